@@ -1,0 +1,52 @@
+"""`banyan-runtime serve | batch | models | version`. Each command is imported only when it is the one asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from banyan_runtime import __version__, lastwords
+from banyan_runtime.errors import UserError
+
+USAGE = """usage: banyan-runtime COMMAND [OPTION...]
+
+commands:
+  serve    serve a model over the OpenAI HTTP API
+  batch    run a JSONL file of requests against a server, or a model
+  models   fetch and inspect models
+  version  print the version
+
+'banyan-runtime COMMAND --help' explains a command."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = words.pop(0) if words else "help"
+    try:
+        if command == "serve":
+            from banyan_runtime.serve import main as serve
+
+            return serve(words)
+        if command == "batch":
+            from banyan_runtime.batch.cli import main as batch
+
+            return batch(words)
+        if command == "models":
+            from banyan_runtime.models.cli import main as models
+
+            return models(words)
+        if command in ("version", "--version"):
+            print(__version__)
+            return 0
+        if command in ("help", "--help", "-h"):
+            print(USAGE)
+            return 0
+        print(f"banyan-runtime: unknown command '{command}'\n\n{USAGE}", file=sys.stderr)
+        return 64
+    except UserError as error:
+        return lastwords.fatal(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
