@@ -1,0 +1,1 @@
+"""Chat messages to prompts, and generated text to reasoning and content."""
