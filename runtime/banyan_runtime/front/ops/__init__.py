@@ -1,0 +1,1 @@
+"""What operators of a server ask it: probes, metrics, load."""

@@ -1,0 +1,66 @@
+"""What the server is doing, as its probes tell it: the phase of start-up, draining, dead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+from banyan_runtime import __version__
+
+PhaseName = Literal["starting", "downloading", "loading", "warming", "ready", "draining", "dead"]
+PHASES: Final[tuple[PhaseName, ...]] = get_args(PhaseName)
+
+
+@dataclass(slots=True)
+class ServerState:
+    """One server's phase. Written by the composition root alone; read by every request and probe."""
+
+    model_uri: str
+    context_length: int | None = None  # tokens; known once the engine is ready
+    phase: PhaseName = "starting"
+    percent: int = 0  # 0..100 of this phase
+    detail: str = ""
+    hung: bool = False  # the engine has not answered for too long
+    phase_seconds: dict[str, float] = field(default_factory=dict)  # how long each finished phase took
+    clock: Callable[[], float] = time.monotonic
+    started: float = 0.0  # monotonic seconds
+    phase_started: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.started = self.phase_started = self.clock()
+
+    def enter(self, phase: PhaseName, percent: int = 0, detail: str = "") -> None:
+        """Note progress. A server that drains or is dead never goes back."""
+        if PHASES.index(phase) < PHASES.index("draining") <= PHASES.index(self.phase) or self.phase == "dead":
+            return
+        if phase != self.phase:
+            now = self.clock()
+            self.phase_seconds[self.phase] = self.phase_seconds.get(self.phase, 0.0) + now - self.phase_started
+            self.phase, self.phase_started = phase, now
+        self.percent, self.detail = max(0, min(100, percent)), detail
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are admitted."""
+        return self.phase == "ready" and not self.hung
+
+    @property
+    def draining(self) -> bool:
+        return self.phase == "draining"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is worth keeping: its engine lives (or is still starting) and answers."""
+        return self.phase != "dead" and not self.hung
+
+    def payload(self) -> dict[str, Any]:
+        """The body of /readyz."""
+        return {
+            "state": self.phase,
+            "percent": 100 if self.phase == "ready" else self.percent,
+            "detail": self.detail,
+            "model": {"uri": self.model_uri, "contextLength": self.context_length},
+            "version": __version__,
+        }
