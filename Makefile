@@ -1,0 +1,43 @@
+# make help
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CLUSTER ?=
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-cluster lint format crds install install-dev images clean bench
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## install, fetch a real model, serve it, ask it a question, run a batch (no GPU, no cluster, no account)
+	@PYTHON=$(PYTHON) VENV=$(VENV) examples/demo.sh
+
+install: ## a virtual environment with both packages
+	@PYTHON=$(PYTHON) VENV=$(VENV) .ci/install
+
+install-dev: ## the same, and everything that lint and tests need
+	@PYTHON=$(PYTHON) VENV=$(VENV) .ci/install dev
+
+test: install-dev ## every test that this machine can run; the last lines say what was left out and why
+	@VENV=$(VENV) .ci/test $(PYTEST_ARGS)
+
+test-cluster: install-dev ## images, chart and operator on a real cluster (CLUSTER=kind, or the one beside the checkout)
+	@VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test-cluster $(PYTEST_ARGS)
+
+lint: install-dev ## ruff, mypy --strict, import contracts, generated files, chart and Dockerfiles
+	@VENV=$(VENV) .ci/lint
+
+format: install-dev ## put the code into shape
+	$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format .
+
+crds: install ## write crds/ and the chart's copy from the models in operator/banyan_operator/api
+	$(BIN)/banyan-operator crds --write crds --write charts/banyan/files/crds
+
+bench: install-dev ## tokens per second beside transformers, into benchmarks/results
+	$(BIN)/python benchmarks/throughput.py
+
+clean: ## remove the virtual environment and what tests left
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

