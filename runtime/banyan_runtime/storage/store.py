@@ -72,7 +72,15 @@ class ObjectStore(Protocol):
     def get(self, key: str, *, start: int = 0, end: int | None = None, if_match: str | None = None) -> bytes:
         """Bytes [start, end) of the object; fewer at its end, none beyond it."""
 
-    def put(self, key: str, data: bytes, *, if_match: str | None = None, if_none_match: bool = False, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        if_match: str | None = None,
+        if_none_match: bool = False,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
         """Write the whole object at once; readers see the old or the new one, never a mixture."""
 
     def upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> Upload:
