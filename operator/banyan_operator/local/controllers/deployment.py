@@ -1,0 +1,166 @@
+"""Deployment → ReplicaSets: a ReplicaSet for each pod template, and a rolling update from the old ones to the new."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from banyan_operator.local.controllers.actions import Action, Create, Replace, SetStatus, condition, delete, template_hash
+from banyan_operator.local.objects import key_of, owned_by
+from banyan_operator.local.times import seconds, stamp
+from banyan_operator.plan import Manifest
+
+REVISION = "deployment.kubernetes.io/revision"
+HASH = "pod-template-hash"
+
+
+def decide(deployment: Manifest, replicasets: Sequence[Manifest], now: float) -> list[Action]:
+    """One step of the rollout. `replicasets`: those that the Deployment controls, with their status."""
+    found = template_hash(deployment["spec"]["template"])
+    new = next((one for one in replicasets if one["metadata"]["labels"][HASH] == found), None)
+    old = sorted((one for one in replicasets if one is not new), key=_revision)
+    if new is None:
+        last = max(map(_revision, old), default=0)
+        return [Create(_replicaset(deployment, found, last + 1))]
+    if old and _revision(new) < _revision(old[-1]):  # back to an earlier template
+        return [Replace(_with_revision(new, _revision(old[-1]) + 1))]
+    actions: list[Action] = []
+    if not deployment["spec"].get("paused"):
+        actions = _roll(deployment, new, old)
+    keep: int = deployment["spec"].get("revisionHistoryLimit", 10)
+    empty = [one for one in old if _replicas(one) == 0 and one.get("status", {}).get("replicas", 0) == 0]
+    actions += [delete(one) for one in empty[: max(0, len(empty) - keep)]]
+    actions.append(SetStatus(key_of(deployment), _status(deployment, new, old, now)))
+    return actions
+
+
+def _roll(deployment: Manifest, new: Manifest, old: Sequence[Manifest]) -> list[Action]:
+    wanted = _wanted(deployment)
+    sizes = {id(one): _replicas(one) for one in (new, *old)}
+    if deployment["spec"].get("strategy", {}).get("type") == "Recreate":
+        sizes |= {id(one): 0 for one in old}
+        if not any(one.get("status", {}).get("replicas") for one in old):
+            sizes[id(new)] = wanted
+    else:
+        surge, unavailable = _limits(deployment)
+        room = wanted + surge - sum(sizes.values())
+        sizes[id(new)] = min(wanted, sizes[id(new)] + max(0, room))
+        # never fewer available pods than promised; new pods that are not there yet count as missing
+        new_missing = max(0, sizes[id(new)] - _available(new))
+        spare = sum(sizes.values()) - (wanted - unavailable) - new_missing
+        for broken in (True, False):  # old pods that do not work go first
+            for one in old:
+                gone = min(spare, max(0, sizes[id(one)] - _available(one)) if broken else sizes[id(one)])
+                if gone > 0:
+                    sizes[id(one)] -= gone
+                    spare -= gone
+    return [Replace(_resized(one, sizes[id(one)])) for one in (new, *old) if sizes[id(one)] != _replicas(one)]
+
+
+def _status(deployment: Manifest, new: Manifest, old: Sequence[Manifest], now: float) -> dict[str, Any]:
+    before = deployment.get("status", {})
+    wanted = _wanted(deployment)
+    counts = {
+        "replicas": sum(one.get("status", {}).get("replicas", 0) for one in (new, *old)),
+        "updatedReplicas": new.get("status", {}).get("replicas", 0),
+        "readyReplicas": sum(map(_available, (new, *old))),
+        "availableReplicas": sum(map(_available, (new, *old))),
+    }
+    counts["unavailableReplicas"] = max(0, max(wanted, counts["replicas"]) - counts["availableReplicas"])
+    status: dict[str, Any] = {name: count for name, count in counts.items() if count}
+    status["observedGeneration"] = deployment["metadata"]["generation"]
+    conditions = before.get("conditions", [])
+    enough = counts["availableReplicas"] >= wanted - _limits(deployment)[1]
+    available = (
+        condition(conditions, "Available", "True", "MinimumReplicasAvailable", "Deployment has minimum availability.", now)
+        if enough
+        else condition(
+            conditions, "Available", "False", "MinimumReplicasUnavailable", "Deployment does not have minimum availability.", now
+        )
+    )
+    status["conditions"] = [available, _progressing(deployment, new, counts, before, now)]
+    return status
+
+
+def _progressing(deployment: Manifest, new: Manifest, counts: dict[str, int], before: dict[str, Any], now: float) -> Manifest:
+    old = before.get("conditions", [])
+    last = next((c for c in old if c["type"] == "Progressing"), None)
+    name = new["metadata"]["name"]
+    wanted = _wanted(deployment)
+    complete = counts["updatedReplicas"] == counts["availableReplicas"] == counts["replicas"] == wanted
+    moved = (
+        any(counts[key] != before.get(key, 0) for key in counts) or before.get("observedGeneration") != deployment["metadata"]["generation"]
+    )
+    since = stamp(now) if moved or last is None else last["lastUpdateTime"]
+    if complete:
+        text = f'ReplicaSet "{name}" has successfully progressed.'
+        return condition(old, "Progressing", "True", "NewReplicaSetAvailable", text, now, lastUpdateTime=since)
+    deadline: int = deployment["spec"].get("progressDeadlineSeconds", 600)
+    settled = last is not None and last["reason"] == "NewReplicaSetAvailable" and not moved
+    if not settled and now - seconds(since) >= deadline:
+        text = f'ReplicaSet "{name}" has timed out progressing.'
+        return condition(old, "Progressing", "False", "ProgressDeadlineExceeded", text, now, lastUpdateTime=since)
+    return condition(old, "Progressing", "True", "ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.', now, lastUpdateTime=since)
+
+
+def _replicaset(deployment: Manifest, found: str, revision: int) -> Manifest:
+    template = copy.deepcopy(deployment["spec"]["template"])
+    template.setdefault("metadata", {}).setdefault("labels", {})[HASH] = found
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {
+            "name": f"{deployment['metadata']['name']}-{found}",
+            "namespace": deployment["metadata"]["namespace"],
+            "labels": dict(template["metadata"]["labels"]),
+            "annotations": {**deployment["metadata"].get("annotations", {}), REVISION: str(revision)},
+            "ownerReferences": owned_by(deployment),
+        },
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": {**deployment["spec"]["selector"]["matchLabels"], HASH: found}},
+            "template": template,
+        },
+    }
+
+
+def _resized(replicaset: Manifest, replicas: int) -> Manifest:
+    return {**replicaset, "spec": {**replicaset["spec"], "replicas": replicas}}
+
+
+def _with_revision(replicaset: Manifest, revision: int) -> Manifest:
+    metadata = replicaset["metadata"]
+    return {**replicaset, "metadata": {**metadata, "annotations": {**metadata["annotations"], REVISION: str(revision)}}}
+
+
+def _revision(replicaset: Manifest) -> int:
+    return int(replicaset["metadata"]["annotations"][REVISION])
+
+
+def _replicas(replicaset: Manifest) -> int:
+    return int(replicaset["spec"]["replicas"])
+
+
+def _available(replicaset: Manifest) -> int:
+    return int(replicaset.get("status", {}).get("availableReplicas", 0))
+
+
+def _wanted(deployment: Manifest) -> int:
+    return int(deployment["spec"].get("replicas", 1))
+
+
+def _limits(deployment: Manifest) -> tuple[int, int]:
+    """maxSurge (rounded up) and maxUnavailable (rounded down), in pods; never both 0, or nothing could ever move."""
+    rolling = deployment["spec"].get("strategy", {}).get("rollingUpdate") or {}
+    wanted = _wanted(deployment)
+
+    def pods(value: int | str, round_up: bool) -> int:
+        if isinstance(value, int):
+            return value
+        share = int(value.removesuffix("%")) * wanted / 100
+        return math.ceil(share) if round_up else math.floor(share)
+
+    surge, unavailable = pods(rolling.get("maxSurge", "25%"), True), pods(rolling.get("maxUnavailable", "25%"), False)
+    return surge, unavailable if surge or unavailable else 1
