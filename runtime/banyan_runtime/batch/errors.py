@@ -1,0 +1,81 @@
+"""Why a batch run can end without results. The class name is the code of the termination message and the reason of the
+BatchJob's condition."""
+
+from __future__ import annotations
+
+from banyan_runtime.errors import AccessError, ConfigError, InputError, UnavailableError, UserError
+from banyan_runtime.storage.open import BadUri
+from banyan_runtime.storage.store import Denied, NotFound, StoreError, Throttled, Unreachable
+
+
+class InvalidSpec(ConfigError):
+    """A flag or URI is wrong."""
+
+
+class InputNotFound(InputError):
+    """The input does not exist."""
+
+
+class InputInvalid(InputError):
+    """The input holds no request, or a bad line under --on-invalid-line fail."""
+
+
+class InputChanged(InputError):
+    """The input was replaced while the run read it."""
+
+
+class OutputExists(InputError):
+    """There are results of another run where this run's should go."""
+
+
+class OutputNotFound(ConfigError):
+    """The bucket (or folder) for the results does not exist."""
+
+
+class AccessDenied(AccessError):
+    """The storage or the server refuses the credentials."""
+
+
+class ModelNotFound(ConfigError):
+    """The server does not serve the model, or not this endpoint."""
+
+
+class StorageUnavailable(UnavailableError):
+    """The storage does not answer."""
+
+
+class ServerNotReady(UnavailableError):
+    """The server did not become ready in time."""
+
+
+class ServerFailed(UserError):
+    """The server that the run started itself ended; carries that server's exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class ServerGone(UserError):
+    """The server stopped answering and did not come back in time."""
+
+    exit_code = 69
+
+
+class Interrupted(UserError):
+    """SIGTERM or Ctrl-C with lines left: nothing was published."""
+
+    exit_code = 143
+
+
+def from_store(error: StoreError, *, reading: bool) -> UserError:
+    """What a store's error means for a run: `reading` the input, or writing results."""
+    if isinstance(error, BadUri):
+        return InvalidSpec(str(error))
+    if isinstance(error, Denied):
+        return AccessDenied(str(error))
+    if isinstance(error, Throttled | Unreachable):
+        return StorageUnavailable(str(error))
+    if isinstance(error, NotFound):
+        return InputNotFound(str(error)) if reading else OutputNotFound(str(error))
+    return InvalidSpec(str(error))
