@@ -125,6 +125,7 @@ class EngineClient:
         self.max_open = max_open
         self.stats: wire.Stats | None = None  # the newest snapshot
         self.last_heard = 0.0  # monotonic seconds of the newest message
+        self.last_step = 0.0  # monotonic seconds of the newest tokens
         self.on_phase: Callable[[wire.Phase], None] = lambda phase: None
         self.on_gap: GapObserver = lambda gap, requests: None
         self.fatal: wire.Fatal | None = None  # why the engine said it would exit
@@ -296,7 +297,7 @@ class EngineClient:
 
     def _step(self, output: wire.StepOutput) -> None:
         """Hand a step's columns to their streams; one dictionary look-up a token."""
-        now = self.last_heard
+        now = self.last_step = self.last_heard
         finished: dict[int, wire.Finish] = {finish.id: finish for finish in output.finished}
         gaps: dict[float, int] = {}  # requests decoded in the same two steps share the time of the last token
         streams = self._streams

@@ -1,0 +1,79 @@
+"""The engine process as the front sees it: started, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.engine_process import Boot
+
+log = logging.getLogger("banyan")
+
+SOCKET_PATH_BYTES: Final = 107  # what a Unix socket's address can hold
+
+
+def private_folder() -> Path:
+    """A folder that only this user can enter, short enough for a socket's address."""
+    folder = Path(tempfile.mkdtemp(prefix="banyan-"))
+    if len(os.fsencode(folder / "engine")) > SOCKET_PATH_BYTES:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="banyan-", dir="/tmp"))
+    return folder
+
+
+class EngineChild:
+    """One engine process. Create it with `start`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @staticmethod
+    async def start(config: ServerConfig, model_dir: Path, address: str) -> EngineChild:
+        """Start the engine of `config` on the model in `model_dir`; it connects to `address`.
+
+        Must run on the main thread: the kernel's parent-death signal follows the thread that starts the process.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "banyan_runtime.engine_process", stdin=asyncio.subprocess.PIPE
+        )  # fmt: skip
+        assert process.stdin is not None
+        boot = Boot(config.engine_json(), str(model_dir), address, os.getpid())
+        process.stdin.write(msgspec.json.encode(boot) + b"\n")
+        with contextlib.suppress(ConnectionError):  # it may be dead already; `wait` tells
+            await process.stdin.drain()
+        return EngineChild(process)
+
+    async def wait(self) -> int:
+        """The exit code; negative: the signal that ended it."""
+        return await self._process.wait()
+
+    def show_stacks(self) -> None:
+        """Have the engine write what its threads do to the log."""
+        self._signal(signal.SIGUSR2)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    async def end(self, patience_s: float) -> None:
+        """Wait for the engine to go, then make it."""
+        try:
+            await asyncio.wait_for(self._process.wait(), patience_s)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)

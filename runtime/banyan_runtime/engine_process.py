@@ -1,0 +1,218 @@
+"""The engine process: puts a runner and the scheduler together and turns their loop. The only place that knows both.
+
+Started by the front as `python -m banyan_runtime.engine_process` with one JSON line on standard input (`Boot`). That pipe
+stays open for as long as the front lives, so its end is the sign to go. Messages travel over one ZeroMQ PAIR.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import zmq
+
+from banyan_runtime import logs, wire
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import UserError
+from banyan_runtime.lastwords import EXIT_INTERNAL
+
+if TYPE_CHECKING:
+    from banyan_runtime.engine.loop import Engine
+
+log = logging.getLogger("banyan")
+
+PR_SET_PDEATHSIG: Final = 1
+SEND_QUEUE_MESSAGES: Final = 10_000  # one a step: a front that stalls for a minute does not stop the engine
+LAST_SEND_MS: Final = 2000
+SILENT_PHASE_S: Final = 120.0  # a start-up phase that says nothing for so long shows where it is
+PAGE_BYTES: Final = resource.getpagesize()
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """What the front tells its engine before anything else."""
+
+    config: str  # ServerConfig.engine_json()
+    model_dir: str
+    address: str  # ZeroMQ address the front is bound to
+    parent: int  # process id of the front
+
+
+class Watchdog:
+    """Ends a process whose loop stands still although there is work.
+
+    A C thread of faulthandler's does it, so it works even when the step that hangs never gives up Python's lock. It dumps
+    all stacks to standard error and exits with 1.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._every_s = min(1.0, timeout_s / 10)  # arming starts a thread (about 50 us): not at each step
+        self._armed_at = float("-inf")
+        self._steps = -1
+
+    def progress(self, steps: int, now: float) -> None:
+        """There is work, and so many steps have been done since the start."""
+        if steps != self._steps and now - self._armed_at >= self._every_s:
+            self._steps, self._armed_at = steps, now
+            faulthandler.dump_traceback_later(self._timeout_s, exit=True)
+
+    def rest(self) -> None:
+        """There is nothing to do."""
+        if self._armed_at != float("-inf"):
+            faulthandler.cancel_dump_traceback_later()
+            self._armed_at = float("-inf")
+            self._steps = -1
+
+
+def die_with_parent(parent: int) -> None:
+    """Make sure that this process does not outlive `parent`, however that one ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the signal was asked for
+        os._exit(0)
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def read_boot() -> Boot:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if not (piece := os.read(0, 65536)):
+            os._exit(0)
+        line += piece
+    return msgspec.json.decode(bytes(line), type=Boot)
+
+
+def start(boot: Boot, config: ServerConfig, send: Send) -> tuple[Engine, wire.EngineInfo]:
+    """Load the model and build the engine over it. Progress goes to the front, and keeps the stack dump away."""
+    from banyan_runtime.engine.loop import Engine
+    from banyan_runtime.engine.scheduler import EngineLimits
+    from banyan_runtime.model.runner import load
+
+    def progress(phase: str, percent: int, detail: str) -> None:
+        faulthandler.dump_traceback_later(SILENT_PHASE_S)
+        send(wire.Phase(phase, percent, detail))
+
+    progress("loading", 0, "")
+    try:
+        runner = load(config, Path(boot.model_dir), progress)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    known = runner.info
+    limits = EngineLimits.of(config, known)
+    info = wire.EngineInfo(
+        architecture=known.architecture,
+        model_type=known.model_type,
+        dtype=known.dtype,
+        device=known.device,
+        attention_backend=known.attention_backend,
+        vocab_size=known.vocab_size,
+        context_len=known.context_len,
+        page_size=limits.page_size,
+        max_total_tokens=known.pool_tokens,
+        max_req_input_len=limits.max_req_input_len,
+        max_running_requests=limits.max_running_requests,
+        weights_bytes=known.weights_bytes,
+        kv_bytes=known.kv_bytes,
+        phase_seconds=known.phase_seconds,
+    )
+    log.info(
+        "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, max_running_requests=%d, context_len=%d, "
+        "available_gpu_mem=%.2f GB",
+        known.pool_tokens,
+        limits.chunked_prefill_size,
+        limits.max_prefill_tokens,
+        limits.max_running_requests,
+        known.context_len,
+        known.available_bytes / (1 << 30),
+    )
+    return Engine(runner, limits, time.monotonic, log.info), info
+
+
+class Send:
+    """Sends messages to the front; adds to a snapshot what only the process knows."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+
+    def __call__(self, message: wire.EngineMessage) -> None:
+        if isinstance(message, wire.Stats):
+            message.cpu_seconds = time.process_time()
+            message.resident_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+        self._socket.send(wire.encode(message))
+
+
+def loop(socket: zmq.Socket[bytes], engine: Engine, send: Send, watchdog: Watchdog) -> None:
+    """Receive, take a turn, tell the front; until Shutdown. With nothing to do it sleeps in the socket."""
+    while True:
+        if not engine.has_work:
+            watchdog.rest()
+            socket.poll()
+        while True:
+            try:
+                raw = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            message = wire.decode_front(raw)
+            match message:
+                case wire.Ping():
+                    send(wire.Pong(message.seq))
+                case wire.Shutdown():
+                    return
+                case _:
+                    engine.handle(message)
+        for answer in engine.turn():
+            send(answer)
+        watchdog.progress(engine.steps, time.monotonic())
+
+
+def main() -> int:
+    """Run until told to stop. The exit code is that of the `Fatal` message, if one was sent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole group; the front drains, then tells us
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    boot = read_boot()
+    die_with_parent(boot.parent)
+    config = ServerConfig.from_engine_json(boot.config)
+    writer = logs.configure("engine", level=config.log_level, form=config.log_format)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, LAST_SEND_MS)
+    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.connect(boot.address)
+    send = Send(socket)
+    try:
+        engine, info = start(boot, config, send)
+        writer.flush()  # the front writes its lines behind ours
+        send(wire.Ready(info))
+        loop(socket, engine, send, Watchdog(config.watchdog_timeout))
+        code = 0
+    except UserError as error:
+        send(wire.Fatal(str(error), error.exit_code))
+        code = error.exit_code
+    except Exception as error:
+        log.exception("the engine failed")
+        send(wire.Fatal(f"{type(error).__name__}: {error}", EXIT_INTERNAL))
+        code = EXIT_INTERNAL
+    writer.flush()
+    socket.close()
+    context.term()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,371 @@
+"""`banyan-runtime serve`: puts the front process together, brings it up, and takes it down again.
+
+HTTP listens from the first moment, so that probes can tell how far the start is. Then the model is found, its tokenizer read
+and the engine process started, a few tokens are generated, and only then is the server ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import uvicorn
+import uvloop
+
+from banyan_runtime import config as options
+from banyan_runtime import lastwords, logs, models, wire
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.engine_child import EngineChild, private_folder
+from banyan_runtime.errors import AccessError, ConfigError, ModelError, UserError
+from banyan_runtime.front.app import create_app
+from banyan_runtime.front.context import Context
+from banyan_runtime.front.engine_client import EngineClient, EngineError
+from banyan_runtime.front.metrics import Metrics
+from banyan_runtime.front.ops.http import HttpCounter
+from banyan_runtime.front.state import ServerState
+from banyan_runtime.front.text.text import Text
+
+log = logging.getLogger("banyan")
+T = TypeVar("T")
+
+WARMUP_PROMPT: Final = "The capital city of France is"
+WARMUP_IDS: Final = (10, 11, 12)  # where no tokenizer is loaded
+WARMUP_NEW_TOKENS: Final = 8
+PROGRESS_EVERY_S: Final = 10.0
+PING_EVERY_S: Final = 2.0
+HANG_AFTER_S: Final = 60.0
+HANG_VARIABLE: Final = "BANYAN_TEST_HANG_SECONDS"  # for tests alone: another HANG_AFTER_S
+LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine is gone
+DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
+ENGINE_EXIT_S: Final = 2.0
+CONNECTIONS_CLOSE_S: Final = 2
+KEEP_ALIVE_S: Final = 75  # longer than the idle time-out of common load balancers and client pools (60 s)
+
+
+class EngineDied(UserError):
+    """The engine process has ended by itself, or cannot generate."""
+
+    exit_code = lastwords.EXIT_INTERNAL
+
+
+class Http(uvicorn.Server):
+    """uvicorn without its signal handlers: when to stop is this module's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        yield
+
+
+class Server:
+    """One server, from its first to its last moment."""
+
+    def __init__(self, config: ServerConfig, writer: logs.Writer) -> None:
+        self._config = config
+        self._socket = listen(config.host, config.port)
+        self._url = "http://{}:{}".format(f"[{config.host}]" if ":" in config.host else config.host, self._socket.getsockname()[1])
+        self._state = ServerState(config.model_path)
+        self._metrics = Metrics(config.names[0], self._state, queue_limit=config.max_queued_requests)
+        self._metrics.log_dropped = lambda: writer.dropped
+        self._client = EngineClient(max_open=config.max_queued_requests * 2)
+        self._client.on_gap = self._metrics.token_gap
+        self._client.on_phase = self._on_phase
+        self._context = Context(config, self._client, None, self._metrics, self._state)
+        self._counter = HttpCounter(create_app(self._context), self._metrics)
+        self._http = Http(
+            uvicorn.Config(
+                self._counter,
+                log_config=None,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CONNECTIONS_CLOSE_S,
+            )
+        )
+        self._hold = logs.Hold(logging.getLogger("uvicorn.error"))
+        self._engine: EngineChild | None = None
+        self._folder: Path | None = None
+        self._stop = asyncio.Event()
+        self._died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """Serve until a signal comes or the engine ends; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        log.info("server_args=%r", self._config)
+        if self._config.port == 0:
+            log.info("Listening on %s", self._url)
+        if self._config.host not in ("127.0.0.1", "::1", "localhost") and not (self._config.api_key or self._config.api_keys_file):
+            log.warning("listening on %s without a key: everybody who reaches this address can use the model", self._config.host)
+        http = asyncio.create_task(self._http.serve([self._socket]))
+        live = asyncio.create_task(self._live())
+        stop = asyncio.create_task(self._stop.wait())
+        tell = asyncio.create_task(self._tell_progress())
+        try:
+            ends: set[asyncio.Future[Any]] = {http, live, stop, self._died}
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if done == {stop}:
+                await self._drain()
+            if not done <= {stop} or self._died.done():
+                return await self._fail(self._why(http, live), stop)
+            return 0
+        finally:
+            for task in (live, stop, tell, self._watcher):
+                if task is not None:
+                    task.cancel()
+            await self._close(http)
+
+    # --- up ---
+
+    async def _live(self) -> None:
+        """Bring the server up, then watch its engine. Ends only by an exception."""
+        config = self._config
+        loop = asyncio.get_running_loop()
+
+        def report(phase: str, percent: int, detail: str) -> None:
+            loop.call_soon_threadsafe(self._progress, phase, percent, detail)
+
+        model_dir = await on_thread(models.resolve, config.model_path, config.download_dir, report)
+        self._note_phase("download", since="downloading")
+        self._progress("loading", 0, "")
+        self._folder = private_folder()
+        address = f"ipc://{self._folder}/engine"
+        self._client.bind(address)
+        self._engine = await EngineChild.start(config, model_dir, address)
+        self._watcher = asyncio.create_task(self._watch_engine(self._engine))
+        self._context.text = await on_thread(Text.load, config, model_dir)
+        info = await self._client.wait_ready()
+        self._state.context_length = info.context_len
+        self._metrics.engine_ready(info, kv_cache_dtype=config.kv_cache_dtype)
+        self._hold.release()
+        logging.getLogger("uvicorn.error").info("Uvicorn running on %s (Press CTRL+C to quit)", self._url)
+        self._progress("warming", 0, "")
+        if not config.skip_server_warmup:
+            await self._warm_up()
+        self._note_phase("warmup", since="warming")
+        self._metrics.startup_phase("total", time.monotonic() - self._state.started)
+        self._state.enter("ready")
+        log.info("The server is fired up and ready to roll!")
+        await self._watch_pulse(self._engine)
+
+    async def _warm_up(self) -> None:
+        """Generate a few tokens: what is built at first use is built now, and a model that can't answer never gets ready."""
+        text, vocabulary = self._context.text, self._client.info.vocab_size
+        ids = list(WARMUP_IDS) if text is None else text.encode(WARMUP_PROMPT)
+        ids = [min(token, vocabulary - 1) for token in ids][: self._client.info.max_req_input_len - 1]
+        sampling = wire.Sampling(max_new_tokens=WARMUP_NEW_TOKENS, temperature=0.0)
+        try:
+            async with self._client.generate(ids, sampling) as stream:
+                async for _ in stream:
+                    pass
+        except EngineError as error:
+            raise EngineDied(f"the warm-up request failed: {error.message}") from error
+
+    async def _watch_engine(self, engine: EngineChild) -> None:
+        """Note the engine's end, and what it said of it."""
+        code = await engine.wait()
+        await asyncio.sleep(LAST_MESSAGE_S)
+        fatal = self._client.fatal
+        if fatal is None:
+            log.error("Child process unexpectedly failed with exitcode=%d. pid=%d", code, engine.pid)
+            hint = "; if memory ran out, lower --max-total-tokens or raise the memory limit" if code == -signal.SIGKILL else ""
+            error: UserError = EngineDied(f"the engine process ended with exit code {code}{hint}")
+        else:
+            kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError, 77: AccessError}
+            error = kinds.get(fatal.exit_code, EngineDied)(fatal.message)
+        self._died.set_exception(error)
+
+    async def _watch_pulse(self, engine: EngineChild) -> None:
+        """Ping the engine; when it does not answer for too long, say so in /livez, and end it after --watchdog-timeout."""
+        limit = float(os.environ.get(HANG_VARIABLE, HANG_AFTER_S))
+        late = 0
+        while True:
+            silent = self._client.heartbeat()
+            # Twice in a row: when this process itself was stopped for a while, the answer is only not read yet.
+            late = late + 1 if silent > limit else 0
+            hung = late >= 2
+            if hung and not self._state.hung:
+                log.error("the engine has not answered for %.0f s; the stacks of its threads follow", silent)
+                engine.show_stacks()
+            elif self._state.hung and not hung:
+                log.warning("the engine answers again")
+            self._state.hung = hung
+            if silent > max(limit, self._config.watchdog_timeout):
+                log.error("the engine has not answered for %.0f s; ending it", silent)
+                engine.kill()
+            await asyncio.sleep(min(PING_EVERY_S, limit / 4))
+
+    def _progress(self, phase: str, percent: int, detail: str) -> None:
+        """Take over what the parts of the start report."""
+        if phase in ("downloading", "loading", "warming"):
+            self._state.enter(phase, percent, detail)  # type: ignore[arg-type]
+
+    def _on_phase(self, phase: wire.Phase) -> None:
+        self._forget_folder()  # the engine has spoken: the socket's name has done its service
+        self._progress(phase.name, phase.percent, phase.detail)
+
+    async def _tell_progress(self) -> None:
+        """While the server starts, a line at least every 10 s: whoever waits can tell slow from stuck."""
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            state = self._state
+            if state.phase not in ("starting", "downloading", "loading", "warming"):
+                return
+            elapsed = time.monotonic() - state.started
+            log.info("%s: %d %% %s(%.0f s since the start)", state.phase, state.percent, state.detail and f"{state.detail} ", elapsed)
+
+    def _forget_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _note_phase(self, name: str, *, since: str) -> None:
+        state = self._state
+        running = time.monotonic() - state.phase_started if state.phase == since else 0.0
+        self._metrics.startup_phase(name, state.phase_seconds.get(since, 0.0) + running)
+
+    # --- down ---
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            log.warning("%s again: stopping at once", number.name)
+            if self._engine is not None:
+                self._engine.kill()
+            logs.exit_now(128 + number)
+        log.info("%s: draining", number.name)
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        """Refuse new requests, let the running ones finish, up to --drain-seconds."""
+        was_ready = self._state.ready
+        self._state.enter("draining")
+        if not was_ready:
+            return
+        deadline = time.monotonic() + self._config.drain_seconds
+        if self._counter.open:
+            log.info("%d requests in flight get up to %.0f s to finish", self._counter.open, self._config.drain_seconds)
+        while self._counter.open and not self._died.done():
+            if time.monotonic() > deadline:
+                log.warning("%d requests did not finish in time and are cut off", self._counter.open)
+                self._client.fail_open("unavailable", "The server is shutting down.")
+                return
+            await asyncio.sleep(0.02)
+
+    def _why(self, http: asyncio.Task[None], live: asyncio.Task[None]) -> BaseException:
+        """What made the server end; the engine's own reason counts more than what followed from it."""
+        for part in (self._died, live, http):
+            if part.done() and (error := part.exception()) is not None:
+                return error
+        return RuntimeError("the HTTP server stopped by itself")
+
+    async def _fail(self, error: BaseException, stop: asyncio.Task[bool]) -> int:
+        """Tell everybody why the server ends, and return its exit code."""
+        started = self._state.ready or self._state.hung
+        message = str(error)
+        self._client.died(message if isinstance(error, EngineDied) else "the server failed")
+        self._state.enter("dead", detail=message)
+        self._hold.release()
+        if not isinstance(error, UserError):
+            log.error("the server failed", exc_info=error)
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        code = lastwords.fatal(error)
+        if started:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(stop), DEAD_FOR_S)
+        return code
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        self._hold.release()
+        self._client.shutdown()
+        self._http.should_exit = True
+        if self._engine is not None:
+            if self._state.phase != "draining" or self._state.context_length is None:
+                self._engine.kill()  # it is broken, or still loading and does not listen
+            await self._engine.end(ENGINE_EXIT_S)
+        self._forget_folder()
+        await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + 2)
+        self._client.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on --host={host} --port={port}: {error.strerror or error}; choose another, or --port=0"
+        ) from error
+    listener.set_inheritable(False)
+    return listener
+
+
+async def on_thread(function: Callable[..., T], *arguments: object) -> T:
+    """Run something slow on a daemon thread, so that it never holds up the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(outcome: Callable[[], None]) -> None:
+        if not future.done():
+            outcome()
+
+    def work() -> None:
+        outcome: Callable[[], None]
+        try:
+            outcome = functools.partial(future.set_result, function(*arguments))
+        except BaseException as error:
+            outcome = functools.partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
+    return await future
+
+
+def with_environment(config: ServerConfig, argv: Sequence[str]) -> ServerConfig:
+    """$BANYAN_DRAIN_SECONDS, which the operator derives from the pod's grace period, unless the flag is given."""
+    text = os.environ.get("BANYAN_DRAIN_SECONDS")
+    if text is None or any(word.partition("=")[0] == "--drain-seconds" for word in argv):
+        return config
+    try:
+        return dataclasses.replace(config, drain_seconds=float(text))
+    except ValueError:
+        raise ConfigError(f"BANYAN_DRAIN_SECONDS={text} must be a number of seconds") from None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a server; returns the exit code. Raises ConfigError for a command line that asks for nothing sensible."""
+    if {"--help", "-h"} & set(argv):
+        parser = argparse.ArgumentParser(prog="banyan-runtime serve", description="Serve a model over the OpenAI HTTP API.")
+        options.add_options(parser)
+        parser.print_help()
+        return 0
+    config = with_environment(options.parse(argv), argv)
+    writer = logs.configure("api", level=config.log_level, http_level=config.log_level_http, form=config.log_format)
+
+    async def serve() -> int:
+        return await Server(config, writer).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(serve())
+    writer.flush()
+    return code
