@@ -1,0 +1,25 @@
+"""Rules between fields, each declared once: as CEL for the API server and as a Python predicate for local mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Must hold of one object at any time. `holds` says in Python what `cel` says to the API server."""
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Must hold between an object and its earlier self: `holds(new, old)`."""
+
+    cel: str
+    message: str
+    holds: Callable[[Any, Any], bool]

@@ -1,0 +1,144 @@
+"""The status of both resources: what observing writes and `kubectl get` shows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from banyan_operator.api.base import Count32, Count64, Format, Int32, ListType, Model, Time
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+class Condition(Model):
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    status: Truth
+    observed_generation: Count64 | None = None
+    last_transition_time: Time
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", min_length=1, max_length=1024)]
+    message: Annotated[str, Field(max_length=32768)]
+
+
+Conditions = Annotated[tuple[Condition, ...], Field(max_length=16), ListType("map", ("type",))]
+Uri = Annotated[str, Field(max_length=1100)]
+
+
+class LastFailure(Model):
+    time: Time | None = None
+    pod: Annotated[str, Field(max_length=253)] | None = None
+    container: Annotated[str, Field(max_length=253)] | None = None
+    reason: Annotated[str, Field(max_length=128)] | None = None
+    message: Annotated[str, Field(max_length=4096)] | None = None
+    exit_code: Int32 | None = None
+    count: Int32 | None = None
+
+
+class Address(Model):
+    type: Literal["Internal", "LoadBalancer", "Ingress", "Gateway"]
+    url: Annotated[str, Field(max_length=512)]
+
+
+class ServedModel(Model):
+    uri: Annotated[str, Field(max_length=1024)] | None = None
+    revision: Annotated[str, Field(max_length=256)] | None = Field(default=None, description="Resolved revision or digest.")
+    size_bytes: Count64 | None = None
+    context_length: Count32 | None = None
+
+
+ServerPhase = Literal["Pending", "Loading", "Ready", "Degraded", "Updating", "Stopped", "Failed", "Paused", "Terminating"]
+Revision = Annotated[str, Field(max_length=16)]
+
+
+class InferenceServerStatus(Model):
+    observed_generation: Count64 | None = None
+    phase: ServerPhase | None = None
+    conditions: Conditions = Field(default=(), description="Conditions.")
+    replicas: Count32 | None = Field(default=None, description="Pods that exist.")
+    ready_replicas: Count32 | None = None
+    updated_replicas: Count32 | None = Field(default=None, description="Pods of the current revision.")
+    desired_replicas: Count32 | None = None
+    ready: Annotated[str, Field(max_length=16)] | None = Field(default=None, description="READY/WANTED for printing.")
+    selector: Annotated[str, Field(max_length=1024)] | None = Field(
+        default=None, description="Label selector of the pods, for the scale subresource."
+    )
+    url: Annotated[str, Field(max_length=512)] | None = Field(default=None, description="First external URL, else the in-cluster one.")
+    addresses: Annotated[tuple[Address, ...], Field(max_length=16), ListType("atomic")] = ()
+    served_names: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=8), ListType("atomic")] = ()
+    accelerator: Annotated[str, Field(max_length=64)] | None = Field(
+        default=None, description="For printing, for example 2 x nvidia.com/gpu."
+    )
+    model: ServedModel | None = None
+    current_revision: Revision | None = Field(default=None, description="Spec hash that all ready pods run.")
+    update_revision: Revision | None = Field(default=None, description="Spec hash being rolled out.")
+    restarts: Count32 | None = Field(default=None, description="Container restarts of the current pods.")
+    last_failure: LastFailure | None = Field(default=None, description="Most recent failure.")
+    runtime_version: Annotated[str, Field(max_length=64)] | None = None
+    collision_count: Count32 | None = None
+
+
+BatchPhase = Literal[
+    "Pending",
+    "Planning",
+    "Running",
+    "Merging",
+    "Succeeded",
+    "Failed",
+    "Cancelling",
+    "Cancelled",
+    "Expired",
+    "Suspended",
+    "Terminating",
+]
+
+
+class RequestCounts(Model):
+    total: Count64 | None = None
+    completed: Count64 | None = None
+    failed: Count64 | None = None
+
+
+class Shards(Model):
+    total: Count32 | None = None
+    completed: Count32 | None = None
+    running: Count32 | None = None
+
+
+class Workers(Model):
+    desired: Count32 | None = None
+    active: Count32 | None = None
+    ready: Count32 | None = None
+    failed: Count32 | None = None
+
+
+class Usage(Model):
+    prompt_tokens: Count64 | None = None
+    cached_tokens: Count64 | None = None
+    completion_tokens: Count64 | None = None
+    total_tokens: Count64 | None = None
+
+
+class BatchJobStatus(Model):
+    observed_generation: Count64 | None = None
+    phase: BatchPhase | None = None
+    conditions: Conditions = Field(default=(), description="Conditions.")
+    request_counts: RequestCounts | None = Field(default=None, description="Same meaning as in the OpenAI batch object.")
+    shards: Shards | None = None
+    progress_percent: Annotated[int, Format("int32"), Field(ge=0, le=100)] | None = None
+    progress: Annotated[str, Field(max_length=32)] | None = Field(default=None, description="Bar for printing.")
+    requests: Annotated[str, Field(max_length=48)] | None = Field(default=None, description="DONE/TOTAL for printing.")
+    workers: Workers | None = None
+    tokens_per_second: Count64 | None = Field(default=None, description="Output tokens per second over the last minute.")
+    eta: Time | None = Field(default=None, description="Expected end.")
+    eta_text: Annotated[str, Field(max_length=16)] | None = Field(default=None, description="For printing, for example 12m.")
+    usage: Usage | None = None
+    output_uri: Uri | None = None
+    errors_uri: Uri | None = None
+    manifest_uri: Uri | None = None
+    epoch: Count64 | None = Field(default=None, description="Publication epoch; raised on every new attempt.")
+    run_id: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="UID prefix that names the checkpoint folder.")
+    plan_time: Time | None = None
+    start_time: Time | None = None
+    completion_time: Time | None = None
+    last_progress_time: Time | None = None
+    last_failure: LastFailure | None = Field(default=None, description="Most recent failure.")

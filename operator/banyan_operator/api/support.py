@@ -1,0 +1,98 @@
+"""What the schema already knows and this version cannot do yet. It is said in a condition, never silently ignored."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from banyan_operator.api.batchjob import BatchJobSpec, Sharding
+from banyan_operator.api.inferenceserver import InferenceServerSpec
+from banyan_operator.api.kinds import InferenceServer, Resource
+from banyan_operator.api.parts import Accelerator, ModelSource, Runtime
+from banyan_operator.api.validation import Problem
+
+Platform = Literal["cluster", "local"]
+
+PAGE_SIZES: Final = (1, 16, 32, 64)
+ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
+
+
+def unsupported(resource: Resource, platform: Platform) -> list[Problem]:
+    """Fields of a valid resource that ask for something that is not built, each with what to do instead."""
+    if isinstance(resource, InferenceServer):
+        return _server(resource.spec, platform)
+    return _batch(resource.spec, platform)
+
+
+def _server(spec: InferenceServerSpec, platform: Platform) -> list[Problem]:
+    found = _model("spec.model", spec.model, platform) + _runtime("spec", spec.runtime, spec.accelerator)
+    if spec.autoscaling is not None:
+        found.append(Problem("spec.autoscaling", "is not built yet; remove it and set spec.replicas"))
+    if spec.gateway is not None:
+        found.append(Problem("spec.gateway", "is not built yet; use spec.ingress or spec.service"))
+    if spec.network_policy.enabled:
+        found.append(Problem("spec.networkPolicy.enabled", "is not built yet; write a NetworkPolicy of your own"))
+    if spec.monitoring.pod_monitor:
+        found.append(Problem("spec.monitoring.podMonitor", "is not built yet; scrape port http, path /metrics"))
+    if spec.disruption.max_unavailable is not None or spec.disruption.min_available is not None:
+        found.append(Problem("spec.disruption", "is not built yet; write a PodDisruptionBudget of your own"))
+    if spec.adapters:
+        found.append(Problem("spec.adapters", "LoRA adapters are not supported yet; merge the adapter into the model"))
+    return found
+
+
+def _batch(spec: BatchJobSpec, platform: Platform) -> list[Problem]:
+    found: list[Problem] = []
+    if spec.server is not None:
+        found += _model("spec.server.model", spec.server.model, platform)
+        found += _runtime("spec.server", spec.server.runtime, spec.server.accelerator)
+    for name, uri in (("input", spec.input.uri), ("output", spec.output.uri)):
+        if uri.startswith("file://") and platform == "cluster":
+            found.append(Problem(f"spec.{name}.uri", f"{uri}: file:// exists in local mode only; use s3:// or pvc://"))
+    if spec.input.compression == "gzip":
+        found.append(Problem("spec.input.compression", "gzip is not built yet; unpack the input"))
+    if spec.workers > 1:
+        found.append(Problem("spec.workers", f"{spec.workers}: more than one worker is not built yet; use 1 and raise spec.maxConcurrency"))
+    if spec.sharding != Sharding():
+        found.append(Problem("spec.sharding", "is not built yet; remove it"))
+    if spec.max_error_percent != 100:
+        found.append(Problem("spec.maxErrorPercent", f"{spec.max_error_percent} is not built yet; remove it"))
+    if spec.priority != -10:
+        found.append(Problem("spec.priority", f"{spec.priority} is not built yet; remove it"))
+    if spec.endpoint not in ENDPOINTS:
+        found.append(Problem("spec.endpoint", f"{spec.endpoint} is not built yet; use one of {', '.join(ENDPOINTS)}"))
+    return found
+
+
+def _model(path: str, model: ModelSource, platform: Platform) -> list[Problem]:
+    scheme = model.uri.partition("://")[0]
+    found: list[Problem] = []
+    if scheme in ("s3", "hf", "oci"):
+        found.append(
+            Problem(f"{path}.uri", f"{model.uri}: {scheme}:// is not built yet; copy the model to a claim and use pvc://, or catalog://")
+        )
+    if scheme == "file" and platform == "cluster":
+        found.append(Problem(f"{path}.uri", f"{model.uri}: file:// exists in local mode only; copy the model to a claim and use pvc://"))
+    if model.trust_remote_code:
+        found.append(Problem(f"{path}.trustRemoteCode", "Banyan never runs code that comes with a model; remove it"))
+    return found
+
+
+def _runtime(path: str, runtime: Runtime, accelerator: Accelerator) -> list[Problem]:
+    found: list[Problem] = []
+    parallel = runtime.tensor_parallel_size
+    if parallel is not None and parallel > 1:
+        found.append(Problem(f"{path}.runtime.tensorParallelSize", f"{parallel}: tensor parallelism is not built yet; use 1"))
+    elif parallel is None and accelerator.count > 1:
+        found.append(
+            Problem(f"{path}.accelerator.count", f"{accelerator.count} devices mean tensor parallelism, which is not built yet; use 1")
+        )
+    if runtime.quantization:
+        found.append(Problem(f"{path}.runtime.quantization", f"{runtime.quantization} is not built yet; remove it"))
+    cache = runtime.kv_cache
+    if cache is not None and cache.dtype != "auto":
+        found.append(Problem(f"{path}.runtime.kvCache.dtype", f"{cache.dtype} is not built yet; use auto"))
+    if cache is not None and cache.page_size is not None and cache.page_size not in PAGE_SIZES:
+        found.append(Problem(f"{path}.runtime.kvCache.pageSize", f"{cache.page_size} is not built; use one of {PAGE_SIZES}"))
+    if runtime.max_queued_requests == 0:
+        found.append(Problem(f"{path}.runtime.maxQueuedRequests", "0 is not built yet; use at least 1"))
+    return found
