@@ -44,6 +44,8 @@ class World:
     """For an InferenceServer: the body of GET /readyz of its newest pod (200 or 503), if it answered."""
     events: tuple[Manifest, ...] = ()
     """Recent Warning events of the children (FailedMount and the like), newest first, where the driver could look."""
+    refused: Mapping[Ref, str] = field(default_factory=dict)
+    """What the API server said when it refused (400, 403, 422) an object of this very generation of the resource, by object."""
 
 
 @dataclass(frozen=True, slots=True)
