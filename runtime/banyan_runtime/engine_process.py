@@ -100,7 +100,7 @@ def read_boot() -> Boot:
 def start(boot: Boot, config: ServerConfig, send: Send) -> tuple[Engine, wire.EngineInfo]:
     """Load the model and build the engine over it. Progress goes to the front, and keeps the stack dump away."""
     from banyan_runtime.engine.loop import Engine
-    from banyan_runtime.engine.scheduler import EngineLimits
+    from banyan_runtime.engine.limits import EngineLimits
     from banyan_runtime.model.runner import load
 
     def progress(phase: str, percent: int, detail: str) -> None:
@@ -114,33 +114,17 @@ def start(boot: Boot, config: ServerConfig, send: Send) -> tuple[Engine, wire.En
         faulthandler.cancel_dump_traceback_later()
     known = runner.info
     limits = EngineLimits.of(config, known)
-    info = wire.EngineInfo(
-        architecture=known.architecture,
-        model_type=known.model_type,
-        dtype=known.dtype,
-        device=known.device,
-        attention_backend=known.attention_backend,
-        vocab_size=known.vocab_size,
-        context_len=known.context_len,
-        page_size=limits.page_size,
-        max_total_tokens=known.pool_tokens,
-        max_req_input_len=limits.max_req_input_len,
-        max_running_requests=limits.max_running_requests,
-        weights_bytes=known.weights_bytes,
-        kv_bytes=known.kv_bytes,
-        phase_seconds=known.phase_seconds,
-    )
     log.info(
         "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, max_running_requests=%d, context_len=%d, "
         "available_gpu_mem=%.2f GB",
-        known.pool_tokens,
-        limits.chunked_prefill_size,
+        limits.pool_tokens,
+        limits.chunk or -1,
         limits.max_prefill_tokens,
-        limits.max_running_requests,
+        limits.max_running,
         known.context_len,
         known.available_bytes / (1 << 30),
     )
-    return Engine(runner, limits, time.monotonic, log.info), info
+    return Engine(runner, limits, time.monotonic, log.info), limits.engine_info(known)
 
 
 class Send:

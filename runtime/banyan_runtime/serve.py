@@ -149,7 +149,7 @@ class Server:
         self._client.bind(address)
         self._engine = await EngineChild.start(config, model_dir, address)
         self._watcher = asyncio.create_task(self._watch_engine(self._engine))
-        self._context.text = await on_thread(Text.load, config, model_dir)
+        self._context.text = await on_thread(load_text, config, model_dir)
         info = await self._client.wait_ready()
         self._state.context_length = info.context_len
         self._metrics.engine_ready(info, kv_cache_dtype=config.kv_cache_dtype)
@@ -167,7 +167,7 @@ class Server:
     async def _warm_up(self) -> None:
         """Generate a few tokens: what is built at first use is built now, and a model that can't answer never gets ready."""
         text, vocabulary = self._context.text, self._client.info.vocab_size
-        ids = list(WARMUP_IDS) if text is None else text.encode(WARMUP_PROMPT)
+        ids = list(WARMUP_IDS) if text is None or text.tokenizer is None else text.encode(WARMUP_PROMPT)
         ids = [min(token, vocabulary - 1) for token in ids][: self._client.info.max_req_input_len - 1]
         sampling = wire.Sampling(max_new_tokens=WARMUP_NEW_TOKENS, temperature=0.0)
         try:
@@ -302,6 +302,12 @@ class Server:
         self._forget_folder()
         await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + 2)
         self._client.close()
+
+
+def load_text(config: ServerConfig, model_dir: Path) -> Text:
+    """The tokenizer and template of --tokenizer-path, which may be an address, or of the model."""
+    path = config.tokenizer_path
+    return Text.load(config, model_dir, models.resolve(path, config.download_dir) if path and "://" in path else None)
 
 
 def listen(host: str, port: int) -> socket.socket:

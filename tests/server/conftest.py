@@ -1,0 +1,128 @@
+"""A real server process on a free port, and what tests want to ask it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import httpx2 as httpx
+import psutil
+import pytest
+
+T = TypeVar("T")
+START_LIMIT_S = 90.0
+ADDRESS = re.compile(r"Listening on (http://[\d.]+:\d+)")
+READY = "The server is fired up and ready to roll!"
+
+
+class ServerProcess:
+    """`banyan-runtime serve` as a process of its own, its log in a file."""
+
+    def __init__(self, model: Path, log: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+        self.log_file = log
+        self.termination_log = log.with_suffix(".termination")
+        command = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(model), "--port", "0", *flags]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "BANYAN_TERMINATION_LOG": str(self.termination_log), **(environment or {})}
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=variables, start_new_session=True
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    @property
+    def lines(self) -> list[str]:
+        """The log without its time stamps."""
+        return [re.sub(r"^\[[-\d]+ [:\d]+\] ", "", line) for line in self.log.splitlines()]
+
+    @property
+    def url(self) -> str:
+        """Where it listens, from the moment it does."""
+        found: list[str] = self.eventually(lambda: ADDRESS.findall(self.log), "the address in the log")
+        return found[0]
+
+    def ready(self) -> ServerProcess:
+        self.eventually(lambda: READY in self.log, "readiness", START_LIMIT_S)
+        return self
+
+    def eventually(self, seen: Callable[[], T], what: str, limit_s: float = 30.0) -> T:
+        """Wait until `seen` is true; fails with the log when the server ends or the time does."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            ended = self.process.poll() is not None
+            if value := seen():
+                return value
+            assert not ended, f"exit code {self.process.returncode} before {what}; the log:\n{self.log}"
+            assert time.monotonic() < deadline, f"no {what} within {limit_s:g} s; the log:\n{self.log}"
+            time.sleep(0.02)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10)
+
+    def status(self, path: str) -> int | None:
+        """The status of a GET; None when nobody answers."""
+        try:
+            return self.get(path).status_code
+        except httpx.TransportError:
+            return None
+
+    def metric(self, series: str) -> float:
+        """One sample of /metrics, by its name and, if any, labels without model_name: 'name' or 'name{a="b"}'."""
+        name, _, labels = series.partition("{")
+        pattern = re.escape(name) + r'\{model_name="[^"]*"' + ("," + re.escape(labels) if labels else r"\}") + r" (\S+)"
+        found = re.findall(pattern, self.get("/metrics").text)
+        assert len(found) == 1, f"{series}: {found}"
+        return float(found[0])
+
+    @property
+    def engine(self) -> psutil.Process:
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+    def wait(self, limit_s: float = 20.0) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {limit_s:g} s; the log:\n{self.log}")
+
+    def stop(self) -> None:
+        """End it and all it started, whatever state it is in."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+StartServer = Callable[..., ServerProcess]
+
+
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Path) -> Iterator[StartServer]:
+    """Start servers of the tiny model (or `model=`) with more flags; all are stopped with the module."""
+    started: list[ServerProcess] = []
+
+    def start(*flags: str, model: Path = tiny_chat, environment: dict[str, str] | None = None) -> ServerProcess:
+        log = tmp_path_factory.mktemp("server") / "server.log"
+        server = ServerProcess(model, log, *flags, environment=environment)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer) -> ServerProcess:
+    """One ready server of the tiny model for a whole module."""
+    return start_server().ready()

@@ -1,0 +1,206 @@
+"""The metrics page: what series there are, and that each number comes from where it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from banyan_runtime import wire
+from banyan_runtime.front.metrics import Metrics, RequestRecord
+from banyan_runtime.front.state import ServerState
+
+GOLDEN = Path(__file__).parent / "metrics.golden"
+
+INFO = wire.EngineInfo(
+    architecture="Qwen3ForCausalLM", model_type="qwen3", dtype="float32", device="cpu", attention_backend="torch_native", vocab_size=896,
+    context_len=2048, page_size=16, max_total_tokens=8192, max_req_input_len=2042, max_running_requests=64, weights_bytes=1000,
+    kv_bytes=2000, phase_seconds={"load_weights": 1.5},
+)  # fmt: skip
+
+
+def phase_stats(steps: int) -> wire.PhaseStats:
+    seconds = [0] * (len(wire.STEP_SECONDS_BUCKETS) + 1)
+    seconds[3] = steps
+    tokens = [0] * (len(wire.STEP_TOKENS_BUCKETS) + 1)
+    tokens[-1] = steps
+    return wire.PhaseStats(steps, wire.HistogramCounts(seconds, 0.25), wire.HistogramCounts(tokens, 99.0))
+
+
+STATS = wire.Stats(
+    running=3, waiting=5, kv_used=2048, kv_evictable=1024, kv_free=5120, last_step_unix=1_750_000_000.5, prompt_tokens_computed=11,
+    prompt_tokens_cached=22, generation_tokens=33, preemptions=1, preempted_tokens=44, evicted_tokens=55, new_token_ratio=0.5,
+    gen_throughput=6.25, prefill=phase_stats(7), decode=phase_stats(8), cpu_seconds=9.5, resident_bytes=4096,
+)  # fmt: skip
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def metrics(clock: Clock | None = None) -> Metrics:
+    return Metrics("tiny", ServerState("file:///tiny"), queue_limit=10, clock=clock or Clock())
+
+
+def samples(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of the page as Prometheus' own parser reads it, without the label that all share."""
+    found = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("model_name") == "tiny"
+            key = (sample.name, frozenset(labels.items()))
+            assert key not in found, f"{key} stands there twice"
+            found[key] = sample.value
+    return found
+
+
+def record(**changed: object) -> RequestRecord:
+    values: dict[str, object] = {
+        "endpoint": "chat", "streaming": True, "finish_reason": "stop", "prompt_tokens": 37, "cached_tokens": 5, "completion_tokens": 11,
+        "received": 10.0, "first_token": 10.5, "finished": 12.5, "queue_s": 0.1, "prefill_s": 0.3,
+    }  # fmt: skip
+    return RequestRecord(**(values | changed))  # type: ignore[arg-type]
+
+
+def test_names_types_labels_and_buckets_are_those_of_the_golden_file() -> None:
+    page = metrics()
+    page.engine_ready(INFO)
+    page.http_started()
+    page.http_finished("/v1/models", "GET", 200)
+    lines = []
+    for family in text_string_to_metric_families(page.render(STATS).decode()):
+        labels: dict[str, set[str]] = {}
+        for sample in family.samples:
+            for name, value in sample.labels.items():
+                if name not in ("model_name", "version", "model"):
+                    labels.setdefault(name, set()).add(value)
+        shown = ["model_name"] + [f"{name}={'|'.join(sorted(values, key=edge))}" for name, values in sorted(labels.items())]
+        lines.append(f"{family.name}{'_total' if family.type == 'counter' else ''} {family.type} {' '.join(shown)}")
+    assert "\n".join(lines) + "\n" == GOLDEN.read_text(), "the names are an interface: change the golden file by hand, and keep old names"
+
+
+def edge(value: str) -> tuple[float, str]:
+    try:
+        return (float(value), value)
+    except ValueError:
+        return (-1.0, value)
+
+
+def test_every_series_exists_from_the_start_at_zero_so_that_rates_see_the_first_event() -> None:
+    before = samples(metrics().render(None))
+    page = metrics()
+    page.engine_ready(INFO)
+    page.request_finished(record())
+    page.rejected("queue_full")
+    page.token_gap(0.01, 4)
+    after = samples(page.render(STATS))
+    constant = {"banyan_model_info"}
+    assert {key for key in after if key[0] not in constant} == {key for key in before if key[0] not in constant}
+    events = [
+        value for (name, _), value in before.items() if name.endswith(("_total", "_count", "_bucket", "_sum")) and "process" not in name
+    ]
+    assert len(events) > 300
+    assert set(events) == {0}
+
+
+def test_a_page_stays_below_700_series() -> None:
+    page = metrics()
+    page.engine_ready(INFO)
+    assert 300 < len(samples(page.render(STATS))) < 700
+
+
+def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
+    page = metrics()
+    page.engine_ready(INFO)
+    seen = samples(page.render(STATS))
+
+    def value(name: str, **labels: str) -> float:
+        return seen[name, frozenset(labels.items())]
+
+    assert value("banyan_requests_running") == 3
+    assert value("banyan_requests_waiting") == 5
+    assert value("banyan_kv_cache_usage_ratio") == 0.25
+    assert [value("banyan_kv_cache_tokens", state=state) for state in ("used", "evictable", "free")] == [2048, 1024, 5120]
+    assert value("banyan_kv_cache_capacity_tokens") == 8192
+    assert value("banyan_prompt_tokens_total", source="cached") == 22
+    assert value("banyan_generation_tokens_total") == 33
+    assert value("banyan_engine_last_step_timestamp_seconds") == 1_750_000_000.5
+    assert value("banyan_steps_total", phase="decode", graph="false") == 8
+    assert value("banyan_step_duration_seconds_bucket", phase="prefill", le="0.002") == 0
+    assert value("banyan_step_duration_seconds_bucket", phase="prefill", le="0.004") == 7
+    assert value("banyan_step_tokens_bucket", phase="decode", le="20000.0") == 0
+    assert value("banyan_step_tokens_count", phase="decode") == 8
+    assert value("banyan_process_cpu_seconds_total", component="engine") == 9.5
+    assert value("banyan_process_resident_memory_bytes", component="api") > 10_000_000
+    assert value("banyan_startup_phase_seconds", phase="load_weights") == 1.5
+
+
+def test_a_finished_request_is_counted_once_in_each_of_its_series() -> None:
+    page = metrics()
+    page.request_finished(record())
+    page.request_finished(record(endpoint="/v2/unheard-of", streaming=False, finish_reason="abort", first_token=None, completion_tokens=0))
+    seen = samples(page.render(None))
+
+    def value(name: str, **labels: str) -> float:
+        return seen[name, frozenset(labels.items())]
+
+    assert value("banyan_requests_total", endpoint="chat", finish_reason="stop") == 1
+    assert value("banyan_requests_total", endpoint="other", finish_reason="abort") == 1
+    assert value("banyan_time_to_first_token_seconds_sum", streaming="true") == 0.5
+    assert value("banyan_time_to_first_token_seconds_count", streaming="false") == 0
+    assert value("banyan_request_duration_seconds_sum", streaming="true") == 2.5
+    assert value("banyan_time_per_output_token_seconds_sum") == 0.2
+    assert value("banyan_decode_duration_seconds_sum") == 2.0
+    assert value("banyan_request_prompt_tokens_bucket", le="20.0") == 0
+    assert value("banyan_request_prompt_tokens_bucket", le="50.0") == 2
+
+
+def test_a_request_of_one_token_has_no_time_per_token() -> None:
+    page = metrics()
+    page.request_finished(record(completion_tokens=1))
+    assert samples(page.render(None))["banyan_time_per_output_token_seconds_count", frozenset()] == 0
+
+
+def test_an_unknown_path_or_method_opens_no_series_of_its_own() -> None:
+    page = metrics()
+    for code in range(1000):
+        page.http_started()
+        page.http_finished(f"/made/up/{code}", "BREW", 404)
+    seen = samples(page.render(None))
+    http = {key: value for key, value in seen.items() if key[0] == "banyan_http_requests_total"}
+    assert sum(http.values()) == 1000
+    assert len(http) <= 201
+    assert seen["banyan_http_requests_in_flight", frozenset()] == 0
+
+
+def test_the_page_is_rendered_at_most_every_50_ms() -> None:
+    clock = Clock()
+    page = metrics(clock)
+    first = page.render(None)
+    page.rejected("auth")
+    clock.now += 0.049
+    assert page.render(None) is first
+    clock.now += 0.002
+    assert samples(page.render(None))["banyan_admission_rejections_total", frozenset({("reason", "auth")})] == 1
+
+
+def test_label_values_are_escaped_as_prometheus_reads_them() -> None:
+    name = 'a "model"\\of\nmine'
+    page = Metrics(name, ServerState("x")).render(None).decode()
+    assert {sample.labels["model_name"] for family in text_string_to_metric_families(page) for sample in family.samples} == {name}
+
+
+def test_the_load_page_holds_each_load_gauge_once() -> None:
+    page = metrics()
+    page.engine_ready(INFO)
+    assert samples(page.render_load(STATS)) == {
+        ("banyan_requests_running", frozenset()): 3,
+        ("banyan_requests_waiting", frozenset()): 5,
+        ("banyan_kv_cache_usage_ratio", frozenset()): 0.25,
+        ("banyan_kv_cache_page_size_tokens", frozenset()): 16,
+        ("banyan_kv_cache_capacity_tokens", frozenset()): 8192,
+    }
