@@ -1,0 +1,80 @@
+"""The user's podTemplate over the generated pod: Kubernetes' strategic merge, as far as a partial PodSpec needs it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final
+
+from banyan_operator.api import Problem, SpecError
+from banyan_operator.api.parts import PodTemplate
+from banyan_operator.plan import Manifest
+
+MERGE_KEYS: Final = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "resourceClaims": "name",
+    "topologySpreadConstraints": "topologyKey",
+}
+"""Lists whose items are merged by a key, as the Kubernetes API declares them; all others are replaced."""
+
+_PATH: Final = "spec.podTemplate.spec"
+
+
+def merged(template: Manifest, user: PodTemplate | None) -> Manifest:
+    """`template` with the user's metadata and spec merged in. The operator's own labels and annotations win.
+
+    Raises SpecError for what cannot be merged.
+    """
+    if user is None:
+        return template
+    metadata = template["metadata"]
+    return {
+        "metadata": {
+            **metadata,
+            "labels": {**user.metadata.labels, **metadata.get("labels", {})},
+            "annotations": {**user.metadata.annotations, **metadata.get("annotations", {})},
+        },
+        "spec": _object(template["spec"], user.spec, _PATH),
+    }
+
+
+def _object(base: dict[str, Any], over: dict[str, Any], path: str) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        where = f"{path}.{key}"
+        if key.startswith("$"):
+            raise SpecError([Problem(where, "patch directives are not supported; write the fields that you want")])
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = _object(result[key], value, where)
+        elif key in MERGE_KEYS and isinstance(result.get(key), list):
+            result[key] = _list(result[key], value, MERGE_KEYS[key], where)
+        elif isinstance(result.get(key), dict | list) and not isinstance(value, type(result[key])):
+            raise SpecError([Problem(where, f"{value!r} must be a {'mapping' if isinstance(result[key], dict) else 'list'}")])
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def _list(base: list[Any], over: Any, key: str, path: str) -> list[Any]:
+    if not isinstance(over, list):
+        raise SpecError([Problem(path, f"{over!r} must be a list")])
+    result = list(base)
+    for number, item in enumerate(over):
+        if not isinstance(item, dict) or key not in item:
+            raise SpecError([Problem(f"{path}[{number}]", f"must be a mapping with '{key}', by which it is merged")])
+        place = next((place for place, old in enumerate(result) if old.get(key) == item[key]), None)
+        if place is None:
+            result.append(copy.deepcopy(item))
+        else:
+            result[place] = _object(result[place], item, f"{path}[{number}]")
+    return result
