@@ -1,0 +1,331 @@
+"""A server's life as a supervisor sees it: real processes, signals, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2 as httpx
+import psutil
+import pytest
+
+from tests.server.conftest import READY, ServerProcess, StartServer
+
+CHAT = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+LONG = {"model": "any", "prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
+
+
+class Reader(threading.Thread):
+    """Reads one streamed completion to its end on a thread of its own."""
+
+    def __init__(self, server: ServerProcess, body: dict[str, object] | None = None) -> None:
+        super().__init__(daemon=True)
+        self.url, self.body = server.url, body or LONG
+        self.events: list[str] = []
+        self.failure: httpx.HTTPError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self.url + "/v1/completions", json=self.body, timeout=60) as response:
+                self.events.extend(line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+        except httpx.HTTPError as error:
+            self.failure = error
+
+    @classmethod
+    def reading(cls, server: ServerProcess) -> Reader:
+        """One that has got its first tokens."""
+        reader = cls(server)
+        server.eventually(lambda: len(reader.events) > 3, "the first tokens")
+        return reader
+
+    def finished(self, limit_s: float = 30.0) -> list[str]:
+        self.join(limit_s)
+        assert not self.is_alive(), "the stream has not ended"
+        return self.events
+
+
+def gone(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+# --- up ---
+
+
+def test_the_log_of_a_start_reads_in_the_order_that_scripts_expect(start_server: StartServer) -> None:
+    server = start_server().ready()
+    expected = [
+        r"server_args=ServerArgs\(model_path='.*'",
+        r"Load weight begin\. avail mem=[\d.]+ GB",
+        r"Load weight end\. type=Qwen3ForCausalLM, dtype=torch\.\w+, avail mem=[\d.]+ GB, mem usage=[\d.]+ GB\.",
+        r"KV Cache is allocated\. #tokens: \d+, K size: [\d.]+ GB, V size: [\d.]+ GB",
+        r"Memory pool end\. avail mem=[\d.]+ GB",
+        r"max_total_num_tokens=\d+, chunked_prefill_size=\d+, max_prefill_tokens=16384, max_running_requests=\d+, context_len=2048",
+        r"INFO:     Started server process \[\d+\]",
+        r"INFO:     Waiting for application startup\.",
+        r"INFO:     Application startup complete\.",
+        r"INFO:     Uvicorn running on http://127\.0\.0\.1:\d+ \(Press CTRL\+C to quit\)",
+        r"Prefill batch\. #new-seq: 1, #new-token: \d+, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
+        r"The server is fired up and ready to roll!$",
+    ]
+    at = -1
+    for pattern in expected:
+        places = [number for number, line in enumerate(server.lines) if re.match(pattern, line)]
+        assert len(places) == 1, f"{pattern}: {places}\n{server.log}"
+        assert places[0] > at, f"{pattern} comes too early:\n{server.log}"
+        at = places[0]
+
+
+def test_while_it_loads_it_is_alive_says_how_far_it_is_and_refuses_requests(start_server: StartServer) -> None:
+    server = start_server()
+    seen: dict[str, int] = {}
+    refusals = []
+    while READY not in server.log:
+        answer = server.get("/readyz")
+        body = answer.json()
+        if answer.status_code == 503:
+            assert server.status("/livez") == 200
+            assert 0 <= body["percent"] <= 100
+            seen[body["state"]] = seen.get(body["state"], 0) + 1
+            refusals.append(
+                httpx.post(server.url + "/v1/chat/completions", json={"model": "x", "messages": [{"role": "user", "content": "hi"}]})
+            )
+        time.sleep(0.05)
+    assert "loading" in seen
+    refused = [answer for answer in refusals if answer.status_code == 503]
+    assert refused
+    assert refused[0].json()["error"]["code"] == "unavailable"
+    assert refused[0].headers["Retry-After"] == "5"
+    ready = server.get("/readyz").json()
+    assert (ready["state"], ready["percent"], ready["model"]["contextLength"]) == ("ready", 100, 2048)
+    assert server.status("/readyz") == 200
+
+
+def test_sigterm_while_it_loads_ends_it_at_once(start_server: StartServer) -> None:
+    server = start_server()
+    server.eventually(lambda: server.get("/readyz").json()["state"] == "loading", "loading")
+    engine = server.eventually(lambda: psutil.Process(server.process.pid).children(), "the engine process")[0]
+    server.process.terminate()
+    assert server.wait(5) == 0
+    assert gone(engine)
+
+
+# --- refused starts ---
+
+
+def test_a_bad_flag_ends_with_64_before_anything_is_loaded(start_server: StartServer) -> None:
+    started = time.monotonic()
+    server = start_server("--page-size", "3")
+    assert server.wait() == 64
+    assert "FATAL: --page-size=3 must be one of 1, 16, 32, 64" in server.log
+    assert json.loads(server.termination_log.read_text())["code"] == "ConfigError"
+    assert time.monotonic() - started < 10
+
+
+def test_an_address_in_use_is_a_configuration_error(start_server: StartServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start_server("--port", str(port))
+        assert server.wait() == 64
+    assert f"FATAL: cannot listen on --host=127.0.0.1 --port={port}: Address already in use" in server.log
+
+
+def test_a_folder_that_is_no_model_ends_with_65(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(model=tmp_path)
+    assert server.wait() == 65
+    assert re.search(r"^FATAL: .*config\.json", server.log, re.MULTILINE)
+
+
+def test_a_truncated_checkpoint_ends_with_65_and_names_the_file(start_server: StartServer, tiny_chat: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_chat, model)
+    weights = model / "model.safetensors"
+    weights.chmod(0o644)
+    with weights.open("r+b") as file:
+        file.truncate(weights.stat().st_size // 2)
+    server = start_server(model=model)
+    assert server.wait(60) == 65
+    assert re.search(r"^FATAL: .*model\.safetensors", server.log, re.MULTILINE)
+    words = json.loads(server.termination_log.read_text())
+    assert words["code"] == "ModelError"
+    assert "model.safetensors" in words["message"]
+
+
+def test_a_model_without_tokenizer_ends_with_65_while_the_engine_still_loads(
+    start_server: StartServer, tiny_chat: Path, tmp_path: Path
+) -> None:
+    shutil.copy(tiny_chat / "config.json", tmp_path / "config.json")
+    server = start_server("--load-format", "dummy", model=tmp_path)
+    assert server.wait(60) == 65
+    assert re.search(r"^FATAL: .*tokenizer\.json", server.log, re.MULTILINE)
+
+
+def test_listening_for_everybody_without_a_key_is_warned_about(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("--host", "0.0.0.0", model=tmp_path)
+    assert server.wait() == 65
+    assert "WARNING: listening on 0.0.0.0 without a key" in server.log
+
+
+# --- down ---
+
+
+def test_sigterm_to_an_idle_server_ends_it_at_once_with_0(start_server: StartServer) -> None:
+    server = start_server().ready()
+    engine = server.engine
+    started = time.monotonic()
+    server.process.terminate()
+    assert server.wait() == 0
+    assert time.monotonic() - started < 3
+    assert gone(engine)
+
+
+def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(start_server: StartServer) -> None:
+    server = start_server().ready()
+    reader = Reader.reading(server)
+    server.process.terminate()
+    server.eventually(lambda: server.get("/readyz").json()["state"] == "draining", "draining")
+    assert server.status("/readyz") == 503
+    assert server.status("/livez") == 200
+    refused = httpx.post(server.url + "/v1/completions", json=LONG, timeout=10)
+    assert refused.status_code == 503
+    assert refused.headers["Retry-After"]
+    assert refused.json()["error"]["code"] == "unavailable"
+    events = reader.finished()
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.wait() == 0
+
+
+def test_a_stream_that_outlives_the_drain_is_cut_off_with_an_error(start_server: StartServer) -> None:
+    server = start_server(environment={"BANYAN_DRAIN_SECONDS": "0.3"}).ready()
+    reader = Reader.reading(server)
+    server.process.terminate()
+    assert server.wait(10) == 0
+    events = reader.finished()
+    assert json.loads(events[-1])["error"]["code"] == "unavailable"
+
+
+def test_a_second_sigterm_ends_it_without_waiting(start_server: StartServer) -> None:
+    server = start_server().ready()
+    engine = server.engine
+    Reader.reading(server)
+    server.process.terminate()
+    server.eventually(lambda: "draining" in server.log, "draining")
+    server.process.terminate()
+    assert server.wait(5) == 128 + signal.SIGTERM
+    server.process.wait()
+    deadline = time.monotonic() + 2
+    while not gone(engine):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# --- faults ---
+
+
+def test_when_the_engine_is_killed_streams_fail_probes_tell_and_the_server_ends(start_server: StartServer) -> None:
+    server = start_server().ready()
+    reader = Reader.reading(server)
+    engine = server.engine
+    engine.kill()
+    killed = time.monotonic()
+    server.eventually(lambda: server.status("/livez") == 503, "a failing /livez", 2)
+    assert time.monotonic() - killed < 2
+    assert server.get("/readyz").json()["state"] == "dead"
+    assert json.loads(reader.finished(2)[-1])["error"]["code"] == "internal_error"
+    assert httpx.post(server.url + "/v1/completions", json=LONG, timeout=10).status_code in (500, 503)
+    assert server.wait(10) == 70
+    assert f"Child process unexpectedly failed with exitcode=-9. pid={engine.pid}" in server.log
+    assert re.search(r"^FATAL: the engine process ended with exit code -9", server.log, re.MULTILINE)
+    assert json.loads(server.termination_log.read_text())["code"] == "EngineDied"
+
+
+def test_when_the_front_is_killed_the_engine_is_gone_within_two_seconds(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(environment={"TMPDIR": str(tmp_path)}).ready()
+    engine = server.engine
+    os.kill(server.process.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    while not gone(engine):
+        assert time.monotonic() - killed < 2
+        time.sleep(0.01)
+    assert list(tmp_path.iterdir()) == [], "nothing stays behind on disk either"
+
+
+def test_a_stopped_engine_fails_livez_until_it_goes_on(start_server: StartServer) -> None:
+    server = start_server(environment={"BANYAN_TEST_HANG_SECONDS": "0.5"}).ready()
+    engine = server.engine
+    engine.suspend()
+    server.eventually(lambda: server.status("/livez") == 503, "a failing /livez", 5)
+    assert server.status("/readyz") == 503
+    engine.resume()
+    server.eventually(lambda: server.status("/livez") == 200, "recovery", 5)
+    assert server.status("/readyz") == 200
+    assert "the engine has not answered for" in server.log
+
+
+def test_an_engine_that_stays_stopped_is_ended_and_the_server_with_it(start_server: StartServer) -> None:
+    server = start_server("--watchdog-timeout", "1", environment={"BANYAN_TEST_HANG_SECONDS": "0.5"}).ready()
+    engine = server.engine
+    engine.suspend()
+    assert server.wait(20) == 70
+    assert gone(engine)
+
+
+def test_the_watchdog_ends_a_loop_that_stands_still_and_shows_where(tmp_path: Path) -> None:
+    code = (
+        "import time\nfrom banyan_runtime.engine_process import Watchdog\n"
+        "dog = Watchdog(0.3)\n"
+        "for step in range(6):\n    dog.progress(step, time.monotonic()); time.sleep(0.1)\n"  # longer than the limit, with progress
+        "dog.rest(); time.sleep(0.5)\n"  # longer than the limit, without work
+        "print('alive', flush=True)\n"
+        "def stuck():\n    while True: dog.progress(7, time.monotonic())\n"
+        "stuck()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.stdout == "alive\n"
+    assert ended.returncode == 1
+    assert "in stuck" in ended.stderr
+
+
+# --- at work ---
+
+
+def test_an_idle_server_uses_no_cpu(server: ServerProcess) -> None:
+    processes = [psutil.Process(server.process.pid), server.engine]
+    time.sleep(1)
+
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    before = used()
+    time.sleep(5)
+    assert (used() - before) / 5 < 0.02
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_place_within_two_seconds(server: ServerProcess, stream: bool) -> None:
+    before = server.metric("banyan_generation_tokens_total")
+    with contextlib.suppress(httpx.ReadTimeout), httpx.Client(timeout=0.3) as client:
+        with client.stream("POST", server.url + "/v1/completions", json={**LONG, "stream": stream, "max_tokens": 2000}) as response:
+            next(response.iter_lines())
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 2)
+    server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 1, "no other open request than this scrape", 2)
+    assert server.metric("banyan_generation_tokens_total") - before < 1900, "it ran on to its end"
+
+
+def test_the_front_process_never_loads_torch(server: ServerProcess) -> None:
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "libtorch" not in maps
+    assert "libtorch" in Path(f"/proc/{server.engine.pid}/maps").read_text()

@@ -1,0 +1,85 @@
+"""Probes, metrics and load of a real server."""
+
+from __future__ import annotations
+
+import time
+
+import httpx2 as httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.conftest import ServerProcess
+
+CHAT = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
+
+
+@pytest.mark.parametrize("path", ["/livez", "/health", "/readyz", "/ready", "/health_generate", "/metrics", "/metrics/load", "/v1/loads"])
+def test_each_probe_of_a_ready_server_answers_200_without_redirect(server: ServerProcess, path: str) -> None:
+    assert server.get(path).status_code == 200
+
+
+def test_the_metrics_page_is_plain_prometheus_text_whatever_the_scraper_accepts(server: ServerProcess) -> None:
+    for accept in ("application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5", "*/*", ""):
+        answer = httpx.get(server.url + "/metrics", headers={"Accept": accept})
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert len(list(text_string_to_metric_families(answer.text))) > 30
+
+
+def test_a_request_moves_the_counters_of_front_and_engine_and_gauges_fall_back_to_zero(server: ServerProcess) -> None:
+    names = (
+        'banyan_requests_total{endpoint="chat",finish_reason="length"}',
+        'banyan_time_to_first_token_seconds_count{streaming="false"}',
+        "banyan_request_prompt_tokens_count",
+        "banyan_generation_tokens_total",
+        'banyan_steps_total{phase="prefill",graph="false"}',
+    )
+    time.sleep(0.1)
+    before = [server.metric(name) for name in names]
+    answer = httpx.post(server.url + "/v1/chat/completions", json={**CHAT, "ignore_eos": True}, timeout=30)
+    assert answer.json()["usage"]["completion_tokens"] == 8
+    server.eventually(lambda: server.metric(names[3]) >= before[3] + 8, "the engine's numbers", 2)
+    after = [server.metric(name) for name in names]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 1, 8, 1]
+    assert server.metric("banyan_requests_running") == 0
+    assert server.metric('banyan_kv_cache_tokens{state="used"}') == 0
+
+
+def test_tokens_between_the_first_and_the_last_are_counted_as_gaps(server: ServerProcess) -> None:
+    before = server.metric("banyan_inter_token_latency_seconds_count")
+    httpx.post(server.url + "/v1/completions", json={"model": "x", "prompt": "a", "max_tokens": 10, "ignore_eos": True}, timeout=30)
+    server.eventually(lambda: server.metric("banyan_inter_token_latency_seconds_count") == before + 9, "nine gaps", 2)
+
+
+def test_http_requests_are_counted_by_route_template_and_made_up_paths_together(server: ServerProcess) -> None:
+    for path in ("/v1/models/one", "/v1/models/two/three", "/made/up", "/made/up/too"):
+        assert server.get(path).status_code == 404
+    text = server.get("/metrics").text
+    handlers = {
+        sample.labels["handler"]: sample.value
+        for family in text_string_to_metric_families(text)
+        if family.name == "banyan_http_requests"
+        for sample in family.samples
+        if sample.labels["code"] == "404"
+    }
+    assert sum(handlers.values()) == 4
+    assert handlers["unmatched"] == 2
+    assert not any("one" in handler or "two" in handler for handler in handlers)
+
+
+def test_probes_answer_quickly_while_requests_run(server: ServerProcess) -> None:
+    body = {"model": "x", "prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+        next(response.iter_lines())
+        with httpx.Client() as client:
+            waits = []
+            for _ in range(50):
+                started = time.perf_counter()
+                assert client.get(server.url + "/livez").status_code == 200
+                waits.append(time.perf_counter() - started)
+    assert sorted(waits)[45] < 0.1
+
+
+def test_loads_tells_routers_what_sglang_would(server: ServerProcess) -> None:
+    (load,) = server.get("/v1/loads").json()["loads"]
+    assert load["num_running_reqs"] == load["num_waiting_reqs"] == 0
+    assert load["max_total_num_tokens"] == server.metric("banyan_kv_cache_capacity_tokens")
