@@ -14,6 +14,7 @@ from banyan_operator.cluster.kinds import Key, Kind
 from banyan_operator.plan import Manifest
 
 _CONTAINER_FIELDS = ("name", "image", "ports", "resources", "restartPolicy")
+_REMEMBER_GONE = 4096
 _POD_FIELDS = ("nodeName", "terminationGracePeriodSeconds", "restartPolicy")
 
 
@@ -41,16 +42,16 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._children: dict[Key, set[tuple[str, str, str]]] = {}
+        self._gone: dict[str, None] = {}  # uids: the answer to a write of ours may come after the news of the object's end
 
     def put(self, manifest: Mapping[str, Any]) -> bool:
         """Note a sighting. False if a newer one (or the same) is known already."""
         place = self._place(manifest)
         known = self._objects.get(place)
-        if (
-            known is not None
-            and known["metadata"].get("uid") == manifest["metadata"].get("uid")
-            and version(known) >= version(dict(manifest))
-        ):
+        uid = manifest["metadata"].get("uid")
+        if uid in self._gone:
+            return False
+        if known is not None and known["metadata"].get("uid") == uid and version(known) >= version(manifest):
             return False
         if known is not None:
             self._unlink(place, known)
@@ -63,6 +64,9 @@ class Store:
 
     def remove(self, manifest: Mapping[str, Any]) -> bool:
         """Note that an object is gone. False if it was not known, or if one of its name lives on under another uid."""
+        self._gone[manifest["metadata"].get("uid", "")] = None
+        while len(self._gone) > _REMEMBER_GONE:
+            del self._gone[next(iter(self._gone))]
         place = self._place(manifest)
         known = self._objects.get(place)
         if known is None or known["metadata"].get("uid") != manifest["metadata"].get("uid"):
