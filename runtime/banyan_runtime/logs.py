@@ -15,6 +15,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -153,6 +154,7 @@ class Hold(logging.Filter):
         self._logger.removeFilter(self)
         held, self._held = self._held, []
         for record in held:
+            record.created = time.time()  # stamps must not run backwards
             self._logger.handle(record)
 
 
