@@ -94,9 +94,7 @@ class Pod:
         self[name].cannot_start(reason, message, now)
 
     def checked(self, name: str, kind: ProbeKind, ok: bool, text: str, now: float) -> None:
-        tracker = self[name].probes.get(kind)
-        if tracker is not None:  # it may have ended while it was asked
-            tracker.answered(ok, text, now)
+        self[name].probes[kind].answered(ok, text, now)
 
     def delete(self, now: float, grace_s: float, *, pre_stop: bool = True) -> None:
         """Begin to end the pod; `pre_stop` False leaves the preStop wait out, where nobody routes requests to it any more."""

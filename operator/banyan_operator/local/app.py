@@ -1,0 +1,245 @@
+"""`banyan-operator local`: the parts of local mode put together, and the loop that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from banyan_operator import __version__
+from banyan_operator.api import KINDS
+from banyan_operator.local.accelerators import Accelerators, find_devices
+from banyan_operator.local.asking import Asking
+from banyan_operator.local.errors import BusyError, LocalError
+from banyan_operator.local.kubelet import Kubelet, Machine
+from banyan_operator.local.manifests import Contents, Manifests, check_change
+from banyan_operator.local.objects import Key, Objects, key_of
+from banyan_operator.local.ports import Ports
+from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, all_done, phase, state_home
+from banyan_operator.local.times import seconds
+from banyan_operator.local.view import View, label
+from banyan_operator.local.volumes import Volumes
+from banyan_operator.local.world import LocalWorld
+from banyan_operator.plan import Manifest, Settings
+
+TURN_S = 1.0
+"""A turn comes at least this often: retries of Jobs fall due, files change, and nobody says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line of `local`."""
+
+    manifests: Sequence[Path]
+    state_dir: Path | None = None
+    volumes: Mapping[str, Path] = field(default_factory=dict)
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    until_done: bool = False
+    fresh: bool = False
+
+    def folder(self) -> Path:
+        """The state folder: the one given, or one named after the first manifest's folder."""
+        if self.state_dir is not None:
+            return self.state_dir.resolve()
+        first = self.manifests[0].resolve()
+        return state_home() / (first.name if first.is_dir() else first.stem)
+
+
+def run(options: Options, view: View) -> int:
+    """Run until stopped (exit code 0), or with `until_done` until all is done (0) or something failed (1).
+
+    Raises LocalError for what the user has to put right.
+    """
+    manifests = Manifests(options.manifests, options.secrets)
+    contents = manifests.read()
+    folder = options.folder()
+    with _claimed(folder), view:
+        return asyncio.run(LocalMode(options, folder, manifests, contents, view).run())
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Hold `folder` for this operator alone, and clear away what the last one left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            raise BusyError(f"{folder} is in use by process {owner}; stop that one, or choose another folder with --state-dir") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        for left in ("pods", "logs"):
+            shutil.rmtree(folder / left, ignore_errors=True)
+        yield
+
+
+class LocalMode:
+    """One run of local mode."""
+
+    def __init__(self, options: Options, folder: Path, manifests: Manifests, contents: Contents, view: View) -> None:
+        self._options = options
+        self._folder = folder
+        self._manifests = manifests
+        self._view = view
+        self._woken = asyncio.Event()
+        self._stops = 0  # signals received
+        self._applied: dict[Key, Manifest] = {}
+        self._shown: tuple[int, str] | None = None
+        clock = time.time
+        self._objects = Objects(clock)
+        ports = Ports()
+        machine = Machine(
+            volumes=Volumes(folder, _cache_folder(), options.volumes, lambda: manifests.folders),
+            accelerators=Accelerators(find_devices()),
+            ports=ports,
+            logs=folder / "logs",
+        )
+        self._kubelet = Kubelet(self._objects, machine, clock, self._woken.set, view.say)
+        self._asking = Asking(clock, self._woken.set)
+        settings = Settings(runtime_image="local", operator_version=__version__, platform="local")
+        self._world = LocalWorld(self._objects, self._kubelet, self._asking, ports, settings, folder.name, clock, view.say)
+        if not options.fresh:
+            self._remember_finished_jobs(contents)
+        self._manifests.changed()
+        self._apply(contents)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        self._view.say(f"state and logs: {self._folder}")
+        code = 0
+        try:
+            while not self._stops:
+                self._reread()
+                due = await self._world.turn()
+                self._publish("running")
+                if self._options.until_done and (outcome := all_done(self._world.resources())).over:
+                    for problem in outcome.problems:
+                        self._view.say(problem)
+                    code = 1 if outcome.problems else 0
+                    break
+                await self._sleep(due)
+            self._view.say("stopping; once more Ctrl-C kills")
+            await self._wind_down()
+        finally:
+            await self._world.close()
+            await self._kubelet.close()
+            await self._asking.close()
+            self._publish("stopped")
+        return code
+
+    def _stop(self) -> None:
+        self._stops += 1
+        self._woken.set()
+
+    async def _sleep(self, due: float | None) -> None:
+        wait = TURN_S if due is None else min(TURN_S, max(0.0, due - time.time()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._woken.wait()
+        self._woken.clear()
+
+    async def _wind_down(self) -> None:
+        """Give every pod its grace to end; a second signal ends that."""
+        self._kubelet.pre_stop = False
+        self._stops = min(self._stops, 1)
+        while True:
+            due = await self._world.wind_down()
+            self._publish("stopping")
+            if self._kubelet.idle:
+                return
+            if self._stops > 1:
+                self._kubelet.kill_all()
+            await self._sleep(due)
+
+    # --- manifests ---
+
+    def _reread(self) -> None:
+        """Take edits of the files over. A file that is wrong changes nothing, and is spoken of once."""
+        if not self._manifests.changed():
+            return
+        try:
+            self._apply(self._manifests.read())
+        except LocalError as error:
+            self._view.say(f"not applied: {error}")
+        self._kubelet.refresh_files()
+
+    def _apply(self, contents: Contents) -> None:
+        """Raises LocalError when a change is refused; then nothing of it is applied."""
+        for key, manifest in contents.objects.items():
+            old = self._applied.get(key)
+            if old is not None and old != manifest and key.kind in KINDS:
+                check_change(manifest, old)
+        for key in self._applied.keys() - contents.objects.keys():
+            self._objects.delete(key)
+        for key, manifest in contents.objects.items():
+            if self._applied.get(key) != manifest:
+                self._objects.apply(manifest)
+        for what in contents.ignored:
+            self._view.say(f"{what}: local mode has no use for it")
+        self._applied = dict(contents.objects)
+
+    def _remember_finished_jobs(self, contents: Contents) -> None:
+        """A BatchJob that has ended stays ended over a restart, as it does in a cluster, unless its spec is another one."""
+        try:
+            before = Snapshot.read(self._folder).resources
+        except LocalError:
+            return
+        for job in before:
+            wanted = contents.objects.get(key_of(job))
+            if job["kind"] == "BatchJob" and phase(job) in FINISHED and wanted is not None and wanted["spec"] == job["spec"]:
+                kept = self._objects.apply({**wanted, "metadata": {**wanted["metadata"], "uid": job["metadata"]["uid"]}})
+                kept["metadata"]["creationTimestamp"] = job["metadata"]["creationTimestamp"]
+                self._objects.set_status(key_of(job), job["status"])
+                self._view.say(f"{label(job)} has ended {_ago(job)}; start with --fresh to run it again")
+
+    # --- what is shown ---
+
+    def _publish(self, state: str) -> None:
+        loading = {label(resource): body for resource in self._world.resources() if (body := self._world.readyz(resource))}
+        shown = (self._objects.version, state + repr(loading))
+        if shown == self._shown:
+            return
+        self._shown = shown
+        snapshot = Snapshot(
+            state="stopped" if state == "stopped" else "stopping" if state == "stopping" else "running",
+            pid=os.getpid(),
+            version=__version__,
+            resources=tuple(self._world.resources()),
+            pods=tuple(self._pod_line(pod) for pod in self._objects.of_kind("Pod")),
+            loading=loading,
+        )
+        snapshot.write(self._folder)
+        self._view.show(snapshot)
+
+    def _pod_line(self, pod: Manifest) -> PodLine:
+        status = pod.get("status", {})
+        statuses = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
+        return PodLine(
+            name=pod["metadata"]["name"],
+            phase="Terminating" if "deletionTimestamp" in pod["metadata"] else status.get("phase", "Pending"),
+            ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ())),
+            restarts=sum(one["restartCount"] for one in statuses),
+            logs=str(self._folder / "logs" / pod["metadata"]["name"]),
+        )
+
+
+def _ago(job: Manifest) -> str:
+    ended = job["status"].get("completionTime")
+    return f"{int((time.time() - seconds(ended)) / 60)} minutes ago" if ended else "before"
+
+
+def _cache_folder() -> Path:
+    """The user's cache, the same that `banyan-runtime models fetch` fills."""
+    return Path(os.environ.get("BANYAN_CACHE") or Path.home() / ".cache" / "banyan")

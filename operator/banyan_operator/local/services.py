@@ -1,0 +1,107 @@
+"""A Service as a local port: a TCP proxy that deals new connections out to the ready pods in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+
+HOST = "127.0.0.1"
+CONNECT_TIMEOUT_S = 5.0
+CHUNK = 64 * 1024
+HEAD_LIMIT_S = 1.0
+
+
+class Proxy:
+    """One listening port. `backends` may change at any time; connections that are open stay where they are."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.port = 0
+        self.backends: Sequence[int] = ()
+        """Local ports of ready pods."""
+        self._turn = 0
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def listen(self, port: int) -> None:
+        """Raises OSError when the port is taken."""
+        self._server = await asyncio.start_server(self._accept, HOST, port)
+        self.port = port
+
+    async def close(self) -> None:
+        """Stop listening and cut what is open."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def stop_listening(self) -> None:
+        """Take no new connections; those that are open go on."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            upstream = await self._connect()
+            if upstream is None:
+                await self._say_unavailable(reader, writer)
+                return
+            await _join((reader, writer), upstream)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """To the next backend that accepts; None when there is none."""
+        backends = list(self.backends)
+        for _ in backends:
+            port = backends[self._turn % len(backends)]
+            self._turn += 1
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    return await asyncio.open_connection(HOST, port)
+        return None
+
+    async def _say_unavailable(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """In a cluster the connection would be refused; a person at a terminal is better served with a reason."""
+        # unread input would turn the close into a reset, which takes the answer away from the client
+        with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(HEAD_LIMIT_S):
+                await reader.readuntil(b"\r\n\r\n")
+        text = f"no replica of '{self.name}' is ready; see 'banyan-operator status'"
+        body = json.dumps({"error": {"message": text, "type": "server_error", "param": None, "code": "not_ready"}}).encode()
+        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        writer.write(head.encode() + b"Retry-After: 1\r\nConnection: close\r\n\r\n" + body)
+        await writer.drain()
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _join(client: Streams, server: Streams) -> None:
+    """Copy both ways until both sides are done, or one breaks: then the other is cut too, so that aborts get through."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_copy(client[0], server[1]))
+            group.create_task(_copy(server[0], client[1]))
+    except* OSError:
+        server[1].transport.abort()
+        client[1].transport.abort()
+    finally:
+        server[1].close()
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(CHUNK):
+        sink.write(data)
+        await sink.drain()
+    if sink.can_write_eof():
+        sink.write_eof()

@@ -1,0 +1,145 @@
+"""status.json: what a running local mode shows of itself, for `banyan-operator status`, for scripts, and for the screen."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from banyan_operator.local.errors import LocalError, NotRunningError
+from banyan_operator.plan import Manifest
+
+FILE = "status.json"
+LOCK = "lock"
+FINISHED = ("Succeeded", "Failed", "Cancelled", "Expired")
+"""Phases of a BatchJob that are its last."""
+SERVING = ("Ready", "Stopped")
+"""Phases in which an InferenceServer is as it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodLine:
+    name: str
+    phase: str
+    ready: bool
+    restarts: int
+    logs: str  # folder with a file for each container
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything at one moment."""
+
+    state: Literal["running", "stopping", "stopped"]
+    pid: int
+    version: str
+    resources: tuple[Manifest, ...]  # as `kubectl get -o json` shows them
+    pods: tuple[PodLine, ...]
+    loading: Mapping[str, Mapping[str, Any]]  # 'Kind/name' of what starts a server → the body of its /readyz
+
+    def write(self, folder: Path) -> None:
+        """Into status.json, in one piece: a reader never sees half of it."""
+        new = folder / f".{FILE}.new"
+        new.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        new.replace(folder / FILE)
+
+    @staticmethod
+    def read(folder: Path) -> Snapshot:
+        """The last one written. Raises NotRunningError where there is none."""
+        try:
+            found = json.loads((folder / FILE).read_text())
+        except FileNotFoundError:
+            raise NotRunningError(f"{folder}: nothing runs there; start it with 'banyan-operator local -f DIR'") from None
+        snapshot = Snapshot(
+            state=found["state"],
+            pid=found["pid"],
+            version=found["version"],
+            resources=tuple(found["resources"]),
+            pods=tuple(PodLine(**pod) for pod in found["pods"]),
+            loading=found["loading"],
+        )
+        if snapshot.state != "stopped" and owner(folder) != snapshot.pid:  # it was killed before it could say so
+            return Snapshot(**{**{name: getattr(snapshot, name) for name in Snapshot.__slots__}, "state": "stopped"})
+        return snapshot
+
+    def of_kind(self, kind: str) -> list[Manifest]:
+        return [resource for resource in self.resources if resource["kind"] == kind]
+
+
+def phase(resource: Manifest) -> str:
+    return str(resource.get("status", {}).get("phase", "Pending"))
+
+
+def reason(resource: Manifest) -> str:
+    """Why a resource is not as it should be, in the words of its conditions."""
+    conditions = {condition["type"]: condition for condition in resource.get("status", {}).get("conditions", ())}
+    if resource["kind"] == "InferenceServer":
+        order = [("Accepted", "False"), ("Ready", "False"), ("Ready", "Unknown")]
+    else:
+        order = [("Failed", "True"), ("Accepted", "False"), ("Complete", "True"), ("Running", "False")]
+    for kind, status in order:
+        found = conditions.get(kind)
+        if found is not None and found["status"] == status:
+            return f"{found['reason']}: {found['message']}" if found["message"] else str(found["reason"])
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether what was waited for is there, can no longer come, or is still to come (`over` False)."""
+
+    over: bool
+    problems: tuple[str, ...] = ()
+
+
+def servers_ready(resources: Sequence[Manifest]) -> Outcome:
+    """Over when every InferenceServer serves, or one has failed for good."""
+    servers = [resource for resource in resources if resource["kind"] == "InferenceServer"]
+    failed = tuple(f"{server['metadata']['name']}: {reason(server)}" for server in servers if phase(server) == "Failed")
+    return Outcome(bool(failed) or all(phase(server) in SERVING for server in servers), failed)
+
+
+def all_done(resources: Sequence[Manifest]) -> Outcome:
+    """Over when every BatchJob has ended and every InferenceServer serves, or one of them has failed for good."""
+    jobs = [resource for resource in resources if resource["kind"] == "BatchJob"]
+    ended = [job for job in jobs if phase(job) in FINISHED]
+    failed = tuple(f"{job['metadata']['name']}: {reason(job)}" for job in ended if phase(job) != "Succeeded")
+    servers = servers_ready(resources)
+    over = len(ended) == len(jobs) and servers.over
+    return Outcome(over or bool(servers.problems), (*servers.problems, *failed))
+
+
+# --- state folders ---
+
+
+def state_home() -> Path:
+    """Where the state folders of this user lie."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "banyan"
+
+
+def only_running() -> Path:
+    """The state folder of the one local mode that runs. Raises NotRunningError for none, LocalError for several."""
+    found = [folder.parent for folder in sorted(state_home().glob(f"*/{LOCK}")) if owner(folder.parent) is not None]
+    if not found:
+        raise NotRunningError("no local mode runs; start it with 'banyan-operator local -f DIR', or name its folder with --state-dir")
+    if len(found) > 1:
+        raise LocalError("several run; choose one with --state-dir: " + ", ".join(map(str, found)))
+    return found[0]
+
+
+def owner(folder: Path) -> int | None:
+    """The process id of the operator that works in `folder`, if one does."""
+    try:
+        with (folder / LOCK).open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or 0)
+    except FileNotFoundError:
+        pass
+    return None

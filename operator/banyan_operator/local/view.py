@@ -1,0 +1,170 @@
+"""What a person sees while local mode works: a live table on a terminal, lines elsewhere. Fed with snapshots and notes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from banyan_operator.local.snapshot import FINISHED, Snapshot, phase, reason
+from banyan_operator.plan import Manifest
+
+LINE_EVERY_S = 2.0
+LINE_EVERY_PERCENT = 10
+"""Without a terminal a progress line comes when either has passed since the last."""
+BAR_CELLS = 20
+BAD, BUSY, GOOD = "red", "yellow", "green"
+_COLOURS = {"Ready": GOOD, "Succeeded": GOOD, "Failed": BAD, "Degraded": BAD, "Expired": BAD, "Cancelled": BAD}
+
+
+class View(Protocol):
+    """Shows what it is given. A context: the terminal is whole again after it."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /) -> None: ...
+
+    def show(self, snapshot: Snapshot) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+def view_for(stream: TextIO, *, plain: bool) -> View:
+    """The live view where `stream` is a terminal and nobody asked for lines."""
+    if plain or not stream.isatty():
+        return Lines(stream)
+    return Screen(Console(file=stream))
+
+
+def label(resource: Manifest) -> str:
+    return f"{resource['kind'].lower()}/{resource['metadata']['name']}"
+
+
+def percent(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """How far a resource is, 0 to 100, where that is known."""
+    found = _loading(resource, loading)
+    if found is not None:
+        return int(found.get("percent", 0))
+    if resource["kind"] == "BatchJob" and "progressPercent" in resource.get("status", {}):
+        return int(resource["status"]["progressPercent"])
+    return None
+
+
+def detail(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> str:
+    """What is to be said of a resource beside its phase."""
+    status = resource.get("status", {})
+    found = _loading(resource, loading)
+    if found is not None:
+        return f"{found.get('state', '')}: {found['detail']}" if found.get("detail") else str(found.get("state", ""))
+    if phase(resource) == "Ready" and status.get("url"):
+        return f"{status['url']}/v1"
+    if resource["kind"] == "BatchJob" and status.get("requests"):
+        parts = [f"{status['requests']} requests"]
+        if status.get("requestCounts", {}).get("failed"):
+            parts.append(f"{status['requestCounts']['failed']} failed")
+        if phase(resource) not in FINISHED:
+            if status.get("tokensPerSecond"):
+                parts.append(f"{status['tokensPerSecond']} tok/s")
+            if status.get("etaText"):
+                parts.append(f"ETA {status['etaText']}")
+        elif phase(resource) == "Succeeded" and status.get("outputURI"):
+            parts.append(f"→ {status['outputURI']}")
+        else:
+            parts.append(reason(resource))
+        return ", ".join(parts)
+    return reason(resource)
+
+
+def _loading(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """What its server says while it is not ready yet."""
+    found = loading.get(label(resource))
+    return None if found is None or found.get("state") in ("ready", "draining", "dead") else found
+
+
+class Lines:
+    """A line for each thing that happens, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._began = time.monotonic()
+        self._last: dict[str, tuple[str, int | None, str, float]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:7.1f}s  {text}", file=self._stream, flush=True)
+
+    def show(self, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        for resource in snapshot.resources:
+            key = label(resource)
+            new = phase(resource), percent(resource, snapshot.loading), detail(resource, snapshot.loading)
+            old = self._last.get(key)
+            if old is not None and old[:3] == new:
+                continue
+            moving = new[1] is not None
+            if old is not None and old[0] == new[0] and moving and new[1] != 100:
+                step = abs((new[1] or 0) - (old[1] or 0))
+                if step < LINE_EVERY_PERCENT and now - old[3] < LINE_EVERY_S:
+                    continue
+            self._last[key] = (*new, now)
+            bar = f"  {_bar(new[1])} {new[1]:3d}%" if new[1] is not None else ""
+            self.say(f"{key}  {new[0]}{bar}  {new[2]}".rstrip())
+
+
+def _bar(done: int) -> str:
+    cells = done * BAR_CELLS // 100
+    return "#" * cells + "-" * (BAR_CELLS - cells)
+
+
+class Screen:
+    """A table that is drawn again in place; notes scroll by above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._live.console.print(Text(text, style="dim"))
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._live.update(self._draw(snapshot), refresh=True)
+
+    def _draw(self, snapshot: Snapshot) -> RenderableType:
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        for _ in range(4):
+            table.add_column(no_wrap=True, overflow="ellipsis")
+        for resource in snapshot.resources:
+            done = percent(resource, snapshot.loading)
+            bar: RenderableType = "" if done is None else ProgressBar(total=100, completed=done, width=BAR_CELLS)
+            table.add_row(
+                Text(label(resource), style="bold"),
+                Text(phase(resource), style=_COLOURS.get(phase(resource), BUSY)),
+                bar,
+                Text(detail(resource, snapshot.loading)),
+            )
+        hint = "stopping …" if snapshot.state == "stopping" else "Ctrl-C stops everything"
+        return Group(Text(""), table, Text(hint, style="dim"))
+
+
+def stdout_view(*, plain: bool) -> View:
+    return view_for(sys.stdout, plain=plain)

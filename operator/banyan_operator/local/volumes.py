@@ -1,0 +1,134 @@
+"""The volumes of a pod as folders on this machine."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from banyan_operator.plan import Manifest
+
+Find = Callable[[str, str], Manifest | None]
+"""(kind, name) → the Secret or ConfigMap, if there is one."""
+
+CACHE_VOLUME = "cache"
+MODELS_CLAIM = "models"
+
+
+class Missing(Exception):
+    """A container cannot start for want of something; `reason` is the kubelet's word for it."""
+
+    def __init__(self, message: str, reason: str = "CreateContainerConfigError") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Volumes:
+    """Makes the folders and files of pods under `root`, and knows where claims lead."""
+
+    def __init__(self, root: Path, cache: Path, claims: Mapping[str, Path], beside: Callable[[], Sequence[Path]]) -> None:
+        """`cache`: the user's own cache, shared by all pods. `claims`: claim name → folder, as the user said. `beside`: the
+        folders that the manifests lie in; one in them with the name of a claim is that claim."""
+        self._root = root
+        self._cache = cache
+        self._claims = dict(claims)
+        self._beside = beside
+
+    def pod_folder(self, pod_uid: str) -> Path:
+        return self._root / "pods" / pod_uid
+
+    def claim(self, name: str) -> Path:
+        """The folder of a PersistentVolumeClaim; made if nothing else is found."""
+        if name in self._claims:
+            return self._claims[name]
+        for folder in self._beside():
+            if (folder / name).is_dir():
+                return folder / name
+        if name == MODELS_CLAIM:
+            return _made(self._cache / "models")
+        return _made(self._root / "volumes" / name)
+
+    def mount(self, pod: Manifest, find: Find) -> dict[str, Path]:
+        """Volume name → folder. Files of Secrets and ConfigMaps are brought up to date, so it may be called again.
+
+        Raises Missing for a Secret or ConfigMap that is not there, and for a kind of volume that local mode has not.
+        """
+        own = self.pod_folder(pod["metadata"]["uid"]) / "volumes"
+        return {volume["name"]: self._folder(volume, own, find) for volume in pod["spec"].get("volumes", ())}
+
+    def discard(self, pod_uid: str) -> None:
+        shutil.rmtree(self.pod_folder(pod_uid), ignore_errors=True)
+
+    def _folder(self, volume: Manifest, own: Path, find: Find) -> Path:
+        name = volume["name"]
+        if "persistentVolumeClaim" in volume:
+            return self.claim(volume["persistentVolumeClaim"]["claimName"])
+        if "emptyDir" in volume:
+            # one download for all pods and all runs: here the cache is the user's own, as it is for the runtime alone
+            return _made(self._cache) if name == CACHE_VOLUME else _made(own / name)
+        if "hostPath" in volume:
+            return Path(volume["hostPath"]["path"])
+        sources = volume["projected"]["sources"] if "projected" in volume else [volume]
+        folder = _made(own / name)
+        _write_all(folder, dict(pair for source in sources for pair in _files(source, find)))
+        return folder
+
+
+def _files(source: Manifest, find: Find) -> Iterator[tuple[str, bytes]]:
+    """Relative path and content of every file that a Secret or ConfigMap source stands for."""
+    for kind, field, name_field in (("Secret", "secret", "secretName"), ("ConfigMap", "configMap", "name")):
+        if field not in source:
+            continue
+        what = source[field]
+        name = what.get(name_field) or what["name"]
+        data = contents(kind, name, find)
+        if data is None:
+            if what.get("optional"):
+                return
+            raise Missing(f'{kind.lower()} "{name}" not found')
+        for item in what.get("items") or [{"key": key, "path": key} for key in data]:
+            if item["key"] not in data:
+                if what.get("optional"):
+                    continue
+                raise Missing(f'references non-existent {kind.lower()} key: {item["key"]} in "{name}"')
+            yield item["path"], data[item["key"]]
+        return
+    kinds = ", ".join(key for key in source if key != "name")
+    raise Missing(f"local mode has no volumes of type {kinds}", "VolumeNotReady")
+
+
+def contents(kind: str, name: str, find: Find) -> dict[str, bytes] | None:
+    """The keys of a Secret or ConfigMap with their bytes, or None if it does not exist."""
+    found = find(kind, name)
+    if found is None:
+        return None
+    data: dict[str, bytes] = {}
+    if kind == "Secret":
+        data |= {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
+        data |= {key: str(value).encode() for key, value in (found.get("stringData") or {}).items()}
+    else:
+        data |= {key: str(value).encode() for key, value in (found.get("data") or {}).items()}
+        data |= {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
+    return data
+
+
+def _write_all(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make `folder` hold exactly `files`, each replaced in one piece and readable by the user alone."""
+    for path, content in files.items():
+        target = folder / path
+        if target.is_file() and target.read_bytes() == content:
+            continue
+        _made(target.parent)
+        new = target.with_name(f".{target.name}.new")
+        new.touch(mode=0o600)
+        new.write_bytes(content)
+        new.replace(target)
+    for target in list(folder.rglob("*")):
+        if target.is_file() and str(target.relative_to(folder)) not in files:
+            target.unlink()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

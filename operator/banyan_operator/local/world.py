@@ -1,0 +1,249 @@
+"""Between the pure reconcile and this machine: builds the World around a resource, and carries a Plan out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from banyan_operator.api import GROUP, KINDS, SpecError, parse
+from banyan_operator.desired.references import references
+from banyan_operator.local.asking import Asking
+from banyan_operator.local.controllers import actions, deployment, job, replicaset
+from banyan_operator.local.kubelet import Kubelet
+from banyan_operator.local.objects import Key, Objects, key_of
+from banyan_operator.local.pods import ADDRESS, NODE
+from banyan_operator.local.ports import Ports
+from banyan_operator.local.services import HOST, Proxy
+from banyan_operator.local.translate import port_number
+from banyan_operator.plan import Manifest, Plan, Ref, Settings, World
+from banyan_operator.reconcile import reconcile
+
+OWNER_LABELS = {"InferenceServer": f"{GROUP}/server", "BatchJob": f"{GROUP}/batchjob"}
+SERVICE_PORT = 80
+SERVER_PORT = 8000
+PROGRESS_PORT = 9100
+ROUNDS = 20
+"""A turn goes round until nothing changes any more; a deletion with all its consequences takes about six rounds."""
+_NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+"""Of generated names, as Kubernetes picks them: no vowels, so no words."""
+CARRIED_OUT = frozenset(
+    {"Deployment", "ReplicaSet", "Job", "Pod", "Service", "PersistentVolumeClaim", "ServiceAccount", "ConfigMap", "Secret"}
+)
+
+
+class LocalWorld:
+    """All resources, brought about on this machine. `turn` does whatever is due. `name` keeps the ports of several apart."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        kubelet: Kubelet,
+        asking: Asking,
+        ports: Ports,
+        settings: Settings,
+        name: str,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._objects = objects
+        self._kubelet = kubelet
+        self._asking = asking
+        self._ports = ports
+        self._settings = settings
+        self._name = name
+        self._clock = clock
+        self._say = say
+        self._proxies: dict[tuple[Key, int], Proxy] = {}
+        self._service_ports: dict[tuple[Key, int], int] = {}
+        self._not_here: set[str] = set()
+
+    def resources(self) -> list[Manifest]:
+        return [item for item in self._objects if item["kind"] in KINDS]
+
+    async def turn(self) -> float | None:
+        """Go round until nothing changes; the time of the next thing to do, if one is known."""
+        for _ in range(ROUNDS):
+            version = self._objects.version
+            dues = [self._reconcile(resource) for resource in self.resources()]
+            self._control()
+            self._objects.collect()
+            dues.append(self._kubelet.turn())
+            await self._serve()
+            if self._objects.version == version:
+                break
+        return min((due for due in dues if due is not None), default=None)
+
+    async def wind_down(self) -> float | None:
+        """A turn while everything stops: nothing is started any more, no new request let in."""
+        for proxy in self._proxies.values():
+            proxy.stop_listening()
+        for pod in self._objects.of_kind("Pod"):
+            self._objects.delete(key_of(pod))
+        return self._kubelet.turn()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(proxy.close() for proxy in self._proxies.values()))
+
+    # --- one resource ---
+
+    def _reconcile(self, resource: Manifest) -> float | None:
+        plan = reconcile(resource, self.observe(resource), self._settings)
+        self._carry_out(resource, plan)
+        return None if plan.requeue_after_s is None else self._clock() + plan.requeue_after_s
+
+    def observe(self, resource: Manifest) -> World:
+        """What reconcile sees of this machine around one resource."""
+        namespace, kind, _ = key_of(resource)
+        server_name = (resource["spec"].get("serverRef") or {}).get("name")
+        server = self._objects.get(Key(namespace, "InferenceServer", server_name)) if server_name else None
+        return World(
+            now=self._clock(),
+            children=tuple(self._children(resource)),
+            missing=frozenset(self._missing(resource)),
+            server=server,
+            server_url=self.server_url(server) if server is not None else None,
+            progress=self._ask(resource, "worker", PROGRESS_PORT, "/progress") if kind == "BatchJob" else None,
+            readyz=self.readyz(resource),
+        )
+
+    def readyz(self, resource: Manifest) -> Mapping[str, Any] | None:
+        """What the newest server of a resource last said of itself; also of a BatchJob's own server."""
+        return self._ask(resource, "server", SERVER_PORT, "/readyz")
+
+    def server_url(self, server: Manifest) -> str:
+        """The base URL under which an InferenceServer is reached."""
+        namespace, _, name = key_of(server)
+        return self.url(Key(namespace, "Service", name), (server["spec"].get("service") or {}).get("port", SERVICE_PORT))
+
+    def url(self, service: Key, port: int) -> str:
+        """The base URL of a Service's port on this machine; it stays the same from the first question on."""
+        return f"http://{HOST}:{self._port(service, port)}"
+
+    def _port(self, service: Key, port: int) -> int:
+        if (service, port) not in self._service_ports:
+            self._service_ports[service, port] = self._ports.take(f"{self._name}/{service.namespace}/{service.name}:{port}")
+        return self._service_ports[service, port]
+
+    def _children(self, resource: Manifest) -> Iterator[Manifest]:
+        namespace, kind, name = key_of(resource)
+        label = OWNER_LABELS[kind]
+        for item in self._objects:
+            metadata = item["metadata"]
+            if metadata["namespace"] == namespace and metadata.get("labels", {}).get(label) == name and item["kind"] not in KINDS:
+                yield item
+
+    def _missing(self, resource: Manifest) -> Iterator[Ref]:
+        """Claims are never missing: a folder is found or made for each."""
+        try:
+            named = references(parse(resource))
+        except SpecError:  # reconcile says so
+            return
+        for ref in named:
+            key = Key(resource["metadata"]["namespace"], ref.kind, ref.name)
+            if ref.kind != "PersistentVolumeClaim" and self._objects.get(key) is None:
+                yield ref
+
+    def _ask(self, resource: Manifest, container: str, port: int, path: str) -> Mapping[str, Any] | None:
+        pods = [child for child in self._children(resource) if child["kind"] == "Pod" and _runs(child, container)]
+        newest = max(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]), default=None)
+        here = self._kubelet.port(newest, port) if newest is not None else None
+        return self._asking.answer(f"http://{ADDRESS}:{here}{path}") if here is not None else None
+
+    def _carry_out(self, resource: Manifest, plan: Plan) -> None:
+        namespace, kind, name = key_of(resource)
+        for manifest in plan.apply:
+            self._objects.apply({**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}})
+            self._tell_what_is_not_here(manifest)
+        for ref in plan.delete:
+            self._objects.delete(Key(namespace, ref.kind, ref.name))
+        if plan.status is not None:
+            self._objects.set_status(key_of(resource), dict(plan.status))
+        for event in plan.events:
+            self._say(f"{kind.lower()}/{name}: {event.reason}: {event.message}")
+
+    def _tell_what_is_not_here(self, manifest: Manifest) -> None:
+        """Say once of each kind of thing that a cluster would enforce and this machine does not."""
+        found = set() if manifest["kind"] in CARRIED_OUT else {f"{manifest['kind']} objects have no effect"}
+        pod = manifest.get("spec", {}).get("template", {}).get("spec", {})
+        for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
+            if any(name in ("cpu", "memory") for name in container.get("resources", {}).get("limits", {})):
+                found.add("resources.limits of cpu and memory are not enforced")
+        for field in ("nodeSelector", "affinity"):
+            if field in pod:
+                found.add(f"{field} has no effect")
+        for line in sorted(found - self._not_here):
+            self._say(f"local mode: {line}")
+        self._not_here |= found
+
+    # --- what a cluster's controllers do ---
+
+    def _control(self) -> None:
+        for item in self._objects.of_kind("Deployment"):
+            self._act(deployment.decide(item, self._objects.controlled_by(item, "ReplicaSet"), self._clock()))
+        for item in self._objects.of_kind("ReplicaSet"):
+            self._act(replicaset.decide(item, self._objects.controlled_by(item, "Pod")))
+        for item in self._objects.of_kind("Job"):
+            self._act(job.decide(item, self._objects.controlled_by(item, "Pod"), self._clock()))
+        for item in self._objects.of_kind("PersistentVolumeClaim"):
+            self._objects.set_status(key_of(item), {"phase": "Bound"})
+
+    def _act(self, decided: list[actions.Action]) -> None:
+        for action in decided:
+            match action:
+                case actions.Create(manifest):
+                    self._objects.apply(_named(manifest))
+                case actions.Replace(manifest):
+                    self._objects.apply(manifest)
+                case actions.Delete(key):
+                    self._objects.delete(key)
+                case actions.SetStatus(key, status):
+                    self._objects.set_status(key, status)
+
+    async def _serve(self) -> None:
+        """A proxy for each port of each Service that has an address, pointed at the pods that are ready."""
+        wanted: dict[tuple[Key, int], tuple[Manifest, Manifest]] = {}
+        for service in self._objects.of_kind("Service"):
+            if service["spec"].get("clusterIP") != "None":
+                wanted |= {(key_of(service), port["port"]): (service, port) for port in service["spec"]["ports"]}
+        for place in self._proxies.keys() - wanted.keys():
+            proxy = self._proxies.pop(place)
+            await proxy.close()
+        for place, (service, port) in wanted.items():
+            found = self._proxies.get(place)
+            if found is None:
+                found = self._proxies[place] = Proxy(place[0].name)
+                await found.listen(self._port(*place))
+            found.backends = list(self._backends(service, port))
+
+    def _backends(self, service: Manifest, port: Manifest) -> Iterator[int]:
+        selector: dict[str, str] = service["spec"].get("selector", {})
+        for pod in self._objects.of_kind("Pod"):
+            labels = pod["metadata"].get("labels", {})
+            if actions.is_deleted(pod) or not actions.is_ready(pod) or selector.items() - labels.items():
+                continue
+            target: int | str = port["targetPort"] if "targetPort" in port else port["port"]
+            for container in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):
+                if isinstance(target, int) or any(one.get("name") == target for one in container.get("ports", ())):
+                    here = self._kubelet.port(pod, port_number(container, target))
+                    if here is not None:
+                        yield here
+                    break
+
+
+def _named(manifest: Manifest) -> Manifest:
+    """A generated name in place of generateName, and for a pod the node it is put on."""
+    metadata = dict(manifest["metadata"])
+    if "generateName" in metadata:
+        metadata["name"] = metadata.pop("generateName") + "".join(random.choices(_NAME_LETTERS, k=5))
+    named = {**manifest, "metadata": metadata}
+    if manifest["kind"] == "Pod":
+        named["spec"] = {**manifest["spec"], "nodeName": NODE}
+    return named
+
+
+def _runs(pod: Manifest, container: str) -> bool:
+    status = pod.get("status", {})
+    statuses = (*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ()))
+    return "deletionTimestamp" not in pod["metadata"] and any(one["name"] == container and "running" in one["state"] for one in statuses)
