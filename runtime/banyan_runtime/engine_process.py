@@ -25,6 +25,7 @@ from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.lastwords import EXIT_INTERNAL
+from banyan_runtime.step import Handle, Runner, RunnerInfo, Step
 
 if TYPE_CHECKING:
     from banyan_runtime.engine.loop import Engine
@@ -45,6 +46,19 @@ class Boot(msgspec.Struct, frozen=True):
     model_dir: str
     address: str  # ZeroMQ address the front is bound to
     parent: int  # process id of the front
+
+
+class CountedRunner:
+    """A runner that counts the steps it launches: the sign that the loop makes progress."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.info: RunnerInfo = runner.info
+        self.steps = 0
+
+    def launch(self, step: Step) -> Handle:
+        self.steps += 1
+        return self._runner.launch(step)
 
 
 class Watchdog:
@@ -97,10 +111,11 @@ def read_boot() -> Boot:
     return msgspec.json.decode(bytes(line), type=Boot)
 
 
-def start(boot: Boot, config: ServerConfig, send: Send) -> tuple[Engine, wire.EngineInfo]:
+def start(boot: Boot, config: ServerConfig, send: Send) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
     """Load the model and build the engine over it. Progress goes to the front, and keeps the stack dump away."""
-    from banyan_runtime.engine.loop import Engine
     from banyan_runtime.engine.limits import EngineLimits
+    from banyan_runtime.engine.loop import Engine
+    from banyan_runtime.engine.report import startup_line
     from banyan_runtime.model.runner import load
 
     def progress(phase: str, percent: int, detail: str) -> None:
@@ -114,17 +129,9 @@ def start(boot: Boot, config: ServerConfig, send: Send) -> tuple[Engine, wire.En
         faulthandler.cancel_dump_traceback_later()
     known = runner.info
     limits = EngineLimits.of(config, known)
-    log.info(
-        "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, max_running_requests=%d, context_len=%d, "
-        "available_gpu_mem=%.2f GB",
-        limits.pool_tokens,
-        limits.chunk or -1,
-        limits.max_prefill_tokens,
-        limits.max_running,
-        known.context_len,
-        known.available_bytes / (1 << 30),
-    )
-    return Engine(runner, limits, time.monotonic, log.info), limits.engine_info(known)
+    log.info("%s", startup_line(limits, known))
+    counted = CountedRunner(runner)
+    return Engine(counted, limits, time.monotonic, log.info), counted, limits.engine_info(known)
 
 
 class Send:
@@ -136,11 +143,12 @@ class Send:
     def __call__(self, message: wire.EngineMessage) -> None:
         if isinstance(message, wire.Stats):
             message.cpu_seconds = time.process_time()
+            message.last_step_unix += time.time() - time.monotonic()  # the engine's clock is the monotonic one
             message.resident_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
         self._socket.send(wire.encode(message))
 
 
-def loop(socket: zmq.Socket[bytes], engine: Engine, send: Send, watchdog: Watchdog) -> None:
+def loop(socket: zmq.Socket[bytes], engine: Engine, runner: CountedRunner, send: Send, watchdog: Watchdog) -> None:
     """Receive, take a turn, tell the front; until Shutdown. With nothing to do it sleeps in the socket."""
     while True:
         if not engine.has_work:
@@ -161,7 +169,7 @@ def loop(socket: zmq.Socket[bytes], engine: Engine, send: Send, watchdog: Watchd
                     engine.handle(message)
         for answer in engine.turn():
             send(answer)
-        watchdog.progress(engine.steps, time.monotonic())
+        watchdog.progress(runner.steps, time.monotonic())
 
 
 def main() -> int:
@@ -180,10 +188,11 @@ def main() -> int:
     socket.connect(boot.address)
     send = Send(socket)
     try:
-        engine, info = start(boot, config, send)
+        engine, runner, info = start(boot, config, send)
         writer.flush()  # the front writes its lines behind ours
         send(wire.Ready(info))
-        loop(socket, engine, send, Watchdog(config.watchdog_timeout))
+        send(engine.stats(time.monotonic()))
+        loop(socket, engine, runner, send, Watchdog(config.watchdog_timeout))
         code = 0
     except UserError as error:
         send(wire.Fatal(str(error), error.exit_code))
