@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import boto3
 import botocore.config
@@ -27,6 +27,7 @@ MAX_PARTS: Final = 10_000
 READ_ATTEMPTS: Final = 10  # tries to resume one body without a single new byte
 CONFLICT_ATTEMPTS: Final = 5  # 409: another conditional write of the same key is under way
 NONCE: Final = "banyan-write"
+PATIENCE_S: Final = 120.0  # how long an upload that has begun waits for a storage that is away
 
 _THROTTLED: Final = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
 _DENIED: Final = {
@@ -202,13 +203,12 @@ class S3Store:
         except _NoSuchKey:
             pass
 
-    def _write_once(self, key: str, nonce: str, write: Any, *, conditional: bool) -> ObjectInfo:
+    def _write_once(self, key: str, nonce: str, write: Callable[[], ObjectInfo], *, conditional: bool) -> ObjectInfo:
         """Carry out one write whose answer may get lost: in doubt, an object with our nonce is ours."""
         for attempt in range(CONFLICT_ATTEMPTS):
             try:
                 with _errors(self.uri(key)):
-                    written: ObjectInfo = write()
-                    return written
+                    return write()
             except _Conflict:
                 time.sleep(0.1 * 2**attempt)
             except _NoSuchKey as error:
@@ -257,7 +257,8 @@ class S3Upload:
     def complete(self, *, if_match: str | None = None, if_none_match: bool = False) -> ObjectInfo:
         store, key = self._store, self._key
         if self._id is None:
-            return store.put(key, bytes(self._buffer), if_match=if_match, if_none_match=if_none_match, metadata=self._metadata)
+            data = bytes(self._buffer)
+            return _patiently(lambda: store.put(key, data, if_match=if_match, if_none_match=if_none_match, metadata=self._metadata))
         self._send(bytes(self._buffer))
         self._buffer.clear()
         upload_id = self._id
@@ -272,7 +273,8 @@ class S3Upload:
             )
             return ObjectInfo(key=key, size=self._size, tag=answer["ETag"], metadata=self._metadata)
 
-        info = store._write_once(key, self._nonce, finish, conditional=if_match is not None or if_none_match)
+        conditional = if_match is not None or if_none_match
+        info = _patiently(lambda: store._write_once(key, self._nonce, finish, conditional=conditional))
         self._id = None
         return info
 
@@ -289,12 +291,31 @@ class S3Upload:
         number = len(self._parts) + 1
         if number > MAX_PARTS:
             raise StoreError(self._store.uri(self._key), f"larger than {MAX_PARTS} parts of {self._store.part_bytes} bytes")
-        with _errors(self._store.uri(self._key)):
-            if self._id is None:
-                begun = self._store.client.create_multipart_upload(**where, Metadata=self._metadata | {NONCE: self._nonce})
-                self._id = begun["UploadId"]
-            answer = self._store.client.upload_part(**where, UploadId=self._id, PartNumber=number, Body=data)
-        self._parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+
+        def send() -> str:
+            with _errors(self._store.uri(self._key)):
+                if self._id is None:
+                    begun = self._store.client.create_multipart_upload(**where, Metadata=self._metadata | {NONCE: self._nonce})
+                    self._id = begun["UploadId"]
+                answer = self._store.client.upload_part(**where, UploadId=self._id, PartNumber=number, Body=data)
+            return str(answer["ETag"])
+
+        self._parts.append({"PartNumber": number, "ETag": _patiently(send)})
+
+
+T = TypeVar("T")
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    """Hours of work may hang on an upload: beyond the client's own retries, wait for the storage to come back."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except (Throttled, Unreachable):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(2.0)
 
 
 class _OutOfRange(StoreError):

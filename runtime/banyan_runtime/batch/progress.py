@@ -1,0 +1,107 @@
+"""How far a run is: counters, rates and the two forms they are published in, the JSON of /progress and Prometheus text."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
+
+from banyan_runtime.batch.records import RequestCounts, Usage
+
+Phase = Literal["starting", "running", "publishing", "done"]
+RATE_WINDOW_S: Final = 30.0
+
+
+class Report(msgspec.Struct, frozen=True, rename="camel"):
+    """GET /progress."""
+
+    phase: Phase
+    total: int | None
+    completed: int
+    failed: int
+    percent: int  # 100 only once the results are published
+    tokens_per_second: float
+    requests_per_second: float
+    eta_seconds: int | None
+    usage: Usage
+
+
+@dataclass(slots=True)
+class Progress:
+    """The counters of one run. `now` is always given, in seconds of one monotonic clock."""
+
+    phase: Phase = "starting"
+    total: int | None = None
+    completed: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    limit: int = 0
+    retries: int = 0
+    usage: Usage = field(default_factory=Usage)
+    storage_errors: Counter[str] = field(default_factory=Counter)  # by operation
+    storage_bytes: Counter[str] = field(default_factory=Counter)  # by direction: read, write
+    _samples: deque[tuple[float, int, int]] = field(default_factory=deque)  # (time, lines, tokens)
+
+    @property
+    def counts(self) -> RequestCounts:
+        return RequestCounts(self.completed + self.failed if self.total is None else self.total, self.completed, self.failed)
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens; for embeddings, which generate none, those that were read."""
+        return self.usage.completion_tokens or self.usage.prompt_tokens
+
+    def report(self, now: float) -> Report:
+        done = self.completed + self.failed
+        lines_per_s, tokens_per_s = self._rates(now)
+        percent = 100 if self.phase == "done" else min(99, 100 * done // self.total) if self.total else 0
+        eta = None
+        if self.phase == "done":
+            eta = 0
+        elif self.total is not None and lines_per_s > 0:
+            eta = int((self.total - done) / lines_per_s) + 1
+        return Report(
+            self.phase, self.total, self.completed, self.failed, percent, round(tokens_per_s, 1), round(lines_per_s, 2), eta, self.usage
+        )
+
+    def _rates(self, now: float) -> tuple[float, float]:
+        """Lines and tokens per second over the last RATE_WINDOW_S, at one sample a second at most."""
+        current = (now, self.completed + self.failed, self.tokens)
+        if not self._samples or now - self._samples[-1][0] >= 1.0:
+            self._samples.append(current)
+        while len(self._samples) > 1 and now - self._samples[0][0] > RATE_WINDOW_S:
+            self._samples.popleft()
+        then, lines, tokens = self._samples[0]
+        elapsed = now - then
+        return (0.0, 0.0) if elapsed < 0.5 else ((current[1] - lines) / elapsed, (current[2] - tokens) / elapsed)
+
+    def prometheus(self) -> str:
+        """The text of /metrics."""
+        remaining = 0 if self.total is None else self.total - self.completed - self.failed
+        lines = {"completed": self.completed, "failed": self.failed, "cancelled": 0, "expired": 0}
+        tokens = {
+            "prompt": self.usage.prompt_tokens,
+            "cached": self.usage.cached_tokens,
+            "completion": self.usage.completion_tokens,
+        }
+        errors = {operation: self.storage_errors[operation] for operation in ("get", "put", "list", "head", "multipart")}
+        moved = {direction: self.storage_bytes[direction] for direction in ("read", "write")}
+        parts = [
+            _series("banyan_batch_lines_total", "counter", "Input lines with an outcome.", "status", lines),
+            _series("banyan_batch_lines_remaining", "gauge", "Input lines without an outcome.", None, {"": remaining}),
+            _series("banyan_batch_line_retries_total", "counter", "Tries beyond a line's first.", None, {"": self.retries}),
+            _series("banyan_batch_requests_in_flight", "gauge", "Requests sent and not answered.", None, {"": self.in_flight}),
+            _series("banyan_batch_concurrency_limit", "gauge", "Requests that may be in flight now.", None, {"": self.limit}),
+            _series("banyan_batch_tokens_total", "counter", "Tokens of answered lines.", "kind", tokens),
+            _series("banyan_batch_s3_errors_total", "counter", "Failed storage calls, after the client's retries.", "operation", errors),
+            _series("banyan_batch_s3_bytes_total", "counter", "Bytes read from and written to the storage.", "direction", moved),
+        ]
+        return "".join(parts)
+
+
+def _series(name: str, kind: str, help: str, label: str | None, values: Mapping[str, int]) -> str:
+    rows = [f'{name}{{{label}="{value}"}} {count}' if label else f"{name} {count}" for value, count in values.items()]
+    return "\n".join([f"# HELP {name} {help}", f"# TYPE {name} {kind}", *rows, ""])
