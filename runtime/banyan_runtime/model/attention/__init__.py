@@ -1,0 +1,25 @@
+"""Attention backends: objects behind one protocol, chosen once at start. Each sees the KV pool and a step's numpy columns."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from banyan_runtime.step import Step
+
+
+class Attention(Protocol):
+    """Attention over the paged KV pool."""
+
+    name: str
+
+    def plan(self, step: Step) -> None:
+        """Prepare what all layers of a step share: where keys lie, which of them each query sees."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store k and v [T, kv_heads, head_dim] in the planned slots, then attend.
+
+        q and the result: [T, heads, head_dim]. Prefill and decode are told apart by the plan: a query sees the positions up
+        to its own, whether they were computed in this step, an earlier one, or by another request with the same prefix.
+        """

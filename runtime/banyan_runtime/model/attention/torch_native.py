@@ -1,0 +1,132 @@
+"""Attention in plain torch, on the CPU and on CUDA: gather the keys, multiply, mask, softmax, multiply.
+
+Matrix products instead of torch's fused attention: with one query per sequence the fused kernel is 30 times slower on the
+CPU, and its bits differ between prefill and decode. Here a query's result does not depend on what it is computed beside:
+each chunk of 128 keys is a product and a softmax of its own, whatever the batch, and chunks are joined by their weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from banyan_runtime.model.attention.tiles import CHUNK, groups
+from banyan_runtime.model.invariance import round_up, row_multiple
+from banyan_runtime.model.pool import KvPool
+from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A group of tiles on the device."""
+
+    tiles: int
+    queries: int
+    chunks: int
+    tokens: Tensor | None  # [tiles * queries] which tokens of the step; None: all, in order
+    real: Tensor | None  # [tokens of this group] in tiles * queries; None: all
+    targets: Tensor | None  # [tokens of this group] in the step; None: all, in order
+    pages: Tensor
+    hidden: dict[int | None, Tensor]  # window → bool [tiles, queries, 1, chunks * CHUNK]: keys a query does not see
+
+
+class TorchAttention:
+    name = "torch_native"
+
+    def __init__(self, spec: ModelSpec, pool: KvPool) -> None:
+        self._spec = spec
+        self._pool = pool
+        self._windows = frozenset(spec.windows)
+        self._scale = 1.0 / math.sqrt(spec.head_dim)
+        self._row_multiple = _measure(spec.head_dim, pool.dtype) if pool.device.type == "cpu" else 1
+        self._slots = torch.empty(0, dtype=torch.int64)
+        self._groups: list[_Planned] = []
+
+    def plan(self, step: Step) -> None:
+        device = self._pool.device
+        self._slots = torch.from_numpy(step.out_slots).to(device, torch.int64)
+        self._groups = []
+        for group in groups(step, self._spec.heads):
+            tokens = torch.from_numpy(group.tokens).to(device)
+            real = None if group.real is None else torch.from_numpy(group.real).to(device)
+            positions = torch.from_numpy(group.positions).to(device)[:, :, None, None]
+            keys = torch.arange(group.chunks * CHUNK, device=device)
+            future = keys > positions
+            self._groups.append(
+                _Planned(
+                    tiles=positions.shape[0],
+                    queries=group.queries,
+                    chunks=group.chunks,
+                    tokens=None if real is None else tokens,
+                    real=real,
+                    targets=None if real is None else tokens[real],
+                    pages=torch.from_numpy(group.pages).to(device),
+                    hidden={w: future if w is None else future | (keys <= positions - w) for w in self._windows},
+                )
+            )
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._pool.store(layer, self._slots, k, v)
+        q = q * self._scale
+        out: Tensor | None = None
+        for group in self._groups:
+            values = self._attend_group(layer, q if group.tokens is None else q.index_select(0, group.tokens), group)
+            if group.real is None or group.targets is None:
+                return values
+            out = torch.empty_like(q) if out is None else out
+            out.index_copy_(0, group.targets, values.index_select(0, group.real))
+        assert out is not None, "a step has at least one token"
+        return out
+
+    def _attend_group(self, layer: int, q: Tensor, group: _Planned) -> Tensor:
+        """q and the result: [tiles * queries, heads, head_dim]."""
+        spec, n, chunks = self._spec, group.tiles, group.chunks
+        kv_heads, dim, batch = spec.kv_heads, spec.head_dim, spec.kv_heads * n
+        rows = group.queries * spec.group  # queries times the heads that share a KV head: all meet the same keys
+        q = q.view(n, group.queries, kv_heads, spec.group, dim).permute(2, 0, 1, 3, 4).reshape(batch, rows, dim)
+        if padding := round_up(rows, self._row_multiple) - rows:
+            q = F.pad(q, (0, 0, 0, padding))
+        keys = self._pool.keys(layer, group.pages).view(batch, chunks * CHUNK, dim)
+        scores = torch.bmm(q, keys.transpose(1, 2))
+        seen = scores.view(kv_heads, n, rows + padding, chunks * CHUNK)[:, :, :rows].view(kv_heads, n, group.queries, spec.group, -1)
+        seen.masked_fill_(group.hidden[spec.windows[layer]], torch.finfo(scores.dtype).min)
+        by_chunk = scores.view(batch, rows + padding, chunks, CHUNK).float()
+        weights = torch.softmax(by_chunk, -1)
+        values = self._pool.values(layer, group.pages).view(batch * chunks, CHUNK, dim)
+        parts = torch.bmm(weights.permute(0, 2, 1, 3).to(q.dtype).reshape(batch * chunks, rows + padding, CHUNK), values)
+        if chunks > 1:
+            shares = _shares(by_chunk, weights).permute(0, 2, 1).unsqueeze(-1)
+            parts = parts.view(batch, chunks, rows + padding, dim).float().mul_(shares).sum(1).to(q.dtype)
+        out = parts.view(kv_heads, n, rows + padding, dim)[:, :, :rows].view(kv_heads, n, group.queries, spec.group, dim)
+        return out.permute(1, 2, 0, 3, 4).reshape(n * group.queries, spec.heads, dim)
+
+
+def _shares(scores: Tensor, weights: Tensor) -> Tensor:
+    """What each chunk counts in the whole: fp32 [batch, rows, chunks], sum 1 over the chunks.
+
+    scores, weights: [batch, rows, chunks, CHUNK], weights the softmax over the last. A chunk's sum of exponentials, relative
+    to its largest, is one over its largest weight. A chunk that is wholly masked gets exactly 0. In fp64, so that how many
+    such chunks stand behind the real ones leaves no trace in the rounded result.
+    """
+    logsum = scores.amax(-1).double() - weights.amax(-1).double().log_()
+    return torch.softmax(logsum, -1).float()
+
+
+def _measure(head_dim: int, dtype: torch.dtype) -> int:
+    """Rows that both batched products need for results independent of their number."""
+    generator = torch.Generator().manual_seed(1)
+    keys = torch.randn(6, CHUNK, head_dim, generator=generator).to(dtype)
+
+    def scores(q: Tensor) -> Tensor:
+        return torch.bmm(q, keys[: q.shape[0]].transpose(1, 2))
+
+    def mixed(weights: Tensor) -> Tensor:
+        return torch.bmm(weights, keys[: weights.shape[0]])
+
+    # One product alone takes another path than several.
+    return max(row_multiple(product, width, dtype, (n,)) for n in (1, 6) for product, width in ((scores, head_dim), (mixed, CHUNK)))

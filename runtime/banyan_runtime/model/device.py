@@ -1,0 +1,75 @@
+"""Which device and number type a server computes with, and how much memory is left there."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import torch
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError
+from banyan_runtime.model import host
+from banyan_runtime.model.spec import ModelSpec
+
+log = logging.getLogger("banyan")
+
+_NAMES: Final = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+_BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Flags of /proc/cpuinfo that mean fast products in bfloat16; `bf16` is ARM's."""
+
+
+def choose_device(config: ServerConfig) -> torch.device:
+    """The device that --device names, or cuda where there is one. Raises ConfigError where it is not there."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device=cuda: no CUDA device was found, or torch was built without CUDA; use --device=cpu")
+    name = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+
+
+def choose_dtype(config: ServerConfig, spec: ModelSpec, device: torch.device) -> torch.dtype:
+    """The type of weights and activations: --dtype, or what the device computes fast. Never float16 on the CPU."""
+    checkpoint = _NAMES.get(spec.dtype or "float32", torch.float32)
+    if config.dtype == "auto":
+        chosen = _fast_on_cpu() if device.type == "cpu" else _fast_on_cuda(checkpoint, device)
+    else:
+        chosen = _NAMES[config.dtype]
+        if chosen == torch.float16 and device.type == "cpu":
+            raise ConfigError(
+                f"--dtype={config.dtype} is not supported on the CPU, which has no fast products for it; use bfloat16 or float32"
+            )
+    if chosen != checkpoint:
+        if torch.float32 in (chosen, checkpoint):
+            log.info("%s %s to %s.", "Upcasting" if chosen == torch.float32 else "Downcasting", checkpoint, chosen)
+        else:
+            log.warning("Casting %s to %s.", checkpoint, chosen)
+    return chosen
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory of the device that can still be allocated; of the host, where the device is the CPU."""
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    return host.memory_available()
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _fast_on_cpu() -> torch.dtype:
+    return torch.bfloat16 if _BF16_FLAGS & host.instruction_sets() else torch.float32
+
+
+def _fast_on_cuda(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
+    """Half-width types have tensor cores; bfloat16 only from compute capability 8.0 on."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return torch.float16
+    return torch.float16 if checkpoint == torch.float32 else checkpoint

@@ -1,0 +1,100 @@
+"""The KV pool: keys and values of every layer by slot, and how many slots there are."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError
+from banyan_runtime.model import device as devices
+from banyan_runtime.model import host
+from banyan_runtime.model.spec import ModelSpec
+
+log = logging.getLogger("banyan")
+
+_GIB = 1 << 30
+
+
+class KvPool:
+    """Keys and values [layers][kv_heads, slots, head_dim]; heads outermost, so that gathered keys need no second copy before
+    they are multiplied. The first page is padding and stays zero."""
+
+    def __init__(self, spec: ModelSpec, tokens: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._page_size = page_size
+        shape = (spec.layers, spec.kv_heads, tokens + page_size, spec.head_dim)
+        self._k = torch.zeros(shape, dtype=dtype, device=device)
+        self._v = torch.zeros(shape, dtype=dtype, device=device)
+        paged = (spec.layers, spec.kv_heads, shape[2] // page_size, page_size * spec.head_dim)
+        self._k_pages, self._v_pages = self._k.view(paged).unbind(0), self._v.view(paged).unbind(0)
+        self._k_slots, self._v_slots = self._k.unbind(0), self._v.unbind(0)
+
+    @property
+    def bytes(self) -> int:
+        return self._k.nbytes + self._v.nbytes
+
+    def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """k and v [T, kv_heads, head_dim] into slots [T]."""
+        self._k_slots[layer].index_copy_(1, slots, k.transpose(0, 1))
+        self._v_slots[layer].index_copy_(1, slots, v.transpose(0, 1))
+
+    def keys(self, layer: int, pages: Tensor) -> Tensor:
+        """The keys of pages [n]: [kv_heads, n, page_size * head_dim]."""
+        return self._k_pages[layer].index_select(1, pages)
+
+    def values(self, layer: int, pages: Tensor) -> Tensor:
+        """The values of pages [n]: [kv_heads, n, page_size * head_dim]."""
+        return self._v_pages[layer].index_select(1, pages)
+
+    def scrub(self, slots: Tensor) -> None:
+        """Make the slots of a failed request finite again. Masked keys weigh 0, but 0 times NaN would be NaN, and the next
+        owner of a page is computed together with what the last one left in its tail."""
+        for cells in (self._k, self._v):
+            cells[:, :, slots] = torch.nan_to_num(cells[:, :, slots])
+
+
+def cell_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Bytes that one token takes in all layers."""
+    return 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype.itemsize
+
+
+def choose_tokens(
+    config: ServerConfig, spec: ModelSpec, context_len: int, dtype: torch.dtype, device: torch.device, free_before_load: int
+) -> int:
+    """Tokens of the pool, a multiple of the page size: what fits, or --max-total-tokens where that is less.
+
+    On the CPU the default is a quarter of the memory limit and at most 4 contexts or 65,536 tokens: memory that is not needed
+    belongs to the machine's other programs. Raises ConfigError when not even one page fits.
+    """
+    cell = cell_bytes(spec, dtype)
+    available = devices.available_bytes(device)
+    wanted = config.max_total_tokens
+    if device.type == "cuda":
+        fraction = config.mem_fraction_static or _cuda_fraction(config, device)
+        fits = int(available - free_before_load * (1 - fraction)) // cell
+        default = fits
+    else:
+        fraction = config.mem_fraction_static or 0.9
+        fits = int(available - free_before_load * (1 - fraction)) // cell
+        default = fits if config.mem_fraction_static else min(4 * context_len, 65_536, host.memory_limit() // 4 // cell, fits)
+    if wanted is not None and wanted > fits:
+        log.warning("max_total_tokens=%d is larger than the %d tokens that fit into memory; %d are used.", wanted, fits, fits)
+    tokens = min(wanted or default, fits) // config.page_size * config.page_size
+    if tokens <= 0:
+        raise ConfigError(
+            f"Not enough memory. Please try to increase --mem-fraction-static. {available / _GIB:.2f} GB are free, of which "
+            f"{fraction:.0%} may be used; a token of this model takes {cell} bytes, --page-size={config.page_size} of them are the least."
+        )
+    return tokens
+
+
+def _cuda_fraction(config: ServerConfig, device: torch.device) -> float:
+    """Part of a GPU's memory for weights and pool: what a step's activations need is left free."""
+    mib = torch.cuda.get_device_properties(device).total_memory >> 20
+    chunk = config.chunked_prefill_size if (config.chunked_prefill_size or 0) > 0 else 8192
+    reserve = 512 + 1.5 * max(chunk or 0, 2048) + 128
+    return 1 - max(reserve, 10 * 1024 if mib > 60 * 1024 else 0) / mib

@@ -1,0 +1,64 @@
+"""Rotary position embeddings, in the layout that rotates the two halves of a head against each other."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from banyan_runtime.model.spec import LinearRope, Llama3Rope, ModelSpec, PlainRope
+
+
+def inverse_frequencies(spec: ModelSpec) -> Tensor:
+    """Radians per position of each pair of a head: fp32 [head_dim / 2]."""
+    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
+    plain = 1.0 / (spec.rope_theta**exponents)
+    match spec.rope:
+        case PlainRope():
+            return plain
+        case LinearRope(factor=factor):
+            return plain / factor
+        case Llama3Rope() as rope:
+            wavelength = 2 * math.pi / plain
+            ramp = (rope.original_context / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+            between = (1 - ramp) * plain / rope.factor + ramp * plain
+            short = wavelength < rope.original_context / rope.high_freq_factor
+            long = wavelength > rope.original_context / rope.low_freq_factor
+            return torch.where(short, plain, torch.where(long, plain / rope.factor, between))
+
+
+class Rope:
+    """Cosines and sines by position, in the model's dtype.
+
+    Tables, computed in blocks of fixed size, instead of a computation per step: a position's values must not depend on what
+    they are computed beside. They grow with the longest sequence seen, because few servers use the context they announce.
+    """
+
+    BLOCK = 4096  # positions
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self._frequencies = inverse_frequencies(spec)
+        self._half = spec.head_dim // 2
+        self._cos = torch.empty(0, spec.head_dim, dtype=dtype, device=device)
+        self._sin = self._cos
+        self.reserve(1)
+
+    def reserve(self, positions: int) -> None:
+        """Make the tables hold positions 0 … positions - 1."""
+        while (start := self._cos.shape[0]) < positions:
+            angles = torch.outer(torch.arange(start, start + self.BLOCK).float(), self._frequencies)
+            cos, sin = angles.cos(), angles.sin()
+            self._cos = torch.cat((self._cos, torch.cat((cos, cos), -1).to(self._cos)))
+            # The sign that the rotation gives the first half is kept in the table.
+            self._sin = torch.cat((self._sin, torch.cat((-sin, sin), -1).to(self._sin)))
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin for reserved positions [T], each [T, 1, head_dim]."""
+        return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
+
+    def rotate(self, x: Tensor, at: tuple[Tensor, Tensor]) -> Tensor:
+        """x [T, heads, head_dim] rotated by its positions."""
+        cos, sin = at
+        swapped = torch.cat((x[..., self._half :], x[..., : self._half]), -1)
+        return (x * cos).add_(swapped.mul_(sin))

@@ -1,0 +1,155 @@
+"""Logits → tokens: penalties, banned ids, temperature, filters, draw.
+
+Filters are joint: top_k, top_p and min_p all judge the same softmax. Nothing here sorts or draws over [rows, vocabulary]
+unless it must: on the CPU that costs more than the model (10 ms a sorted row of 151,936).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan_runtime.model import noise
+from banyan_runtime.step import F32, I32, U64, History, SamplingColumns
+
+GREEDY_BELOW: Final = 1e-6  # temperature
+_WIDTHS: Final = (256, 4096)  # candidates looked at before the whole row is sorted
+_TIES: Final = 64  # candidates looked at beyond the largest top_k, for equal probabilities at its edge
+_SURE: Final = 2.5
+"""The largest (log probability + Gumbel) of a row is a Gumbel variable itself: below ln(mass) - 2.5 once in 200,000 draws.
+Cells that cannot reach this bound are ruled out before the logarithms; where none reaches it, all are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Filters and noise of the rows drawn from, as columns."""
+
+    top_k: I32
+    top_p: F32
+    min_p: F32
+    seed: U64
+    position: I32
+
+    def __getitem__(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> _Draw:
+        return _Draw(self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seed[rows], self.position[rows])
+
+
+def sample(logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
+    """One token for each row of fp32 logits [n, vocab_size], which are changed in place.
+
+    columns: n cells each; positions: absolute position of each token drawn. Returns token ids int64 [n] and failed bool [n]:
+    rows with NaN, or without any admissible token.
+    """
+    for row, (history, banned) in enumerate(zip(columns.histories, columns.banned, strict=True)):
+        if history is not None:
+            _penalize(logits[row], history, columns, row)
+        if banned is not None:
+            logits[row].index_fill_(0, torch.from_numpy(banned).to(logits.device, torch.int64), -math.inf)
+    highest, tokens = logits.max(-1)
+    failed = ~torch.isfinite(highest)
+    drawn = np.flatnonzero((columns.temperature >= GREEDY_BELOW) & (columns.top_k != 1))
+    if len(drawn):
+        cells = _Draw(columns.top_k, columns.top_p, columns.min_p, columns.seed, positions)[drawn]
+        where = torch.from_numpy(drawn).to(logits.device)
+        temperatures = torch.from_numpy(columns.temperature[drawn]).to(logits.device).unsqueeze(1)
+        probabilities = torch.softmax(logits.index_select(0, where) / temperatures, -1)
+        # A failed row's probabilities are NaN; any numbers do instead, its token is not used.
+        probabilities.masked_fill_(failed.index_select(0, where).unsqueeze(1), 1.0 / logits.shape[1])
+        tokens.index_copy_(0, where, _draw(probabilities, cells))
+    return tokens, failed
+
+
+def _penalize(logits: Tensor, history: History, columns: SamplingColumns, row: int) -> None:
+    """Repetition over prompt and output first, then frequency and presence over the output: vLLM's order."""
+    if (repetition := float(columns.repetition_penalty[row])) != 1.0:
+        seen = torch.from_numpy(np.concatenate((history.prompt, history.output))).to(logits.device, torch.int64)
+        values = logits.index_select(0, seen)  # a token seen twice is written twice, with the same value
+        logits.index_copy_(0, seen, torch.where(values > 0, values / repetition, values * repetition))
+    frequency, presence = float(columns.frequency_penalty[row]), float(columns.presence_penalty[row])
+    if (frequency or presence) and len(history.output):
+        ids, counts = np.unique(history.output, return_counts=True)
+        where = torch.from_numpy(ids).to(logits.device, torch.int64)
+        logits.index_add_(0, where, torch.from_numpy((-frequency * counts - presence).astype(np.float32)).to(logits.device))
+
+
+def _draw(probabilities: Tensor, cells: _Draw) -> Tensor:
+    """Draw a token id for each row of probabilities [n, vocab_size]."""
+    tokens = torch.empty(probabilities.shape[0], dtype=torch.int64, device=probabilities.device)
+    filtered = (cells.top_k > 1) | (cells.top_p < 1)
+    for rows, draw in ((np.flatnonzero(filtered), _draw_filtered), (np.flatnonzero(~filtered), _draw_open)):
+        if len(rows):
+            where = torch.from_numpy(rows).to(probabilities.device)
+            tokens.index_copy_(0, where, draw(probabilities.index_select(0, where), cells[rows]))
+    return tokens
+
+
+def _draw_filtered(probabilities: Tensor, cells: _Draw) -> Tensor:
+    """Draw where top_k or top_p cuts the tail off, from as few of the likeliest tokens as decide the cut."""
+    n, vocabulary = probabilities.shape
+    device = probabilities.device
+    tokens = torch.empty(n, dtype=torch.int64, device=device)
+    pending = np.arange(n)
+    first = max(_WIDTHS[0], int(cells.top_k.max()) + _TIES)
+    for width in (first, *(width for width in _WIDTHS[1:] if first < width), vocabulary):
+        width = min(width, vocabulary)
+        rows = cells[pending]
+        where = torch.from_numpy(pending).to(device)
+        values, ids = _ranked(probabilities.index_select(0, where), width)
+        keep = _kept(values, rows, vocabulary)
+        last = values.gather(1, keep.sum(1, keepdim=True) - 1)
+        # What was not looked at must be less likely than the last token kept, or it might belong before it.
+        decided = (values[:, -1:] < last).squeeze(1) | (width == vocabulary)
+        scores = values.double().log() + noise.gumbel(noise.hashes(rows.seed, rows.position, ids))
+        best = scores.masked_fill_(~keep, -math.inf).argmax(1, keepdim=True)
+        tokens.index_copy_(0, where, ids.gather(1, best).squeeze(1))
+        pending = pending[~decided.cpu().numpy()]
+        if not len(pending):
+            break
+    return tokens
+
+
+def _ranked(probabilities: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` likeliest tokens of each row and their ids, likeliest first, equal ones by id."""
+    values, ids = probabilities.topk(width, sorted=False)
+    ids, order = ids.sort(1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _kept(values: Tensor, cells: _Draw, vocabulary: int) -> Tensor:
+    """Which of the ranked tokens pass all filters: bool, a prefix of each row."""
+    device = values.device
+    limit = torch.from_numpy(np.where(cells.top_k > 0, cells.top_k, vocabulary)).to(device).unsqueeze(1)
+    mass = torch.from_numpy(np.where(cells.top_p < 1, cells.top_p, np.inf)).to(device).unsqueeze(1)
+    floor = torch.from_numpy(cells.min_p).to(device).unsqueeze(1) * values[:, :1]
+    before = values.double().cumsum(1) - values.double()
+    before[:, 0] = 0.0  # the likeliest token is always kept
+    return (torch.arange(values.shape[1], device=device) < limit) & (before <= mass) & (values >= floor)
+
+
+def _draw_open(probabilities: Tensor, cells: _Draw) -> Tensor:
+    """Draw where the whole vocabulary takes part, or all that min_p leaves."""
+    if (cells.min_p > 0).any():
+        floor = torch.from_numpy(cells.min_p).to(probabilities.device).unsqueeze(1) * probabilities.amax(1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
+    mass = probabilities.sum(1, keepdim=True)
+    bits = noise.hashes(cells.seed, cells.position, torch.arange(probabilities.shape[1], device=probabilities.device))
+    # log p + g >= ln(mass) - SURE means -ln u <= p·e^SURE / mass, and 1 - u is at most -ln u. The slack covers fp32 rounding.
+    possible = noise.distance_to_one(bits) <= probabilities * (math.exp(_SURE) * 1.001 / mass)
+    rows, ids = torch.nonzero(possible & (probabilities > 0), as_tuple=True)
+    scores = probabilities[rows, ids].double().log() + noise.gumbel(bits[rows, ids])
+    best = torch.full((len(probabilities),), -math.inf, dtype=torch.float64, device=probabilities.device)
+    best.scatter_reduce_(0, rows, scores, "amax")
+    winners = scores == best[rows]
+    tokens = torch.full((len(probabilities),), probabilities.shape[1], dtype=torch.int64, device=probabilities.device)
+    tokens.scatter_reduce_(0, rows[winners], ids[winners], "amin")
+    unsure = torch.nonzero(best < mass.squeeze(1).double().log() - _SURE).squeeze(1)
+    if len(unsure):
+        everything = probabilities[unsure].double().log() + noise.gumbel(bits[unsure])
+        tokens[unsure] = everything.argmax(1)
+    return tokens

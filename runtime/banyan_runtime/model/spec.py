@@ -1,0 +1,240 @@
+"""config.json → `ModelSpec`: what the one decoder needs to know of a model. No torch here.
+
+A family of models is a row in `_FAMILIES` (which options it turns on) and nothing more. The spellings of transformers 4
+(`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`) are both read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from banyan_runtime.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRope:
+    """Frequencies as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRope:
+    """Every frequency divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Long wavelengths divided by `factor`, short ones kept, a ramp between them (Llama 3.1 and later)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+RopeScaling = PlainRope | LinearRope | Llama3Rope
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One decoder. Sizes in elements; `windows[i]` is how many tokens layer i looks back, itself included (None: all)."""
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tied: bool
+    rope_theta: float
+    rope: RopeScaling
+    windows: tuple[int | None, ...]
+    context_len: int  # tokens the model was made for
+    dtype: str | None  # of the checkpoint, as config.json says: float32, bfloat16, ...
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What an architecture turns on. A string names the key of config.json that decides (default false)."""
+
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool = False
+    kv_heads: int | None = None  # where config.json has no num_key_value_heads; None: as many as heads
+    head_dim: int | None = None  # where it has no head_dim; None: hidden_size / heads
+    window: int | None = None  # where it has no sliding_window at all
+    window_switch: bool = False  # sliding_window counts only with use_sliding_window, from max_window_layers on
+
+
+_FAMILIES: Final[dict[str, _Family]] = {
+    "LlamaForCausalLM": _Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
+    "MistralForCausalLM": _Family(kv_heads=8, window=4096),
+    "Qwen2ForCausalLM": _Family(qkv_bias=True, window_switch=True),
+    "Qwen3ForCausalLM": _Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, head_dim=128, window_switch=True),
+}
+SUPPORTED: Final = tuple(_FAMILIES)
+
+
+def read(model_dir: Path, overrides: str = "{}") -> ModelSpec:
+    """The spec of the model in a folder; `overrides` is a JSON object whose keys replace those of config.json.
+
+    Raises ModelError with the file, the key and what to do.
+    """
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{model_dir}: there is no config.json; --model-path must be a folder with config.json and *.safetensors"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({error}); fetch the model again") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: is {type(config).__name__}, not a JSON object; fetch the model again")
+    return parse(config | json.loads(overrides), where=str(path))
+
+
+def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
+    """The spec that the contents of a config.json describe. `where` names the file in errors."""
+    keys = _Keys(config, where)
+    architecture = keys.architecture()
+    family = _FAMILIES[architecture]
+    if config.get("quantization_config") is not None:
+        raise ModelError(
+            f"{where}: quantization_config is set; quantized checkpoints are not supported, use the model's bfloat16 or float16 files"
+        )
+    if (act := config.get("hidden_act", "silu")) != "silu":
+        raise ModelError(f"{where}: hidden_act={act} is not supported; the supported models use silu")
+    hidden, heads, layers = keys.size("hidden_size"), keys.size("num_attention_heads"), keys.size("num_hidden_layers")
+    kv_heads = keys.size("num_key_value_heads", family.kv_heads or heads)
+    if heads % kv_heads:
+        raise ModelError(f"{where}: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
+    if config.get("head_dim") is None and family.head_dim is None and hidden % heads:
+        raise ModelError(f"{where}: hidden_size={hidden} is not a multiple of num_attention_heads={heads}, and head_dim is not set")
+    head_dim = keys.size("head_dim", family.head_dim or hidden // heads)
+    if head_dim % 2:
+        raise ModelError(f"{where}: head_dim={head_dim} is odd; rotary embeddings need an even one")
+    theta, rope, stretch = keys.rope()
+    dtype = config.get("dtype", config.get("torch_dtype"))
+    return ModelSpec(
+        architecture=architecture,
+        model_type=str(config.get("model_type", architecture.removesuffix("ForCausalLM").lower())),
+        vocab_size=keys.size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=keys.size("intermediate_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        qkv_bias=keys.switch(family.qkv_bias),
+        output_bias=keys.switch(family.output_bias),
+        mlp_bias=keys.switch(family.mlp_bias),
+        qk_norm=family.qk_norm,
+        tied=keys.switch("tie_word_embeddings"),
+        rope_theta=theta,
+        rope=rope,
+        windows=keys.windows(family, layers),
+        context_len=int(keys.size("max_position_embeddings") * stretch),
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+    )
+
+
+class _Keys:
+    """Typed reads of one config.json, with errors that name the file and the key."""
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self.config = config
+        self.where = where
+
+    def architecture(self) -> str:
+        named = self.config.get("architectures")
+        if not isinstance(named, list) or not named:
+            raise ModelError(f"{self.where}: 'architectures' is missing; supported are {', '.join(SUPPORTED)}")
+        for name in named:
+            if name in _FAMILIES:
+                return str(name)
+        raise ModelError(f"{self.where}: architecture {', '.join(map(str, named))} is not supported; supported are {', '.join(SUPPORTED)}")
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.config.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelError(f"{self.where}: '{key}' is missing; the file is not a complete config of a language model")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelError(f"{self.where}: '{key}' is {value!r}, not a positive integer")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        return _number(self.config.get(key, default), key, self.where)
+
+    def switch(self, value: bool | str) -> bool:
+        if isinstance(value, bool):
+            return value
+        found = self.config.get(value) or False
+        if not isinstance(found, bool):
+            raise ModelError(f"{self.where}: '{value}' is {found!r}, not true or false")
+        return found
+
+    def rope(self) -> tuple[float, RopeScaling, float]:
+        """Theta, the scaling, and by how much the scaling stretches max_position_embeddings."""
+        rope: Any = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        if not isinstance(rope, dict):
+            raise ModelError(f"{self.where}: rope settings are {rope!r}, not an object")
+        theta = _number(rope.get("rope_theta", self.config.get("rope_theta", 10_000.0)), "rope_theta", self.where)
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if rope.get("partial_rotary_factor", self.config.get("partial_rotary_factor", 1.0)) != 1.0:
+            raise ModelError(f"{self.where}: partial_rotary_factor is not supported; the supported models rotate whole heads")
+
+        def value(key: str) -> float:
+            return _number(rope.get(key), f"rope {key}", self.where)
+
+        if kind == "default":
+            return theta, PlainRope(), 1.0
+        if kind == "linear":
+            return theta, LinearRope(value("factor")), value("factor")
+        if kind == "llama3":  # max_position_embeddings is already the long context
+            original = int(value("original_max_position_embeddings"))
+            return theta, Llama3Rope(value("factor"), value("low_freq_factor"), value("high_freq_factor"), original), 1.0
+        raise ModelError(f"{self.where}: rope_type={kind} is not supported; supported are default, linear, llama3")
+
+    def windows(self, family: _Family, layers: int) -> tuple[int | None, ...]:
+        """How far each layer looks back."""
+        window = self.config.get("sliding_window", family.window)
+        if family.window_switch and not self.config.get("use_sliding_window", False):
+            window = None
+        if window is None or (family.window is None and not family.window_switch):
+            return (None,) * layers
+        window = self.size("sliding_window", window)
+        if isinstance(kinds := self.config.get("layer_types"), list):
+            if len(kinds) != layers:
+                raise ModelError(f"{self.where}: layer_types has {len(kinds)} entries for {layers} layers")
+            return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        first = self.config.get("max_window_layers", 28) if family.window_switch else 0
+        return tuple(window if layer >= first else None for layer in range(layers))
+
+
+def _number(value: object, key: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ModelError(f"{where}: '{key}' is {value!r}, not a positive number")
+    return float(value)

@@ -1,0 +1,94 @@
+"""Tiny random models of each supported architecture, saved by transformers itself and loaded by ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.model.runner import TorchRunner, load
+
+VOCAB = 503
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 96, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3, "eos_token_id": None, "bos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "llama3-rope": ("Llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral-window": ("Mistral", {"sliding_window": 37}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 3}),
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")])]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_threads() -> Iterator[None]:
+    """Two test workers share two cores."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    yield
+
+
+@dataclass
+class TinyModel:
+    """A folder with a checkpoint, and the transformers model that wrote it."""
+
+    folder: Path
+    reference: Any
+    known: dict[tuple[tuple[int, ...], int], list[int]] = field(default_factory=dict)
+
+    def greedy(self, prompt: list[int], new_tokens: int) -> list[int]:
+        """transformers' own greedy continuation."""
+        key = (tuple(prompt), new_tokens)
+        if key not in self.known:
+            with torch.inference_mode():
+                out = self.reference.generate(
+                    torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                    max_new_tokens=new_tokens, do_sample=False,
+                )  # fmt: skip
+            self.known[key] = out[0, len(prompt) :].tolist()
+        return self.known[key]
+
+    def load(self, **options: Any) -> TorchRunner:
+        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192} | options
+        return load(ServerConfig(model_path=str(self.folder), **settings), self.folder, lambda *_: None)
+
+
+def make(folder: Path, family: str, **changes: Any) -> TinyModel:
+    name, options = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**(COMMON | options | changes))
+    torch.manual_seed(len(family))
+    reference = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in reference.named_parameters():
+            if parameter.ndim == 1:  # biases start as zero and norms as one: both would hide mistakes
+                parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in parameter_name else 0.0))
+    reference.save_pretrained(folder)
+    return TinyModel(folder, reference)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    made: dict[str, TinyModel] = {}
+
+    def get(family: str) -> TinyModel:
+        if family not in made:
+            made[family] = make(tmp_path_factory.mktemp(family), family)
+        return made[family]
+
+    return get
