@@ -1,0 +1,265 @@
+"""The engine under a fake model and clock, with random arrivals, lengths, aborts, flushes and NaN rows, in random small
+configurations. Everything is drawn from a seed, so a failure replays:
+
+    python -m tests.engine.simulate --seed S --steps N       (pytest: BANYAN_SIM_SEED=S)
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from banyan_runtime.engine.loop import Engine
+from banyan_runtime.engine.scheduler import EngineLimits
+from banyan_runtime.wire import Abort, EngineMessage, Failed, FinishCode, Flush, Flushed, Ping, Pong, Sampling, Stats, StepOutput
+from banyan_runtime.wire import Submit, pack_ids, unpack_ids
+from tests.engine import invariants
+from tests.engine.fake import NAN_SEED, VOCAB, FakeRunner, continuation
+
+WORLD_STEPS = 2_000  # scheduler steps before a new world (configuration and load) is drawn
+FULL_CHECK_EVERY = 101  # turns between checks of I2 to I6; I1 is checked after each
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.0001
+        return self.now
+
+
+@dataclass
+class Sent:
+    """A request as the front remembers it."""
+
+    prompt: list[int]
+    sampling: Sampling
+    max_new: int
+    turn: int
+    aborted: bool = False
+    outputs: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Totals:
+    """What happened, to show that a run meant something."""
+
+    steps: int = 0
+    turns: int = 0
+    worlds: int = 0
+    submitted: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    retractions: int = 0
+    cached: int = 0
+    evicted: int = 0
+    longest_stay: int = 0  # turns from submission to the end
+
+
+def draw_limits(rng: random.Random) -> EngineLimits:
+    page = rng.choice((1, 1, 1, 16, 16, 32))
+    pool = page * rng.randint(3, 12) if page > 1 else rng.choice((rng.randint(16, 60), rng.randint(40, 250)))
+    return EngineLimits(
+        context_len=rng.choice((4096, rng.randint(20, 120))),
+        pool_tokens=pool,
+        page_size=page,
+        max_running=min(rng.choice((1, 2, 4, 8, 16)), pool // page),
+        max_queued=rng.choice((2, 20, 60)),
+        max_prefill_tokens=rng.choice((8, 32, 16_384)),
+        chunk=rng.choice((None, page, 2 * page, 8 * page)),
+        policy=rng.choice(("fcfs", "lpm")),
+        requeue=rng.choice(("front", "front", "tail")),
+        radix=rng.random() < 0.8,
+        conservativeness=rng.choice((0.1, 0.5, 1.0)),
+        continuous_decodes=rng.choice((1, 1, 3)),
+        decode_log_interval=40,
+        overlap=rng.random() < 0.5,
+        vocab_size=VOCAB,
+    )
+
+
+class World:
+    """One configuration under one load, until it is drained."""
+
+    def __init__(self, seed: int, totals: Totals) -> None:
+        self.rng = rng = random.Random(seed)
+        self.limits = limits = draw_limits(rng)
+        self.totals = totals
+        self.runner = FakeRunner(limits.pool_tokens, limits.page_size, limits.context_len, lazy=rng.random() < 0.5)
+        self.engine = Engine(self.runner, limits, Clock(), self._log)
+        self.live: dict[int, Sent] = {}
+        self.texts: list[list[int]] = [[rng.randrange(VOCAB) for _ in range(rng.choice((4, 20, 70)))] for _ in range(3)]
+        self.rate = rng.choice((0.02, 0.1, 0.3, 1.0))
+        self.abort_rate = rng.choice((0.0, 0.01, 0.1))
+        self.nan_rate = rng.choice((0.0, 0.0, 0.05))
+        self.salts = rng.choice((("",), ("", "a", "b")))
+        self.longest_output = rng.choice((1, 5, 30, 200))
+        self.next_id = 0
+        self.flushes = 0
+        self.turn = 0
+        # Everybody who waits is computed before a newcomer at the latest, one after another in the worst case; and each
+        # of them may be put off, and computed again, by those that are ahead of it.
+        self.patience = 40 * (limits.max_queued + limits.max_running) * (limits.max_req_len + 10)
+
+    def run(self, steps: int) -> None:
+        while self.runner.steps < steps:
+            self._act()
+            self._turn()
+            if not self.engine.has_work and self.rate < 0.1:
+                self._submit()
+        while self.engine.has_work:
+            self._turn()
+        invariants.check(self.engine)
+        assert not self.live, f"requests without an end: {list(self.live)}"
+        assert not self.engine.requests
+        self.totals.steps += self.runner.steps
+        self.totals.turns += self.turn
+        self.totals.worlds += 1
+        self.totals.evicted += self.engine.memory.evicted_tokens
+
+    def _log(self, line: str) -> None:
+        assert line.startswith(("Prefill batch. ", "Decode batch. ", "KV cache pool is full. ")), line
+
+    def _act(self) -> None:
+        rng = self.rng
+        if rng.random() < self.rate:
+            for _ in range(rng.choice((1, 1, 1, 2, 5))):
+                self._submit()
+        if self.live and rng.random() < self.abort_rate:
+            victim = rng.choice(list(self.live))
+            self.live[victim].aborted = True
+            self.engine.handle(Abort(id=victim))
+            assert self.engine.memory.imbalance() == 0
+        if rng.random() < 0.001:
+            self.flushes += 1
+            self.engine.handle(Flush(seq=self.flushes))
+            self.engine.handle(Ping(seq=self.flushes))
+            self.engine.handle(Abort(id=self.next_id + 1))
+
+    def _submit(self) -> None:
+        rng, limits = self.rng, self.limits
+        base = rng.choice(self.texts)
+        kind = rng.random()
+        if kind < 0.2:
+            prompt = list(base)
+        else:
+            prompt = base[: rng.randint(0, len(base))] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+        if rng.random() < 0.97:
+            prompt = prompt[: max(1, limits.max_req_input_len - 1)]
+        sampling = Sampling(
+            max_new_tokens=rng.choice((1, 2, rng.randint(1, self.longest_output), 1 << 30 if self.longest_output == 200 else 7)),
+            min_new_tokens=rng.choice((0, 0, 0, 4)),
+            presence_penalty=rng.choice((0.0,) * 12 + (0.5,)),
+            seed=rng.getrandbits(16) | (NAN_SEED if rng.random() < self.nan_rate else 0),
+            stop_token_ids=rng.choice(((), (3,), (1, 2), tuple(range(10, 20)))),
+        )
+        self.next_id += 1
+        submit = Submit(id=self.next_id, token_ids=pack_ids(prompt), sampling=sampling, salt=rng.choice(self.salts))
+        max_new = min(sampling.max_new_tokens, limits.max_req_len - len(prompt) - 1)
+        self.live[submit.id] = Sent(prompt, sampling, max_new, self.turn)
+        self.totals.submitted += 1
+        self.engine.handle(submit)
+
+    def _turn(self) -> None:
+        self.turn += 1
+        for message in self.engine.turn():
+            self._receive(message)
+        assert self.engine.memory.imbalance() == 0, "I1"
+        if self.turn % FULL_CHECK_EVERY == 0:
+            invariants.check(self.engine)
+            for id, sent in self.live.items():
+                assert self.turn - sent.turn <= self.patience, f"request {id} starves"
+
+    def _receive(self, message: EngineMessage) -> None:
+        match message:
+            case StepOutput(ids=ids, token_ids=raw, finished=finished):
+                assert len(set(ids)) == len(ids)
+                for id, token in zip(ids, unpack_ids(raw).tolist(), strict=True):
+                    self.live[id].outputs.append(token)
+                for finish in finished:
+                    self._finished(finish.id, finish.code)
+                    self.totals.retractions += finish.retractions
+                    self.totals.cached += finish.cached_tokens
+            case Failed(id=id, code=code):
+                self._failed(self.live.pop(id), code)
+            case Flushed(seq=seq, ok=ok):
+                assert seq == self.flushes
+                if ok:
+                    assert self.engine.memory.prefixes.evictable == 0 or self.engine.requests
+            case Pong(seq=seq):
+                assert seq == self.flushes
+            case Stats(kv_used=used, kv_evictable=evictable, kv_free=free):
+                assert used + evictable + free == self.limits.pool_tokens
+            case _:
+                raise AssertionError(message)
+
+    def _finished(self, id: int, code: FinishCode) -> None:
+        sent = self.live.pop(id)
+        expected = list(islice(continuation(sent.prompt, sent.sampling), len(sent.outputs)))
+        assert sent.outputs == expected, f"request {id}: the text is not the one of an engine without a cache"
+        stops = sent.sampling.stop_token_ids
+        if code is FinishCode.ABORT:
+            assert sent.aborted
+            self.totals.aborted += 1
+        else:
+            assert (sent.outputs[-1] in stops) == (code is FinishCode.STOP)
+            assert code is FinishCode.STOP or len(sent.outputs) == sent.max_new
+            self.totals.finished += 1
+        assert not any(token in stops for token in sent.outputs[:-1])
+        self.totals.longest_stay = max(self.totals.longest_stay, self.turn - sent.turn)
+        if self.rng.random() < 0.2:
+            # the next turn of a conversation starts with what was said
+            self.texts[self.rng.randrange(3)] = (sent.prompt + sent.outputs)[:150]
+
+    def _failed(self, sent: Sent, code: str) -> None:
+        self.totals.failed += 1
+        if code == "internal_error":
+            expected = list(islice(continuation(sent.prompt, sent.sampling), len(sent.outputs) + 1))
+            assert expected == [*sent.outputs, -1], "only the row with NaN fails, and there"
+        elif code == "queue_full":
+            assert not sent.outputs
+        else:
+            assert code in ("context_length_exceeded", "kv_exhausted")
+            assert len(sent.prompt) >= self.limits.max_req_input_len
+
+
+def worlds(seed: int) -> Iterator[int]:
+    """The seeds of the worlds of a run."""
+    yield seed
+    rng = random.Random(seed)
+    while True:
+        yield rng.getrandbits(32)
+
+
+def simulate(seed: int, steps: int) -> Totals:
+    """Run worlds drawn from `seed` until `steps` steps were scheduled. An AssertionError names the world that failed."""
+    totals = Totals()
+    for world in worlds(seed):
+        if totals.steps >= steps:
+            return totals
+        try:
+            World(world, totals).run(min(WORLD_STEPS, steps - totals.steps))
+        except Exception as error:
+            raise AssertionError(f"world {world} failed; replay it with BANYAN_SIM_SEED={world}") from error
+    raise AssertionError("unreachable")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    totals = simulate(arguments.seed, arguments.steps)
+    seconds = time.perf_counter() - start
+    print(f"{totals}\n{totals.steps} steps in {seconds:.1f} s, {seconds / totals.steps * 1e6:.0f} µs a step")
+
+
+if __name__ == "__main__":
+    main()
