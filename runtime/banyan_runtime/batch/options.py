@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key-file", "FILE", "File that holds the server's API key.")
     add("--progress-host", "HOST", "Address for /progress and /metrics. [%(default)s]", default="127.0.0.1")
     add("--progress-port", "PORT", "Port for /progress and /metrics; 0: a free one. Default: none.", type=_number(int, 0, 65535))
-    add("--overwrite", None, "Replace the results of an earlier run.", action="store_true")
+    parser.add_argument("--overwrite", action="store_true", help="Replace the results of an earlier run.")
     add(
         "--on-invalid-line",
         None,
