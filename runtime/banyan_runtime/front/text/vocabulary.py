@@ -49,8 +49,8 @@ def _kinds(decoder: Any) -> set[str]:
     return {str(decoder.get("type"))}.union(*(_kinds(part) for part in decoder.get("decoders", ())))
 
 
-def token_bytes(backend: tokenizers.Tokenizer, decoder: Any, added: Mapping[str, int], size: int) -> list[bytes] | None:
-    """The bytes of each token id below `size`, or None where the vocabulary does not have this form.
+def token_bytes(backend: tokenizers.Tokenizer, decoder: Any, vocabulary: Mapping[str, int], added: Mapping[str, int]) -> list[bytes] | None:
+    """The bytes of each token id, b"" for a gap; None where the vocabulary does not have this form.
 
     `decoder` is that entry of tokenizer.json. The table is compared with the library's own decoding before it is trusted.
     """
@@ -61,11 +61,11 @@ def token_bytes(backend: tokenizers.Tokenizer, decoder: Any, added: Mapping[str,
         spell = _sentencepiece_piece
     else:
         return None
-    table = [b""] * size
-    for piece, token_id in backend.get_vocab(with_added_tokens=False).items():
+    table = [b""] * (1 + max(vocabulary.values(), default=-1))
+    for piece, token_id in vocabulary.items():
         table[token_id] = spell(piece)
-    for content, token_id in added.items():
-        table[token_id] = content.encode()
+    for content, token_id in added.items():  # a byte-level decoder leaves these alone, a SentencePiece one does not
+        table[token_id] = content.encode() if spell is _byte_level_piece else spell(content)
     return table if _agrees(backend, table) else None
 
 

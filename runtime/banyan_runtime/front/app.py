@@ -1,0 +1,150 @@
+"""The HTTP application: which path does what, and what surrounds every request (keys, ids, errors, cross-origin use)."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from banyan_runtime import __version__
+from banyan_runtime.front.auth import Auth, Keys
+from banyan_runtime.front.context import Context
+from banyan_runtime.front.errors import ApiError, ClientGone, internal, unknown_url, wrong_method
+from banyan_runtime.front.native import control, generate, info, tokenize
+from banyan_runtime.front.openai import chat, completions, models
+from banyan_runtime.front.openai.schema import ChatRequest, CompletionRequest
+from banyan_runtime.front.ops.routes import router as ops_router
+from banyan_runtime.front.parsing import RequestModel
+
+log = logging.getLogger("banyan")
+
+Handler = Callable[[Context, Request], Awaitable[Response]]
+CLIENT_CLOSED: Final = 499
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+_ROUTES: Final[tuple[tuple[str, tuple[str, ...], Handler, type[RequestModel] | None], ...]] = (
+    ("/v1/models", ("GET",), models.list_models, None),
+    ("/v1/models/{name:path}", ("GET",), models.one_model, None),
+    ("/v1/chat/completions", ("POST",), chat.chat_completions, ChatRequest),
+    ("/v1/completions", ("POST",), completions.completions, CompletionRequest),
+    ("/generate", ("POST", "PUT"), generate.generate, generate.GenerateRequest),
+    ("/model_info", ("GET",), info.model_info, None),
+    ("/get_model_info", ("GET",), info.model_info, None),
+    ("/server_info", ("GET",), info.server_info, None),
+    ("/get_server_info", ("GET",), info.server_info, None),
+    ("/version", ("GET",), info.version, None),
+    ("/flush_cache", ("GET", "POST"), control.flush_cache, None),
+    ("/abort_request", ("POST",), control.abort_request, control.AbortRequest),
+    ("/tokenize", ("POST",), tokenize.tokenize, tokenize.TokenizeRequest),
+    ("/v1/tokenize", ("POST",), tokenize.tokenize, tokenize.TokenizeRequest),
+    ("/detokenize", ("POST",), tokenize.detokenize, tokenize.DetokenizeRequest),
+    ("/v1/detokenize", ("POST",), tokenize.detokenize, tokenize.DetokenizeRequest),
+)
+_REJECTIONS: Final = {"queue_full": "queue_full", "context_length_exceeded": "too_long"}
+
+
+def create_app(context: Context) -> FastAPI:
+    """The application over one front process. Raises ConfigError when the API keys cannot be read."""
+    keys = Keys.of(context.config)
+    middleware = [
+        Middleware(_Frame, context=context),
+        Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]),
+    ]
+    if keys is not None:
+        middleware.append(Middleware(Auth, keys=keys, metrics=context.metrics))
+    app = FastAPI(title="Banyan", version=__version__, middleware=middleware, redirect_slashes=False)
+    for path, methods, handler, model in _ROUTES:
+        app.add_api_route(
+            path,
+            _endpoint(context, handler),
+            methods=list(methods),
+            name=handler.__name__,
+            operation_id=f"{handler.__name__}{path.replace('/', '_').replace('{name:path}', 'name')}",
+            response_class=Response,
+            openapi_extra=None if model is None else _body_schema(model),
+        )
+    app.include_router(ops_router(context))
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    return app
+
+
+def _endpoint(context: Context, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Bind a handler to its context, and turn what it raises into an answer."""
+
+    @functools.wraps(handler, assigned=("__doc__", "__name__"), updated=())
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(context, request)
+        except ApiError as error:
+            reason = _rejection(context, error)
+            if reason is not None:
+                context.metrics.rejected(reason)
+            return error.response()
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED)  # for the log and the counters: nobody reads it
+
+    del endpoint.__wrapped__  # FastAPI would read the handler's parameters instead
+    return endpoint
+
+
+def _rejection(context: Context, error: ApiError) -> str | None:
+    """The label under which a refused request is counted."""
+    if error.code in _REJECTIONS:
+        return _REJECTIONS[error.code]
+    if error.code == "unavailable":
+        return "draining" if context.state.draining else "loading"
+    return "invalid" if 400 <= error.status < 500 else None
+
+
+def _body_schema(model: type[RequestModel]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return unknown_url(request.method, request.url.path).response()
+    if error.status_code == 405:
+        return wrong_method(request.method, request.url.path, (error.headers or {}).get("Allow", "")).response()
+    return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+
+
+class _Frame:
+    """ASGI middleware, the outermost of the application: gives each request an id, and no exception gets past it."""
+
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        started = False
+
+        async def named(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, named)
+        except Exception:
+            log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"])
+            if started:
+                raise
+            await internal().response()(scope, receive, named)

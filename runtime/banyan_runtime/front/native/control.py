@@ -1,0 +1,62 @@
+"""/flush_cache and /abort_request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from banyan_runtime.front.context import Context
+from banyan_runtime.front.engine_client import EngineError
+from banyan_runtime.front.errors import ApiError, invalid, of_engine
+from banyan_runtime.front.limits import admit, read_json
+from banyan_runtime.front.parsing import RequestModel, parse
+
+MAX_WAIT_S: Final = 300.0
+_POLL_S: Final = 0.1
+
+
+async def flush_cache(context: Context, request: Request) -> Response:
+    """Empty the prefix cache. `?timeout=SECONDS`: how long to wait for running requests; without, 400 while any runs."""
+    admit(context)
+    deadline = time.monotonic() + _timeout(request)
+    try:
+        while not await context.client.flush():
+            if time.monotonic() >= deadline:
+                raise ApiError(400, "The cache was not flushed: requests are running or waiting.")
+            await asyncio.sleep(_POLL_S)
+    except EngineError as error:
+        raise of_engine(error, "") from error
+    return Response("Cache flushed.\nPlease check backend logs for more details.\n", media_type="text/plain")
+
+
+def _timeout(request: Request) -> float:
+    given = request.query_params.get("timeout", "0")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise invalid("timeout", f"timeout must be in [0, {MAX_WAIT_S:g}] seconds.")
+    return seconds
+
+
+class AbortRequest(RequestModel):
+    rid: str = ""
+    abort_all: bool = False
+
+
+async def abort_request(context: Context, request: Request) -> Response:
+    """End requests by their exact id, or all. Ids that are not known are no error: they may just have finished."""
+    asked = parse(AbortRequest, await read_json(request))
+    if asked.abort_all:
+        chosen = [generation for generations in context.live.values() for generation in generations]
+    else:
+        named = (asked.rid, f"chatcmpl-{asked.rid}", f"cmpl-{asked.rid}") if asked.rid else ()
+        chosen = [generation for name in named for generation in context.live.get(name, ())]
+    for generation in chosen:
+        generation.abort()
+    return Response(status_code=200)

@@ -1,0 +1,40 @@
+"""GET /v1/models and one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from banyan_runtime.front.context import Context
+from banyan_runtime.front.errors import unknown_model
+from banyan_runtime.front.limits import admit
+from banyan_runtime.front.openai.serving import to_json
+
+
+def _card(context: Context, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "banyan",
+        "root": context.config.model_path,
+        "parent": None,
+        "max_model_len": context.client.info.context_len,
+    }
+
+
+async def list_models(context: Context, request: Request) -> Response:
+    """Clients poll this at start-up, so it answers 503 until the server can generate."""
+    admit(context)
+    cards = [_card(context, name) for name in context.config.names]
+    return Response(to_json({"object": "list", "data": cards}), media_type="application/json")
+
+
+async def one_model(context: Context, request: Request) -> Response:
+    admit(context)
+    name = request.path_params["name"]
+    if name not in context.config.names:
+        raise unknown_model(name)
+    return Response(to_json(_card(context, name)), media_type="application/json")

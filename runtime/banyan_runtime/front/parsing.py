@@ -1,0 +1,129 @@
+"""From a JSON object to a typed request, with OpenAI's words for what is wrong with it.
+
+Three kinds of fields: known ones are typed; known ones that this server cannot honour are refused by name, because a
+request that is silently served otherwise than asked is worse than an error; unknown ones are ignored, and named in the
+header `X-Banyan-Ignored`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from banyan_runtime.front.errors import ApiError, echo, invalid_type, missing, unsupported
+
+MAX_PROBLEMS: Final = 10
+MAX_IGNORED: Final = 20
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class RequestModel(BaseModel):
+    """Base of all request bodies: JSON types are not converted into each other, and null is the same as absent."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+def _whole(value: Any) -> Any:
+    """64.0 is an integer in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+Number = int | float
+M = TypeVar("M", bound=RequestModel)
+
+_EXPECTED: Final[Mapping[str, str]] = {
+    "string_type": "expected a string",
+    "int_type": "expected an integer",
+    "int_from_float": "expected an integer",
+    "float_type": "expected a number",
+    "bool_type": "expected a boolean",
+    "list_type": "expected an array",
+    "dict_type": "expected an object",
+    "model_type": "expected an object",
+    "model_attributes_type": "expected an object",
+    "finite_number": "expected a finite number",
+}
+
+
+def parse(model: type[M], body: Mapping[str, Any]) -> M:
+    """Raises ApiError: missing_required_parameter or invalid_type, with the path of the field in question."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _explain(error.errors(include_url=False, include_context=False), body) from None
+
+
+def _explain(problems: list[ErrorDetails], body: Mapping[str, Any]) -> ApiError:
+    for problem in problems:
+        if problem["type"] == "missing":
+            return missing(_path(problem["loc"], body))
+    by_path: dict[str, list[str]] = {}  # the members of a union each complain
+    for problem in problems:
+        reasons = by_path.setdefault(_path(problem["loc"], body), [])
+        reason = _EXPECTED.get(problem["type"], problem["msg"])
+        if reason not in reasons:
+            reasons.append(reason)
+    paths = list(by_path)[:MAX_PROBLEMS]
+    first = paths[0]
+    text = " or ".join(by_path[first])
+    rest = "" if len(paths) == 1 else "; also wrong: " + ", ".join(echo(path).strip("'") for path in paths[1:])
+    return invalid_type(first, f"{text}, got {_json_type(_at(problems[0]['loc'], body))}{rest}.")
+
+
+def _at(loc: tuple[int | str, ...], body: Any) -> Any:
+    """The value at a path of pydantic's, which also holds the names of union members."""
+    for step in loc:
+        if isinstance(body, dict):
+            body = body.get(step, body)
+        elif isinstance(body, list) and isinstance(step, int) and step < len(body):
+            body = body[step]
+    return body
+
+
+def _path(loc: tuple[int | str, ...], body: Any) -> str:
+    path = ""
+    for position, step in enumerate(loc):
+        known = isinstance(body, list) if isinstance(step, int) else isinstance(body, Mapping) and step in body
+        if known:
+            body = body[step]
+        elif not (position == len(loc) - 1 and isinstance(body, Mapping)):
+            continue  # the name of a union's member
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            path += f".{step[:64]}" if path else step[:64]
+    return path
+
+
+def _json_type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "a boolean"
+    names: dict[type, str] = {str: "a string", int: "an integer", float: "a number", list: "an array", dict: "an object"}
+    return names.get(type(value), "null")
+
+
+def refuse_unsupported(request: RequestModel, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that this server knows but does not have, unless they ask for nothing.
+
+    `neutral` gives for each such field the values that ask for nothing. Raises ApiError.
+    """
+    for name, value in (request.model_extra or {}).items():
+        if value is not None and name in neutral and value not in neutral[name]:
+            raise unsupported(name)
+
+
+def ignored(request: RequestModel, known: frozenset[str] | set[str]) -> dict[str, str]:
+    """The response header that names the fields nobody knows."""
+    names = [name for name in request.model_extra or {} if name not in known and _PLAIN_NAME.fullmatch(name)]
+    shown = names[:MAX_IGNORED]
+    return {"X-Banyan-Ignored": ", ".join(shown)} if shown else {}

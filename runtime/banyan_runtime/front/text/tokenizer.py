@@ -1,0 +1,137 @@
+"""A model's tokenizer, from `tokenizer.json` and `tokenizer_config.json`.
+
+Uses the `tokenizers` library alone: transformers would bring torch into the front process, and seconds of start-up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import tokenizers
+
+from banyan_runtime.errors import ModelError
+from banyan_runtime.front.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from banyan_runtime.front.text.vocabulary import token_bytes
+
+_NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _TokenizerFile(msgspec.Struct):
+    """What is read of tokenizer.json beside what the library reads."""
+
+    added_tokens: list[_AddedToken] = []
+    decoder: Any = None
+
+
+class Tokenizer:
+    """Encodes text and decodes ids. Safe to use from several threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, file: _TokenizerFile, settings: Mapping[str, Any]) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.settings = settings  # tokenizer_config.json as it is
+        self.named: dict[str, str] = {name: text for name in _NAMED if (text := _token_text(settings.get(name))) is not None}
+        _add_missing(backend, settings, self.named)
+        beside = backend.get_added_tokens_decoder()
+        self.added: Mapping[str, int] = {token.content: token_id for token_id, token in beside.items()}  # beside the vocabulary proper
+        self.special_ids = frozenset(token_id for token_id, token in beside.items() if token.special)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.size = 1 + max(vocabulary.values(), default=-1)  # ids may have gaps: what counts is the highest one
+        self._table = token_bytes(backend, file.decoder, vocabulary, self.added)
+
+    @staticmethod
+    def load(folder: Path) -> Tokenizer:
+        """Read the tokenizer in `folder`. Raises ModelError when it is missing or broken."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(
+                f"{folder} has no tokenizer.json. Make one with transformers: "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder); or serve token ids only with --skip-tokenizer-init"
+            )
+        try:
+            file = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for a file that it cannot read
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        return Tokenizer(backend, file, read_json(folder / "tokenizer_config.json"))
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether the bytes of each token are known (all but unusual vocabularies)."""
+        return self._table is not None
+
+    @property
+    def eos_id(self) -> int | None:
+        text = self.named.get("eos_token")
+        return None if text is None else self._backend.token_to_id(text)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is written exactly so."""
+        return self._backend.token_to_id(text)
+
+    def token_text(self, token_id: int) -> str:
+        """One token on its own, fragments of characters as U+FFFD."""
+        if self._table is not None:
+            return self._table[token_id].decode("utf-8", "replace") if 0 <= token_id < len(self._table) else ""
+        return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`. Special tokens written in the text become their ids; `add_special_tokens` adds BOS and the like.
+
+        What is added is tokenizer.json's own business: `add_bos_token` of tokenizer_config.json has no say beside it, as in
+        transformers.
+        """
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of a whole sequence; equal to what `detokenizer` gives piece by piece."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return detokenizer.feed(ids) + detokenizer.finish()
+
+    def detokenizer(self, *, skip_special_tokens: bool, keep: frozenset[int] = frozenset()) -> Detokenizer:
+        """A fresh detokenizer. The special tokens in `keep` are written in any case: a parser needs them."""
+        skip = self.special_ids - keep if skip_special_tokens else frozenset()
+        if self._table is not None:
+            return ByteDetokenizer(self._table, skip)
+        return WindowDetokenizer(lambda ids: self._backend.decode(list(ids), skip_special_tokens=False), skip)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model; {} where there is no such file. Raises ModelError when it is no JSON object."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return value
+
+
+def _token_text(value: Any) -> str | None:
+    """tokenizer_config.json writes a token as its text or as an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _add_missing(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """Declare the tokens that only tokenizer_config.json knows, in the order of their ids, as transformers does."""
+    listed = settings.get("added_tokens_decoder")
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else ():
+        if (text := _token_text(entry)) is not None and backend.token_to_id(text) is None:
+            backend.add_tokens([tokenizers.AddedToken(text, special=bool(entry.get("special")), normalized=bool(entry.get("normalized")))])
+    known = {text for text in named.values() if backend.token_to_id(text) is not None}
+    backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in named.values() if text in known])
