@@ -1,0 +1,71 @@
+"""Conditions: what was found, with the time since when it is so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from banyan_operator.api.status import Condition, Truth
+from banyan_operator.observed.times import stamp
+from banyan_operator.plan import Manifest
+
+MAX_MESSAGE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One condition's content."""
+
+    status: Truth
+    reason: str
+    message: str
+
+
+def yes(reason: str, message: str = "") -> Finding:
+    return Finding("True", reason, message)
+
+
+def no(reason: str, message: str = "") -> Finding:
+    return Finding("False", reason, message)
+
+
+def unknown(reason: str, message: str = "") -> Finding:
+    return Finding("Unknown", reason, message)
+
+
+def conditions(prior: Mapping[str, Any], found: Mapping[str, Finding], generation: int, now: float) -> tuple[Condition, ...]:
+    """Findings as conditions; lastTransitionTime moves only when a status changes. `prior` is the status as it was."""
+    before = {condition["type"]: condition for condition in prior.get("conditions") or ()}
+    result = []
+    for kind, finding in found.items():
+        old = before.get(kind)
+        since = old["lastTransitionTime"] if old is not None and old.get("status") == finding.status else stamp(now)
+        result.append(
+            Condition(
+                type=kind,
+                status=finding.status,
+                observed_generation=generation,
+                last_transition_time=since,
+                reason=finding.reason,
+                message=finding.message[:MAX_MESSAGE],
+            )
+        )
+    return tuple(result)
+
+
+def refused(prior: Mapping[str, Any], found: Mapping[str, Finding], phase: str, generation: int, now: float) -> dict[str, Any]:
+    """The status where the spec cannot even be read: as it was, but for the phase and what is found now."""
+    now_known = [condition.dump() for condition in conditions(prior, found, generation, now)]
+    kept = [condition for condition in prior.get("conditions") or () if condition["type"] not in found]
+    return {**prior, "observedGeneration": generation, "phase": phase, "conditions": [*now_known, *kept]}
+
+
+def condition(manifest: Manifest | None, kind: str) -> Mapping[str, Any]:
+    """A condition of a live object, or an empty mapping."""
+    found = ((manifest or {}).get("status") or {}).get("conditions") or ()
+    return next((one for one in found if one["type"] == kind), {})
+
+
+def is_true(manifest: Manifest | None, kind: str) -> bool:
+    return condition(manifest, kind).get("status") == "True"

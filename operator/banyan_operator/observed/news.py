@@ -1,0 +1,77 @@
+"""Events: one for each change of state, with the same reasons as the conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from banyan_operator.observed.trouble import EARLY
+from banyan_operator.plan import Event
+
+_QUIET: Final = EARLY | {"Reconciling", "RollingOut", "InProgress", "WaitingForServer", "Suspended", "Finished", "Cancelled", "Expired"}
+"""Reasons that are no failure."""
+
+_ENDINGS: Final = {
+    "Succeeded": ("Normal", "Completed"),
+    "Failed": ("Warning", "Failed"),
+    "Cancelled": ("Normal", "Cancelled"),
+    "Expired": ("Warning", "Expired"),
+}
+
+
+def of_server(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
+    """What happened to an InferenceServer between two statuses."""
+    events = _conditions(prior, new, "Ready")
+    if _reason(new, "Ready") == "Ready" != _reason(prior, "Ready"):
+        events.append(Event("Normal", "Ready", f"{new.get('ready')} replicas are ready at {new.get('url')}"))
+    before, after = prior.get("currentRevision"), new.get("currentRevision")
+    if before and after and before != after:
+        events.append(Event("Normal", "RolloutFinished", f"Revision {after} has replaced {before}"))
+    return events + _failure(prior, new, events)
+
+
+def of_batch(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
+    """What happened to a BatchJob between two statuses."""
+    before, after = prior.get("phase"), new.get("phase")
+    events = _conditions(prior, new, "Running")
+    if new.get("startTime") and not prior.get("startTime"):
+        events.append(Event("Normal", "Started", "The worker runs"))
+    if after == "Suspended" != before:
+        events.append(Event("Normal", "Suspended", "spec.suspend is true: the worker is stopped"))
+    if before == "Suspended" and after in ("Pending", "Running"):
+        events.append(Event("Normal", "Resumed", "The worker is started again"))
+    if before != after and after in _ENDINGS:
+        kind, reason = _ENDINGS[after]
+        counts = new.get("requestCounts") or {}
+        text = f"{counts.get('completed', 0)} completed, {counts.get('failed', 0)} failed of {counts.get('total', 'unknown')}"
+        if after == "Failed":
+            text = str(_condition(new, "Failed").get("message") or "")
+        events.append(Event("Warning" if kind == "Warning" else "Normal", reason, text))
+        return events
+    return events + _failure(prior, new, events)
+
+
+def _conditions(prior: Mapping[str, Any], new: Mapping[str, Any], main: str) -> list[Event]:
+    """A warning when the main condition has become false for a reason that someone has to look at."""
+    found = _condition(new, main)
+    if found.get("status") == "False" and found["reason"] not in _QUIET and found["reason"] != _reason(prior, main):
+        return [Event("Warning", found["reason"], found["message"])]
+    return []
+
+
+def _failure(prior: Mapping[str, Any], new: Mapping[str, Any], said: list[Event]) -> list[Event]:
+    """A container failed again, or another one did, and nothing above has told it."""
+    before, after = prior.get("lastFailure") or {}, new.get("lastFailure") or {}
+    if not after or all(before.get(key) == after.get(key) for key in ("pod", "container", "time")):
+        return []
+    if any(event.reason == after.get("reason") for event in said):
+        return []
+    return [Event("Warning", after.get("reason") or "CrashLoop", after.get("message") or "")]
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return next((one for one in status.get("conditions") or () if one["type"] == kind), {})
+
+
+def _reason(status: Mapping[str, Any], kind: str) -> str:
+    return str(_condition(status, kind).get("reason") or "")

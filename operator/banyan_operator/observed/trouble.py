@@ -1,0 +1,285 @@
+"""Why a pod waits or last failed, in words a user can act on: what happened, where, and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from banyan_operator.observed.pods import Container, End, LastWords, Pod, age_s
+from banyan_operator.plan import Manifest
+
+SHORT: Final = 512  # characters of a scheduler's or kubelet's text
+VOLUME_PATIENCE_S: Final = 120.0
+STUCK_AFTER_S: Final = 60.0  # past the end of the grace period
+
+PULL_REASONS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+START_REASONS: Final = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
+EARLY: Final = frozenset({"Starting", "Loading", "NotReady"})
+"""Reasons that a healthy pod passes through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What keeps one pod from working."""
+
+    reason: str
+    message: str
+    pod: str = ""
+    container: str = ""
+    end: End | None = None
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What else explains a pod."""
+
+    now: float
+    startup_timeout_s: float
+    accelerators: str  # "2 x nvidia.com/gpu", or ""
+    rolling: bool = False  # pods of another revision still hold their accelerators
+    local: bool = False  # limits are not enforced, so nothing dies of them
+    readyz: Mapping[str, Any] | None = None
+    model_uri: str = ""
+    events: Sequence[Manifest] = ()
+
+
+def creation_trouble(messages: Iterable[str]) -> Trouble | None:
+    """Why no pod could be made at all, from what the ReplicaSet or Job controller was told."""
+    for text in messages:
+        if "exceeded quota" in text:
+            return Trouble("QuotaExceeded", f"the namespace's quota allows no more pods: {_short(text)}. Raise the quota or ask for less.")
+        if "violates PodSecurity" in text:
+            return Trouble(
+                "PodSecurityDenied",
+                f"the namespace's Pod Security level refuses the pods: {_short(text)}. Remove it from spec.podTemplate.",
+            )
+    return next((Trouble("PodsNotCreated", f"pods cannot be created: {_short(text)}.") for text in messages if text), None)
+
+
+def worst(pods: Iterable[Pod], view: View) -> Trouble | None:
+    """The first row of the table that any pod shows; of several such pods the newest. `pods`: newest first."""
+    known = list(pods)
+    for row in _ROWS:
+        for pod in known:
+            if found := row(pod, view):
+                return found
+    return None
+
+
+# --- rows, in the order in which they are looked at ---
+
+
+def _unschedulable(pod: Pod, view: View) -> Trouble | None:
+    if pod.unschedulable is None or pod.deleted:
+        return None
+    text = _short(pod.unschedulable)
+    resource = view.accelerators.partition(" x ")[2]
+    if resource and f"Insufficient {resource}" in text:
+        step = (
+            "Set spec.rollout.maxSurge to 0, so that old pods free theirs first"
+            if view.rolling
+            else "Free some, add nodes, or ask for fewer"
+        )
+        return Trouble("InsufficientAccelerators", f"no node has {view.accelerators} free (pod {pod.name}): {text}. {step}.", pod.name)
+    step = "Lower spec.resources.requests, change spec.scheduling, or add nodes"
+    return Trouble("Unschedulable", f"no node fits (pod {pod.name}): {text}. {step}.", pod.name)
+
+
+def _image(pod: Pod, view: View) -> Trouble | None:
+    for container in _waiting(pod, PULL_REASONS):
+        text = container.waiting_message or container.waiting
+        denied = any(word in text.lower() for word in ("401", "403", "unauthorized", "denied", "forbidden"))
+        step = "Name a pull secret in imagePullSecrets" if denied else "Check the image's name and that the node can reach its registry"
+        return _at(pod, container, "ImagePullFailed", f"image {container.image} cannot be pulled", text, step)
+    return None
+
+
+def _config(pod: Pod, view: View) -> Trouble | None:
+    for container in _waiting(pod, ("CreateContainerConfigError",)):
+        return _at(pod, container, "ConfigMissing", "something the pod refers to is missing", container.waiting_message, "Create it")
+    return None
+
+
+def _volume(pod: Pod, view: View) -> Trouble | None:
+    waits = pod.active and not any(container.running_since or container.last_end or container.ended for container in pod.containers)
+    if not waits or pod.unschedulable is not None or age_s(pod.created, view.now) <= VOLUME_PATIENCE_S:
+        return None
+    for event in view.events:
+        if event.get("reason") in ("FailedMount", "FailedAttachVolume") and event.get("involvedObject", {}).get("name") == pod.name:
+            text, step = event.get("message") or "", "Check the claim, Secret or ConfigMap that it names"
+            return Trouble("VolumeNotReady", f"a volume cannot be mounted (pod {pod.name}): {_short(text)}. {step}.", pod.name)
+    return None
+
+
+def _not_started(pod: Pod, view: View) -> Trouble | None:
+    for container in pod.containers:
+        end = container.failure
+        if container.waiting in START_REASONS or (end is not None and end.reason in START_REASONS):
+            text = container.waiting_message or (end.words.message if end else "")
+            step = "Check that the image is a Banyan runtime image of this version"
+            return _at(pod, container, "ContainerStartFailed", "the container cannot be started", text, step, end)
+    return None
+
+
+def _crash(reasons: Iterable[str]) -> Callable[[Pod, View], Trouble | None]:
+    wanted = frozenset(reasons)
+
+    def row(pod: Pod, view: View) -> Trouble | None:
+        for container in pod.containers:
+            end = container.failure
+            if end is not None and not pod.disrupted and pod.reason not in _DISRUPTIONS:
+                found = crash(pod, container, end, view)
+                if found.reason in wanted:
+                    return found
+        return None
+
+    return row
+
+
+def _loading(pod: Pod, view: View) -> Trouble | None:
+    for container in pod.containers:
+        if pod.active and container.running_since and not container.started and container.last_end is None:
+            took = age_s(container.running_since, view.now)
+            text = _load_state(view.readyz)
+            if took > view.startup_timeout_s / 2:
+                step = f"It is restarted after {view.startup_timeout_s:.0f} s; raise spec.probes.startupTimeoutSeconds if it needs more"
+                return _at(pod, container, "LoadingSlow", f"still loading after {took:.0f} s", text, step)
+            return _at(pod, container, "Loading", "the model is loading", text, "")
+    return None
+
+
+def _not_ready(pod: Pod, view: View) -> Trouble | None:
+    for container in pod.containers:
+        if pod.active and container.running_since and container.started and not container.ready:
+            serves = (view.readyz or {}).get("state") == "ready"  # an answer of a moment ago, or of another pod
+            text = pod.ready_message if serves else _load_state(view.readyz) or pod.ready_message
+            return _at(pod, container, "NotReady", "the server takes no requests", text, "")
+    return None
+
+
+_DISRUPTIONS: Final = ("Evicted", "NodeLost", "Preempted", "Preempting", "Shutdown", "Terminated", "NodeShutdown")
+
+
+def _disrupted(pod: Pod, view: View) -> Trouble | None:
+    if pod.reason not in _DISRUPTIONS and pod.disrupted is None:
+        return None
+    text = _short(pod.disrupted or f"{pod.reason}: {pod.message}")
+    return Trouble("Disrupted", f"the pod was taken away (pod {pod.name}): {text}. It is replaced.", pod.name)
+
+
+def _stuck(pod: Pod, view: View) -> Trouble | None:
+    if pod.deleted is None or age_s(pod.deleted, view.now) <= STUCK_AFTER_S:
+        return None
+    step = f"Check node {pod.node or '(none)'}; if it is gone, delete the Node object"
+    return Trouble("TerminationStuck", f"the pod does not go away (pod {pod.name}). {step}.", pod.name)
+
+
+def _starting(pod: Pod, view: View) -> Trouble | None:
+    if not pod.active or pod.ready:
+        return None
+    waits = next((container for container in pod.containers if container.waiting), None)
+    text = f" ({waits.waiting_message or waits.waiting})" if waits else ""
+    return Trouble("Starting", f"the pod is being started (pod {pod.name}){text}.", pod.name)
+
+
+# --- how a process of ours ended ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    reason: str
+    what: str
+    step: str
+
+
+_SERVER_EXITS: Final = {
+    64: _Exit("RuntimeConfigInvalid", "the server refuses its configuration", "Correct spec.runtime"),
+    65: _Exit("ModelInvalid", "the model cannot be served", "Check spec.model.uri and the model's files"),
+    69: _Exit("ModelDownloadFailed", "the model cannot be fetched", "Check spec.model.uri and that the pod reaches its source"),
+    74: _Exit("ModelDownloadFailed", "the model cannot be read", "Check spec.model.uri and the volume behind it"),
+    77: _Exit("ModelAccessDenied", "the model's source refuses access", "Check the credentials and their rights"),
+    78: _Exit("RuntimeConfigInvalid", "the server refuses its configuration", "Correct spec.runtime"),
+}
+_WORKER_EXITS: Final = {
+    64: _Exit("RuntimeConfigInvalid", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
+    65: _Exit("InputInvalid", "the input or output cannot be used", "Correct spec.input or spec.output in a new BatchJob"),
+    69: _Exit("ServerUnavailable", "the server did not answer", "Check the InferenceServer; the worker is started again"),
+    74: _Exit("StorageFailed", "reading or writing failed", "Check spec.input, spec.output and spec.s3; the worker is started again"),
+    75: _Exit("TemporaryFailure", "something it depends on is down", "The worker is started again"),
+    77: _Exit("AccessDenied", "access to input or output is refused", "Check the credentials and their rights, then make a new BatchJob"),
+    78: _Exit("RuntimeConfigInvalid", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
+    143: _Exit("Interrupted", "the worker was stopped before it was done", "The worker is started again"),
+}
+
+
+def crash(pod: Pod, container: Container, end: End, view: View) -> Trouble:
+    """Why a container ended as it did."""
+    text, code = _words(end), end.words.code
+    if code == "cuda_oom" or "cuda_oom" in text:
+        step = "Lower spec.runtime.memoryPercent or contextLength, or use larger accelerators"
+        return _at(pod, container, "AcceleratorOutOfMemory", "the accelerator's memory is full", text, step, end)
+    if end.reason == "OOMKilled" or (end.exit_code == 137 and container.memory_limit and not view.local):
+        limit = container.memory_limit or "none of its own"
+        step = "Raise resources.limits.memory (shared memory counts against it)"
+        return _at(pod, container, "OOMKilled", f"killed at its memory limit ({limit})", text, step, end)
+    known = (_WORKER_EXITS if container.name == "worker" else _SERVER_EXITS).get(end.exit_code)
+    if known is not None:
+        return _at(pod, container, known.reason, known.what, text, known.step, end)
+    what = f"the {container.name} ended with exit code {end.exit_code}" + (" (killed)" if end.exit_code == 137 else "")
+    step = f"See 'kubectl logs {pod.name} -c {container.name} --previous'" if not view.local else "See its log"
+    return _at(pod, container, "CrashLoop", what, text, step, end)
+
+
+_EXIT_REASONS: Final = frozenset(one.reason for table in (_SERVER_EXITS, _WORKER_EXITS) for one in table.values())
+
+_ROWS: Final = (
+    _unschedulable,
+    _image,
+    _config,
+    _volume,
+    _not_started,
+    _crash(["RuntimeConfigInvalid"]),
+    _crash(["OOMKilled"]),
+    _crash(["AcceleratorOutOfMemory"]),
+    _crash(_EXIT_REASONS),
+    _crash(["CrashLoop"]),
+    _loading,
+    _not_ready,
+    _disrupted,
+    _stuck,
+    _starting,
+)
+
+
+# --- wording ---
+
+
+def _waiting(pod: Pod, reasons: Sequence[str]) -> Iterable[Container]:
+    return (container for container in pod.containers if container.waiting in reasons)
+
+
+def _at(pod: Pod, container: Container, reason: str, what: str, text: str, step: str, end: End | None = None) -> Trouble:
+    said = f": {_short(text)}" if text else ""
+    message = f"{what} (pod {pod.name}, container {container.name}){said}."
+    if end is not None and container.running_since:
+        message += " It has been started again."
+    return Trouble(reason, f"{message} {step}." if step else message, pod.name, container.name, end, container.restarts)
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split()).rstrip(".")
+    return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
+
+
+def _words(end: End) -> str:
+    words: LastWords = end.words
+    return words.message or (end.reason if end.reason not in ("Error", "Completed") else "")
+
+
+def _load_state(readyz: Mapping[str, Any] | None) -> str:
+    if not readyz:
+        return ""
+    detail = str(readyz.get("detail") or "")
+    return f"{readyz.get('state', 'loading')} {readyz.get('percent', 0)} %" + (f", {detail}" if detail else "")
