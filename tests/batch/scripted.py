@@ -59,7 +59,7 @@ class ScriptedServer:
         loop = asyncio.new_event_loop()
         app = web.Application(client_max_size=64 << 20)
         app.add_routes([web.post("/v1/chat/completions", self._complete), web.get("/readyz", self._readyz)])
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
 
         async def start() -> int:
             await runner.setup()

@@ -1,0 +1,116 @@
+"""Cutting and checking input lines, on any bytes."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from banyan_runtime.batch.duplicates import IdCensus
+from banyan_runtime.batch.lines import Invalid, LineParser, LineSplitter, RawLine, Request, same_endpoint
+from tests.batch.conftest import line
+
+PARSER = LineParser("/v1/chat/completions")
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+envelopes = st.dictionaries(st.sampled_from(["custom_id", "method", "url", "body", "else"]), json_values).map(json.dumps)
+good_lines = st.text(min_size=1, max_size=6).map(lambda name: line(name, "hello"))
+file_lines = st.one_of(
+    good_lines.map(str.encode), envelopes.map(str.encode), st.binary(max_size=40), st.sampled_from([b"", b" ", b"\r", b"\xff"])
+)
+
+
+def split(data: bytes, sizes: list[int], max_line_bytes: int = 1 << 20) -> list[RawLine]:
+    splitter = LineSplitter(max_line_bytes)
+    found = []
+    for size in sizes:
+        found += splitter.feed(data[:size])
+        data = data[size:]
+    return [*found, *splitter.feed(data), *splitter.finish()]
+
+
+@given(st.lists(file_lines, max_size=12), st.lists(st.integers(0, 30), max_size=20), st.booleans(), st.booleans())
+def test_every_line_is_a_request_or_invalid_exactly_once(lines: list[bytes], cuts: list[int], bom: bool, newline: bool) -> None:
+    """However the file is cut into blocks, the lines that are not blank come out once each, in order, none raising."""
+    data = b"\n".join(lines) + (b"\n" if newline else b"")
+    assume(not data.startswith(b"\xef\xbb\xbf"))
+    expected = [number for number, text in enumerate(data.split(b"\n"), start=1) if text.strip(b" \t\r\n")]
+    found = split((b"\xef\xbb\xbf" if bom else b"") + data, cuts)
+    assert [raw.number for raw in found] == expected
+    for raw in found:
+        outcome = PARSER.parse(raw)
+        assert isinstance(outcome, Request | Invalid)
+        assert outcome.number == raw.number
+        if isinstance(outcome, Request):
+            assert isinstance(json.loads(outcome.body), dict)
+        else:
+            msgspec.json.encode(outcome.custom_id)  # what was read of it can be written
+
+
+@given(st.lists(good_lines, min_size=1, max_size=20))
+def test_of_equal_custom_ids_the_first_alone_is_sent(lines: list[str]) -> None:
+    ids = [json.loads(text)["custom_id"] for text in lines]
+    census = IdCensus()
+    for custom_id in ids:
+        census.add(custom_id)
+    suspects = census.suspects()
+    sent = [custom_id for custom_id in ids if not suspects.seen_before(custom_id)]
+    assert sent == list(dict.fromkeys(ids))
+
+
+def test_duplicates_are_counted_in_eight_bytes_a_line() -> None:
+    census = IdCensus(max_lines=50_000)
+    for i in range(50_000):
+        census.add(f"request-{i}")
+    assert census.complete
+    census.add("one more")
+    assert not census.complete
+    assert len(census.suspects()) == 0
+
+
+def test_a_line_longer_than_the_limit_is_counted_but_not_kept() -> None:
+    splitter = LineSplitter(max_line_bytes=100)
+    found = list(splitter.feed(b"short\n"))
+    for _ in range(1000):
+        found += splitter.feed(b"x" * 100)
+        assert len(splitter._rest) <= 100
+    found += [*splitter.feed(b"\nlast"), *splitter.finish()]
+    assert found == [RawLine(1, b"short"), RawLine(2, None), RawLine(3, b"last")]
+    too_long = PARSER.parse(found[1])
+    assert isinstance(too_long, Invalid)
+    assert too_long.code == "invalid_json_line"
+
+
+def test_a_body_is_sent_byte_for_byte() -> None:
+    body = '{"messages" : [ ],"temperature":1.50, "seed":12345678901234567890,"emoji":"\\ud83d\\ude00"}'
+    text = f'{{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{body}}}'
+    request = PARSER.parse(RawLine(1, text.encode()))
+    assert request == Request(1, "a", body.encode())
+
+
+@pytest.mark.parametrize("text", ['{"custom_id":"\\ud800"', "[" * 100_000, '{"a":' * 50_000, '{"custom_id":1e999}', "\x00", "nul"])
+def test_hostile_json_is_only_invalid(text: str) -> None:
+    assert isinstance(PARSER.parse(RawLine(1, text.encode())), Invalid)
+
+
+def test_invalid_utf8_is_not_json() -> None:
+    outcome = PARSER.parse(RawLine(1, line("a", "hello").encode().replace(b"hello", b"\xff\xfe")))
+    assert isinstance(outcome, Invalid)
+    assert outcome.code == "invalid_json_line"
+
+
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/chat/completions", "https://api.openai.com/v1/chat/completions", "/chat/completions/"])
+def test_these_urls_mean_chat_completions(url: str) -> None:
+    assert same_endpoint(url, "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("url", ["/v1/completions", "/completions", "/v2/chat/completions", "", "http://[", "chat/completions"])
+def test_these_urls_do_not(url: str) -> None:
+    assert not same_endpoint(url, "/v1/chat/completions")
