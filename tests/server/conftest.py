@@ -20,6 +20,7 @@ import pytest
 T = TypeVar("T")
 START_LIMIT_S = 90.0
 ADDRESS = re.compile(r"Listening on (http://[\d.]+:\d+)")
+MODEL = "tiny"  # the name under which every test server serves
 READY = "The server is fired up and ready to roll!"
 
 
@@ -29,7 +30,8 @@ class ServerProcess:
     def __init__(self, model: Path, log: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.log_file = log
         self.termination_log = log.with_suffix(".termination")
-        command = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(model), "--port", "0", *flags]
+        command = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(model), "--served-model-name", MODEL]
+        command += ["--port", "0", *flags]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "BANYAN_TERMINATION_LOG": str(self.termination_log), **(environment or {})}
         with log.open("w") as file:
             self.process = subprocess.Popen(

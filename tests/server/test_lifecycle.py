@@ -19,10 +19,10 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from tests.server.conftest import READY, ServerProcess, StartServer
+from tests.server.conftest import MODEL, READY, ServerProcess, StartServer
 
-CHAT = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
-LONG = {"model": "any", "prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+LONG = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
 
 
 class Reader(threading.Thread):
@@ -38,6 +38,7 @@ class Reader(threading.Thread):
     def run(self) -> None:
         try:
             with httpx.stream("POST", self.url + "/v1/completions", json=self.body, timeout=60) as response:
+                assert response.status_code == 200, response.read()
                 self.events.extend(line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
         except httpx.HTTPError as error:
             self.failure = error
@@ -100,7 +101,7 @@ def test_while_it_loads_it_is_alive_says_how_far_it_is_and_refuses_requests(star
             assert 0 <= body["percent"] <= 100
             seen[body["state"]] = seen.get(body["state"], 0) + 1
             refusals.append(
-                httpx.post(server.url + "/v1/chat/completions", json={"model": "x", "messages": [{"role": "user", "content": "hi"}]})
+                httpx.post(server.url + "/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
             )
         time.sleep(0.05)
     assert "loading" in seen
