@@ -1,0 +1,113 @@
+"""Manifest files: what is taken, what is refused and in which words, and how edits are noticed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from banyan_operator.local.errors import LocalError
+from banyan_operator.local.manifests import Manifests, check_change
+from banyan_operator.local.objects import Key
+
+SERVER = """
+apiVersion: serving.banyan.dev/v1alpha1
+kind: InferenceServer
+metadata: {name: chat}
+spec: {model: {uri: "pvc://models/tiny"}}
+"""
+JOB = """
+apiVersion: serving.banyan.dev/v1alpha1
+kind: BatchJob
+metadata: {name: nightly}
+spec:
+  serverRef: {name: chat}
+  input: {uri: "pvc://batches/in.jsonl"}
+  output: {uri: "pvc://batches/out/"}
+"""
+OTHERS = """
+apiVersion: v1
+kind: Secret
+metadata: {name: keys}
+stringData: {keys: abc}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: models}
+"""
+
+
+def test_a_folder_of_several_documents_is_read_and_what_has_no_use_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{SERVER}---\n{JOB}---\n")
+    (tmp_path / "b.yml").write_text(OTHERS)
+    (tmp_path / "notes.txt").write_text("kind: nothing")
+    contents = Manifests([tmp_path], {}).read()
+    assert set(contents.objects) == {
+        Key("default", "InferenceServer", "chat"),
+        Key("default", "BatchJob", "nightly"),
+        Key("default", "Secret", "keys"),
+    }
+    assert contents.ignored == ("PersistentVolumeClaim/models",)
+
+
+def test_a_secret_can_come_from_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(SERVER)
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    (folder / "keys").write_text("abc\n")
+    secret = Manifests([tmp_path], {"keys": folder}).read().objects[Key("default", "Secret", "keys")]
+    assert secret["data"] == {"keys": "YWJjCg=="}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SERVER.replace("model:", "modell:"), "spec.modell: is not a field; did you mean model?"),
+        (SERVER.replace("pvc://models/tiny", "models/tiny"), "spec.model.uri: 'models/tiny'"),
+        (SERVER.replace("v1alpha1", "v1"), "apiVersion: is 'serving.banyan.dev/v1'; write serving.banyan.dev/v1alpha1"),
+        (SERVER + "---" + SERVER, "InferenceServer/chat is there twice"),
+        ("a: [", "is not YAML"),
+        ("- 1", "holds a list where an object is expected"),
+        (OTHERS, "no InferenceServer and no BatchJob in there"),
+    ],
+)
+def test_a_wrong_manifest_is_refused_with_file_object_field_and_remedy(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    with pytest.raises(LocalError) as caught:
+        Manifests([file], {}).read()
+    assert words in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="no such file or folder"):
+        Manifests([tmp_path / "none"], {})
+
+
+def test_edits_new_and_deleted_files_are_noticed_once(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(SERVER)
+    manifests = Manifests([tmp_path], {})
+    assert manifests.changed()
+    assert not manifests.changed()
+    file.write_text(SERVER)
+    os.utime(file, (1, 1))
+    assert manifests.changed()
+    (tmp_path / "b.yaml").write_text(JOB)
+    assert manifests.changed()
+    (tmp_path / "b.yaml").unlink()
+    assert manifests.changed()
+    assert not manifests.changed()
+
+
+def test_a_change_of_what_must_not_change_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(JOB)
+    key = Key("default", "BatchJob", "nightly")
+    old = Manifests([file], {}).read().objects[key]
+    file.write_text(JOB.replace("in.jsonl", "other.jsonl"))
+    new = Manifests([file], {}).read().objects[key]
+    with pytest.raises(LocalError, match="BatchJob/nightly: spec: .* make a new BatchJob instead"):
+        check_change(new, old)
