@@ -109,5 +109,5 @@ def test_a_change_of_what_must_not_change_is_refused(tmp_path: Path) -> None:
     old = Manifests([file], {}).read().objects[key]
     file.write_text(JOB.replace("in.jsonl", "other.jsonl"))
     new = Manifests([file], {}).read().objects[key]
-    with pytest.raises(LocalError, match="BatchJob/nightly: spec: .* make a new BatchJob instead"):
+    with pytest.raises(LocalError, match=r"BatchJob/nightly: spec: .* make a new BatchJob instead"):
         check_change(new, old)

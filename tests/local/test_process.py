@@ -127,7 +127,8 @@ def test_when_the_starting_process_is_killed_everything_it_started_dies(tmp_path
         from pathlib import Path
         from banyan_operator.local.process import Process
         async def main():
-            process = await Process.start([sys.executable, "-c", {WITH_DAEMON!r}, "stay"], dict(os.environ), Path({str(tmp_path)!r}), Path({str(log)!r}))
+            argv = [sys.executable, "-c", {WITH_DAEMON!r}, "stay"]
+            process = await Process.start(argv, dict(os.environ), Path({str(tmp_path)!r}), Path({str(log)!r}))
             print(process.pid, flush=True)
             await process.wait()
         asyncio.run(main())

@@ -97,12 +97,12 @@ class LocalWorld:
         """What reconcile sees of this machine around one resource."""
         namespace, kind, _ = key_of(resource)
         server_name = (resource["spec"].get("serverRef") or {}).get("name")
-        server = self._objects.get(Key(namespace, "InferenceServer", server_name)) if server_name else None
+        server = resource if kind == "InferenceServer" else self._objects.get(Key(namespace, "InferenceServer", server_name or ""))
         return World(
             now=self._clock(),
             children=tuple(self._children(resource)),
             missing=frozenset(self._missing(resource)),
-            server=server,
+            server=server if kind == "BatchJob" else None,
             server_url=self.server_url(server) if server is not None else None,
             progress=self._ask(resource, "worker", PROGRESS_PORT, "/progress") if kind == "BatchJob" else None,
             readyz=self.readyz(resource),
