@@ -37,7 +37,8 @@ class World:
     server: Manifest | None = None
     """For a BatchJob with serverRef: that InferenceServer as stored, or None if there is none."""
     server_url: str | None = None
-    """For a BatchJob with serverRef: the base URL its pods reach the server under, as this driver resolves Services."""
+    """For an InferenceServer its own base URL, for a BatchJob with serverRef that server's, as this driver resolves Services.
+    None: as the cluster's DNS does."""
     progress: Mapping[str, Any] | None = None
     """For a running BatchJob: the body of the worker's GET /progress, if it answered."""
     readyz: Mapping[str, Any] | None = None
@@ -62,7 +63,7 @@ class Plan:
     """What to do now. Carrying a plan out twice, late, or half must do no harm: the next reconcile continues."""
 
     apply: tuple[Manifest, ...] = ()  # in this order, by server-side apply with our field manager
-    delete: tuple[Ref, ...] = ()  # after the applies
+    delete: tuple[Ref, ...] = ()  # after the applies; may name the BatchJob itself (ttlSecondsAfterFinished)
     status: Mapping[str, Any] | None = None  # the whole new status, or None when it would not change
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None  # look again after so long even if nothing is heard
@@ -77,5 +78,6 @@ class Settings:
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     default_storage: Mapping[str, str] = field(default_factory=dict)
+    """Environment of batch workers for what spec.s3 leaves open: AWS_ENDPOINT_URL_S3, AWS_REGION and the like."""
     platform: Literal["cluster", "local"] = "cluster"
     """Only decides which model sources exist: file:// is for local mode alone."""

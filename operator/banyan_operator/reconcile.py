@@ -131,6 +131,7 @@ def _batch(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Sett
     status = observed_batch.status(job, accepted, hold, stop, seen, world, prior, settings).dump()
     return Plan(
         apply=() if changes.conflicts else tuple(changes.apply),
+        delete=tuple(name for name in changes.delete if name.kind != "Job") if accepted.status == "True" else (),
         status=_if_changed(status, prior),
         events=(*changes.events, *news.of_batch(prior, status)),
         requeue_after_s=_look_again_at_batch(job, accepted, hold, changes, world, status, settings),

@@ -48,8 +48,9 @@ def _batch(spec: BatchJobSpec, platform: Platform) -> list[Problem]:
     for name, uri in (("input", spec.input.uri), ("output", spec.output.uri)):
         if uri.startswith("file://") and platform == "cluster":
             found.append(Problem(f"spec.{name}.uri", f"{uri}: file:// exists in local mode only; use s3:// or pvc://"))
-    if spec.input.compression == "gzip":
-        found.append(Problem("spec.input.compression", "gzip is not built yet; unpack the input"))
+    if spec.input.compression != "auto" and (spec.input.compression == "gzip") != spec.input.uri.endswith(".gz"):
+        text = f"{spec.input.compression}: which objects are gzip is told by their names (*.jsonl.gz) alone; use auto"
+        found.append(Problem("spec.input.compression", text))
     if spec.workers > 1:
         found.append(Problem("spec.workers", f"{spec.workers}: more than one worker is not built yet; use 1 and raise spec.maxConcurrency"))
     if spec.sharding != Sharding():

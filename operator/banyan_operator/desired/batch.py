@@ -59,6 +59,11 @@ def work_name(job: BatchJob) -> str:
     return f"{job.metadata.name}-work"
 
 
+def run_id(job: BatchJob) -> str:
+    """Names the run in storage: the same for every attempt of this BatchJob, another one for a new BatchJob of its name."""
+    return job.metadata.uid.replace("-", "")[:12]
+
+
 def work(job: BatchJob, settings: Settings, *, server_url: str | None, suspend: bool, live: Manifest | None = None) -> Manifest:
     """The Job. Indexed with one worker: sharding over several keeps this shape."""
     image = job.spec.image or default_image(job, live, settings)
@@ -135,6 +140,7 @@ def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | Non
         "BANYAN_PROGRESS_HOST": "0.0.0.0",  # the operator and Prometheus ask the pod's address
         "BANYAN_PROGRESS_PORT": str(PROGRESS_PORT),
         "BANYAN_SERVER_URL": server_url if spec.server is None and server_url else f"http://127.0.0.1:{serverpod.PORT}",
+        "BANYAN_RUN_ID": run_id(job),  # a worker that is started again finds what it has published already
         "HOME": "/tmp",
         **store_env,
     }
@@ -151,6 +157,8 @@ def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | Non
         "--progress-host=$(BANYAN_PROGRESS_HOST)",
         "--progress-port=$(BANYAN_PROGRESS_PORT)",
     ]
+    if spec.server is not None:
+        args.append(f"--server-timeout={spec.server.probes.startup_timeout_seconds}")
     if spec.output.overwrite:
         args.append("--overwrite")
     if spec.model_name:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from banyan_operator.api import BatchJob
 from banyan_operator.api.base import Model
 from banyan_operator.api.status import BatchJobStatus, BatchPhase, RequestCounts, Usage, Workers
-from banyan_operator.desired.batch import CONTAINER, work_name
+from banyan_operator.desired.batch import CONTAINER, run_id, work_name
 from banyan_operator.observed import trouble
 from banyan_operator.observed.conditions import Finding, condition, conditions, is_true, no, yes
 from banyan_operator.observed.failures import kept, last_failure
@@ -151,6 +151,7 @@ def status(
         tokens_per_second=max(0, round(float(live.get("tokensPerSecond") or 0))) if live else None,
         eta=stamp(world.now + float(eta_s)) if eta_s is not None else None,
         eta_text=rough(float(eta_s)) if eta_s is not None else None,
+        run_id=run_id(job),
         usage=_read(Usage, report.get("usage")) or _read(Usage, prior.get("usage")),
         output_uri=uris.output,
         errors_uri=uris.errors,
@@ -204,8 +205,9 @@ def _findings(
     running = _running(accepted, hold, phase, seen)
     complete, failed = no("InProgress"), no("AsExpected")
     if phase == "Failed":
-        failed = _failed(seen)
+        failed, refusal = _failed(seen)
         complete = no("Failed", failed.message)
+        accepted = refusal or accepted
     elif phase == "Succeeded":
         complete = yes("Succeeded", "All results are published.")
     elif phase in TERMINAL:
@@ -242,16 +244,18 @@ def _running(accepted: Finding, hold: Finding | None, phase: BatchPhase, seen: S
     return no("Starting", "Waiting for the worker's pod.")
 
 
-def _failed(seen: Seen) -> Finding:
+def _failed(seen: Seen) -> tuple[Finding, Finding | None]:
+    """The Failed condition, and the Accepted one where the worker found that the spec asks for what cannot be."""
     if seen.failure is None:
         text = condition(seen.work, "Failed") or condition(seen.work, "FailureTarget")
-        return yes("WorkersFailed", f"{text.get('message') or 'The Job failed'}. Make a new BatchJob to try again.")
+        return yes("WorkersFailed", f"{text.get('message') or 'The Job failed'}. Make a new BatchJob to try again."), None
     pod, end = seen.failure
     container = pod.container(CONTAINER)
     assert container is not None
-    view = View(now=0.0, startup_timeout_s=0.0, accelerators="")
-    words = trouble.crash(pod, container, end, view).message
-    return yes("PlanFailed" if end.exit_code in PLAN_CODES else "WorkersFailed", words)
+    found = trouble.crash(pod, container, end, View(now=0.0, startup_timeout_s=0.0, accelerators=""))
+    if end.exit_code in PLAN_CODES:
+        return yes("PlanFailed", found.message), no(found.reason, found.message)
+    return yes("WorkersFailed", found.message), None
 
 
 # --- counts ---

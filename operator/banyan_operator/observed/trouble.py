@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -123,15 +124,14 @@ def _not_started(pod: Pod, view: View) -> Trouble | None:
     return None
 
 
-def _crash(reasons: Iterable[str]) -> Callable[[Pod, View], Trouble | None]:
-    wanted = frozenset(reasons)
+def _crash(wanted: Callable[[str], bool]) -> Callable[[Pod, View], Trouble | None]:
 
     def row(pod: Pod, view: View) -> Trouble | None:
         for container in pod.containers:
             end = container.failure
             if end is not None and not pod.disrupted and pod.reason not in _DISRUPTIONS:
                 found = crash(pod, container, end, view)
-                if found.reason in wanted:
+                if wanted(found.reason):
                     return found
         return None
 
@@ -186,6 +186,8 @@ def _starting(pod: Pod, view: View) -> Trouble | None:
 
 # --- how a process of ours ended ---
 
+_WORD: Final = re.compile(r"^[A-Z][a-zA-Z]+$")
+
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
@@ -226,13 +228,13 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Trouble:
         return _at(pod, container, "OOMKilled", f"killed at its memory limit ({limit})", text, step, end)
     known = (_WORKER_EXITS if container.name == "worker" else _SERVER_EXITS).get(end.exit_code)
     if known is not None:
-        return _at(pod, container, known.reason, known.what, text, known.step, end)
+        # the worker's own word is finer than its exit code: InputNotFound, OutputExists …
+        reason = code if container.name == "worker" and _WORD.match(code) else known.reason
+        return _at(pod, container, reason, known.what, text, known.step, end)
     what = f"the {container.name} ended with exit code {end.exit_code}" + (" (killed)" if end.exit_code == 137 else "")
     step = f"See 'kubectl logs {pod.name} -c {container.name} --previous'" if not view.local else "See its log"
     return _at(pod, container, "CrashLoop", what, text, step, end)
 
-
-_EXIT_REASONS: Final = frozenset(one.reason for table in (_SERVER_EXITS, _WORKER_EXITS) for one in table.values())
 
 _ROWS: Final = (
     _unschedulable,
@@ -240,11 +242,11 @@ _ROWS: Final = (
     _config,
     _volume,
     _not_started,
-    _crash(["RuntimeConfigInvalid"]),
-    _crash(["OOMKilled"]),
-    _crash(["AcceleratorOutOfMemory"]),
-    _crash(_EXIT_REASONS),
-    _crash(["CrashLoop"]),
+    _crash(lambda reason: reason == "RuntimeConfigInvalid"),
+    _crash(lambda reason: reason == "OOMKilled"),
+    _crash(lambda reason: reason == "AcceleratorOutOfMemory"),
+    _crash(lambda reason: reason != "CrashLoop"),
+    _crash(lambda reason: True),
     _loading,
     _not_ready,
     _disrupted,
