@@ -172,7 +172,13 @@ def test_a_model_name_and_a_key_are_sent_with_every_line(run: Run, server: Scrip
     server.api_key, server.model = "sk-secret", "other"
     key = tmp_path / "key"
     key.write_text("sk-secret\n")
-    results = run([line("a", "hello", body={"model": "theirs", "messages": [{"content": "hi"}], "seed": 1e3})], "--model", "other", "--api-key-file", str(key))
+    results = run(
+        [line("a", "hello", body={"model": "theirs", "messages": [{"content": "hi"}], "seed": 1e3})],
+        "--model",
+        "other",
+        "--api-key-file",
+        str(key),
+    )
     assert len(results.output) == 1
     assert server.bodies == [{"model": "other", "messages": [{"content": "hi"}], "seed": 1e3}]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Final, Never, Protocol
@@ -71,7 +72,10 @@ class Bar:
         if self._bar is None or self._title != title:
             self.close()
             self._title = title
-            self._bar = tqdm(total=total, desc=title, bar_format=form, file=sys.stderr, dynamic_ncols=True)
+            # a terminal may say that it is 0 columns wide (docker run -t); tqdm would then show nothing
+            sized = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+            ncols, nrows = (None, None) if sized else (100, 20)
+            self._bar = tqdm(total=total, desc=title, bar_format=form, file=sys.stderr, dynamic_ncols=sized, ncols=ncols, nrows=nrows)
         assert self._bar is not None
         return self._bar
 

@@ -49,11 +49,14 @@ class ServerNotReady(UnavailableError):
 
 
 class ServerFailed(UserError):
-    """The server that the run started itself ended; carries that server's exit code."""
+    """The server that the run started itself ended. If that server said whose fault it was (64 to 78), so does the run."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    exit_code = 69
+
+    def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        if 64 <= status <= 78:
+            self.exit_code = status
 
 
 class ServerGone(UserError):

@@ -14,6 +14,8 @@ from banyan_runtime.batch.records import RequestCounts, Usage
 Phase = Literal["starting", "running", "publishing", "done"]
 RATE_WINDOW_S: Final = 30.0
 
+_Sample = tuple[float, int, int]  # seconds, lines, tokens
+
 
 class Report(msgspec.Struct, frozen=True, rename="camel"):
     """GET /progress."""
@@ -43,7 +45,9 @@ class Progress:
     usage: Usage = field(default_factory=Usage)
     storage_errors: Counter[str] = field(default_factory=Counter)  # by operation
     storage_bytes: Counter[str] = field(default_factory=Counter)  # by direction: read, write
-    _samples: deque[tuple[float, int, int]] = field(default_factory=deque)  # (time, lines, tokens)
+    _samples: deque[_Sample] = field(default_factory=deque)
+    _first: _Sample | None = None  # when running began
+    _last: _Sample | None = None  # when running ended
 
     @property
     def counts(self) -> RequestCounts:
@@ -68,15 +72,19 @@ class Progress:
         )
 
     def _rates(self, now: float) -> tuple[float, float]:
-        """Lines and tokens per second over the last RATE_WINDOW_S, at one sample a second at most."""
+        """Lines and tokens per second over the last RATE_WINDOW_S, at one sample a second at most; in the end, over all."""
         current = (now, self.completed + self.failed, self.tokens)
+        if self.phase == "starting":
+            return 0.0, 0.0
+        self._first = self._first or current
         if not self._samples or now - self._samples[-1][0] >= 1.0:
             self._samples.append(current)
         while len(self._samples) > 1 and now - self._samples[0][0] > RATE_WINDOW_S:
             self._samples.popleft()
-        then, lines, tokens = self._samples[0]
-        elapsed = now - then
-        return (0.0, 0.0) if elapsed < 0.5 else ((current[1] - lines) / elapsed, (current[2] - tokens) / elapsed)
+        self._last = current if self.phase == "running" else self._last or current
+        then, until = (self._samples[0], current) if self.phase == "running" else (self._first, self._last)
+        elapsed = until[0] - then[0]
+        return (0.0, 0.0) if elapsed < 0.2 else ((until[1] - then[1]) / elapsed, (until[2] - then[2]) / elapsed)
 
     def prometheus(self) -> str:
         """The text of /metrics."""

@@ -92,7 +92,7 @@ class OwnServer:
             tail = (self._folder / "log").read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
             message = "\n".join(["its log ends with:", *tail])
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-        return ServerFailed(f"the server {how}: {message}", status if 64 <= status <= 78 else ServerFailed.exit_code)
+        return ServerFailed(f"the server {how}: {message}", status)
 
     async def stop(self) -> None:
         """End the child and everything it started."""
