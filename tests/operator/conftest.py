@@ -1,0 +1,62 @@
+"""Resources by hand, for the tests of the operator's decisions. Also lets these tests import what they share."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banyan_operator.plan import Manifest, Settings
+
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:  # appended, so that nothing here comes before an installed package
+    sys.path.append(ROOT)
+
+SETTINGS = Settings(runtime_image="registry.example/banyan-runtime:0.1", operator_version="0.1.0")
+LOCAL = Settings(runtime_image="local", operator_version="0.1.0", platform="local")
+
+
+def merge(base: Any, over: Any) -> Any:
+    """`over` merged into a copy of `base`; None removes a key."""
+    if not isinstance(base, dict) or not isinstance(over, dict):
+        return copy.deepcopy(over)
+    result = copy.deepcopy(base)
+    for key, value in over.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge(result.get(key), value)
+    return result
+
+
+def resource(kind: str, name: str, spec: dict[str, Any], **metadata: Any) -> Manifest:
+    meta = {"name": name, "namespace": "team", "uid": f"uid-of-{name}", "generation": 1} | metadata
+    return {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+
+
+def a_server(name: str = "tiny", /, **spec: Any) -> Manifest:
+    """An InferenceServer from a claim, with `spec` merged in."""
+    base = {"model": {"uri": "pvc://models/tiny-llama"}}
+    return resource("InferenceServer", name, merge(base, spec))
+
+
+def a_batch(name: str = "nightly", /, **spec: Any) -> Manifest:
+    """A BatchJob against the server `tiny`, with `spec` merged in."""
+    base = {
+        "serverRef": {"name": "tiny"},
+        "input": {"uri": "pvc://batches/in/prompts.jsonl"},
+        "output": {"uri": "pvc://batches/out/"},
+    }
+    return resource("BatchJob", name, merge(base, spec))
+
+
+def an_own_server_batch(name: str = "nightly", /, **spec: Any) -> Manifest:
+    return a_batch(name, **merge({"serverRef": None, "server": {"model": {"uri": "pvc://models/tiny-llama"}}}, spec))
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return SETTINGS

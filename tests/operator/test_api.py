@@ -1,0 +1,209 @@
+"""The two resources as a user writes them: defaults, refusals, and the words of the refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from banyan_operator import api
+from banyan_operator.api.quantity import amount, same
+from tests.operator.conftest import a_batch, a_server, an_own_server_batch
+
+
+def problems(manifest: dict[str, Any]) -> str:
+    with pytest.raises(api.SpecError) as caught:
+        api.parse(manifest)
+    return "\n".join(map(str, caught.value.problems))
+
+
+def test_the_smallest_server_gets_every_default():
+    server = api.parse(a_server())
+    assert isinstance(server, api.InferenceServer)
+    assert server.spec.replicas == 1
+    assert server.spec.probes.startup_timeout_seconds == 1800
+    assert server.spec.rollout.max_surge == 1
+    assert server.spec.cache.type == "EmptyDir"
+    assert server.served_names == ("tiny",)
+
+
+def test_null_counts_as_left_out():
+    with_null = a_server(runtime={"contextLength": 4096})
+    with_null["spec"]["runtime"]["memoryPercent"] = None
+    assert api.parse(with_null) == api.parse(a_server(runtime={"contextLength": 4096}))
+
+
+BAD_SERVERS: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": None}, "spec.model", "is required"),
+    ({"model": {"uri": "models/tiny"}}, "spec.model.uri", "pvc://CLAIM/PATH"),
+    ({"model": {"uri": "x"}}, "spec.model.uri", "pvc://CLAIM/PATH"),
+    ({"model": {"uri": "pvc://models/../etc"}}, "spec.model", ".. segments"),
+    ({"model": {"s3": {"region": "x"}}}, "spec.model", "model.s3 needs an s3:// uri"),
+    ({"model": {"servedNames": ["a", "a"]}}, "spec.model.servedNames", "a occurs twice; remove one"),
+    ({"model": {"served_names": ["a"]}}, "spec.model.served_names", "did you mean servedNames?"),
+    ({"replicas": -1}, "spec.replicas", "-1 is too small; use at least 0"),
+    ({"replicas": "3"}, "spec.replicas", "'3' must be a whole number"),
+    ({"replicas": 1.5}, "spec.replicas", "must be a whole number"),
+    ({"replica": 3}, "spec.replica", "did you mean replicas?"),
+    ({"paused": "yes"}, "spec.paused", "must be true or false"),
+    ({"runtime": {"dtype": "fp8"}}, "spec.runtime.dtype", "'fp8' is not one of auto, float32, float16, bfloat16"),
+    ({"runtime": {"args": ["--port=1"]}}, "spec.runtime.args", "options that the operator owns"),
+    ({"runtime": {"env": [{"name": "BANYAN_PORT", "value": "1"}]}}, "spec.runtime.env[0]", "set by the operator"),
+    ({"runtime": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.runtime.env", "A occurs twice"),
+    ({"runtime": {"env": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}}, "env[0]", "exclusive"),
+    ({"runtime": {"env": [{"name": "A", "valueFrom": {}}]}}, "env[0].valueFrom", "exactly one of"),
+    ({"runtime": {"contextLength": 64}}, "spec.runtime.contextLength", "use at least 128"),
+    ({"runtime": {"chunkedPrefillTokens": 100, "kvCache": {"pageSize": 16}}}, "chunkedPrefillTokens", "use 96"),
+    ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "spec.resources", "belong in spec.accelerator"),
+    ({"resources": {"limits": {"cpu": 0.5}}}, "spec.resources.limits.cpu", "0.5 must be a whole number, or text such as '500m'"),
+    ({"resources": {"limits": {"memory": "4 GB"}}}, "spec.resources.limits.memory", "'4 GB' must be"),
+    ({"resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "4Gi"}}}, "requests.memory", "8Gi is more than the limit 4Gi"),
+    ({"cache": {"type": "PersistentVolumeClaim"}}, "spec.cache", "a created claim needs cache.size"),
+    ({"cache": {"claimName": "c"}}, "spec.cache", "needs type PersistentVolumeClaim"),
+    ({"cache": {"type": "PersistentVolumeClaim", "claimName": "models"}}, "spec", "must not be the model claim"),
+    ({"cache": {"type": "PersistentVolumeClaim", "size": "1Gi"}, "replicas": 2}, "spec", "needs cache.accessMode ReadWriteMany"),
+    ({"drain": {"terminationGracePeriodSeconds": 5, "preStopSeconds": 5}}, "spec.drain", "must be smaller"),
+    ({"rollout": {"maxSurge": 0}}, "spec.rollout", "must not both be 0"),
+    ({"rollout": {"maxSurge": "half"}}, "spec.rollout.maxSurge", "'half' must be a whole number, or text such as '25%'"),
+    ({"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, "spec.autoscaling", "must not exceed maxReplicas"),
+    ({"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}, "spec.autoscaling", "needs engine KEDA"),
+    ({"ingress": {"hosts": []}}, "spec.ingress.hosts", "at least 1 item"),
+    ({"security": {"runAsUser": 0}}, "spec.security.runAsUser", "use at least 1"),
+    ({"accelerator": {"count": 1}, "runtime": {"tensorParallelSize": 2}}, "spec", "must not exceed accelerator.count"),
+    ({"service": []}, "spec.service", "must be a mapping"),
+]
+
+
+@pytest.mark.parametrize(("spec", "field", "words"), BAD_SERVERS)
+def test_a_server_that_breaks_the_schema_is_told_where_and_what_to_do(spec, field, words):
+    said = problems(a_server(**spec))
+    assert field in said
+    assert words in said
+
+
+BAD_BATCHES: list[tuple[dict[str, Any], str, str]] = [
+    ({"serverRef": None}, "spec", "exactly one of serverRef and server"),
+    ({"server": {"model": {"uri": "pvc://m/x"}}}, "spec", "exactly one of serverRef and server"),
+    ({"input": {"uri": "in.jsonl"}}, "spec.input.uri", "s3://BUCKET/KEY"),
+    ({"input": {"uri": "pvc://batches/../x"}}, "spec.input", ".. segments"),
+    ({"output": {"uri": "pvc://batches/out"}}, "spec.output", "must end with /"),
+    ({"input": {"uri": "pvc://batches/out/"}}, "spec", "input and output must differ"),
+    ({"workers": 2}, "spec", "allows one worker"),
+    ({"endpoint": "/v1/chat"}, "spec.endpoint", "is not one of /v1/chat/completions"),
+    ({"deadlineSeconds": 5}, "spec.deadlineSeconds", "use at least 60"),
+]
+
+
+@pytest.mark.parametrize(("spec", "field", "words"), BAD_BATCHES)
+def test_a_batch_that_breaks_the_schema_is_told_where_and_what_to_do(spec, field, words):
+    said = problems(a_batch(**spec))
+    assert field in said
+    assert words in said
+
+
+def test_an_api_key_without_a_server_reference_is_refused():
+    assert "apiKeySecretRef needs serverRef" in problems(an_own_server_batch(apiKeySecretRef={"name": "k"}))
+
+
+def test_several_problems_are_told_at_once():
+    said = problems(a_server(replicas=-1, runtime={"dtype": "fp8"}, service={"port": 0}))
+    assert all(field in said for field in ("spec.replicas", "spec.runtime.dtype", "spec.service.port"))
+
+
+@pytest.mark.parametrize("name", ["Tiny", "9b", "a_b", "a" * 51, "a-"])
+def test_a_name_that_no_child_could_carry_is_refused(name):
+    assert "metadata.name" in problems(a_server(name))
+
+
+def test_a_foreign_kind_or_version_is_refused():
+    assert "kind: 'Pod'" in problems(a_server() | {"kind": "Pod"})
+    assert "apiVersion" in problems(a_server() | {"apiVersion": "v1"})
+
+
+BAD_CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"input": {"uri": "pvc://batches/other.jsonl"}}, "spec.input is immutable"),
+    ({"output": {"uri": "pvc://batches/other/"}}, "spec.output.uri is immutable"),
+    ({"modelName": "m"}, "spec.modelName is immutable"),
+    ({"endpoint": "/v1/completions"}, "spec.endpoint is immutable"),
+    ({"serverRef": {"name": "other"}}, "spec.serverRef is immutable"),
+    ({"sharding": {"targetRequests": 5}}, "spec.sharding is immutable"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BAD_CHANGES)
+def test_what_identifies_a_batch_cannot_be_changed(change, words):
+    with pytest.raises(api.SpecError, match=words):
+        api.check_update(api.parse(a_batch(**change)), api.parse(a_batch()))
+
+
+def test_a_batch_can_be_cancelled_but_not_uncancelled():
+    cancelled, running = api.parse(a_batch(cancel=True)), api.parse(a_batch())
+    api.check_update(cancelled, running)
+    with pytest.raises(api.SpecError, match="cannot be unset"):
+        api.check_update(running, cancelled)
+
+
+def test_a_batch_may_be_tuned_while_it_runs():
+    api.check_update(api.parse(a_batch(maxConcurrency=8, suspend=True, retries={"maxAttempts": 2})), api.parse(a_batch()))
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"model": {"uri": "s3://bucket/model"}}, "spec.model.uri"),
+        ({"model": {"uri": "hf://org/name"}}, "spec.model.uri"),
+        ({"model": {"uri": "oci://registry/model:1"}}, "spec.model.uri"),
+        ({"model": {"uri": "file:///models/x"}}, "spec.model.uri"),
+        ({"model": {"trustRemoteCode": True}}, "spec.model.trustRemoteCode"),
+        ({"accelerator": {"count": 2}}, "spec.accelerator.count"),
+        ({"accelerator": {"count": 2}, "runtime": {"tensorParallelSize": 2}}, "spec.runtime.tensorParallelSize"),
+        ({"runtime": {"quantization": "awq"}}, "spec.runtime.quantization"),
+        ({"runtime": {"kvCache": {"dtype": "fp8_e5m2"}}}, "spec.runtime.kvCache.dtype"),
+        ({"runtime": {"kvCache": {"pageSize": 8}}}, "spec.runtime.kvCache.pageSize"),
+        ({"runtime": {"maxQueuedRequests": 0}}, "spec.runtime.maxQueuedRequests"),
+        ({"autoscaling": {"maxReplicas": 2}}, "spec.autoscaling"),
+        ({"gateway": {"parentRefs": [{"name": "g"}]}}, "spec.gateway"),
+        ({"networkPolicy": {"enabled": True}}, "spec.networkPolicy.enabled"),
+        ({"monitoring": {"podMonitor": True}}, "spec.monitoring.podMonitor"),
+        ({"disruption": {"minAvailable": 1}}, "spec.disruption"),
+        ({"adapters": [{"name": "a", "uri": "pvc://models/a"}]}, "spec.adapters"),
+    ],
+)
+def test_what_is_not_built_is_named_never_ignored(spec, field):
+    found = api.unsupported(api.parse(a_server(**spec)), "cluster")
+    assert [problem.field for problem in found] == [field]
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"output": {"uri": "s3://out/x/"}, "workers": 2}, "spec.workers"),
+        ({"sharding": {"targetRequests": 5}}, "spec.sharding"),
+        ({"maxErrorPercent": 5}, "spec.maxErrorPercent"),
+        ({"priority": 1}, "spec.priority"),
+        ({"input": {"compression": "gzip"}}, "spec.input.compression"),
+        ({"endpoint": "/v1/embeddings"}, "spec.endpoint"),
+        ({"input": {"uri": "file:///in.jsonl"}}, "spec.input.uri"),
+        ({"output": {"uri": "file:///out/"}}, "spec.output.uri"),
+    ],
+)
+def test_what_is_not_built_for_batches_is_named_never_ignored(spec, field):
+    found = api.unsupported(api.parse(a_batch(**spec)), "cluster")
+    assert [problem.field for problem in found] == [field]
+
+
+def test_files_of_the_machine_are_for_local_mode():
+    server = api.parse(a_server(model={"uri": "file:///models/x"}))
+    batch = api.parse(a_batch(input={"uri": "file:///in.jsonl"}, output={"uri": "file:///out/"}))
+    assert not api.unsupported(server, "local")
+    assert not api.unsupported(batch, "local")
+
+
+def test_quantities_are_compared_by_what_they_mean():
+    assert amount("1.5Gi") == 1536 * 2**20
+    assert amount("2e3") == amount("2k") == 2000
+    assert same("1000m", 1)
+    assert same("1Gi", "1024Mi")
+    assert not same("1G", "1Gi")
+    with pytest.raises(ValueError, match="write a number with a unit"):
+        amount("4 GB")
