@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,12 +22,9 @@ SEEDS_LINES = """\
 {"custom_id": "request-2", "method": "POST", "url": "/chat/completions", "body": {"model": "qwen/qwen2.5-0.5b-instruct", \
 "messages": [{"role": "user", "content": "What is Python?"}], "max_tokens": 50}}
 """
+LONG_BODY = {"prompt": "a", "max_tokens": 400, "ignore_eos": True}
 LONG_LINES = "".join(
-    json.dumps(
-        {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 400, "ignore_eos": True}}
-    )
-    + "\n"
-    for i in range(2000)
+    json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": LONG_BODY}) + "\n" for i in range(2000)
 )
 
 
@@ -60,15 +58,12 @@ class OwnBatch:
         return (self.folder / "log").read_text()
 
     def servers(self) -> list[psutil.Process]:
-        """The server's processes, by the environment that they inherit."""
+        """The server's processes: all that work in our folder but the batch itself."""
         found = []
         for process in psutil.process_iter():
-            try:
-                if process.pid != os.getpid() and process.environ().get("BANYAN_TERMINATION_LOG", "") != str(self.folder / "words"):
-                    if str(self.folder) in " ".join(process.cmdline()) or process.cwd() == str(self.folder):
-                        found.append(process)
-            except psutil.Error:
-                continue
+            with contextlib.suppress(psutil.Error):
+                if process.cwd() == str(self.folder) and (self.process is None or process.pid != self.process.pid):
+                    found.append(process)
         return found
 
     def eventually(self, seen: Callable[[], object], limit_s: float = 90.0) -> None:
