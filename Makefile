@@ -34,7 +34,7 @@ format: install-dev ## put the code into shape
 	$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format .
 
 crds: install ## write crds/ and the chart's copy from the models in operator/banyan_operator/api
-	$(BIN)/banyan-operator crds --write crds --write charts/banyan/files/crds
+	$(BIN)/banyan-operator crds --output-dir crds && $(BIN)/banyan-operator crds --output-dir charts/banyan/files/crds
 
 bench: install-dev ## tokens per second beside transformers, into benchmarks/results
 	$(BIN)/python benchmarks/throughput.py
