@@ -49,12 +49,6 @@ class ClientGone(Exception):
     """The client closed the connection before its answer; there is nobody to tell."""
 
 
-def echo(value: object) -> str:
-    """A client's value as it may stand in an error message."""
-    text = repr(value)
-    return text if len(text) <= _ECHOED else text[:_ECHOED] + "…"
-
-
 # --- the request itself ---
 
 
@@ -87,8 +81,7 @@ def unsupported(param: str, reason: str = "this server does not have it yet") ->
 
 
 def unknown_model(name: str) -> ApiError:
-    shown = name if len(name) <= _ECHOED else name[:_ECHOED] + "…"
-    return ApiError(404, f"The model `{shown}` does not exist.", code="model_not_found", param="model")
+    return ApiError(404, f"The model `{name[:_ECHOED]}` does not exist.", code="model_not_found", param="model")
 
 
 def unknown_url(method: str, path: str) -> ApiError:

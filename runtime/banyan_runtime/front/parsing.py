@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from banyan_runtime.front.errors import ApiError, echo, invalid_type, missing, unsupported
+from banyan_runtime.front.chat.messages import FIRST_PROBLEM
+from banyan_runtime.front.errors import ApiError, invalid_type, missing, unsupported
 
 MAX_PROBLEMS: Final = 10
 MAX_IGNORED: Final = 20
@@ -39,19 +40,22 @@ def _whole(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Number = int | float
+
+Texts = Annotated[list[str], FIRST_PROBLEM]
+Ints = Annotated[list[Int], FIRST_PROBLEM]
 M = TypeVar("M", bound=RequestModel)
 
 _EXPECTED: Final[Mapping[str, str]] = {
-    "string_type": "expected a string",
-    "int_type": "expected an integer",
-    "int_from_float": "expected an integer",
-    "float_type": "expected a number",
-    "bool_type": "expected a boolean",
-    "list_type": "expected an array",
-    "dict_type": "expected an object",
-    "model_type": "expected an object",
-    "model_attributes_type": "expected an object",
-    "finite_number": "expected a finite number",
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "finite_number": "a finite number",
 }
 
 
@@ -67,17 +71,19 @@ def _explain(problems: list[ErrorDetails], body: Mapping[str, Any]) -> ApiError:
     for problem in problems:
         if problem["type"] == "missing":
             return missing(_path(problem["loc"], body))
-    by_path: dict[str, list[str]] = {}  # the members of a union each complain
+    by_path: dict[str, list[ErrorDetails]] = {}  # the members of a union each complain
     for problem in problems:
-        reasons = by_path.setdefault(_path(problem["loc"], body), [])
-        reason = _EXPECTED.get(problem["type"], problem["msg"])
-        if reason not in reasons:
-            reasons.append(reason)
-    paths = list(by_path)[:MAX_PROBLEMS]
-    first = paths[0]
-    text = " or ".join(by_path[first])
-    rest = "" if len(paths) == 1 else "; also wrong: " + ", ".join(echo(path).strip("'") for path in paths[1:])
-    return invalid_type(first, f"{text}, got {_json_type(_at(problems[0]['loc'], body))}{rest}.")
+        by_path.setdefault(_path(problem["loc"], body), []).append(problem)
+    # The most precise path names the culprit: inside a list that is, not the list that could have been a string.
+    paths = sorted(by_path, key=lambda path: -path.count(".") - path.count("["))[:MAX_PROBLEMS]
+    worst = by_path[paths[0]]
+    reasons = [problem["msg"] for problem in worst if problem["type"] not in _EXPECTED]
+    kinds = list(dict.fromkeys(_EXPECTED[problem["type"]] for problem in worst if problem["type"] in _EXPECTED))
+    if "a number" in kinds:
+        kinds = [kind for kind in kinds if kind != "an integer"]
+    if kinds:
+        reasons.insert(0, f"expected {' or '.join(kinds)}, got {_json_type(_at(worst[0]['loc'], body))}")
+    return invalid_type(paths[0], "; ".join(reasons) + ".")
 
 
 def _at(loc: tuple[int | str, ...], body: Any) -> Any:

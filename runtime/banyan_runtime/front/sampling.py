@@ -161,7 +161,7 @@ def _check_range(fields: SamplingFields, ours: str, value: float | None, low: fl
     above = high is not None and value > high
     if not below and not above:
         return
-    allowed = f"be at least {low}" if high is None else f"be in {'(' if low_open else '['}{low}, {high}]"
+    allowed = f"be at least {low}" if high is None else f"be in {'(' if low_open else '['}{low:g}, {high:g}]"
     message = f"{name} must {allowed}, got {value}."
     raise invalid(name, message, "decimal_below_min_value" if below else "decimal_above_max_value")
 

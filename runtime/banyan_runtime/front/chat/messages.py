@@ -6,13 +6,22 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
 from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _REASONING_PARTS: Final = {"thinking": "thinking", "reasoning": "text"}
+
+
+class _FirstProblem(FailFast):
+    def __hash__(self) -> int:  # unions of annotated types hash their annotations on Python 3.11
+        return 1
+
+
+FIRST_PROBLEM: Final = _FirstProblem()
+"""For lists in requests: one wrong item is enough, so that a million of them do not make a million problems."""
 
 
 class _Lenient(BaseModel):
@@ -44,11 +53,11 @@ class ChatMessage(_Lenient):
     """One turn of a conversation."""
 
     role: Annotated[str, BeforeValidator(_lower)]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], FIRST_PROBLEM] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST_PROBLEM] | None = None
     tool_call_id: str | None = None
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from banyan_runtime.front.chat.messages import FIRST_PROBLEM
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError, internal, invalid, unsupported
 from banyan_runtime.front.generation import Batch, Finished, Generation, Job, Piece, log
 from banyan_runtime.front.limits import MAX_PROMPTS, admit, as_ids, check_ids, fit, read_json
 from banyan_runtime.front.openai.serving import DONE, check_id, to_json
-from banyan_runtime.front.parsing import Int, Number, RequestModel, parse, refuse_unsupported
+from banyan_runtime.front.parsing import Int, Ints, Number, RequestModel, Texts, parse, refuse_unsupported
 from banyan_runtime.front.sampling import Recipe, SamplingFields, resolve
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.transport import EventStream, while_connected
@@ -50,8 +51,8 @@ _NAMES: Final = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens",
 class SamplingParams(RequestModel):
     max_new_tokens: Int | None = None
     min_new_tokens: Int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Int] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Ints | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Int | None = None
@@ -96,10 +97,10 @@ class SamplingParams(RequestModel):
 
 
 class GenerateRequest(RequestModel):
-    text: str | list[str] | None = None
+    text: str | Texts | None = None
     input_ids: list[Any] | None = None
-    sampling_params: SamplingParams | list[SamplingParams] = SamplingParams()
-    rid: str | list[str] | None = None
+    sampling_params: SamplingParams | Annotated[list[SamplingParams], FIRST_PROBLEM] = SamplingParams()
+    rid: str | Texts | None = None
     stream: bool = False
     priority: Int | None = None
 

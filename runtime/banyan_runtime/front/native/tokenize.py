@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from banyan_runtime.front.chat.messages import ChatMessage
+from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
 from banyan_runtime.front.chat.prompt import ChatOptions, render
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import invalid, missing
 from banyan_runtime.front.limits import admit, as_ids, check_ids, read_json
 from banyan_runtime.front.openai.serving import to_json
-from banyan_runtime.front.parsing import RequestModel, parse
+from banyan_runtime.front.parsing import RequestModel, Texts, parse
 from banyan_runtime.front.text.text import Text
 
 
 class TokenizeRequest(RequestModel):
-    prompt: str | list[str] | None = None
-    messages: list[ChatMessage] | None = None
+    prompt: str | Texts | None = None
+    messages: Annotated[list[ChatMessage], FIRST_PROBLEM] | None = None
     add_special_tokens: bool | None = None  # default: for a prompt, not for messages
     add_generation_prompt: bool = True
     continue_final_message: bool = False

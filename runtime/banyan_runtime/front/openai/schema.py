@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from banyan_runtime.front.chat.messages import ChatMessage
-from banyan_runtime.front.parsing import Int, Number, RequestModel
+from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
+from banyan_runtime.front.parsing import Int, Ints, Number, RequestModel, Texts
 from banyan_runtime.front.sampling import SamplingFields
 
 HARMLESS: Final = frozenset(
@@ -84,8 +84,8 @@ class GenerationRequest(RequestModel):
     repetition_penalty: Number | None = None
     n: Int | None = None
     seed: Int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Int] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Ints | None = None
     min_tokens: Int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -129,7 +129,7 @@ class Effort(RequestModel):
 
 
 class ChatRequest(GenerationRequest):
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], FIRST_PROBLEM]
     max_completion_tokens: Int | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     separate_reasoning: bool = True

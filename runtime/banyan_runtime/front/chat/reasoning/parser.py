@@ -65,6 +65,7 @@ class ReasoningParser:
         self._stream = stream
         self._held = ""
         self._marker_tokens = 0  # tokens of a marker that is not complete yet
+        self._just_opened = False  # this feed brought the start marker
         self._unsent: list[str] = []  # reasoning, only with stream=False
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
@@ -113,6 +114,7 @@ class ReasoningParser:
         start, visible = self._form.start, self._held.lstrip()
         if visible.startswith(start):
             self._held, self._state = visible[len(start) :], _State.FRESH
+            self._just_opened = True
         elif not start.startswith(visible):
             self._state = otherwise
 
@@ -150,8 +152,8 @@ class ReasoningParser:
 
     def _count(self, tokens: int, before: _State) -> None:
         """Count the tokens of one feed as reasoning, unless they brought a marker."""
-        absorbed = before is _State.OPENED and self._state is not before and not self._held
-        if before not in _INSIDE or self._state not in _INSIDE or absorbed:
+        opened, self._just_opened = self._just_opened, False
+        if before not in _INSIDE or self._state not in _INSIDE or opened:
             self._marker_tokens = 0
             return
         marker = self._form.start if self._state is _State.OPENED else self._form.end

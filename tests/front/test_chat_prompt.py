@@ -1,0 +1,134 @@
+"""Messages to prompts: templates as transformers renders them, and what a text model cannot read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banyan_runtime.front.chat.messages import ChatMessage
+from banyan_runtime.front.chat.prompt import ChatOptions, render
+from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.text.tokenizer import Tokenizer
+from tests.front.support import CHATML
+
+TURNS: list[dict[str, Any]] = [
+    {"role": "system", "content": "You answer in <b>one</b> word & no more."},
+    {"role": "user", "content": "Hauptstadt von Österreich?"},
+    {"role": "assistant", "content": "Wien", "reasoning_content": "Austria's capital."},
+    {"role": "user", "content": "And of 日本?"},
+]
+
+
+def messages(*turns: dict[str, Any]) -> list[ChatMessage]:
+    return [ChatMessage.model_validate(turn) for turn in turns]
+
+
+def prompt(source: str, *turns: dict[str, Any], **options: Any) -> str:
+    return render(ChatTemplate(source, {}), messages(*turns), ChatOptions(**options)).text
+
+
+def refused(source: str | None, *turns: dict[str, Any], **options: Any) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        render(None if source is None else ChatTemplate(source, {}), messages(*turns), ChatOptions(**options))
+    assert raised.value.status == 400
+    return raised.value
+
+
+@pytest.mark.parametrize("name", ["qwen25", "qwen3"])
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True, "unknown": [1]}])
+def test_a_real_template_gives_the_ids_that_transformers_gives(
+    name: str, variables: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(f"{name}_tokenizer")
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(folder)
+    tokenizer = Tokenizer.load(folder)
+    template = ChatTemplate(tokenizer.settings["chat_template"], tokenizer.named)
+    for turns in (TURNS, TURNS[1:2], TURNS[:2]):
+        rendered = render(template, messages(*turns), ChatOptions(variables=variables))
+        expected = reference.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False, **variables)
+        assert tokenizer.encode(rendered.text, add_special_tokens=False) == expected
+
+
+def test_the_opening_is_what_the_template_puts_behind_the_last_turn() -> None:
+    source = CHATML.replace("assistant\n{%", "assistant\n<think>\n{%")
+    rendered = render(ChatTemplate(source, {}), messages({"role": "user", "content": "What is </think>?"}), ChatOptions())
+    assert rendered.opening == "<|im_start|>assistant\n<think>\n"
+
+
+def test_an_unfinished_answer_is_continued_where_it_ends() -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>Well, "}]
+    rendered = render(ChatTemplate(CHATML, {}), messages(*turns), ChatOptions(continue_final_message=True))
+    assert rendered.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>Well, "
+    assert rendered.opening.endswith("<think>Well, ")
+    assert "assistant" in refused(CHATML, turns[0], continue_final_message=True).message
+
+
+def test_parts_are_joined_and_developer_becomes_system_where_the_template_does_not_know_it() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    turns = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts}]
+    assert prompt(CHATML, *turns).startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\none\ntwo<|im_end|>")
+    assert prompt("{# developer #}" + CHATML, *turns).startswith("<|im_start|>developer\n")
+
+
+def test_reasoning_of_earlier_turns_reaches_the_template_under_either_name() -> None:
+    source = "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
+    for field in ("reasoning_content", "reasoning"):
+        assert prompt(source, {"role": "assistant", "content": None, field: "hm"}) == "[hm|]"
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}]
+    assert prompt(source, {"role": "assistant", "content": parts}) == "[hm|yes]"
+
+
+def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
+    source = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Zürich"}'}}
+    assert prompt(source, {"role": "assistant", "content": None, "tool_calls": [call]}) == '{"city": "Zürich"}'
+    call["function"] = {"name": "f", "arguments": "{nonsense"}
+    assert "valid JSON" in refused(source, {"role": "assistant", "content": None, "tool_calls": [call]}).message
+
+
+def test_what_a_text_model_cannot_read_is_refused_by_name() -> None:
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+    error = refused(CHATML, picture)
+    assert (error.code, error.param) == ("unsupported_content", "messages")
+    assert "'image_url'" in error.message
+
+
+def test_refusals_name_the_reason_and_never_the_server() -> None:
+    assert refused(CHATML).code == "empty_array"
+    assert "--chat-template" in refused(None, {"role": "user", "content": "x"}).message
+    assert "roles must alternate" in refused("{{ raise_exception('roles must alternate') }}", {"role": "user", "content": "x"}).message
+    assert "not allowed" in refused(CHATML, {"role": "user", "content": "x"}, variables={"chat_template": "{{ 1 }}"}).message
+    assert refused(CHATML, {"role": "narrator", "content": "x"}).param == "messages[0].role"
+    assert refused(CHATML, *[{"role": "user", "content": "x"}] * 2049).code == "array_above_max_length"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ 'a' * 100000000 }}",
+        "{{ 9 ** 999999 }}",
+        "{% for i in range(99999999) %}x{% endfor %}",
+        "{% for i in range(90000) %}{{ 'a' * 900000 }}{% endfor %}",
+        "{{ nothing.at.all }}",
+    ],
+)
+def test_a_hostile_or_broken_template_ends_in_an_error_and_nothing_else(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}], add_generation_prompt=True, variables={})
+
+
+def test_a_template_with_a_syntax_error_says_where() -> None:
+    with pytest.raises(TemplateError, match="line 2"):
+        ChatTemplate("\n{% for %}", {})
+
+
+def test_generation_marks_and_loop_controls_are_understood() -> None:
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
+    assert prompt(source, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}) == "a"

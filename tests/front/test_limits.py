@@ -1,0 +1,78 @@
+"""How much fits into the context, and in which words it is said that it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from banyan_runtime import wire
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.limits import check_ids, fit
+
+INFO = wire.EngineInfo(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    dtype="float32",
+    device="cpu",
+    attention_backend="torch_native",
+    vocab_size=100,
+    context_len=64,
+    page_size=1,
+    max_total_tokens=256,
+    max_req_input_len=58,
+    max_running_requests=4,
+    weights_bytes=0,
+    kv_bytes=0,
+)
+
+
+def fitted(length: int, asked: int | None, default: int | None = None, **flags: Any) -> tuple[int, int]:
+    ids, max_new = fit([1] * length, asked, default, ServerConfig(model_path="m", **flags), INFO, "messages")
+    return len(ids), max_new
+
+
+def test_without_a_limit_the_rest_of_the_context_is_there() -> None:
+    assert fitted(10, None) == (10, 54)
+    assert fitted(10, None, default=16) == (10, 16)
+    assert fitted(57, None, default=16) == (57, 7)
+    assert fitted(10, 54) == (10, 54)
+
+
+@pytest.mark.parametrize(
+    ("length", "asked", "message"),
+    [
+        (
+            10,
+            55,
+            "This model's maximum context length is 64 tokens. However, you requested 65 tokens (10 in the messages, 55 in the "
+            "completion). Please reduce the length of the messages or completion. (context_length_exceeded)",
+        ),
+        (
+            70,
+            None,
+            "This model's maximum context length is 64 tokens. However, your prompt contains 70 input tokens. (context_length_exceeded)",
+        ),
+        (
+            60,
+            1,
+            "This model's maximum context length is 58 tokens. However, your prompt contains 60 input tokens. (context_length_exceeded)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_numbers(length: int, asked: int | None, message: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        fitted(length, asked)
+    error = raised.value
+    assert (error.status, error.code, error.param, error.message) == (400, "context_length_exceeded", "messages", message)
+
+
+def test_a_prompt_is_cut_only_where_the_operator_allows_it() -> None:
+    assert fitted(100, 4, allow_auto_truncate=True) == (57, 4)
+
+
+@pytest.mark.parametrize("token_id", [-1, 100, 2**70])
+def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
+    with pytest.raises(ApiError, match="out of vocabulary"):
+        check_ids([1, token_id], INFO, "prompt")
