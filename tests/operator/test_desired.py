@@ -1,0 +1,394 @@
+"""Child objects: byte for byte as in golden/, valid for Kubernetes, within Pod Security restricted, with commands that the
+runtime understands. `BANYAN_UPDATE_GOLDEN=1` writes the golden files anew; read the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from banyan_operator import api
+from banyan_operator.desired import batch, server
+from banyan_operator.desired.drift import settled
+from banyan_operator.desired.merge import merged
+from banyan_operator.desired.metadata import SPEC_HASH
+from banyan_operator.desired.references import references
+from banyan_operator.plan import Manifest, Ref, Settings
+from banyan_runtime import config
+from banyan_runtime.batch import options
+from tests.operator.conftest import LOCAL, SETTINGS, a_batch, a_server, an_own_server_batch
+
+GOLDEN = Path(__file__).parent / "golden"
+URL = "http://tiny.team.svc:80"
+
+EVERYTHING = a_server(
+    "full",
+    model={"servedNames": ["llama", "llama-1b"], "chatTemplate": {"name": "templates", "key": "chat.jinja"}},
+    runtime={
+        "image": "registry.example/custom:2",
+        "imagePullPolicy": "Always",
+        "imagePullSecrets": [{"name": "pull"}],
+        "dtype": "bfloat16",
+        "contextLength": 8192,
+        "memoryPercent": 85,
+        "kvCache": {"pageSize": 16, "maxTokens": 65536, "prefixCache": False},
+        "maxRunningRequests": 64,
+        "maxQueuedRequests": 512,
+        "chunkedPrefillTokens": 0,
+        "logLevel": "debug",
+        "args": ["--schedule-policy=lpm"],
+        "env": [{"name": "OMP_NUM_THREADS", "value": "2"}, {"name": "HOME", "value": "/tmp/home"}],
+        "envFrom": [{"prefix": "X_", "configMapRef": {"name": "extra"}}],
+    },
+    replicas=2,
+    accelerator={"count": 1, "products": ["NVIDIA-H100-80GB-HBM3"], "minMemoryMiB": 40000},
+    resources={"requests": {"cpu": 8, "memory": "64Gi"}, "limits": {"memory": "96Gi"}},
+    scheduling={
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+                }
+            }
+        },
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+        "priorityClassName": "serving",
+        "runtimeClassName": "nvidia",
+    },
+    sharedMemory="2Gi",
+    cache={"type": "PersistentVolumeClaim", "size": "200Gi", "accessMode": "ReadWriteMany", "storageClassName": "fast", "retain": True},
+    auth={"apiKeysSecretRef": {"name": "llama-keys"}},
+    service={"type": "NodePort", "port": 8080, "annotations": {"a": "b"}, "labels": {"team": "search"}},
+    ingress={"className": "nginx", "hosts": ["llm.example.com"], "tlsSecretName": "tls"},
+    probes={"startupTimeoutSeconds": 61, "livenessPeriodSeconds": 20},
+    drain={"terminationGracePeriodSeconds": 60, "preStopSeconds": 0},
+    rollout={"maxSurge": 0, "maxUnavailable": "50%"},
+    security={"runAsUser": 1000, "fsGroup": 2000},
+    podTemplate={
+        "metadata": {"labels": {"team": "search", "app.kubernetes.io/name": "not-yours"}, "annotations": {"note": "x"}},
+        "spec": {"hostAliases": [{"ip": "10.0.0.1", "hostnames": ["s3"]}], "containers": [{"name": "server", "stdin": True}]},
+    },
+)
+
+CASES: dict[str, Manifest] = {
+    "server-minimal": a_server(resources={"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}),
+    "server-everything": EVERYTHING,
+    "server-catalog-no-cache": a_server("fetched", model={"uri": "catalog://smollm2-135m"}, cache={"type": "None"}),
+    "batch-serverref-claims": a_batch(apiKeySecretRef={"name": "key"}, modelName="llama"),
+    "batch-serverref-s3": a_batch(
+        input={"uri": "s3://batches/in/", "onInvalidLine": "Fail"},
+        output={"uri": "s3://batches/out/", "overwrite": True},
+        s3={
+            "endpoint": "https://s3.storage.svc",
+            "region": "us-east-1",
+            "forcePathStyle": True,
+            "credentialsSecretRef": {"name": "batch-store"},
+            "caConfigMapRef": {"name": "ca"},
+        },
+        suspend=True,
+        env=[{"name": "HTTPS_PROXY", "value": "http://proxy"}],
+    ),
+    "batch-own-server": an_own_server_batch(
+        server={
+            "accelerator": {"count": 1},
+            "cache": {"type": "EmptyDir", "size": "20Gi"},
+            "scheduling": {"nodeSelector": {"pool": "gpu"}},
+            "probes": {"startupTimeoutSeconds": 900},
+        },
+        input={"uri": "pvc://models/in.jsonl"},
+        resources={"requests": {"cpu": "100m"}},
+    ),
+}
+
+
+def render(manifest: Manifest, settings: Settings = SETTINGS, live: Manifest | None = None) -> tuple[Manifest, ...]:
+    parsed = api.parse(manifest)
+    if isinstance(parsed, api.InferenceServer):
+        return server.children(parsed, settings, live)
+    return batch.children(parsed, settings, server_url=URL, suspend=parsed.spec.suspend, live=live)
+
+
+def workload(children: tuple[Manifest, ...]) -> Manifest:
+    return next(child for child in children if child["kind"] in ("Deployment", "Job"))
+
+
+def pod_spec(children: tuple[Manifest, ...]) -> dict[str, Any]:
+    spec: dict[str, Any] = workload(children)["spec"]["template"]["spec"]
+    return spec
+
+
+def containers(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+def expand(container: dict[str, Any]) -> list[str]:
+    """The command line as the kubelet makes it of args and env."""
+    env = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[1] == "$" else env[match[2]]
+
+    return [re.sub(r"\$(\$|\(([^)]+)\))", value, arg) for arg in container["args"]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_children_are_as_in_the_golden_file(name):
+    text = yaml.safe_dump_all(render(CASES[name]), sort_keys=False, width=150)
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("BANYAN_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_specs_give_byte_equal_children(name):
+    again = json.loads(json.dumps(CASES[name]))
+    again["spec"] = dict(reversed(again["spec"].items()))
+    assert json.dumps(render(CASES[name])) == json.dumps(render(again))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kubernetes_takes_every_child(name):
+    for child in render(CASES[name]):
+        kubernetes_validate.validate(child, "1.36", strict=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pods_pass_pod_security_restricted(name):
+    spec = pod_spec(render(CASES[name]))
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["securityContext"].get("runAsUser") != 0
+    assert not any(key in spec for key in ("hostNetwork", "hostPID", "hostIPC"))
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    assert all(set(volume) - {"name"} <= allowed for volume in spec["volumes"])
+    for container in containers(spec):
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["readOnlyRootFilesystem"] is True
+        assert not any("hostPort" in port for port in container["ports"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_pod_gets_a_token_or_lists_a_claim_twice(name):
+    spec = pod_spec(render(CASES[name]))
+    assert spec["automountServiceAccountToken"] is False
+    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume]
+    assert len(claims) == len(set(claims))
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    for container in containers(spec):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_runtime_understands_every_command(name):
+    for container in containers(pod_spec(render(CASES[name]))):
+        argv = expand(container)
+        assert not any("$(" in word for word in argv)
+        if container["command"] == ["banyan-runtime", "serve"]:
+            parsed = config.parse(argv)
+            assert (parsed.host, parsed.port) == ("0.0.0.0", 8000)
+        else:
+            assert container["command"] == ["banyan-runtime", "batch"]
+            run = options.parse(argv)
+            assert (run.progress_host, run.progress_port) == ("0.0.0.0", 9100)
+
+
+def test_what_the_spec_says_reaches_the_server():
+    (container,) = pod_spec(render(EVERYTHING))["containers"]
+    parsed = config.parse(expand(container))
+    assert parsed.model_path == "/model/tiny-llama"
+    assert parsed.names == ("llama", "llama-1b")
+    assert (parsed.dtype, parsed.context_length, parsed.mem_fraction_static) == ("bfloat16", 8192, 0.85)
+    assert (parsed.page_size, parsed.max_total_tokens, parsed.disable_radix_cache) == (16, 65536, True)
+    assert (parsed.max_running_requests, parsed.max_queued_requests) == (64, 512)
+    assert (parsed.chunked_prefill_size, parsed.log_level) == (-1, "debug")
+    assert (parsed.schedule_policy, parsed.device) == ("lpm", "cuda")
+    assert parsed.api_keys_file == "/secrets/api-keys/keys"
+    assert parsed.chat_template == "/config/chat-template/chat.jinja"
+    env = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert env["BANYAN_DRAIN_SECONDS"] == "55"  # grace 60, no preStop, 5 to end in
+    assert env["HOME"] == "/tmp/home"
+
+
+def test_what_the_spec_says_reaches_the_worker():
+    (container,) = pod_spec(render(CASES["batch-serverref-s3"]))["containers"]
+    run = options.parse(expand(container))
+    assert (run.input, run.output, run.server) == ("s3://batches/in/", "s3://batches/out/", URL)
+    assert (run.overwrite, run.on_invalid_line, run.endpoint) == (True, "fail", "/v1/chat/completions")
+    assert (run.max_concurrency, run.request_timeout, run.max_attempts, run.max_backoff) == (64, 1800, 5, 60)
+    env = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert env["AWS_ENDPOINT_URL_S3"] == "https://s3.storage.svc"
+    assert env["BANYAN_S3_CREDENTIALS_DIR"] == "/secrets/s3"
+    assert env["BANYAN_S3_FORCE_PATH_STYLE"] == "true"
+    assert env["AWS_CA_BUNDLE"] == "/config/s3-ca/ca.crt"
+
+
+def test_a_worker_with_its_own_server_asks_it_and_waits_as_long_as_it_may_start():
+    sidecar, worker = containers(pod_spec(render(CASES["batch-own-server"])))
+    assert sidecar["restartPolicy"] == "Always"
+    assert sidecar["startupProbe"]["failureThreshold"] * sidecar["startupProbe"]["periodSeconds"] == 900
+    run = options.parse(expand(worker))
+    assert run.server == "http://127.0.0.1:8000"
+    assert run.server_timeout == 900
+    assert (run.input, run.output) == ("/input/in.jsonl", "/output/out/")
+    mounts = {mount["mountPath"]: mount for mount in worker["volumeMounts"]}
+    assert mounts["/input"]["readOnly"] is True
+    assert "readOnly" not in mounts["/output"]
+
+
+def test_no_argument_holds_a_literal_address_or_path_but_the_users_own():
+    """Local mode rewrites env values; what stands in args it could not."""
+    for manifest in CASES.values():
+        for container in containers(pod_spec(render(manifest))):
+            own = [arg for arg in container["args"] if "$(" not in arg and not arg.startswith(("--endpoint", "--input=s3", "--output=s3"))]
+            assert not any(re.search(r"=/|\d+\.\d+\.\d+\.\d+|:\d{4}", arg) for arg in own)
+
+
+def test_a_dollar_in_a_users_path_is_not_taken_for_a_variable():
+    children = render(a_batch(output={"uri": "pvc://batches/$(HOME)/"}))
+    assert options.parse(expand(pod_spec(children)["containers"][0])).output == "/output/$(HOME)/"
+
+
+def test_files_of_this_machine_reach_the_command_in_local_mode():
+    children = render(a_server(model={"uri": "file:///models/tiny"}), LOCAL)
+    assert config.parse(expand(pod_spec(children)["containers"][0])).model_path == "/models/tiny"
+    children = render(a_batch(input={"uri": "file:///in.jsonl"}, output={"uri": "file:///out/"}), LOCAL)
+    run = options.parse(expand(pod_spec(children)["containers"][0]))
+    assert (run.input, run.output) == ("/in.jsonl", "/out/")
+
+
+def test_an_accelerator_is_required_in_every_alternative_of_the_users_affinity():
+    affinity = pod_spec(render(EVERYTHING))["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [expression["key"] for expression in term["matchExpressions"]] == ["zone", "nvidia.com/gpu.product", "nvidia.com/gpu.memory"]
+    assert term["matchExpressions"][-1]["values"] == ["39999"]
+
+
+def test_the_spec_hash_moves_with_what_pods_see_and_with_nothing_else():
+    def revision(manifest: Manifest) -> str:
+        found: str = workload(render(manifest))["spec"]["template"]["metadata"]["annotations"][SPEC_HASH]
+        return found
+
+    plain = revision(a_server())
+    assert revision(a_server(replicas=3, service={"port": 81}, rollout={"maxSurge": 2})) == plain
+    assert revision(a_server(runtime={"contextLength": 4096})) != plain
+    assert revision(a_server(podTemplate={"metadata": {"annotations": {"a": "b"}}})) != plain
+
+
+def test_a_new_operator_does_not_restart_servers_whose_spec_is_unchanged():
+    live = workload(render(a_server()))
+    newer = replace(SETTINGS, runtime_image="registry.example/banyan-runtime:0.2", operator_version="0.2.0")
+    assert pod_spec(render(a_server(), newer, live)) == pod_spec(render(a_server()))
+    edited = a_server()
+    edited["metadata"]["generation"] = 2
+    assert pod_spec(render(edited, newer, live))["containers"][0]["image"].endswith(":0.2")
+    asked = a_server()
+    asked["metadata"]["annotations"] = {"serving.banyan.dev/upgrade": "now"}
+    assert pod_spec(render(asked, newer, live))["containers"][0]["image"].endswith(":0.2")
+
+
+def test_a_pod_template_is_merged_by_name_and_cannot_take_the_operators_labels():
+    template = workload(render(EVERYTHING))["spec"]["template"]
+    assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "banyan-server"
+    assert template["metadata"]["labels"]["team"] == "search"
+    (container,) = template["spec"]["containers"]
+    assert container["stdin"] is True
+    assert container["command"] == ["banyan-runtime", "serve"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"containers": {"name": "server"}}, "spec.podTemplate.spec.containers"),
+        ({"containers": [{"image": "x"}]}, "spec.podTemplate.spec.containers[0]"),
+        ({"securityContext": []}, "spec.podTemplate.spec.securityContext"),
+        ({"$patch": "replace"}, "spec.podTemplate.spec.$patch"),
+    ],
+)
+def test_a_pod_template_that_cannot_be_merged_is_refused_with_its_field(spec, field):
+    with pytest.raises(api.SpecError) as caught:
+        render(a_server(podTemplate={"spec": spec}))
+    assert caught.value.problems[0].field == field
+
+
+def test_merging_replaces_plain_lists_and_removes_what_is_null():
+    base = {"metadata": {}, "spec": {"tolerations": [{"key": "a"}], "restartPolicy": "Always", "containers": [{"name": "x", "env": []}]}}
+    user = api.inferenceserver.PodTemplate(
+        spec={"tolerations": [{"key": "b"}], "restartPolicy": None, "containers": [{"name": "y"}, {"name": "x", "env": [{"name": "A"}]}]}
+    )
+    spec = merged(base, user)["spec"]
+    assert spec == {"tolerations": [{"key": "b"}], "containers": [{"name": "x", "env": [{"name": "A"}]}, {"name": "y"}]}
+    assert base["spec"]["containers"] == [{"name": "x", "env": []}]
+
+
+def test_what_must_exist_first_is_known_with_its_field():
+    found = references(api.parse(EVERYTHING))
+    assert found[Ref("v1", "Secret", "llama-keys")] == "spec.auth.apiKeysSecretRef"
+    assert found[Ref("v1", "ConfigMap", "templates")] == "spec.model.chatTemplate"
+    assert found[Ref("v1", "ConfigMap", "extra")] == "spec.runtime.envFrom[0].configMapRef"
+    assert found[Ref("v1", "PersistentVolumeClaim", "models")] == "spec.model.uri"
+    optional = a_server(runtime={"envFrom": [{"secretRef": {"name": "s", "optional": True}}]})
+    assert Ref("v1", "Secret", "s") not in references(api.parse(optional))
+
+
+# --- drift ---
+
+
+def as_stored(manifest: Manifest) -> Manifest:
+    """As the API server gives it back: with defaults, canonical quantities, and status."""
+    live: Manifest = json.loads(json.dumps(manifest))
+    live["metadata"] |= {"uid": "u", "generation": 3, "resourceVersion": "7", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    live["status"] = {"replicas": 1}
+    if live["kind"] == "Deployment":
+        live["spec"]["minReadySeconds"] = 0
+        pod = live["spec"]["template"]["spec"]
+        pod |= {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
+        container = pod["containers"][0]
+        container["resources"] = {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4096Mi"}}
+        container["terminationMessagePath"] = "/dev/termination-log"
+        container["env"].append({"name": "INJECTED", "value": "by somebody"})
+        container["startupProbe"]["httpGet"]["scheme"] = "HTTP"
+    return live
+
+
+def test_defaults_and_foreign_fields_are_no_drift():
+    for child in render(CASES["server-minimal"]):
+        assert settled(as_stored(child), child)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda live: live["spec"].update(replicas=5),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0].update(image="evil"),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0]["args"].append("--x"),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0]["env"].pop(0),
+        lambda live: live["spec"]["template"]["spec"]["volumes"].pop(0),
+        lambda live: live["spec"]["template"]["spec"]["securityContext"].update(runAsNonRoot=False),
+        lambda live: live["metadata"]["labels"].pop("app.kubernetes.io/instance"),
+        lambda live: live["metadata"].update(ownerReferences=[]),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"].update(memory="8Gi"),
+    ],
+)
+def test_what_we_own_is_seen_when_it_changes(spoil):
+    wanted = workload(render(CASES["server-minimal"]))
+    live = as_stored(wanted)
+    spoil(live)
+    assert not settled(live, wanted)
+
+
+def test_a_field_that_is_no_longer_wanted_is_seen_by_the_hash():
+    live = as_stored(workload(render(a_server(runtime={"env": [{"name": "A", "value": "b"}]}))))
+    assert not settled(live, workload(render(a_server())))
