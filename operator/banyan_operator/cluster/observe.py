@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Final
 
+from banyan_operator import api as resources
 from banyan_operator.cluster import kinds, pods
 from banyan_operator.cluster.client import Api, ApiError
 from banyan_operator.cluster.kinds import Key
 from banyan_operator.cluster.pods import Pods
-from banyan_operator.cluster.references import references
 from banyan_operator.cluster.store import Store
+from banyan_operator.desired.references import references
 from banyan_operator.plan import Manifest, Ref, World
 
 FOUND_FOR_S: Final = 60.0  # a reference that was there is looked for again after so long
@@ -32,8 +33,12 @@ class References:
         self._looked: dict[tuple[str, Ref], tuple[bool, float, float]] = {}  # -> (found, look again at, delay so far)
 
     async def missing(self, resource: Manifest) -> frozenset[Ref]:
+        try:
+            wanted = references(resources.parse(resource))
+        except resources.SpecError:
+            return frozenset()  # reconcile says what is wrong with it
         namespace = resource["metadata"]["namespace"]
-        return frozenset([ref for ref in sorted(references(resource), key=str) if not await self._exists(namespace, ref)])
+        return frozenset([ref for ref in sorted(wanted, key=str) if not await self._exists(namespace, ref)])
 
     def retry_after_s(self, namespace: str, missing: Iterable[Ref]) -> float:
         """When the soonest of these is worth another look, s."""
