@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from banyan_operator.local.pods import Action, Check, Kill, Pod, Start, Terminate
@@ -140,3 +147,80 @@ def stand_in(tmp_path: Path) -> list[str]:
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     return [sys.executable, str(script)]
+
+
+class Operator:
+    """A `banyan-operator local` in a process of its own."""
+
+    def __init__(self, manifests: Path, state: Path, *words: str) -> None:
+        self.state = state
+        self.log = state.with_suffix(".log")
+        argv = [sys.executable, "-m", "banyan_operator", "local", "-f", str(manifests), "--state-dir", str(state), *words]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True, env=env)
+        self._seen: dict[int, psutil.Process] = {}
+
+    def status(self) -> dict[str, Any]:
+        """status.json, or {} before there is one."""
+        try:
+            found: dict[str, Any] = json.loads((self.state / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found if found["pid"] == self.process.pid else {}
+
+    def resource(self, name: str) -> dict[str, Any]:
+        return next((one for one in self.status().get("resources", []) if one["metadata"]["name"] == name), {"status": {}})
+
+    def phase(self, name: str) -> str:
+        return str(self.resource(name).get("status", {}).get("phase", ""))
+
+    def reason(self, name: str, condition: str = "Ready") -> str:
+        conditions = self.resource(name).get("status", {}).get("conditions", [])
+        return next((str(one["reason"]) for one in conditions if one["type"] == condition), "")
+
+    def url(self, name: str) -> str:
+        return str(self.resource(name)["status"]["url"])
+
+    def wait(self, what: Callable[[], bool], timeout: float = 20.0) -> None:
+        """Fails with the operator's log if `what` does not come true."""
+        deadline = time.monotonic() + timeout
+        while not what():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text() + json.dumps(self.status().get("resources"), indent=1)
+            time.sleep(0.05)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that runs below the operator; also remembered, for `survivors`."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        self._seen |= {process.pid: process for process in found}
+        return found
+
+    def survivors(self) -> list[psutil.Process]:
+        """What still runs of all that was ever seen."""
+        return [process for process in self._seen.values() if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+@pytest.fixture
+def start_operator(tmp_path: Path) -> Iterator[Callable[..., Operator]]:
+    """Starts operators; at the end of the test none of them, and nothing of theirs, is left."""
+    started: list[Operator] = []
+
+    def start(manifests: Path, *words: str, state: Path | None = None) -> Operator:
+        started.append(Operator(manifests, state or tmp_path / "state", *words))
+        return started[-1]
+
+    yield start
+    for operator in started:
+        if operator.process.poll() is None:
+            operator.processes()
+            operator.process.kill()
+            operator.process.wait()
+    deadline = time.monotonic() + 5
+    while any(operator.survivors() for operator in started) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [operator.survivors() for operator in started] == [[] for _ in started]

@@ -22,7 +22,7 @@ from banyan_operator.local.kubelet import Kubelet, Machine
 from banyan_operator.local.manifests import Contents, Manifests, check_change
 from banyan_operator.local.objects import Key, Objects, key_of
 from banyan_operator.local.ports import Ports
-from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, all_done, phase, state_home
+from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, all_done, phase, state_home
 from banyan_operator.local.times import seconds
 from banyan_operator.local.view import View, label
 from banyan_operator.local.volumes import Volumes
@@ -94,7 +94,7 @@ class LocalMode:
         self._woken = asyncio.Event()
         self._stops = 0  # signals received
         self._applied: dict[Key, Manifest] = {}
-        self._shown: tuple[int, str] | None = None
+        self._written: Snapshot | None = None
         clock = time.time
         self._objects = Objects(clock)
         ports = Ports()
@@ -206,21 +206,19 @@ class LocalMode:
 
     # --- what is shown ---
 
-    def _publish(self, state: str) -> None:
+    def _publish(self, state: State) -> None:
         loading = {label(resource): body for resource in self._world.resources() if (body := self._world.readyz(resource))}
-        shown = (self._objects.version, state + repr(loading))
-        if shown == self._shown:
-            return
-        self._shown = shown
         snapshot = Snapshot(
-            state="stopped" if state == "stopped" else "stopping" if state == "stopping" else "running",
+            state=state,
             pid=os.getpid(),
             version=__version__,
             resources=tuple(self._world.resources()),
             pods=tuple(self._pod_line(pod) for pod in self._objects.of_kind("Pod")),
             loading=loading,
         )
-        snapshot.write(self._folder)
+        if snapshot != self._written:
+            snapshot.write(self._folder)
+            self._written = snapshot
         self._view.show(snapshot)
 
     def _pod_line(self, pod: Manifest) -> PodLine:

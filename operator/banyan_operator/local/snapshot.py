@@ -13,6 +13,8 @@ from typing import Any, Literal
 from banyan_operator.local.errors import LocalError, NotRunningError
 from banyan_operator.plan import Manifest
 
+State = Literal["running", "stopping", "stopped"]
+
 FILE = "status.json"
 LOCK = "lock"
 FINISHED = ("Succeeded", "Failed", "Cancelled", "Expired")
@@ -34,7 +36,7 @@ class PodLine:
 class Snapshot:
     """Everything at one moment."""
 
-    state: Literal["running", "stopping", "stopped"]
+    state: State
     pid: int
     version: str
     resources: tuple[Manifest, ...]  # as `kubectl get -o json` shows them

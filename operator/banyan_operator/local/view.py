@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
@@ -20,6 +21,9 @@ from banyan_operator.plan import Manifest
 LINE_EVERY_S = 2.0
 LINE_EVERY_PERCENT = 10
 """Without a terminal a progress line comes when either has passed since the last."""
+SETTLED_S = 1.0
+"""Words that change while the phase stays are printed when they have stood that long: most stand for an instant only."""
+LONGEST_LINE = 240
 BAR_CELLS = 20
 BAD, BUSY, GOOD = "red", "yellow", "green"
 _COLOURS = {"Ready": GOOD, "Succeeded": GOOD, "Failed": BAD, "Degraded": BAD, "Expired": BAD, "Cancelled": BAD}
@@ -89,13 +93,24 @@ def _loading(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> Ma
     return None if found is None or found.get("state") in ("ready", "draining", "dead") else found
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is to be read of one resource."""
+
+    phase: str
+    percent: int | None
+    detail: str
+
+
 class Lines:
     """A line for each thing that happens, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._began = time.monotonic()
-        self._last: dict[str, tuple[str, int | None, str, float]] = {}
+        self._printed: dict[str, Line] = {}
+        self._last: dict[str, float] = {}  # when that was
+        self._pending: dict[str, tuple[Line, float]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -110,18 +125,25 @@ class Lines:
         now = time.monotonic()
         for resource in snapshot.resources:
             key = label(resource)
-            new = phase(resource), percent(resource, snapshot.loading), detail(resource, snapshot.loading)
-            old = self._last.get(key)
-            if old is not None and old[:3] == new:
-                continue
-            moving = new[1] is not None
-            if old is not None and old[0] == new[0] and moving and new[1] != 100:
-                step = abs((new[1] or 0) - (old[1] or 0))
-                if step < LINE_EVERY_PERCENT and now - old[3] < LINE_EVERY_S:
-                    continue
-            self._last[key] = (*new, now)
-            bar = f"  {_bar(new[1])} {new[1]:3d}%" if new[1] is not None else ""
-            self.say(f"{key}  {new[0]}{bar}  {new[2]}".rstrip())
+            line = Line(phase(resource), percent(resource, snapshot.loading), detail(resource, snapshot.loading))
+            if self._printed.get(key) == line:
+                self._pending.pop(key, None)
+            elif self._due(key, line, now):
+                self._pending.pop(key, None)
+                self._printed[key], self._last[key] = line, now
+                bar = "" if line.percent is None else f"  {_bar(line.percent)} {line.percent:3d}%"
+                self.say(f"{key}  {line.phase}{bar}  {line.detail[:LONGEST_LINE]}".rstrip())
+
+    def _due(self, key: str, line: Line, now: float) -> bool:
+        """Whether a line that differs from the last one printed is worth printing now."""
+        old = self._printed.get(key)
+        if old is None or old.phase != line.phase:
+            return True
+        if line.percent is not None and line.percent != old.percent:
+            return abs(line.percent - (old.percent or 0)) >= LINE_EVERY_PERCENT or now - self._last[key] >= LINE_EVERY_S
+        if key not in self._pending or self._pending[key][0] != line:
+            self._pending[key] = (line, now)
+        return now - self._pending[key][1] >= SETTLED_S
 
 
 def _bar(done: int) -> str:
