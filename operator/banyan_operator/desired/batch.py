@@ -161,8 +161,11 @@ def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | Non
         args.append(f"--server-timeout={spec.server.probes.startup_timeout_seconds}")
     if spec.output.overwrite:
         args.append("--overwrite")
-    if spec.model_name:
-        args.append(f"--model={pods.escaped(spec.model_name)}")
+    model = spec.model_name
+    if spec.server is not None and not spec.server.model.served_names:
+        model = model or job.metadata.name  # a server of one's own that was given no name answers whatever the lines ask for
+    if model:
+        args.append(f"--model={pods.escaped(model)}")
     mounts = [pods.scratch("worker-tmp", "/tmp"), *store_mounts, *(place.mount for place in (source, target) if place.mount)]
     for name, place in (("input", source), ("output", target)):
         if place.mount is not None:

@@ -235,6 +235,8 @@ def _running(accepted: Finding, hold: Finding | None, phase: BatchPhase, seen: S
         return no("Finished")
     if accepted.status != "True":
         return no(accepted.reason, accepted.message)
+    if phase in ("Suspended", "Cancelling"):
+        return no(phase, "spec.suspend is true." if phase == "Suspended" else "The worker is being stopped.")
     if hold is not None:
         return hold
     if seen.running_since is not None:

@@ -8,7 +8,17 @@ from typing import Any, Final
 from banyan_operator.observed.trouble import EARLY
 from banyan_operator.plan import Event
 
-_QUIET: Final = EARLY | {"Reconciling", "RollingOut", "InProgress", "WaitingForServer", "Suspended", "Finished", "Cancelled", "Expired"}
+_QUIET: Final = EARLY | {
+    "Reconciling",
+    "RollingOut",
+    "InProgress",
+    "WaitingForServer",
+    "Suspended",
+    "Cancelling",
+    "Finished",
+    "Cancelled",
+    "Expired",
+}
 """Reasons that are no failure."""
 
 _ENDINGS: Final = {
