@@ -28,6 +28,7 @@ class ScriptedServer:
         self.delay_s = 0.0
         self.limit = 10_000  # open requests; beyond: 429
         self.open = self.peak = 0
+        self.probes = 0  # of /readyz
         self.handler: Handler = obey
         self.url = ""
 
@@ -52,6 +53,7 @@ class ScriptedServer:
             self.open -= 1
 
     async def _readyz(self, _: web.Request) -> web.Response:
+        self.probes += 1
         return web.json_response(self.ready or {"state": "ready", "percent": 100, "detail": ""}, status=503 if self.ready else 200)
 
     @contextlib.contextmanager

@@ -110,7 +110,7 @@ def test_on_a_terminal_progress_is_a_bar_with_counts_speed_and_time_left(start: 
 def test_a_server_that_starts_slowly_is_waited_for_and_shown(start: Start, server: ScriptedServer) -> None:
     server.ready = {"state": "loading", "percent": 40, "detail": "shard 2 of 5"}
     process = start(count=3, stderr=subprocess.PIPE)
-    time.sleep(1.5)
+    _eventually(lambda: server.probes >= 3)
     assert process.poll() is None
     server.ready = None
     _, stderr = process.communicate(timeout=20)
@@ -119,10 +119,10 @@ def test_a_server_that_starts_slowly_is_waited_for_and_shown(start: Start, serve
 
 
 def test_memory_does_not_grow_with_the_file(start: Start, server: ScriptedServer) -> None:
-    """A 5 MB and a 60 MB input of equal lines; their results are as long again."""
-    padding = "x" * 4000
-    peaks = [_peak_rss(start("--max-concurrency", "32", "--overwrite", count=count, prompt=f"say {padding}")) for count in (1_000, 13_000)]
-    assert peaks[1] - peaks[0] < 40 << 20, [peak >> 20 for peak in peaks]
+    """A 30 MB and a 90 MB input of equal lines, each longer than the window; their results are as long again."""
+    padding = "x" * 20_000
+    peaks = [_peak_rss(start("--max-concurrency", "32", "--overwrite", count=count, prompt=f"say {padding}")) for count in (1_500, 4_500)]
+    assert peaks[1] - peaks[0] < 25 << 20, [peak >> 20 for peak in peaks]
 
 
 def _peak_rss(process: subprocess.Popen[bytes]) -> int:

@@ -236,6 +236,7 @@ def test_what_a_run_left_that_died_while_publishing_is_replaced(run: Run) -> Non
         (["--input", "/nowhere/in.jsonl"], 65, "InputNotFound"),
         (["--input", "ftp://host/x"], 64, "InvalidSpec"),
         (["--output", "pvc://claim/x"], 64, "InvalidSpec"),
+        (["--output", __file__], 64, "InvalidSpec"),
         (["--server", "localhost:8000"], 64, "InvalidSpec"),
         (["--max-concurrency", "0"], 64, "InvalidSpec"),
         (["--endpoint", "/v1/other"], 64, "InvalidSpec"),
@@ -263,7 +264,7 @@ def test_a_server_that_goes_away_for_good_ends_the_run_without_results(run: Run,
 
 def test_an_input_that_changes_during_the_run_is_noticed(run: Run, server: ScriptedServer, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
-    lines = [line(str(i), "x" * 2000) for i in range(6000)]  # more than one block of 8 MiB, so that it is read again
+    lines = [line(str(i), "x" * 20_000) for i in range(1500)]  # the window ends at line 1024, 12 MB before the end
 
     async def change(request, body, prompt, attempt):  # type: ignore[no-untyped-def]
         if server.tries.total() == 1:

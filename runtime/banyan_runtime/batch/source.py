@@ -7,6 +7,7 @@ object that was first seen, so two passes over the input see the same lines.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from banyan_runtime.batch.duplicates import IdCensus, Suspects
-from banyan_runtime.batch.errors import InputChanged, InputInvalid, InputNotFound, from_store
+from banyan_runtime.batch.errors import InputChanged, InputInvalid, InputNotFound, Interrupted, from_store
 from banyan_runtime.batch.lines import Invalid, LineParser, LineSplitter, RawLine, Request
 from banyan_runtime.batch.records import InputFile
 from banyan_runtime.storage.open import Location
@@ -44,6 +45,7 @@ class Source:
     def __init__(self, location: Location, objects: list[ObjectInfo]) -> None:
         self._location = location
         self._objects = objects
+        self._stopped = threading.Event()
 
     @staticmethod
     def find(location: Location) -> Source:
@@ -57,6 +59,10 @@ class Source:
         if not objects:
             raise InputNotFound(f"{location.uri}: no *.jsonl or *.jsonl.gz below this folder")
         return Source(location, sorted(objects, key=lambda info: info.key))
+
+    def stop(self) -> None:
+        """Let a pass that is under way in another thread fail at its next block, as its result is not wanted any more."""
+        self._stopped.set()
 
     @property
     def files(self) -> list[InputFile]:
@@ -107,6 +113,8 @@ class Source:
     def _read(self, info: ObjectInfo, start: int, end: int) -> bytes:
         deadline = time.monotonic() + PATIENCE_S
         while True:
+            if self._stopped.is_set():
+                raise Interrupted("reading was stopped")
             try:
                 return self._location.store.get(info.key, start=start, end=end, if_match=info.tag)
             except Precondition as error:
@@ -114,7 +122,7 @@ class Source:
             except (Throttled, Unreachable) as error:
                 if time.monotonic() > deadline:
                     raise from_store(error, reading=True) from error
-                time.sleep(2.0)
+                self._stopped.wait(2.0)
             except StoreError as error:
                 raise from_store(error, reading=True) from error
 

@@ -81,6 +81,7 @@ class Worker:
             reader = LineReader(source.items(parser, scan.suspects), self._reading)
             await self._run_lines(reader)
         except BaseException:
+            source.stop()
             await _to_its_end(self._in_thread(self._sink.abort))
             raise
         self._progress.phase = "publishing"

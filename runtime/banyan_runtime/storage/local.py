@@ -124,9 +124,13 @@ class LocalStore:
             yield
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotFound(self.uri(key), _reason(error)) from error
+        except FileExistsError as error:
+            raise StoreError(self.uri(key), "there is a file where a folder should be") from error
         except PermissionError as error:
             raise Denied(self.uri(key), _reason(error)) from error
         except OSError as error:
+            if error.errno == errno.EROFS:
+                raise Denied(self.uri(key), _reason(error)) from error
             raise Unreachable(self.uri(key), _reason(error)) from error
 
 
