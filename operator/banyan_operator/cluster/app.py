@@ -110,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for noisy in ("kopf", "asyncio", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING if options.log_level != "debug" else logging.DEBUG)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it warns that the signals are ours
     return asyncio.run(run(options))
 
 

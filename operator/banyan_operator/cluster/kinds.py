@@ -50,15 +50,15 @@ POD: Final = Kind("", "v1", "pods", "Pod")
 SERVICE: Final = Kind("", "v1", "services", "Service")
 SERVICE_ACCOUNT: Final = Kind("", "v1", "serviceaccounts", "ServiceAccount")
 CLAIM: Final = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-CONFIG_MAP: Final = Kind("", "v1", "configmaps", "ConfigMap")
 INGRESS: Final = Kind("networking.k8s.io", "v1", "ingresses", "Ingress")
-CHILDREN: Final = (DEPLOYMENT, REPLICA_SET, JOB, POD, SERVICE, SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, INGRESS)
+CHILDREN: Final = (DEPLOYMENT, REPLICA_SET, JOB, POD, SERVICE, SERVICE_ACCOUNT, CLAIM, INGRESS)
 
+CONFIG_MAP: Final = Kind("", "v1", "configmaps", "ConfigMap")
 SECRET: Final = Kind("", "v1", "secrets", "Secret")
 EVENT: Final = Kind("", "v1", "events", "Event")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 
-_KINDS: Final = {(kind.api_version, kind.kind): kind for kind in (*RESOURCES, *CHILDREN, SECRET, EVENT, LEASE)}
+_KINDS: Final = {(kind.api_version, kind.kind): kind for kind in (*RESOURCES, *CHILDREN, CONFIG_MAP, SECRET, EVENT, LEASE)}
 
 
 def find(api_version: str, kind: str) -> Kind:

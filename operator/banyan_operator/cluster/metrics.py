@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
@@ -31,6 +31,7 @@ class Metrics:
     """Every series but those of the store. One instance a process."""
 
     def __init__(self, operator_version: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, and nobody reads them
         self.registry = registry = CollectorRegistry()
         controller = ["controller"]
         self.reconciles = Counter("controller_runtime_reconcile", "Reconciles by result.", ["controller", "result"], registry=registry)
