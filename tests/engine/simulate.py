@@ -10,13 +10,28 @@ import argparse
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from banyan_runtime.engine.loop import Engine
+from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.engine.scheduler import EngineLimits
-from banyan_runtime.wire import Abort, EngineMessage, Failed, FinishCode, Flush, Flushed, Ping, Pong, Sampling, Stats, StepOutput
-from banyan_runtime.wire import Submit, pack_ids, unpack_ids
+from banyan_runtime.wire import (
+    Abort,
+    EngineMessage,
+    Failed,
+    FinishCode,
+    Flush,
+    Flushed,
+    Ping,
+    Pong,
+    Sampling,
+    Stats,
+    StepOutput,
+    Submit,
+    pack_ids,
+    unpack_ids,
+)
 from tests.engine import invariants
 from tests.engine.fake import NAN_SEED, VOCAB, FakeRunner, continuation
 
@@ -62,15 +77,29 @@ class Totals:
     longest_stay: int = 0  # turns from submission to the end
 
 
+@dataclass(frozen=True)
+class Load:
+    """What the clients of a world are like."""
+
+    rate: float  # probability of an arrival in a turn
+    crowd: int  # requests that are there at once, at most
+    base_len: int  # tokens of the texts that prompts are made from
+    max_new: int
+    stops: tuple[tuple[int, ...], ...]
+    salts: tuple[str, ...]
+    abort_rate: float
+    nan_rate: float
+
+
 def draw_limits(rng: random.Random) -> EngineLimits:
     page = rng.choice((1, 1, 1, 16, 16, 32))
-    pool = page * rng.randint(3, 12) if page > 1 else rng.choice((rng.randint(16, 60), rng.randint(40, 250)))
+    pool = page * rng.randint(3, 12) if page > 1 else rng.choice((rng.randint(16, 60), rng.randint(60, 250)))
     return EngineLimits(
-        context_len=rng.choice((4096, rng.randint(20, 120))),
+        context_len=rng.choice((4096, 4096, rng.randint(20, 120))),
         pool_tokens=pool,
         page_size=page,
         max_running=min(rng.choice((1, 2, 4, 8, 16)), pool // page),
-        max_queued=rng.choice((2, 20, 60)),
+        max_queued=rng.choice((3, 20, 60)),
         max_prefill_tokens=rng.choice((8, 32, 16_384)),
         chunk=rng.choice((None, page, 2 * page, 8 * page)),
         policy=rng.choice(("fcfs", "lpm")),
@@ -78,10 +107,44 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         radix=rng.random() < 0.8,
         conservativeness=rng.choice((0.1, 0.5, 1.0)),
         continuous_decodes=rng.choice((1, 1, 3)),
-        decode_log_interval=40,
         overlap=rng.random() < 0.5,
         vocab_size=VOCAB,
     )
+
+
+def draw_load(rng: random.Random, limits: EngineLimits) -> Load:
+    pool = limits.pool_tokens
+    return Load(
+        rate=rng.choice((0.02, 0.1, 0.5, 1.0)),
+        crowd=limits.max_running + rng.choice((3, 8, limits.max_queued - 2)),
+        base_len=rng.choice((4, pool // 12 + 2, pool // 4)),
+        max_new=max(2, rng.choice((1, 5, 30, pool // 4, pool // 2))),
+        stops=rng.choice((((),), ((), (3,), (1, 2), tuple(range(10, 20))))),
+        salts=rng.choice((("",), ("", "a", "b"))),
+        abort_rate=rng.choice((0.0, 0.003, 0.05)),
+        nan_rate=rng.choice((0.0, 0.0, 0.05)),
+    )
+
+
+def overload(rng: random.Random, limits: EngineLimits) -> tuple[EngineLimits, Load]:
+    """Many short prompts with long answers, admitted without caution: the pool is full again and again."""
+    page = limits.page_size
+    pool = page * rng.randint(6, 14) if page > 1 else rng.randint(60, 250)
+    limits = replace(
+        limits,
+        context_len=4096,
+        pool_tokens=pool,
+        max_running=min(16, pool // page),
+        conservativeness=0.1,
+        chunk=rng.choice((None, 8 * page)),
+        max_prefill_tokens=16_384,
+        max_queued=20,
+    )
+    load = Load(
+        rate=1.0, crowd=limits.max_running + 6, base_len=3, max_new=pool // rng.choice((2, 3, 5)), stops=((),), salts=("",),
+        abort_rate=rng.choice((0.0, 0.02)), nan_rate=rng.choice((0.0, 0.02)),
+    )  # fmt: skip
+    return limits, load
 
 
 class World:
@@ -89,29 +152,32 @@ class World:
 
     def __init__(self, seed: int, totals: Totals) -> None:
         self.rng = rng = random.Random(seed)
-        self.limits = limits = draw_limits(rng)
-        self.totals = totals
+        limits = draw_limits(rng)
+        load = draw_load(rng, limits)
+        if rng.random() < 0.35:
+            limits, load = overload(rng, limits)
+        self.limits, self.load, self.totals = limits, load, totals
         self.runner = FakeRunner(limits.pool_tokens, limits.page_size, limits.context_len, lazy=rng.random() < 0.5)
         self.engine = Engine(self.runner, limits, Clock(), self._log)
         self.live: dict[int, Sent] = {}
-        self.texts: list[list[int]] = [[rng.randrange(VOCAB) for _ in range(rng.choice((4, 20, 70)))] for _ in range(3)]
-        self.rate = rng.choice((0.02, 0.1, 0.3, 1.0))
-        self.abort_rate = rng.choice((0.0, 0.01, 0.1))
-        self.nan_rate = rng.choice((0.0, 0.0, 0.05))
-        self.salts = rng.choice((("",), ("", "a", "b")))
-        self.longest_output = rng.choice((1, 5, 30, 200))
+        self.texts = [[rng.randrange(VOCAB) for _ in range(load.base_len)] for _ in range(3)]
         self.next_id = 0
         self.flushes = 0
         self.turn = 0
-        # Everybody who waits is computed before a newcomer at the latest, one after another in the worst case; and each
-        # of them may be put off, and computed again, by those that are ahead of it.
-        self.patience = 40 * (limits.max_queued + limits.max_running) * (limits.max_req_len + 10)
+        # One request after another in the worst case, each computed with a decode step after each piece of its prompt,
+        # and put off and computed again now and then; a request without a limit of its own may take the whole pool alone.
+        pieces = 2 * -(-limits.max_req_len // (limits.chunk or limits.max_req_len))
+        self._turns_of_one = load.max_new + pieces + 8
+        self._turns_of_a_giant = limits.max_req_len + pieces
+        self.patience = 3 * (load.crowd + 2) * self._turns_of_one
+        if limits.policy == "lpm":
+            self.patience += OVERDUE_BATCHES * self._turns_of_one
 
     def run(self, steps: int) -> None:
         while self.runner.steps < steps:
             self._act()
             self._turn()
-            if not self.engine.has_work and self.rate < 0.1:
+            if not self.engine.has_work and self.load.rate < 0.1:
                 self._submit()
         while self.engine.has_work:
             self._turn()
@@ -127,11 +193,11 @@ class World:
         assert line.startswith(("Prefill batch. ", "Decode batch. ", "KV cache pool is full. ")), line
 
     def _act(self) -> None:
-        rng = self.rng
-        if rng.random() < self.rate:
+        rng, load = self.rng, self.load
+        if len(self.live) < load.crowd and rng.random() < load.rate:
             for _ in range(rng.choice((1, 1, 1, 2, 5))):
                 self._submit()
-        if self.live and rng.random() < self.abort_rate:
+        if self.live and rng.random() < load.abort_rate:
             victim = rng.choice(list(self.live))
             self.live[victim].aborted = True
             self.engine.handle(Abort(id=victim))
@@ -143,24 +209,25 @@ class World:
             self.engine.handle(Abort(id=self.next_id + 1))
 
     def _submit(self) -> None:
-        rng, limits = self.rng, self.limits
+        rng, limits, load = self.rng, self.limits, self.load
         base = rng.choice(self.texts)
-        kind = rng.random()
-        if kind < 0.2:
-            prompt = list(base)
-        else:
+        prompt = list(base)
+        if rng.random() < 0.8:
             prompt = base[: rng.randint(0, len(base))] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
-        if rng.random() < 0.97:
+        if rng.random() < 0.99:
             prompt = prompt[: max(1, limits.max_req_input_len - 1)]
+        giant = rng.random() < 0.002
+        if giant:
+            self.patience += self._turns_of_a_giant
         sampling = Sampling(
-            max_new_tokens=rng.choice((1, 2, rng.randint(1, self.longest_output), 1 << 30 if self.longest_output == 200 else 7)),
+            max_new_tokens=1 << 30 if giant else rng.randint(rng.choice((1, load.max_new // 2)), load.max_new),
             min_new_tokens=rng.choice((0, 0, 0, 4)),
             presence_penalty=rng.choice((0.0,) * 12 + (0.5,)),
-            seed=rng.getrandbits(16) | (NAN_SEED if rng.random() < self.nan_rate else 0),
-            stop_token_ids=rng.choice(((), (3,), (1, 2), tuple(range(10, 20)))),
+            seed=rng.getrandbits(16) | (NAN_SEED if rng.random() < load.nan_rate else 0),
+            stop_token_ids=rng.choice(load.stops),
         )
         self.next_id += 1
-        submit = Submit(id=self.next_id, token_ids=pack_ids(prompt), sampling=sampling, salt=rng.choice(self.salts))
+        submit = Submit(id=self.next_id, token_ids=pack_ids(prompt), sampling=sampling, salt=rng.choice(load.salts))
         max_new = min(sampling.max_new_tokens, limits.max_req_len - len(prompt) - 1)
         self.live[submit.id] = Sent(prompt, sampling, max_new, self.turn)
         self.totals.submitted += 1
@@ -215,7 +282,7 @@ class World:
         self.totals.longest_stay = max(self.totals.longest_stay, self.turn - sent.turn)
         if self.rng.random() < 0.2:
             # the next turn of a conversation starts with what was said
-            self.texts[self.rng.randrange(3)] = (sent.prompt + sent.outputs)[:150]
+            self.texts[self.rng.randrange(3)] = (sent.prompt + sent.outputs)[: max(self.load.base_len, 8)]
 
     def _failed(self, sent: Sent, code: str) -> None:
         self.totals.failed += 1
@@ -244,7 +311,7 @@ def simulate(seed: int, steps: int) -> Totals:
         if totals.steps >= steps:
             return totals
         try:
-            World(world, totals).run(min(WORLD_STEPS, steps - totals.steps))
+            World(world, totals).run(WORLD_STEPS)
         except Exception as error:
             raise AssertionError(f"world {world} failed; replay it with BANYAN_SIM_SEED={world}") from error
     raise AssertionError("unreachable")

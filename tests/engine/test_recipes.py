@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from banyan_runtime.engine import retraction
-from banyan_runtime.engine.retraction import CLIP_MAX_NEW, Front, NewTokenRatio
 from banyan_runtime.engine.request import Request
+from banyan_runtime.engine.retraction import CLIP_MAX_NEW, Front, NewTokenRatio
 from banyan_runtime.engine.scheduler import EngineLimits
 from tests.engine import invariants
 from tests.engine.replay import Replay

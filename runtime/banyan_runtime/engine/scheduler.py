@@ -258,7 +258,8 @@ class Scheduler:
         node, matched = prefixes.match(request.key[:-ID_BYTES], request.salt)
         extend = length - matched
         expected = self._requeue.charge(request)
-        if not chosen.pieces and len(self.running) == self._dead and extend + expected >= budget.total:
+        alone = not chosen.pieces and len(self.running) == self._dead
+        if alone and length + expected >= budget.total:
             # With nobody else there, what it can still generate is all that counts, or it would wait for ever.
             expected = min(request.remaining, CLIP_MAX_NEW)
         if extend + expected >= budget.total:
