@@ -223,6 +223,32 @@ def test_a_second_interrupt_kills_what_does_not_want_to_end(tmp_path: Path, stan
     assert operator.survivors() == []
 
 
+def test_accelerators_are_given_to_one_pod_each_and_who_comes_too_late_is_told(
+    tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    one = {"accelerator": {"count": 1}}
+    manifests = write(tmp_path / "m", server(stand_in, **one), server(stand_in, "other", **one), server(stand_in, "third", **one))
+    operator = start_operator(manifests)
+    names = ("chat", "other", "third")
+    operator.wait(lambda: sorted(operator.phase(name) for name in names) == ["Pending", "Ready", "Ready"])
+    waiting = next(name for name in names if operator.phase(name) == "Pending")
+    assert operator.reason(waiting) == "InsufficientAccelerators"
+    serving = [name for name in names if name != waiting]
+    assert {get(operator.url(name) + "/who")["env"]["CUDA_VISIBLE_DEVICES"] for name in serving} == {"5", "7"}
+    write(manifests, *(server(stand_in, name, **one) for name in names if name != serving[0]))
+    operator.wait(lambda: operator.phase(waiting) == "Ready")
+
+
+def test_a_pod_that_asks_for_no_accelerator_sees_none(
+    tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    operator = start_operator(write(tmp_path / "m", server(stand_in)))
+    operator.wait(lambda: operator.phase("chat") == "Ready")
+    assert get(operator.url("chat") + "/who")["env"]["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_two_operators_do_not_share_a_state_folder(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     manifests = write(tmp_path / "m", server(stand_in))
     operator = start_operator(manifests)

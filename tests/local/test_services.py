@@ -34,8 +34,8 @@ async def backend(name: bytes, *, gone: asyncio.Event | None = None) -> tuple[as
 
 def with_proxy(work: Callable[[Proxy, aiohttp.ClientSession], Awaitable[None]]) -> None:
     async def life() -> None:
-        proxy = Proxy("chat")
-        await proxy.listen(Ports().take("a test"))
+        proxy = Proxy("chat", Ports().listen("a test"))
+        await proxy.start()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
             try:
                 await work(proxy, session)
@@ -94,9 +94,12 @@ def test_a_client_that_leaves_a_stream_is_noticed_by_the_backend() -> None:
 
 
 def test_the_same_purpose_gets_the_same_port_and_a_taken_one_is_left_alone() -> None:
-    async def work(proxy: Proxy, session: aiohttp.ClientSession) -> None:
-        assert FIRST <= proxy.port <= LAST
-        assert Ports().take("a test") != proxy.port, "that one is listened on"
-
-    assert Ports().take("x") == Ports().take("x")
-    with_proxy(work)
+    first = Ports().listen("a test")
+    port: int = first.getsockname()[1]
+    assert FIRST <= port <= LAST
+    with Ports().listen("a test") as second:
+        assert second.getsockname()[1] != port
+        assert Ports().take("a test") not in (port, second.getsockname()[1])
+    first.close()
+    with Ports().listen("a test") as again:
+        assert again.getsockname()[1] == port

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 FIRST, LAST = 20000, 32767
 """Below the range that Linux gives outgoing connections: a port found free stays free until it is bound."""
 
+BACKLOG = 1024
+
 
 class Ports:
     """Hands out ports, none twice while it is held."""
@@ -23,6 +25,21 @@ class Ports:
             if port not in self._held and self._is_free(port):
                 self._held.add(port)
                 return port
+        raise OSError(f"no free port between {FIRST} and {LAST} on {self._host}")
+
+    def listen(self, purpose: str) -> socket.socket:
+        """A socket that listens on a port for `purpose` already, so that nobody else can come first."""
+        for port in _candidates(purpose):
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((self._host, port))
+                listener.listen(BACKLOG)
+            except OSError:
+                listener.close()
+                continue
+            self._held.add(port)
+            return listener
         raise OSError(f"no free port between {FIRST} and {LAST} on {self._host}")
 
     def give_back(self, port: int) -> None:

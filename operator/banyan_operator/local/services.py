@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Sequence
 
 HOST = "127.0.0.1"
@@ -16,24 +17,24 @@ HEAD_LIMIT_S = 1.0
 class Proxy:
     """One listening port. `backends` may change at any time; connections that are open stay where they are."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, listener: socket.socket) -> None:
         self.name = name
-        self.port = 0
+        self.port: int = listener.getsockname()[1]
         self.backends: Sequence[int] = ()
         """Local ports of ready pods."""
+        self._listener = listener
         self._turn = 0
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
-    async def listen(self, port: int) -> None:
-        """Raises OSError when the port is taken."""
-        self._server = await asyncio.start_server(self._accept, HOST, port)
-        self.port = port
+    async def start(self) -> None:
+        """Take connections; those that came since the socket listens have waited. Does nothing when started already."""
+        if self._server is None:
+            self._server = await asyncio.start_server(self._accept, sock=self._listener)
 
     async def close(self) -> None:
         """Stop listening and cut what is open."""
-        if self._server is not None:
-            self._server.close()
+        self.stop_listening()
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -42,6 +43,8 @@ class Proxy:
         """Take no new connections; those that are open go on."""
         if self._server is not None:
             self._server.close()
+        else:
+            self._listener.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

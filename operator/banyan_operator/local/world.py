@@ -56,7 +56,6 @@ class LocalWorld:
         self._clock = clock
         self._say = say
         self._proxies: dict[tuple[Key, int], Proxy] = {}
-        self._service_ports: dict[tuple[Key, int], int] = {}
         self._not_here: set[str] = set()
 
     def resources(self) -> list[Manifest]:
@@ -113,18 +112,18 @@ class LocalWorld:
         return self._ask(resource, "server", SERVER_PORT, "/readyz")
 
     def server_url(self, server: Manifest) -> str:
-        """The base URL under which an InferenceServer is reached."""
+        """The base URL under which an InferenceServer is reached; it stays the same from the first question on."""
+        return f"http://{HOST}:{self._proxy(*self._server_place(server)).port}"
+
+    def _server_place(self, server: Manifest) -> tuple[Key, int]:
         namespace, _, name = key_of(server)
-        return self.url(Key(namespace, "Service", name), (server["spec"].get("service") or {}).get("port", SERVICE_PORT))
+        return Key(namespace, "Service", name), (server["spec"].get("service") or {}).get("port", SERVICE_PORT)
 
-    def url(self, service: Key, port: int) -> str:
-        """The base URL of a Service's port on this machine; it stays the same from the first question on."""
-        return f"http://{HOST}:{self._port(service, port)}"
-
-    def _port(self, service: Key, port: int) -> int:
-        if (service, port) not in self._service_ports:
-            self._service_ports[service, port] = self._ports.take(f"{self._name}/{service.namespace}/{service.name}:{port}")
-        return self._service_ports[service, port]
+    def _proxy(self, service: Key, port: int) -> Proxy:
+        if (service, port) not in self._proxies:
+            listener = self._ports.listen(f"{self._name}/{service.namespace}/{service.name}:{port}")
+            self._proxies[service, port] = Proxy(service.name, listener)
+        return self._proxies[service, port]
 
     def _children(self, resource: Manifest) -> Iterator[Manifest]:
         namespace, kind, name = key_of(resource)
@@ -202,20 +201,24 @@ class LocalWorld:
                     self._objects.set_status(key, status)
 
     async def _serve(self) -> None:
-        """A proxy for each port of each Service that has an address, pointed at the pods that are ready."""
-        wanted: dict[tuple[Key, int], tuple[Manifest, Manifest]] = {}
+        """A proxy for each port of each Service that has an address, pointed at the pods that are ready.
+
+        An InferenceServer has one from the start, so that its URL stands and answers with a reason while it loads.
+        """
+        wanted: dict[tuple[Key, int], list[int]] = {
+            self._server_place(server): [] for server in self.resources() if server["kind"] == "InferenceServer"
+        }
         for service in self._objects.of_kind("Service"):
             if service["spec"].get("clusterIP") != "None":
-                wanted |= {(key_of(service), port["port"]): (service, port) for port in service["spec"]["ports"]}
+                wanted |= {(key_of(service), port["port"]): list(self._backends(service, port)) for port in service["spec"]["ports"]}
         for place in self._proxies.keys() - wanted.keys():
             proxy = self._proxies.pop(place)
             await proxy.close()
-        for place, (service, port) in wanted.items():
-            found = self._proxies.get(place)
-            if found is None:
-                found = self._proxies[place] = Proxy(place[0].name)
-                await found.listen(self._port(*place))
-            found.backends = list(self._backends(service, port))
+            self._ports.give_back(proxy.port)
+        for place, backends in wanted.items():
+            proxy = self._proxy(*place)
+            await proxy.start()
+            proxy.backends = backends
 
     def _backends(self, service: Manifest, port: Manifest) -> Iterator[int]:
         selector: dict[str, str] = service["spec"].get("selector", {})
