@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as kinds
+
+from banyan_runtime.front.text.tokenizer import Tokenizer as OurTokenizer
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -25,6 +29,19 @@ def splits(text: str, shuffled: int = 40) -> Iterator[list[str]]:
     for _ in range(shuffled):
         cuts = sorted(dice.randrange(len(text) + 1) for _ in range(dice.randrange(1, 6)))
         yield [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@functools.cache
+def ours(folder: Path) -> OurTokenizer:
+    return OurTokenizer.load(folder)
+
+
+@functools.cache
+def reference(folder: Path) -> Any:
+    """The same tokenizer as transformers reads it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def byte_level(folder: Path, *, added: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), **settings: object) -> Path:

@@ -11,7 +11,7 @@ from banyan_runtime.front.chat.messages import ChatMessage
 from banyan_runtime.front.chat.prompt import ChatOptions, render
 from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.text.tokenizer import Tokenizer
+from tests.front import support
 from tests.front.support import CHATML
 
 TURNS: list[dict[str, Any]] = [
@@ -43,10 +43,7 @@ def test_a_real_template_gives_the_ids_that_transformers_gives(
     name: str, variables: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(f"{name}_tokenizer")
-    from transformers import AutoTokenizer
-
-    reference = AutoTokenizer.from_pretrained(folder)
-    tokenizer = Tokenizer.load(folder)
+    reference, tokenizer = support.reference(folder), support.ours(folder)
     template = ChatTemplate(tokenizer.settings["chat_template"], tokenizer.named)
     for turns in (TURNS, TURNS[1:2], TURNS[:2]):
         rendered = render(template, messages(*turns), ChatOptions(variables=variables))

@@ -114,10 +114,7 @@ def test_a_window_gives_up_waiting_after_eight_tokens() -> None:
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
 def test_ids_and_text_equal_those_of_transformers(name: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(name.replace(".", "") + "_tokenizer")
-    from transformers import AutoTokenizer
-
-    reference = AutoTokenizer.from_pretrained(folder)
-    ours = Tokenizer.load(folder)
+    reference, ours = support.reference(folder), support.ours(folder)
     assert ours.has_bytes
     assert ours.eos_id == reference.eos_token_id
     for text in [*MULTILINGUAL, "<|im_start|>user\nhi<|im_end|>", "The capital city of France is"]:

@@ -129,7 +129,7 @@ class Generation:
             raise of_engine(error, self.job.param) from error
         finish = tokens.finish
         stop_id = tokens.ids[-1] if finish is not None and finish.code is wire.FinishCode.STOP and tokens.ids else None
-        pieces = self._take(tokens.ids, silent_last=stop_id is not None and not self.job.include_stop)
+        pieces = self._take(tokens.ids, silent_last=stop_id is not None and not self.job.include_stop, over=finish is not None)
         if finish is not None or self._matched is not None:
             self._end_text()
         if self._matched is not None:
@@ -153,8 +153,9 @@ class Generation:
     def _matched(self) -> str | None:
         return None if self._stops is None else self._stops.matched
 
-    def _take(self, ids: Sequence[int], *, silent_last: bool) -> list[Piece]:
-        """Turn tokens into pieces. `silent_last`: the last one is a stop token, which has no text."""
+    def _take(self, ids: Sequence[int], *, silent_last: bool, over: bool) -> list[Piece]:
+        """Turn tokens into pieces. `silent_last`: the last token is a stop token, which has no text; `over`: it is the last of
+        all, and its text goes with the end."""
         pieces: list[Piece] = []
         group = self.job.group
         spoken = len(ids) - silent_last
@@ -170,9 +171,9 @@ class Generation:
                     self._say(self._detokenize((token_id,)), (token_id,))
                 if self._matched is not None:
                     return pieces  # what the engine computed beyond the stop string is nobody's business
-                if group and len(self._pending.token_ids) >= group:
+                if group and len(self._pending.token_ids) >= group and not (over and position == len(ids) - 1):
                     pieces.append(self._flush())
-        if group == 0 and self._pending.token_ids:
+        if group == 0 and self._pending.token_ids and not over:
             pieces.append(self._flush())
         return pieces
 

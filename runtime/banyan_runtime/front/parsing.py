@@ -70,7 +70,8 @@ def parse(model: type[M], body: Mapping[str, Any]) -> M:
 def _explain(problems: list[ErrorDetails], body: Mapping[str, Any]) -> ApiError:
     for problem in problems:
         if problem["type"] == "missing":
-            return missing(_path(problem["loc"], body))
+            *parents, name = problem["loc"]
+            return missing(".".join(part for part in (_path(tuple(parents), body), str(name)) if part))
     by_path: dict[str, list[ErrorDetails]] = {}  # the members of a union each complain
     for problem in problems:
         by_path.setdefault(_path(problem["loc"], body), []).append(problem)
@@ -97,17 +98,16 @@ def _at(loc: tuple[int | str, ...], body: Any) -> Any:
 
 
 def _path(loc: tuple[int | str, ...], body: Any) -> str:
+    """A path of pydantic's in our words, without the names of union members."""
     path = ""
-    for position, step in enumerate(loc):
-        known = isinstance(body, list) if isinstance(step, int) else isinstance(body, Mapping) and step in body
-        if known:
-            body = body[step]
-        elif not (position == len(loc) - 1 and isinstance(body, Mapping)):
-            continue  # the name of a union's member
-        if isinstance(step, int):
+    for step in loc:
+        if isinstance(step, int) and isinstance(body, list):
             path += f"[{step}]"
+        elif isinstance(body, dict) and step in body:
+            path += f".{str(step)[:64]}" if path else str(step)[:64]
         else:
-            path += f".{step[:64]}" if path else step[:64]
+            continue
+        body = body[step]
     return path
 
 
@@ -124,7 +124,7 @@ def refuse_unsupported(request: RequestModel, neutral: Mapping[str, tuple[Any, .
     `neutral` gives for each such field the values that ask for nothing. Raises ApiError.
     """
     for name, value in (request.model_extra or {}).items():
-        if value is not None and name in neutral and value not in neutral[name]:
+        if value is not None and name in neutral and not any(type(value) is type(off) and value == off for off in neutral[name]):
             raise unsupported(name)
 
 

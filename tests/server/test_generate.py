@@ -1,0 +1,162 @@
+"""SGLang's own calls: /generate and what stands beside it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.server.conftest import ServerProcess
+
+GREEDY = {"temperature": 0, "max_new_tokens": 8}
+PROMPT = "The capital of France is"
+
+
+def generate(server: ServerProcess, **body: Any) -> Any:
+    response = httpx.post(f"{server.url}/generate", json=body, timeout=30)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events(server: ServerProcess, **body: Any) -> list[Any]:
+    text = httpx.post(f"{server.url}/generate", json={**body, "stream": True}, timeout=30).text
+    *found, done, end = text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in found]
+
+
+def tokenize(server: ServerProcess, prompt: Any, **options: Any) -> Any:
+    return httpx.post(f"{server.url}/tokenize", json={"prompt": prompt, **options}).json()
+
+
+def test_the_warm_up_call_of_the_seeds_answers(server: ServerProcess) -> None:
+    answer = generate(server, text="The capital city of France is", sampling_params={"temperature": 0, "max_new_tokens": 8})
+    meta = answer["meta_info"]
+    assert (len(answer["output_ids"]), meta["completion_tokens"], meta["prompt_tokens"]) == (8, 8, 6)
+    assert meta["finish_reason"] == {"type": "length", "length": 8}
+    assert meta["e2e_latency"] > 0
+
+
+def test_text_and_ids_give_the_same_and_ids_decode_to_the_text(server: ServerProcess) -> None:
+    tokens = tokenize(server, PROMPT)["tokens"]
+    from_text = generate(server, text=PROMPT, sampling_params=GREEDY)
+    from_ids = generate(server, input_ids=tokens, sampling_params=GREEDY)
+    assert (from_text["text"], from_text["output_ids"]) == (from_ids["text"], from_ids["output_ids"])
+    decoded = httpx.post(f"{server.url}/detokenize", json={"tokens": from_text["output_ids"]}).json()
+    assert decoded["text"] == decoded["prompt"] == from_text["text"]
+    assert httpx.put(f"{server.url}/generate", json={"text": PROMPT, "sampling_params": GREEDY}).json()["text"] == from_text["text"]
+
+
+def test_a_stream_is_cumulative(server: ServerProcess) -> None:
+    whole = generate(server, text=PROMPT, sampling_params=GREEDY)
+    stream = events(server, text=PROMPT, sampling_params=GREEDY)
+    assert len(stream) == 8
+    for before, after in itertools.pairwise(stream):
+        assert after["text"].startswith(before["text"])
+        assert after["output_ids"][:-1] == before["output_ids"]
+        assert before["meta_info"]["finish_reason"] is None
+    assert (stream[-1]["text"], stream[-1]["output_ids"]) == (whole["text"], whole["output_ids"])
+    assert stream[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
+
+
+def test_lists_in_give_lists_out_in_order(server: ServerProcess) -> None:
+    prompts = [PROMPT, "Count to"]
+    answers = generate(server, text=prompts, sampling_params=[GREEDY, {**GREEDY, "max_new_tokens": 3}], rid="batch")
+    singles = [generate(server, text=prompt, sampling_params=GREEDY) for prompt in prompts]
+    assert answers[0]["text"] == singles[0]["text"]
+    assert answers[1]["output_ids"] == singles[1]["output_ids"][:3]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["batch_0", "batch_1"]
+    assert isinstance(generate(server, text=[PROMPT], sampling_params=GREEDY), list)
+    last = {event["index"]: event["text"] for event in events(server, text=prompts, sampling_params=GREEDY)}
+    assert last == {index: single["text"] for index, single in enumerate(singles)}
+
+
+def test_several_samples_of_one_prompt_are_a_list(server: ServerProcess) -> None:
+    params = {"temperature": 2.0, "max_new_tokens": 12, "n": 2, "ignore_eos": True, "sampling_seed": 4}
+    first, second = generate(server, text=PROMPT, sampling_params=params)
+    assert first["text"] != second["text"]
+    assert generate(server, text=PROMPT, sampling_params=params)[0]["text"] == first["text"]
+
+
+def test_stop_tokens_and_strings_are_named_as_matched(server: ServerProcess) -> None:
+    ids = generate(server, text=PROMPT, sampling_params=GREEDY)["output_ids"]
+    stopped = generate(server, text=PROMPT, sampling_params={**GREEDY, "stop_token_ids": [ids[2]]})
+    assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": ids[2]}
+    assert stopped["output_ids"] == ids[:3]
+    paris = generate(server, text=PROMPT, sampling_params={**GREEDY, "stop": "aris"})
+    assert (paris["text"], paris["meta_info"]["finish_reason"]) == (" P", {"type": "stop", "matched": "aris"})
+
+
+def test_null_in_the_parameters_is_their_default(server: ServerProcess) -> None:
+    nulls = dict.fromkeys(["stop", "top_p", "n", "regex", "stop_token_ids", "ignore_eos"])
+    assert generate(server, text=PROMPT, sampling_params={**GREEDY, **nulls}, rid=None)["text"]
+    assert generate(server, text=PROMPT, sampling_params=None)["meta_info"]["completion_tokens"] <= 128
+
+
+def test_a_request_is_aborted_by_its_id_and_all_by_none(server: ServerProcess) -> None:
+    endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
+    pool = ThreadPoolExecutor(1)
+    for abort in ({"rid": "long"}, {"abort_all": True}):
+        reader = pool.submit(generate, server, text="a", sampling_params=endless, rid="long")
+        server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request", 10)
+        response = httpx.post(f"{server.url}/abort_request", json=abort)
+        assert (response.status_code, response.content) == (200, b"")
+        answer = reader.result(10)
+        assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+        assert len(answer["output_ids"]) < 1900
+    assert httpx.post(f"{server.url}/abort_request", json={"rid": ""}).status_code == 200
+
+
+def test_the_cache_is_flushed_unless_a_request_runs(server: ServerProcess) -> None:
+    prompt = "one two three four five six"
+    generate(server, text=prompt, sampling_params=GREEDY)
+    assert generate(server, text=prompt, sampling_params=GREEDY)["meta_info"]["cached_tokens"] > 0
+    flushed = httpx.post(f"{server.url}/flush_cache")
+    assert (flushed.status_code, flushed.text.startswith("Cache flushed.\n")) == (200, True)
+    assert generate(server, text=prompt, sampling_params=GREEDY)["meta_info"]["cached_tokens"] == 0
+    endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
+    thread = threading.Thread(target=generate, args=(server,), kwargs={"text": "a", "sampling_params": endless, "rid": "busy"})
+    thread.start()
+    server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request", 10)
+    refused = httpx.get(f"{server.url}/flush_cache")
+    assert (refused.status_code, "running" in refused.json()["error"]["message"]) == (400, True)
+    httpx.post(f"{server.url}/abort_request", json={"rid": "busy"})
+    thread.join(10)
+    began = time.monotonic()
+    assert httpx.get(f"{server.url}/flush_cache?timeout=5").status_code == 200
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+def test_model_info_tells_what_is_served(server: ServerProcess, path: str) -> None:
+    info = server.get(path).json()
+    assert (info["architectures"], info["model_type"], info["is_generation"]) == (["Qwen3ForCausalLM"], "qwen3", True)
+    assert info["model_path"].endswith("tiny-chat")
+    assert {"tokenizer_path", "served_model_name", "preferred_sampling_params", "weight_version", "load_format", "reasoning_parser"} <= set(
+        info
+    )
+
+
+def test_server_info_tells_every_option_and_the_version(server: ServerProcess) -> None:
+    info = server.get("/get_server_info").json()
+    assert info["random_seed"] == 0
+    assert info["max_total_num_tokens"] > 0
+    assert info["version"] == server.get("/version").json()["version"]
+    assert info["internal_states"] == [{}]
+
+
+def test_tokenize_counts_prompts_lists_and_messages(server: ServerProcess) -> None:
+    one, two = tokenize(server, PROMPT), tokenize(server, [PROMPT, "Hi"])
+    assert (one["count"], one["max_model_len"]) == (len(one["tokens"]), 2048)
+    assert two["tokens"][0] == one["tokens"]
+    strings = tokenize(server, "héllo 👋", return_token_strs=True)
+    assert len(strings["token_strs"]) == strings["count"]
+    messages = httpx.post(f"{server.url}/v1/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()
+    back = httpx.post(f"{server.url}/v1/detokenize", json={"tokens": messages["tokens"], "skip_special_tokens": False}).json()["text"]
+    assert back == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
