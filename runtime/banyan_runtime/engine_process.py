@@ -12,11 +12,10 @@ import logging
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 import zmq
@@ -172,7 +171,7 @@ def loop(socket: zmq.Socket[bytes], engine: Engine, runner: CountedRunner, send:
         watchdog.progress(runner.steps, time.monotonic())
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Run until told to stop. The exit code is that of the `Fatal` message, if one was sent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole group; the front drains, then tells us
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -201,11 +200,10 @@ def main() -> int:
         log.exception("the engine failed")
         send(wire.Fatal(f"{type(error).__name__}: {error}", EXIT_INTERNAL))
         code = EXIT_INTERNAL
-    writer.flush()
     socket.close()
     context.term()
-    return code
+    logs.exit_now(code)  # taking torch apart piece by piece would only keep the front waiting
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 Component = Literal["api", "engine", "batch"]
 QUEUE_LINES: Final = 10_000  # about 2 MB, and minutes of a busy server's lines
@@ -176,7 +176,7 @@ def configure(component: Component, *, level: str = "info", http_level: str | No
     return writer
 
 
-def exit_now(code: int) -> None:
+def exit_now(code: int) -> NoReturn:
     """End the process without running anything else, but not without its last lines."""
     for handler in logging.getLogger().handlers:
         handler.flush()

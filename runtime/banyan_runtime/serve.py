@@ -52,6 +52,7 @@ LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine
 DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
 ENGINE_EXIT_S: Final = 2.0
 CONNECTIONS_CLOSE_S: Final = 2
+BACKLOG: Final = 2048  # connections that may wait to be accepted
 KEEP_ALIVE_S: Final = 75  # longer than the idle time-out of common load balancers and client pools (60 s)
 
 
@@ -92,6 +93,7 @@ class Server:
                 ws="none",
                 lifespan="on",
                 server_header=False,
+                backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=CONNECTIONS_CLOSE_S,
             )
@@ -317,11 +319,11 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)  # from now on a client waits; before the first line in the log it would have been refused
     except OSError as error:
         raise ConfigError(
             f"cannot listen on --host={host} --port={port}: {error.strerror or error}; choose another, or --port=0"
         ) from error
-    listener.set_inheritable(False)
     return listener
 
 

@@ -30,6 +30,7 @@ class ServerProcess:
     def __init__(self, model: Path, log: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.log_file = log
         self.termination_log = log.with_suffix(".termination")
+        self.http = httpx.Client(timeout=30, verify=False)  # no TLS: loading certificates would take longer than most tests
         command = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(model), "--served-model-name", MODEL]
         command += ["--port", "0", *flags]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "BANYAN_TERMINATION_LOG": str(self.termination_log), **(environment or {})}
@@ -69,7 +70,10 @@ class ServerProcess:
             time.sleep(0.02)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10)
+        return self.http.get(self.url + path)
+
+    def post(self, path: str, body: dict[str, object]) -> httpx.Response:
+        return self.http.post(self.url + path, json=body)
 
     def status(self, path: str) -> int | None:
         """The status of a GET; None when nobody answers."""
@@ -103,6 +107,7 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.http.close()
 
 
 StartServer = Callable[..., ServerProcess]

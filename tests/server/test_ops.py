@@ -20,7 +20,7 @@ def test_each_probe_of_a_ready_server_answers_200_without_redirect(server: Serve
 
 def test_the_metrics_page_is_plain_prometheus_text_whatever_the_scraper_accepts(server: ServerProcess) -> None:
     for accept in ("application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5", "*/*", ""):
-        answer = httpx.get(server.url + "/metrics", headers={"Accept": accept})
+        answer = server.http.get(server.url + "/metrics", headers={"Accept": accept})
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert len(list(text_string_to_metric_families(answer.text))) > 30
 
@@ -35,7 +35,7 @@ def test_a_request_moves_the_counters_of_front_and_engine_and_gauges_fall_back_t
     )
     time.sleep(0.1)
     before = [server.metric(name) for name in names]
-    answer = httpx.post(server.url + "/v1/chat/completions", json={**CHAT, "ignore_eos": True}, timeout=30)
+    answer = server.post("/v1/chat/completions", {**CHAT, "ignore_eos": True})
     assert answer.json()["usage"]["completion_tokens"] == 8
     server.eventually(lambda: server.metric(names[3]) >= before[3] + 8, "the engine's numbers", 2)
     after = [server.metric(name) for name in names]
@@ -46,7 +46,7 @@ def test_a_request_moves_the_counters_of_front_and_engine_and_gauges_fall_back_t
 
 def test_tokens_between_the_first_and_the_last_are_counted_as_gaps(server: ServerProcess) -> None:
     before = server.metric("banyan_inter_token_latency_seconds_count")
-    httpx.post(server.url + "/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 10, "ignore_eos": True}, timeout=30)
+    server.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 10, "ignore_eos": True})
     server.eventually(lambda: server.metric("banyan_inter_token_latency_seconds_count") == before + 9, "nine gaps", 2)
 
 
@@ -68,12 +68,11 @@ def test_probes_answer_quickly_while_requests_run(server: ServerProcess) -> None
     body = {"model": MODEL, "prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
         next(response.iter_lines())
-        with httpx.Client() as client:
-            waits = []
-            for _ in range(50):
-                started = time.perf_counter()
-                assert client.get(server.url + "/livez").status_code == 200
-                waits.append(time.perf_counter() - started)
+        waits = []
+        for _ in range(50):
+            started = time.perf_counter()
+            assert server.status("/livez") == 200
+            waits.append(time.perf_counter() - started)
     assert sorted(waits)[45] < 0.1
 
 
