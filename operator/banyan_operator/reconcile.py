@@ -60,7 +60,7 @@ def _server(server: InferenceServer, world: World, prior: Mapping[str, Any], set
         try:
             wanted = desired_server.children(server, settings, live)
             changes = difference(server, wanted, world.children)
-            accepted = _carried_out(changes, world)
+            accepted = _carried_out(accepted, changes, world)
         except SpecError as error:
             accepted = no("InvalidSpec", str(error))
     deployment = next((manifest for manifest in wanted if manifest["kind"] == "Deployment"), None)
@@ -125,7 +125,7 @@ def _batch(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Sett
             wanted = desired_batch.children(job, settings, server_url=url, suspend=suspend, live=seen.work)
             changes = difference(job, _as_far_as_possible(wanted, seen.work, suspend), world.children)
             if accepted.status == "True":
-                accepted = _carried_out(changes, world)
+                accepted = _carried_out(accepted, changes, world)
         except SpecError as error:
             accepted = no("InvalidSpec", str(error))
     status = observed_batch.status(job, accepted, hold, stop, seen, world, prior, settings).dump()
@@ -232,7 +232,7 @@ def _acceptable(resource: Resource, world: World, settings: Settings) -> Finding
     return yes("Accepted")
 
 
-def _carried_out(changes: Difference, world: World) -> Finding:
+def _carried_out(accepted: Finding, changes: Difference, world: World) -> Finding:
     """Whether nothing is in the way of what is to be applied."""
     if changes.conflicts:
         names = ", ".join(f"{one.kind} {one.name}" for one in changes.conflicts)
@@ -241,7 +241,7 @@ def _carried_out(changes: Difference, world: World) -> Finding:
     for name, said in sorted(world.refused.items(), key=str):
         reason = "QuotaExceeded" if "exceeded quota" in said else "InvalidSpec"
         return no(reason, f"the API server refuses {name.kind} {name.name}: {said}")
-    return yes("Accepted")
+    return accepted
 
 
 def _unreadable(kind: str, metadata: Metadata, error: SpecError, world: World, prior: Mapping[str, Any]) -> Plan:

@@ -1,0 +1,208 @@
+"""What the operator does about a resource: children made, put back and taken away; refusals explained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from banyan_operator.plan import Manifest, Plan, Ref, World
+from banyan_operator.reconcile import reconcile
+from tests.operator.conftest import SETTINGS, a_batch, a_server, merge
+from tests.operator.test_desired import render
+
+NOW = 1_700_000_000.0
+
+
+def observe(manifest: Manifest, *children: Manifest, **world: Any) -> Plan:
+    return reconcile(manifest, World(now=NOW, children=children, **world), SETTINGS)
+
+
+def live(manifest: Manifest) -> list[Manifest]:
+    """All children as they are after they were applied."""
+    return [merge(child, {"metadata": {"uid": "u", "resourceVersion": "1"}}) for child in render(manifest)]
+
+
+def accepted(plan: Plan) -> tuple[str, str, str]:
+    assert plan.status is not None
+    found = next(one for one in plan.status["conditions"] if one["type"] == "Accepted")
+    return found["status"], found["reason"], found["message"]
+
+
+def test_children_are_applied_in_the_order_in_which_they_are_needed():
+    plan = observe(a_server(cache={"type": "PersistentVolumeClaim", "size": "1Gi"}, ingress={"hosts": ["a.b"]}))
+    kinds = ["ServiceAccount", "PersistentVolumeClaim", "Service", "Service", "Deployment", "Ingress"]
+    assert [child["kind"] for child in plan.apply] == kinds
+    assert [event.reason for event in plan.events] == ["Created"]
+
+
+def test_nothing_is_written_where_all_is_as_wanted():
+    server = a_server()
+    first = observe(server, *live(server))
+    again = observe(server | {"status": dict(first.status)}, *live(server))
+    assert (first.apply, again.apply, again.delete, again.status, again.events) == ((), (), (), None, ())
+
+
+def test_a_deleted_child_is_made_again():
+    server = a_server()
+    children = [child for child in live(server) if child["kind"] != "Service"]
+    assert [child["metadata"]["name"] for child in observe(server, *children).apply] == ["tiny", "tiny-pods"]
+
+
+def test_a_spoiled_child_is_put_back():
+    server, children = a_server(), live(a_server())
+    deployment = next(child for child in children if child["kind"] == "Deployment")
+    deployment["spec"]["replicas"] = 9
+    (applied,) = observe(server, *children).apply
+    assert applied["spec"]["replicas"] == 1
+
+
+def test_children_of_a_section_that_went_away_are_deleted():
+    before = live(a_server(ingress={"hosts": ["a.b"]}, cache={"type": "PersistentVolumeClaim", "size": "1Gi"}))
+    plan = observe(a_server(), *before)
+    assert set(plan.delete) == {Ref("networking.k8s.io/v1", "Ingress", "tiny"), Ref("v1", "PersistentVolumeClaim", "tiny-cache")}
+
+
+def test_a_claim_that_is_to_be_kept_has_no_owner_and_is_taken_up_again():
+    keeping = a_server(cache={"type": "PersistentVolumeClaim", "size": "1Gi", "retain": True})
+    claim = next(child for child in live(keeping) if child["kind"] == "PersistentVolumeClaim")
+    assert "ownerReferences" not in claim["metadata"]
+    assert not observe(a_server(), claim).delete
+    plan = observe(keeping, claim)
+    assert accepted(plan)[0] == "True"
+    assert all(child["kind"] != "PersistentVolumeClaim" for child in plan.apply)
+
+
+def test_a_claim_can_grow_and_changes_in_nothing_else():
+    old = live(a_server(cache={"type": "PersistentVolumeClaim", "size": "10Gi"}))
+    grown = observe(a_server(cache={"type": "PersistentVolumeClaim", "size": "20Gi", "storageClassName": "fast"}), *old)
+    (claim,) = (child for child in grown.apply if child["kind"] == "PersistentVolumeClaim")
+    assert claim["spec"] == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}}
+    assert "ClaimSpecFixed" in [event.reason for event in grown.events]
+    smaller = observe(a_server(cache={"type": "PersistentVolumeClaim", "size": "5Gi"}), *old)
+    (claim,) = (child for child in smaller.apply if child["kind"] == "PersistentVolumeClaim")
+    assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
+
+
+@pytest.mark.parametrize("kind", ["Service", "Deployment", "ServiceAccount"])
+def test_an_object_of_somebody_else_stops_everything_and_is_named(kind):
+    server, children = a_server(), live(a_server())
+    foreign = next(child for child in children if child["kind"] == kind)
+    foreign["metadata"] = {
+        "name": foreign["metadata"]["name"],
+        "ownerReferences": [{"uid": "x", "controller": True, "kind": "Y", "name": "z"}],
+    }
+    plan = observe(server, foreign)
+    assert (plan.apply, plan.delete) == ((), ())
+    status, reason, message = accepted(plan)
+    assert (status, reason) == ("False", "NameConflict")
+    assert f"{kind} {foreign['metadata']['name']}" in message
+    assert plan.status["phase"] == "Failed"
+
+
+def test_garbage_of_an_earlier_resource_of_this_name_is_waited_for():
+    server, children = a_server(), live(a_server())
+    for child in children:
+        child["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-earlier-one"
+    plan = observe(server, *children)
+    assert (plan.apply, plan.delete) == ((), ())
+    assert accepted(plan)[0] == "True"
+    assert plan.requeue_after_s == 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "missing", "reason", "field"),
+    [
+        ({}, Ref("v1", "PersistentVolumeClaim", "models"), "ClaimNotFound", "spec.model.uri"),
+        ({"auth": {"apiKeysSecretRef": {"name": "k"}}}, Ref("v1", "Secret", "k"), "SecretNotFound", "spec.auth.apiKeysSecretRef"),
+        (
+            {"model": {"chatTemplate": {"name": "t", "key": "k"}}},
+            Ref("v1", "ConfigMap", "t"),
+            "ConfigMapNotFound",
+            "spec.model.chatTemplate",
+        ),
+    ],
+)
+def test_a_missing_reference_is_named_with_its_field_and_nothing_is_made(spec, missing, reason, field):
+    plan = observe(a_server(**spec), missing=frozenset({missing}))
+    assert plan.apply == ()
+    assert accepted(plan)[:2] == ("False", reason)
+    assert f"{missing.name} ({field}) does not exist in namespace team. Create it" in accepted(plan)[2]
+    assert plan.requeue_after_s == 30
+
+
+def test_a_reference_that_vanishes_leaves_the_running_server_alone():
+    server, children = a_server(), live(a_server())
+    plan = observe(server, *children, missing=frozenset({Ref("v1", "PersistentVolumeClaim", "models")}))
+    assert (plan.apply, plan.delete) == ((), ())
+
+
+def test_an_invalid_spec_keeps_the_children_and_says_the_field():
+    server = a_server(replicas=-1, model={"uri": "nowhere"})
+    plan = observe(server, *live(a_server()))
+    assert (plan.apply, plan.delete, plan.requeue_after_s) == ((), (), None)
+    status, reason, message = accepted(plan)
+    assert (status, reason) == ("False", "InvalidSpec")
+    assert "spec.replicas" in message
+    assert "spec.model.uri" in message
+    assert plan.status["phase"] == "Failed"
+    assert [event.reason for event in plan.events] == ["InvalidSpec"]
+
+
+def test_an_invalid_batch_is_pending_and_can_be_corrected():
+    plan = observe(a_batch(input={"uri": "nowhere"}))
+    assert (plan.status["phase"], accepted(plan)[1]) == ("Pending", "InvalidSpec")
+    assert next(one for one in plan.status["conditions"] if one["type"] == "Complete")["reason"] == "InvalidSpec"
+    assert observe(a_batch() | {"status": dict(plan.status)}, server=None).status["phase"] == "Pending"
+
+
+def test_what_is_not_built_is_refused_with_its_field():
+    plan = observe(a_server(autoscaling={"maxReplicas": 3}))
+    assert plan.apply == ()
+    assert accepted(plan)[1] == "Unsupported"
+    assert "spec.autoscaling" in accepted(plan)[2]
+
+
+def test_a_pod_template_that_cannot_be_merged_is_an_invalid_spec():
+    plan = observe(a_server(podTemplate={"spec": {"containers": "x"}}))
+    assert accepted(plan)[1] == "InvalidSpec"
+    assert "spec.podTemplate.spec.containers" in accepted(plan)[2]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"), [("spec.template.spec.nodeName: Invalid value", "InvalidSpec"), ("exceeded quota: q", "QuotaExceeded")]
+)
+def test_what_the_api_server_refuses_is_passed_on(said, reason):
+    plan = observe(a_server(), refused={Ref("apps/v1", "Deployment", "tiny"): said})
+    assert accepted(plan)[1] == reason
+    assert f"Deployment tiny: {said}" in accepted(plan)[2]
+    assert plan.apply  # what was refused once may be taken later
+
+
+def test_a_paused_server_is_watched_but_not_touched():
+    server, children = a_server(paused=True, runtime={"contextLength": 4096}), live(a_server())
+    plan = observe(server, *children[1:])
+    assert (plan.apply, plan.delete, plan.requeue_after_s) == ((), (), None)
+    assert plan.status["phase"] == "Paused"
+    assert next(one for one in plan.status["conditions"] if one["type"] == "Progressing")["reason"] == "Paused"
+
+
+@pytest.mark.parametrize("manifest", [a_server(), a_batch()])
+def test_a_resource_that_is_being_deleted_is_left_to_the_garbage_collector(manifest):
+    going = merge(manifest, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+    plan = observe(going, *live(manifest))
+    assert (plan.apply, plan.delete, plan.status) == ((), (), {"phase": "Terminating"})
+
+
+def test_a_changed_spec_starts_a_rollout_and_says_so():
+    plan = observe(a_server(runtime={"contextLength": 4096}, replicas=2), *live(a_server()))
+    assert [child["kind"] for child in plan.apply] == ["Deployment"]
+    assert [event.reason for event in plan.events] == ["RolloutStarted", "Scaled"]
+    assert plan.status["phase"] == "Pending"
+
+
+def test_deciding_is_pure():
+    server, children = a_server(), live(a_server())
+    before = repr((server, children))
+    assert observe(server, *children) == observe(server, *children)
+    assert repr((server, children)) == before
