@@ -7,11 +7,13 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.batch.conftest import Results, line
-from tests.batch.scripted import ScriptedServer
+from tests.batch.scripted import ScriptedServer, completion
 
 Run = Callable[..., Results]
 
@@ -266,11 +268,13 @@ def test_an_input_that_changes_during_the_run_is_noticed(run: Run, server: Scrip
     source = tmp_path / "in.jsonl"
     lines = [line(str(i), "x" * 20_000) for i in range(1500)]  # the window ends at line 1024, 12 MB before the end
 
-    async def change(request, body, prompt, attempt):  # type: ignore[no-untyped-def]
-        if server.tries.total() == 1:
-            source.write_bytes(source.read_bytes() + b"\n")
-        from tests.batch.scripted import completion
+    changed = False
 
+    async def change(request: web.Request, body: dict[str, Any], prompt: str, attempt: int) -> web.Response:
+        nonlocal changed
+        if not changed:
+            changed = True
+            source.write_bytes(source.read_bytes() + b"\n")
         return completion("ok")
 
     server.handler = change

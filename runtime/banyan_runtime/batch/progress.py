@@ -46,8 +46,8 @@ class Progress:
     storage_errors: Counter[str] = field(default_factory=Counter)  # by operation
     storage_bytes: Counter[str] = field(default_factory=Counter)  # by direction: read, write
     _samples: deque[_Sample] = field(default_factory=deque)
-    _first: _Sample | None = None  # when running began
-    _last: _Sample | None = None  # when running ended
+    _first: _Sample = (0.0, 0, 0)  # when the first line was sent
+    _last: _Sample | None = None  # when the last line had its outcome
 
     @property
     def counts(self) -> RequestCounts:
@@ -71,21 +71,34 @@ class Progress:
             self.phase, self.total, self.completed, self.failed, percent, round(tokens_per_s, 1), round(lines_per_s, 2), eta, self.usage
         )
 
+    def begin(self, total: int, now: float) -> None:
+        """The lines are counted and the first is about to be sent."""
+        self.total = total
+        self.phase = "running"
+        self._first = (now, 0, 0)
+        self._samples.append(self._first)
+
+    def end(self, now: float) -> None:
+        """Every line has its outcome."""
+        self.phase = "publishing"
+        self._last = self._sample(now)
+
+    def _sample(self, now: float) -> _Sample:
+        return now, self.completed + self.failed, self.tokens
+
     def _rates(self, now: float) -> tuple[float, float]:
         """Lines and tokens per second over the last RATE_WINDOW_S, at one sample a second at most; in the end, over all."""
-        current = (now, self.completed + self.failed, self.tokens)
-        if self.phase == "starting":
-            return 0.0, 0.0
-        self._first = self._first or current
-        if not self._samples or now - self._samples[-1][0] >= 1.0:
-            self._samples.append(current)
-        while len(self._samples) > 1 and now - self._samples[0][0] > RATE_WINDOW_S:
-            self._samples.popleft()
-        if self.phase != "running":
-            self._last = self._last or current
-        then, until = (self._samples[0], current) if self._last is None else (self._first, self._last)
+        if self._last is None:
+            until = self._sample(now)
+            if self._samples and now - self._samples[-1][0] >= 1.0:
+                self._samples.append(until)
+            while len(self._samples) > 1 and now - self._samples[0][0] > RATE_WINDOW_S:
+                self._samples.popleft()
+            then = self._samples[0] if self._samples else until
+        else:
+            then, until = self._first, self._last
         elapsed = until[0] - then[0]
-        return (0.0, 0.0) if elapsed < 0.2 else ((until[1] - then[1]) / elapsed, (until[2] - then[2]) / elapsed)
+        return ((until[1] - then[1]) / elapsed, (until[2] - then[2]) / elapsed) if elapsed > 0 else (0.0, 0.0)
 
     def prometheus(self) -> str:
         """The text of /metrics."""

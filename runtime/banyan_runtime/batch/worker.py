@@ -75,8 +75,7 @@ class Worker:
 
     async def run(self, source: Source, parser: LineParser, scan: Scan) -> Manifest:
         """Run all lines and publish. Cancelled or failed, it publishes nothing; once publishing began, it ends it."""
-        self._progress.total = scan.total
-        self._progress.phase = "running"
+        self._progress.begin(scan.total, time.monotonic())
         try:
             reader = LineReader(source.items(parser, scan.suspects), self._reading)
             await self._run_lines(reader)
@@ -84,7 +83,7 @@ class Worker:
             source.stop()
             await _to_its_end(self._in_thread(self._sink.abort))
             raise
-        self._progress.phase = "publishing"
+        self._progress.end(time.monotonic())
         manifest = await _to_its_end(self._in_thread(lambda: self._publish(source)))
         self._progress.phase = "done"
         return manifest
