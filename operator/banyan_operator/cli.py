@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 def _local(options: argparse.Namespace) -> int:
     from banyan_operator.local import app
     from banyan_operator.local.errors import LocalError
-    from banyan_operator.local.view import stdout_view
+    from banyan_operator.local.view import view_for
 
     try:
         local = app.Options(
@@ -106,7 +106,7 @@ def _local(options: argparse.Namespace) -> int:
             until_done=options.until_done,
             fresh=options.fresh,
         )
-        return app.run(local, stdout_view(plain=options.plain))
+        return app.run(local, view_for(sys.stdout, plain=options.plain, hint="Ctrl-C stops everything"))
     except LocalError as error:
         return _refuse(str(error), error.exit_code)
 
@@ -159,13 +159,13 @@ def _wait(options: argparse.Namespace) -> int:
     """Show progress until what is waited for is there (0) or failed (1); 69 when the operator ends, 75 when time runs out."""
     from banyan_operator.local.errors import NotRunningError
     from banyan_operator.local.snapshot import Snapshot, all_done, only_running, servers_ready
-    from banyan_operator.local.view import stdout_view
+    from banyan_operator.local.view import view_for
 
     over_when = servers_ready if options.wait == "ready" else all_done
     began = time.monotonic()
     deadline = began + options.timeout
     seen_running = False
-    with stdout_view(plain=options.plain) as view:
+    with view_for(sys.stdout, plain=options.plain) as view:
         while time.monotonic() < deadline:
             try:
                 snapshot = Snapshot.read(options.state_dir or only_running())

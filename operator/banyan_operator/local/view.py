@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,11 +40,11 @@ class View(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def view_for(stream: TextIO, *, plain: bool) -> View:
-    """The live view where `stream` is a terminal and nobody asked for lines."""
+def view_for(stream: TextIO, *, plain: bool, hint: str = "") -> View:
+    """The live view where `stream` is a terminal and nobody asked for lines. `hint` stands below it while all goes well."""
     if plain or not stream.isatty():
         return Lines(stream)
-    return Screen(Console(file=stream))
+    return Screen(Console(file=stream), hint)
 
 
 def label(resource: Manifest) -> str:
@@ -154,8 +153,8 @@ def _bar(done: int) -> str:
 class Screen:
     """A table that is drawn again in place; notes scroll by above it."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, hint: str) -> None:
+        self._hint = hint
         self._live = Live(console=console, auto_refresh=False, transient=False)
 
     def __enter__(self) -> Self:
@@ -184,9 +183,5 @@ class Screen:
                 bar,
                 Text(detail(resource, snapshot.loading)),
             )
-        hint = "stopping …" if snapshot.state == "stopping" else "Ctrl-C stops everything"
+        hint = {"running": self._hint, "stopping": "stopping …", "stopped": "stopped"}[snapshot.state]
         return Group(Text(""), table, Text(hint, style="dim"))
-
-
-def stdout_view(*, plain: bool) -> View:
-    return view_for(sys.stdout, plain=plain)

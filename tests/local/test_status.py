@@ -1,0 +1,159 @@
+"""What a person reads: the table of `status`, the lines while things happen, and when waiting is over."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from banyan_operator.cli import main
+from banyan_operator.local.snapshot import Snapshot, all_done, servers_ready
+from banyan_operator.local.table import age, render
+from banyan_operator.local.times import stamp
+from banyan_operator.local.view import Lines, Screen, view_for
+
+NOW = 1_000_000.0
+
+
+def server(phase: str = "Ready", **status: Any) -> dict[str, Any]:
+    metadata = {"name": "chat", "namespace": "default", "creationTimestamp": stamp(NOW - 200)}
+    conditions = [
+        {"type": "Ready", "status": "True" if phase == "Ready" else "False", "reason": "CrashLoop", "message": "it ended with exit code 1"}
+    ]
+    full = {"phase": phase, "ready": "1/1", "url": "http://127.0.0.1:20000", "conditions": conditions, "restarts": 4, **status}
+    return {"kind": "InferenceServer", "metadata": metadata, "spec": {"model": {"uri": "pvc://models/x"}}, "status": full}
+
+
+def job(phase: str, percent: int = 41) -> dict[str, Any]:
+    metadata = {"name": "nightly", "namespace": "default", "creationTimestamp": stamp(NOW - 38 * 60)}
+    counts = {"total": 100, "completed": 40, "failed": 1}
+    status = {
+        "phase": phase,
+        "requestCounts": counts,
+        "requests": "41/100",
+        "progressPercent": percent,
+        "progress": "########------------  41%",
+        "tokensPerSecond": 18540,
+        "etaText": "52m",
+        "workers": {"active": 4},
+        "outputURI": "s3://b/out/output.jsonl",
+        "conditions": [
+            {"type": "Failed", "status": "True" if phase == "Failed" else "False", "reason": "WorkersFailed", "message": "no luck"}
+        ],
+    }
+    return {"kind": "BatchJob", "metadata": metadata, "spec": {}, "status": status}
+
+
+def snapshot(*resources: dict[str, Any], loading: Any = None) -> Snapshot:
+    return Snapshot("running", os.getpid(), "0", resources, (), loading or {})
+
+
+def test_the_table_has_the_columns_of_kubectl_get() -> None:
+    assert render([server(), job("Running")], wide=False, now=NOW).splitlines() == [
+        "NAME                   READY   PHASE   MODEL            ACCELERATOR   URL                      AGE",
+        "inferenceserver/chat   1/1     Ready   pvc://models/x                 http://127.0.0.1:20000   3m20s",
+        "",
+        "NAME               PHASE     PROGRESS                    REQUESTS   FAILED   TOK/S   ETA   WORKERS   AGE",
+        "batchjob/nightly   Running   ########------------  41%   41/100     1        18540   52m   4         38m",
+    ]
+
+
+def test_wide_adds_what_kubectl_adds() -> None:
+    columns, row = render([server()], wide=True, now=NOW).splitlines()
+    assert columns.split()[6:9] == ["REASON", "RESTARTS", "REVISION"]
+    assert "CrashLoop" in row
+
+
+@pytest.mark.parametrize(
+    ("passed", "text"),
+    [
+        (0, "0s"),
+        (119, "119s"),
+        (120, "2m"),
+        (200, "3m20s"),
+        (2280, "38m"),
+        (18720, "5h12m"),
+        (36000, "10h"),
+        (273600, "3d4h"),
+        (1e6, "11d"),
+    ],
+)
+def test_ages_are_written_as_kubectl_writes_them(passed: float, text: str) -> None:
+    assert age(passed) == text
+
+
+def test_lines_tell_phases_at_once_and_progress_in_steps() -> None:
+    out = io.StringIO()
+    view = Lines(out)
+    for percent in (0, 1, 2, 3, 11, 12, 100):
+        view.show(snapshot(job("Running", percent)))
+    view.show(snapshot(job("Succeeded", 100)))
+    view.show(snapshot(job("Succeeded", 100)))
+    lines = [line.split("s  ", 1)[1] for line in out.getvalue().splitlines()]
+    assert lines == [
+        "batchjob/nightly  Running  --------------------   0%  41/100 requests, 1 failed, 18540 tok/s, ETA 52m",
+        "batchjob/nightly  Running  ##------------------  11%  41/100 requests, 1 failed, 18540 tok/s, ETA 52m",
+        "batchjob/nightly  Running  #################### 100%  41/100 requests, 1 failed, 18540 tok/s, ETA 52m",
+        "batchjob/nightly  Succeeded  #################### 100%  41/100 requests, 1 failed, → s3://b/out/output.jsonl",
+    ]
+
+
+def test_the_screen_shows_every_resource_with_what_it_does() -> None:
+    out = io.StringIO()
+    loading = {"inferenceserver/chat": {"state": "loading", "percent": 40, "detail": "shard 2 of 5"}}
+    with Screen(Console(file=out, force_terminal=True, width=140), "Ctrl-C stops") as view:
+        view.say("a note")
+        view.show(snapshot(server("Loading"), job("Failed"), loading=loading))
+    text = out.getvalue()
+    for words in (
+        "inferenceserver/chat",
+        "Loading",
+        "loading: shard 2 of 5",
+        "batchjob/nightly",
+        "WorkersFailed: no luck",
+        "Ctrl-C stops",
+        "a note",
+    ):
+        assert words in text
+    assert isinstance(view_for(out, plain=False), Lines), "no terminal, no screen"
+
+
+def test_waiting_is_over_when_all_is_there_or_one_thing_cannot_come_any_more() -> None:
+    assert not servers_ready([server("Loading"), job("Running")]).over
+    assert servers_ready([server(), job("Running")]).over
+    assert not all_done([server(), job("Running")]).over
+    assert all_done([server(), job("Succeeded")]).problems == ()
+    failed = all_done([server(), job("Failed")])
+    assert (failed.over, failed.problems) == (True, ("nightly: WorkersFailed: no luck",))
+    stuck = servers_ready([server("Failed")])
+    assert (stuck.over, stuck.problems) == (True, ("chat: CrashLoop: it ended with exit code 1",))
+
+
+def test_status_prints_whole_objects_as_json_and_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snapshot(server()).write(tmp_path)
+    assert main(["status", "--state-dir", str(tmp_path), "-o", "json"]) == 0
+    as_json = json.loads(capsys.readouterr().out)
+    assert main(["status", "--state-dir", str(tmp_path), "-o", "yaml"]) == 0
+    assert as_json == yaml.safe_load(capsys.readouterr().out)
+    assert as_json["items"][0]["status"]["url"] == "http://127.0.0.1:20000"
+
+
+def test_waiting_gives_up_after_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snapshot(server()).write(tmp_path)
+    assert main(["status", "--state-dir", str(tmp_path), "--wait", "ready", "--timeout", "0.3"]) == 75, (
+        "what an earlier run left does not count"
+    )
+    assert "not ready after 0.3 s" in capsys.readouterr().err
+
+
+def test_crds_are_written_to_a_folder(tmp_path: Path) -> None:
+    assert main(["crds", "--output-dir", str(tmp_path / "crds")]) == 0
+    names = sorted(file.name for file in (tmp_path / "crds").iterdir())
+    assert names == ["serving.banyan.dev_batchjobs.yaml", "serving.banyan.dev_inferenceservers.yaml"]
+    assert yaml.safe_load((tmp_path / "crds" / names[0]).read_text())["kind"] == "CustomResourceDefinition"
