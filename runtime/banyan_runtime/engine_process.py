@@ -6,13 +6,10 @@ stays open for as long as the front lives, so its end is the sign to go. Message
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
-import resource
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -24,6 +21,7 @@ from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.lastwords import EXIT_INTERNAL
+from banyan_runtime.process import die_with_parent, resident_bytes
 from banyan_runtime.step import Handle, Runner, RunnerInfo, Step
 
 if TYPE_CHECKING:
@@ -31,11 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("banyan")
 
-PR_SET_PDEATHSIG: Final = 1
 SEND_QUEUE_MESSAGES: Final = 10_000  # one a step: a front that stalls for a minute does not stop the engine
 LAST_SEND_MS: Final = 2000
 SILENT_PHASE_S: Final = 120.0  # a start-up phase that says nothing for so long shows where it is
-PAGE_BYTES: Final = resource.getpagesize()
 
 
 class Boot(msgspec.Struct, frozen=True):
@@ -87,20 +83,6 @@ class Watchdog:
             self._steps = -1
 
 
-def die_with_parent(parent: int) -> None:
-    """Make sure that this process does not outlive `parent`, however that one ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the signal was asked for
-        os._exit(0)
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(0)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
 def read_boot() -> Boot:
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -143,7 +125,7 @@ class Send:
         if isinstance(message, wire.Stats):
             message.cpu_seconds = time.process_time()
             message.last_step_unix += time.time() - time.monotonic()  # the engine's clock is the monotonic one
-            message.resident_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+            message.resident_bytes = resident_bytes()
         self._socket.send(wire.encode(message))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import pytest
@@ -41,6 +42,21 @@ def test_a_request_moves_the_counters_of_front_and_engine_and_gauges_fall_back_t
     after = [server.metric(name) for name in names]
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 1, 8, 1]
     assert server.metric("banyan_requests_running") == 0
+    assert server.metric('banyan_kv_cache_tokens{state="used"}') == 0
+
+
+def test_of_many_requests_at_once_each_is_counted_and_logged_once(server: ServerProcess) -> None:
+    def ask(number: int) -> int:
+        body = {"model": MODEL, "prompt": f"Number {number}", "max_tokens": 5 + number % 7, "ignore_eos": True, "stream": number % 2 == 0}
+        return server.post("/v1/completions", body).status_code
+
+    ended = 'banyan_requests_total{endpoint="completions",finish_reason="length"}'
+    before, lines = server.metric(ended), server.log.count("Finished cmpl-")
+    with ThreadPoolExecutor(24) as pool:
+        assert list(pool.map(ask, range(48))) == [200] * 48
+    server.eventually(lambda: server.metric(ended) == before + 48, "48 counts", 2)
+    server.eventually(lambda: server.log.count("Finished cmpl-") == lines + 48, "48 lines", 2)
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 2)
     assert server.metric('banyan_kv_cache_tokens{state="used"}') == 0
 
 

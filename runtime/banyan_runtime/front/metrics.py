@@ -6,16 +6,15 @@ themselves once, when they end; gauges of the engine are read from its newest sn
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from banyan_runtime import __version__, wire
 from banyan_runtime.front.ops.exposition import Exposition
 from banyan_runtime.front.state import PHASES, ServerState
+from banyan_runtime.process import resident_bytes
 
 LATENCY_BUCKETS: Final = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560,
@@ -65,7 +64,6 @@ class Metrics:
         self._declare(Exposition({"model_name": model_name}))
         self._build_info.cell(("version",), (__version__,)).value = 1
         self._queue_limit.value = queue_limit
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self.log_dropped: Callable[[], int] = lambda: 0
 
     # --- what happened ---
@@ -138,7 +136,7 @@ class Metrics:
             for phase in PHASES:
                 self._engine_state[(phase,)].value = int(phase == self._state.phase)
             self._cpu[("api",)].value = time.process_time()
-            self._resident[("api",)].value = self._resident_bytes()
+            self._resident[("api",)].value = resident_bytes()
             self._dropped.value = self.log_dropped()
             if stats is not None:
                 self._take(stats)
@@ -175,9 +173,6 @@ class Metrics:
             self._step_tokens[(name,)].replace(phase.tokens.counts, phase.tokens.sum)
         self._cpu[("engine",)].value = stats.cpu_seconds
         self._resident[("engine",)].value = stats.resident_bytes
-
-    def _resident_bytes(self) -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * self._page_bytes
 
     def _declare(self, to: Exposition) -> None:
         """Every series, in the order of the page. Load gauges come first: pickers take the first series of a name."""
