@@ -43,6 +43,7 @@ class Request:
         "arrival",
         "cached_tokens",
         "first_token_at",
+        "held_back",
         "id",
         "key",
         "max_new",
@@ -81,6 +82,7 @@ class Request:
         self.first_token_at: float | None = None
         self.cached_tokens = 0  # at first admission
         self.retractions = 0
+        self.held_back = False  # whether it waits, or has waited, for a text that another one computes
         self.queued_at_batch = 0  # prefill batches formed before it was queued: what its age is counted in
 
     def enter(self, state: State) -> None:

@@ -253,6 +253,7 @@ class Scheduler:
         budget, memory, prefixes = chosen.budget, self._memory, self._memory.prefixes
         length = len(request.text)
         if self._pays_to_wait(request, chosen):
+            request.held_back = True
             chosen.held += 1
             return Verdict.ROOM
         node, matched = prefixes.match(request.key[:-ID_BYTES], request.salt)
@@ -300,7 +301,8 @@ class Scheduler:
             return False
         prefixes, length = self._memory.prefixes, len(request.text)
         gain = prefixes.accepts(min(shared, length - 1)) - prefixes.longest(request.key[:-ID_BYTES], request.salt)
-        return gain >= HOLD_BACK_FROM or (gain > 0 and shared >= length)
+        # who waits already does so to the end, though the tree holds more of it with each chunk
+        return gain >= HOLD_BACK_FROM or (gain > 0 and (request.held_back or shared >= length))
 
     def _form_prefill(self, chosen: _Selection, running: int) -> Batch:
         requests = [piece.request for piece in chosen.pieces]

@@ -1,0 +1,282 @@
+"""What went wrong in other engines, and must not here (reference engine.md section 10)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+from banyan_runtime.wire import FinishCode
+from tests.engine import invariants
+from tests.engine.fake import NAN_SEED, continuation
+from tests.engine.replay import Replay
+from tests.engine.session import Session, limits
+
+LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
+PAGES = pytest.mark.parametrize("page", [1, 16])
+
+
+@LOOPS
+@PAGES
+@pytest.mark.parametrize("after", range(6))
+def test_an_abort_between_the_chunks_of_a_prompt_leaks_nothing(overlap: bool, page: int, after: int) -> None:
+    session = Session(limits(overlap=overlap, page_size=page, chunk=16), lazy=True)
+    victim = session.submit(list(range(50)) + list(range(30)))
+    neighbour = session.submit([1, 2, 3])
+    for _ in range(after):
+        session.turn()
+    session.abort(victim)
+    invariants.check(session.engine)
+    session.drain()
+    invariants.check(session.engine)
+    assert session.finishes[victim].code is FinishCode.ABORT
+    assert len(session.outputs[neighbour]) == 8
+    session.check_texts()
+
+
+@LOOPS
+def test_rows_of_short_requests_are_not_reused_under_a_running_step(overlap: bool) -> None:
+    session = Session(limits(overlap=overlap, max_running=2, pool_tokens=64), lazy=True)
+    for number in range(60):
+        session.submit([number % 50, number % 7, 3], max_new=1 + number % 3)
+    session.drain()
+    session.check_texts()
+    assert [len(session.outputs[id]) for id in session.sent] == [1 + number % 3 for number in range(60)]
+
+
+@LOOPS
+@PAGES
+@pytest.mark.parametrize("radix", [True, False], ids=["radix", "no-radix"])
+def test_the_longest_allowed_prompt_runs_and_one_token_more_is_refused_at_once(overlap: bool, page: int, radix: bool) -> None:
+    bounds = limits(overlap=overlap, page_size=page, pool_tokens=128, radix=radix)
+    session = Session(bounds)
+    longest = bounds.max_req_input_len - 1
+    fits = session.submit([7] * longest, max_new=1000)
+    too_long = session.submit([7] * (longest + 1), max_new=1)
+    session.turn()
+    assert session.failures[too_long].code == "kv_exhausted"
+    assert "128 tokens" in session.failures[too_long].message
+    session.drain()
+    assert session.finishes[fits].code is FinishCode.LENGTH
+    assert longest + len(session.outputs[fits]) == bounds.max_req_len - 1
+    session.check_texts()
+
+
+@PAGES
+def test_requests_that_together_want_the_whole_pool_all_run(page: int) -> None:
+    for prompt_len in range(1, 120, 7):
+        session = Session(limits(page_size=page, pool_tokens=128, chunk=16 * page))
+        ids = [session.submit([number] * prompt_len, max_new=128 - prompt_len) for number in range(3)]
+        session.drain()
+        assert all(session.finishes[id].code is FinishCode.LENGTH for id in ids)
+        session.check_texts()
+
+
+def test_a_prompt_beyond_the_context_names_the_context() -> None:
+    session = Session(limits(context_len=100))
+    refused = session.submit([1] * 94)
+    session.turn()
+    assert session.failures[refused].code == "context_length_exceeded"
+    assert "maximum context length is 100 tokens" in session.failures[refused].message
+
+
+@LOOPS
+@pytest.mark.parametrize("requeue", ["front", "tail"])
+def test_aborting_all_that_run_lets_the_queue_in(overlap: bool, requeue: str) -> None:
+    session = Session(limits(overlap=overlap, pool_tokens=64, requeue=requeue))
+    running = [session.submit([number] * 10, max_new=20) for number in range(2)]
+    waiting = [session.submit([10 + number] * 10, max_new=30) for number in range(2)]
+    for _ in range(3):
+        session.turn()
+    assert not session.outputs[waiting[0]]
+    for id in running:
+        session.abort(id)
+    session.drain()
+    assert all(len(session.outputs[id]) == 30 for id in waiting)
+    session.check_texts()
+
+
+@LOOPS
+def test_a_request_alone_may_fill_the_pool_and_is_cut_where_it_ends(overlap: bool) -> None:
+    session = Session(limits(pool_tokens=64, overlap=overlap))
+    id = session.submit([1] * 10, max_new=100)
+    session.drain()
+    assert session.finishes[id].code is FinishCode.LENGTH
+    assert len(session.outputs[id]) == 64 - 1 - 10 - 1
+    session.check_texts()
+
+
+@LOOPS
+def test_when_the_pool_is_full_and_nobody_can_leave_the_request_fails_and_the_engine_lives(overlap: bool) -> None:
+    session = Session(limits(pool_tokens=64, overlap=overlap))
+    id = session.submit([1] * 10, max_new=40)
+    session.turn()
+    stolen = session.engine.memory.pages.take(30)  # nothing else can bring this about
+    session.engine.memory.total -= 30
+    session.drain()
+    assert session.failures[id].code == "kv_exhausted"
+    session.engine.memory.pages.give(stolen)
+    session.engine.memory.total += 30
+    again = session.submit([1] * 10, max_new=40)
+    session.drain()
+    assert len(session.outputs[again]) == 40
+    invariants.check(session.engine)
+
+
+def test_a_chunk_in_the_way_of_the_last_running_request_is_put_off() -> None:
+    session = Session(limits(pool_tokens=64, chunk=16, conservativeness=0.01))
+    first = session.submit([1] * 4, max_new=30)
+    session.turn()
+    session.turn()
+    second = session.submit([2] * 34, max_new=1)
+    session.drain()
+    assert len(session.outputs[first]) == 30
+    assert len(session.outputs[second]) == 1
+    session.check_texts()
+
+
+@LOOPS
+def test_a_long_prompt_lets_those_that_run_have_a_token_after_each_chunk(overlap: bool) -> None:
+    session = Session(limits(pool_tokens=4000, max_running=40, chunk=64, overlap=overlap))
+    running = [session.submit([number], max_new=60) for number in range(32)]
+    session.turn()
+    session.turn()
+    session.submit([7] * 2000, max_new=1)
+    start = len(session.runner.log)
+    while not session.ended(running[0]):
+        session.turn()
+    kinds = [phase for phase, _, _ in session.runner.log[start:]]
+    assert kinds.count("prefill") >= 30
+    assert all(not (a == b == "prefill") for a, b in pairwise(kinds)), "never two chunks in a row"
+    session.drain()
+
+
+@LOOPS
+def test_a_stream_of_arrivals_does_not_stop_those_that_run(overlap: bool) -> None:
+    session = Session(limits(pool_tokens=4000, max_running=64, overlap=overlap))
+    patient = session.submit([1, 2, 3], max_new=20)
+    turns = 0
+    while not session.ended(patient):
+        session.submit([turns % 50, 5, 5], max_new=2)
+        session.turn()
+        turns += 1
+    assert turns <= 5 * 20 + 3, "at most four prefills for each of its tokens"
+    session.drain()
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
+def test_victims_of_retraction_wait_a_bounded_time_under_a_load_that_never_ends(overlap: bool) -> None:
+    replay = Replay(limits(context_len=32_768, pool_tokens=20_480, max_running=200, chunk=8192, vocab_size=20_000, overlap=overlap))
+    entered: dict[int, int] = {}
+    for number in range(2000):
+        if number == 32:
+            replay.turn()  # the first ones are ahead of the others, so the pool fills up before anybody is done
+        entered[replay.submit([1, 2, 3, 4, 5, *[10_000 + number] * 30])] = number
+    replay.drain()
+    order = sorted(replay.done, key=lambda id: replay.done[id][0])
+    victims = [id for id in order if replay.done[id][1]]
+    assert victims, "the pool was full"
+    assert max(order.index(id) - entered[id] for id in victims) <= 2 * 137
+
+
+def test_a_pool_for_a_little_less_than_the_demand_does_not_thrash() -> None:
+    # 16 requests of 8 + 56 tokens want 1,024; the pool holds a tenth less
+    session = Session(limits(pool_tokens=930, conservativeness=0.3))
+    for number in range(400):
+        session.submit([number % 50] * 8, max_new=56)
+        session.turn()
+    session.drain()
+    decodes = sum(phase == "decode" for phase, _, _ in session.runner.log)
+    retractions = sum(finish.retractions for finish in session.finishes.values())
+    assert 0 < retractions < 10 * decodes / 1000
+    session.check_texts()
+
+
+def test_a_turn_does_not_walk_a_queue_of_fifty_thousand() -> None:
+    calls = []
+    for waiting in (1_000, 50_000):
+        session = Session(limits(max_queued=100_000, max_running=4))
+        for number in range(waiting):
+            session.submit([number % 50, 1, 2], max_new=4)
+        count = 0
+
+        def profile(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(profile)
+        start = time.process_time()
+        for _ in range(20):
+            session.engine.turn()
+        seconds = time.process_time() - start
+        sys.setprofile(None)
+        calls.append(count)
+        assert seconds / 20 < 0.05
+    assert calls[1] <= calls[0] * 1.01
+
+
+@LOOPS
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_a_row_of_nan_fails_alone_and_its_neighbours_keep_their_text(overlap: bool, policy: str) -> None:
+    session = Session(limits(overlap=overlap, policy=policy), lazy=True)
+    good = [session.submit([number, 2, 3], max_new=30) for number in range(5)]
+    bad = [session.submit([number, 4, 5], max_new=30, seed=NAN_SEED + number) for number in range(5)]
+    session.drain()
+    assert all(len(session.outputs[id]) == 30 for id in good)
+    failed = [id for id in bad if id in session.failures]
+    assert len(failed) >= 3
+    for id in failed:
+        assert session.failures[id].code == "internal_error"
+        assert list(continuation(*session.sent[id])) == [*session.outputs[id], -1]
+    session.check_texts()
+    invariants.check(session.engine)
+
+
+def test_every_request_beyond_the_queue_is_told_so() -> None:
+    session = Session(limits(max_queued=4, max_running=2))
+    ids = [session.submit([number % 50, 1], max_new=3) for number in range(100)]
+    session.drain()
+    assert all(session.ended(id) for id in ids)
+    refused = [id for id in ids if id in session.failures]
+    assert len(refused) == 96
+    assert {session.failures[id].code for id in refused} == {"queue_full"}
+
+
+def test_a_thousand_invalid_requests_leave_nothing_behind() -> None:
+    session = Session(limits())
+    for _ in range(500):
+        session.submit([1] * 600)
+        session.submit([50])
+    session.drain()
+    assert len(session.failures) == 1000
+    assert {failure.code for failure in session.failures.values()} == {"kv_exhausted", "invalid_value"}
+    assert not session.engine.requests
+    assert not session.engine.scheduler.queue
+
+
+def test_memory_of_the_prefix_cache_is_bounded_by_the_pool() -> None:
+    session = Session(limits(pool_tokens=256))
+    for number in range(1000):
+        session.submit([number % 50, number % 47, number % 43, 1], max_new=3, salt=f"tenant {number}")
+        session.drain()
+    tree = session.engine.memory.prefixes
+    assert tree.evictable <= 256
+    assert sum(1 for _ in tree.nodes()) <= 256
+    assert tree.salts <= 256 // 6 + 1
+
+
+def test_lost_memory_is_said_and_repaired_when_the_engine_is_idle() -> None:
+    session = Session(limits(pool_tokens=64))
+    first = session.submit([1, 2, 3])
+    session.turn()
+    session.engine.memory.pages.take(5)
+    session.drain()
+    assert len(session.outputs[first]) == 8
+    assert sum("off balance by 5 tokens" in line for line in session.lines) == 1
+    assert session.lines[-1] == "KV memory is rebuilt; the prefix cache starts empty."
+    invariants.check(session.engine)
+    session.submit([1, 2, 3])
+    session.drain()
+    session.check_texts()

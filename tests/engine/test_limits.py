@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from banyan_runtime.config import parse
+from banyan_runtime.engine.report import startup_line
+from banyan_runtime.engine.scheduler import EngineLimits
+from banyan_runtime.errors import ConfigError
+from banyan_runtime.step import RunnerInfo
+
+INFO = RunnerInfo(
+    architecture="Qwen2ForCausalLM", model_type="qwen2", vocab_size=1000, context_len=32_768, pool_tokens=20_480, dtype="bfloat16",
+    device="cuda", attention_backend="torch_native", weights_bytes=0, kv_bytes=0, available_bytes=59 << 30,
+)  # fmt: skip
+
+
+def limits_of(*arguments: str, info: RunnerInfo = INFO) -> EngineLimits:
+    return EngineLimits.of(parse(["--model-path", "m", *arguments]), info)
+
+
+def test_the_start_up_line_is_the_seeds() -> None:
+    limits = limits_of("--max-running-requests", "200", "--chunked-prefill-size", "8192")
+    assert startup_line(limits, INFO) == (
+        "max_total_num_tokens=20480, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=200, "
+        "context_len=32768, available_gpu_mem=59.00 GB"
+    )
+
+
+def test_a_step_stays_in_flight_on_a_gpu_unless_it_is_told_not_to_and_never_on_a_cpu() -> None:
+    assert limits_of().overlap
+    assert not limits_of("--disable-overlap-schedule").overlap
+    assert not limits_of(info=replace(INFO, device="cpu")).overlap
+
+
+def test_the_chunk_follows_the_device_and_minus_one_means_whole_prompts() -> None:
+    assert limits_of().chunk == 8192
+    assert limits_of(info=replace(INFO, device="cpu")).chunk == 2048
+    assert limits_of("--chunked-prefill-size", "-1").chunk is None
+
+
+def test_the_default_number_of_running_requests_follows_the_pool() -> None:
+    assert limits_of().max_running == 2048
+    assert limits_of(info=replace(INFO, pool_tokens=400_000)).max_running == 4096
+    assert limits_of("--page-size", "16", info=replace(INFO, pool_tokens=320)).max_running == 20
+
+
+def test_options_reach_the_engine() -> None:
+    limits = limits_of(
+        "--schedule-policy", "lpm", "--requeue", "tail", "--disable-radix-cache", "--schedule-conservativeness", "0.5",
+        "--num-continuous-decode-steps", "3", "--max-queued-requests", "7", "--page-size", "16", "--max-prefill-tokens", "99",
+    )  # fmt: skip
+    assert (limits.policy, limits.requeue, limits.radix, limits.conservativeness) == ("lpm", "tail", False, 0.5)
+    assert (limits.continuous_decodes, limits.max_queued, limits.page_size, limits.max_prefill_tokens) == (3, 7, 16, 99)
+
+
+def test_the_front_is_told_the_same_limit_that_the_engine_checks() -> None:
+    limits = limits_of()
+    longest = limits.engine_info(INFO).max_req_input_len
+    assert longest == 20_480 - 1 - 5
+    assert limits.check(longest - 1) is None
+    assert limits.check(longest) is not None
+    assert limits.max_new(longest - 1, 1 << 30) >= 1
+
+
+def test_a_pool_too_small_for_any_request_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="--max-total-tokens leaves 8 tokens"):
+        limits_of(info=replace(INFO, pool_tokens=8))
