@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,27 @@ def test_a_server_that_goes_away_for_good_ends_the_run_without_results(run: Run,
     results = run([line(str(i), "status 503 always") for i in range(20)], "--server-timeout", "1")
     assert (results.exit_code, results.words["code"]) == (69, "ServerGone")
     assert [path.name for path in results.folder.iterdir()] == [".banyan-lock"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_every_line_ends_in_exactly_one_file(run: Run, server: ScriptedServer, seed: int) -> None:
+    chance = random.Random(seed)
+    lasting = ["hello", "status 400", "status 500", "cut", "page", "slow 0.02"]
+    passing = ["status 500 once", "cut once", "nonsense once", "status 503 twice"]
+    lines = [line(f"id-{i}", chance.choice(lasting + passing)) for i in range(300)]
+    for i in chance.sample(range(300), 20):
+        lines[i] = "{broken"
+    server.limit = 20
+    results = run(lines, "--max-attempts", "3")
+    assert results.exit_code == 0
+    ids = {entry["id"] for entry in results.output + results.errors}
+    assert len(ids) == len(results.output) + len(results.errors) == 300
+    named = [entry["custom_id"] for entry in results.output + results.errors if entry["custom_id"] is not None]
+    assert sorted(named) == sorted(json.loads(text)["custom_id"] for text in lines if text != "{broken")
+    for entries in (results.output, results.errors):
+        numbers = [int(entry["custom_id"][3:]) for entry in entries if entry["custom_id"]]
+        assert numbers == sorted(numbers), "input order"
+    assert results.manifest["requestCounts"] == {"total": 300, "completed": len(results.output), "failed": len(results.errors)}
 
 
 def test_an_input_that_changes_during_the_run_is_noticed(run: Run, server: ScriptedServer, tmp_path: Path) -> None:

@@ -74,8 +74,9 @@ async def _until_signal(options: Options, progress: Progress) -> Manifest:
     received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
+        if not received:  # a second signal must not disturb the cleaning up
+            task.cancel()
         received.append(number)
-        task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
@@ -131,6 +132,7 @@ async def _batch(
         scan = await _shown(scanning, progress, shown)
     except BaseException:
         source.stop()
+        scanning.cancel()
         raise
     if not scan.all_ids_checked:
         shown.say("warning: the input is too long to check all custom_ids; later duplicates are sent")

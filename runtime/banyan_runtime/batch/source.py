@@ -154,10 +154,13 @@ class LineReader:
     async def __aiter__(self) -> AsyncIterator[Request | Invalid]:
         loop = asyncio.get_running_loop()
         pending = loop.run_in_executor(self._threads, self._take)
-        while chunk := await pending:
-            pending = loop.run_in_executor(self._threads, self._take)
-            for item in chunk:
-                yield item
+        try:
+            while chunk := await pending:
+                pending = loop.run_in_executor(self._threads, self._take)
+                for item in chunk:
+                    yield item
+        finally:
+            pending.cancel()  # nobody will ask for what it reads, nor for why it failed
 
     def _take(self) -> list[Request | Invalid]:
         chunk: list[Request | Invalid] = []

@@ -79,12 +79,15 @@ class Worker:
         try:
             reader = LineReader(source.items(parser, scan.suspects), self._reading)
             await self._run_lines(reader)
+            self._progress.end(time.monotonic())
+            manifest = await _to_its_end(self._in_thread(lambda: self._publish(source)))
         except BaseException:
             source.stop()
             await _to_its_end(self._in_thread(self._sink.abort))
             raise
-        self._progress.end(time.monotonic())
-        manifest = await _to_its_end(self._in_thread(lambda: self._publish(source)))
+        finally:
+            self._reading.shutdown(wait=False)
+            self._writing.shutdown(wait=False)
         self._progress.phase = "done"
         return manifest
 
