@@ -137,7 +137,8 @@ def test_an_unready_server_is_sent_no_requests(tmp_path: Path, stand_in: Any, st
 
 
 def test_an_edit_rolls_out_without_one_failed_request(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
-    manifests = write(tmp_path / "m", server(stand_in, env={"MODE": "one"}))
+    drain = {"preStopSeconds": 1, "terminationGracePeriodSeconds": 20}  # the stand-in drops what it holds on SIGTERM
+    manifests = write(tmp_path / "m", server(stand_in, env={"MODE": "one"}, drain=drain))
     operator = start_operator(manifests)
     operator.wait(lambda: operator.phase("chat") == "Ready")
     url, errors, stop = operator.url("chat"), [], threading.Event()
@@ -152,7 +153,7 @@ def test_an_edit_rolls_out_without_one_failed_request(tmp_path: Path, stand_in: 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        write(manifests, server(stand_in, env={"MODE": "two"}))
+        write(manifests, server(stand_in, env={"MODE": "two"}, drain=drain))
         operator.wait(lambda: get(url + "/who")["env"]["MODE"] == "two" and len(operator.status()["pods"]) == 1)
     finally:
         stop.set()

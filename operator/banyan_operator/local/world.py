@@ -59,7 +59,8 @@ class LocalWorld:
         self._not_here: set[str] = set()
 
     def resources(self) -> list[Manifest]:
-        return [item for item in self._objects if item["kind"] in KINDS]
+        """Servers first, then what needs them."""
+        return [item for kind in KINDS for item in self._objects.of_kind(kind)]
 
     async def turn(self) -> float | None:
         """Go round until nothing changes; the time of the next thing to do, if one is known."""
@@ -68,8 +69,8 @@ class LocalWorld:
             dues = [self._reconcile(resource) for resource in self.resources()]
             self._control()
             self._objects.collect()
+            await self._serve()  # before processes are ended: no new request goes to a pod that is on its way out
             dues.append(self._kubelet.turn())
-            await self._serve()
             if self._objects.version == version:
                 break
         return min((due for due in dues if due is not None), default=None)
