@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +50,25 @@ class TinyModel:
 
     folder: Path
     reference: Any
-    known: dict[tuple[tuple[int, ...], int], list[int]] = field(default_factory=dict)
 
-    def greedy(self, prompt: list[int], new_tokens: int) -> list[int]:
-        """transformers' own greedy continuation."""
-        key = (tuple(prompt), new_tokens)
-        if key not in self.known:
-            with torch.inference_mode():
-                out = self.reference.generate(
-                    torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                    max_new_tokens=new_tokens, do_sample=False,
-                )  # fmt: skip
-            self.known[key] = out[0, len(prompt) :].tolist()
-        return self.known[key]
+    def generate(self, prompt: list[int], new_tokens: int) -> list[int]:
+        """transformers' own greedy continuation, token by token; it ends behind an EOS token."""
+        with torch.inference_mode():
+            out = self.reference.generate(
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=new_tokens, do_sample=False,
+            )  # fmt: skip
+        return list(out[0, len(prompt) :].tolist())
+
+    def choices(self, prompt: list[int], output: list[int]) -> list[int]:
+        """What transformers would choose for each token of `output`, given all before it.
+
+        They equal `output` exactly when `output` is the greedy continuation: by induction from the first token. One pass
+        instead of one a token.
+        """
+        with torch.inference_mode():
+            logits = self.reference(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+        return list(logits.argmax(-1).tolist())
 
     def load(self, **options: Any) -> TorchRunner:
         settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192} | options

@@ -184,6 +184,6 @@ class _Report:
             self._shown = percent
             self._progress("loading", percent, detail)
         last, since = self._logged
-        if self._bar.disable and (percent >= last + 10 or time.monotonic() - since > 10):
+        if self._bar.disable and (percent // 10 > last // 10 or time.monotonic() - since > 10):
             self._logged = (percent, time.monotonic())
             log.info("%s: %d%% (%d of %d tensors)", self._what, percent, self._done, self._total)

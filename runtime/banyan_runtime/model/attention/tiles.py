@@ -18,9 +18,9 @@ from banyan_runtime.step import PADDING_SLOT, Step
 
 I64 = npt.NDArray[np.int64]
 
-TILE: Final = 128  # queries
+TILE: Final = 64  # queries
 CHUNK: Final = 128  # keys; a multiple of every page size
-MAX_SCORES: Final = 1 << 24  # cells of one group's score matrix: 64 MB in fp32
+MAX_SCORES: Final = 1 << 20  # cells of one group's score matrix: 4 MB in fp32, so that the passes over it stay in the cache
 _GATHER_WORTH: Final = 8  # copying a chunk of keys costs about as much as 8 queries against it
 _GROUP_WORTH: Final = 150  # what one more group costs in (queries + _GATHER_WORTH) · chunks: a dozen operator calls
 
@@ -48,7 +48,7 @@ class Group:
     queries: int
     chunks: int
     tokens: I64  # [n * queries] index in the step; padding repeats a real one
-    positions: I64  # [n, queries] of each query; a padding query sees position 0 only
+    positions: I64  # [n, queries] of each query; a padding query stands at its tile's first
     real: I64 | None  # indices in [n * queries] that are no padding; None: all, in the step's order
     pages: I64  # [n * chunks * CHUNK / page_size] pages of the keys; the padding page where there are none
 
@@ -90,7 +90,7 @@ def _group(step: Step, tiles: list[Tile]) -> Group:
     offsets = np.arange(queries)[None]
     real = offsets < counts
     tokens = np.where(real, np.array([tile.token for tile in tiles])[:, None] + offsets, tiles[0].token).reshape(-1)
-    positions = np.where(real, np.array([tile.position for tile in tiles])[:, None] + offsets, 0)
+    positions = np.array([tile.position for tile in tiles])[:, None] + np.where(real, offsets, 0)
     everything = len(tokens) == len(step.token_ids) and bool(real.all())
     return Group(
         queries=queries,

@@ -32,7 +32,7 @@ class _Planned:
     real: Tensor | None  # [tokens of this group] in tiles * queries; None: all
     targets: Tensor | None  # [tokens of this group] in the step; None: all, in order
     pages: Tensor
-    hidden: dict[int | None, Tensor]  # window → bool [tiles, queries, 1, chunks * CHUNK]: keys a query does not see
+    hidden: dict[int | None, Tensor]  # window → bool [tiles, queries, 1, keys]: of the last keys, those that a query does not see
 
 
 class TorchAttention:
@@ -56,7 +56,8 @@ class TorchAttention:
             real = None if group.real is None else torch.from_numpy(group.real).to(device)
             positions = torch.from_numpy(group.positions).to(device)[:, :, None, None]
             keys = torch.arange(group.chunks * CHUNK, device=device)
-            future = keys > positions
+            late = keys[int(group.positions.min()) // CHUNK * CHUNK :]  # every query sees all keys before these
+            future = late > positions
             self._groups.append(
                 _Planned(
                     tiles=positions.shape[0],
@@ -66,7 +67,7 @@ class TorchAttention:
                     real=real,
                     targets=None if real is None else tokens[real],
                     pages=torch.from_numpy(group.pages).to(device),
-                    hidden={w: future if w is None else future | (keys <= positions - w) for w in self._windows},
+                    hidden={w: future if w is None else (keys > positions) | (keys <= positions - w) for w in self._windows},
                 )
             )
 
@@ -94,11 +95,13 @@ class TorchAttention:
         keys = self._pool.keys(layer, group.pages).view(batch, chunks * CHUNK, dim)
         scores = torch.bmm(q, keys.transpose(1, 2))
         seen = scores.view(kv_heads, n, rows + padding, chunks * CHUNK)[:, :, :rows].view(kv_heads, n, group.queries, spec.group, -1)
-        seen.masked_fill_(group.hidden[spec.windows[layer]], torch.finfo(scores.dtype).min)
+        hidden = group.hidden[spec.windows[layer]]
+        seen[..., -hidden.shape[-1] :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
         by_chunk = scores.view(batch, rows + padding, chunks, CHUNK).float()
         weights = torch.softmax(by_chunk, -1)
         values = self._pool.values(layer, group.pages).view(batch * chunks, CHUNK, dim)
-        parts = torch.bmm(weights.permute(0, 2, 1, 3).to(q.dtype).reshape(batch * chunks, rows + padding, CHUNK), values)
+        mixing = weights.transpose(1, 2).to(q.dtype, memory_format=torch.contiguous_format, copy=chunks > 1)
+        parts = torch.bmm(mixing.view(batch * chunks, rows + padding, CHUNK), values)
         if chunks > 1:
             shares = _shares(by_chunk, weights).permute(0, 2, 1).unsqueeze(-1)
             parts = parts.view(batch, chunks, rows + padding, dim).float().mul_(shares).sum(1).to(q.dtype)

@@ -1,0 +1,127 @@
+"""A model is loaded to fit its machine, and the log says how."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError
+from banyan_runtime.model import device, host
+from banyan_runtime.model.pool import cell_bytes
+from banyan_runtime.model.runner import load
+from banyan_runtime.model.spec import read
+
+from .conftest import TinyModel
+
+Models = Callable[[str], TinyModel]
+
+
+def test_start_up_lines_come_in_order(tiny_model: Models, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "banyan"):
+        runner = tiny_model("qwen2").load(max_total_tokens=2048)
+    text = "\n".join(caplog.messages)
+    lines = [
+        r"Attention backend not set\. Use torch_native backend by default\.",
+        r"Load weight begin\. avail mem=\d+\.\d\d GB",
+        r"Using model weights format \['\*\.safetensors'\]",
+        r"Loading safetensors: 100%.*",
+        r"Load weight end\. type=Qwen2ForCausalLM, dtype=torch\.float32, avail mem=\d+\.\d\d GB, mem usage=0\.00 GB\.",
+        r"KV Cache is allocated\. #tokens: 2048, K size: 0\.00 GB, V size: 0\.00 GB",
+        r"Memory pool end\. avail mem=\d+\.\d\d GB",
+    ]
+    assert re.search(r"\n(?:.*\n)*?".join(lines), text), text
+    assert set(runner.info.phase_seconds) == {"load_weights", "kv_alloc"}
+
+
+def test_the_runner_describes_what_it_loaded(tiny_model: Models) -> None:
+    info = tiny_model("qwen2").load(max_total_tokens=2050, page_size=16, context_length=300).info
+    assert (info.architecture, info.model_type, info.vocab_size, info.context_len) == ("Qwen2ForCausalLM", "qwen2", 503, 300)
+    assert (info.pool_tokens, info.dtype, info.device, info.attention_backend) == (2048, "float32", "cpu", "torch_native")
+    assert info.kv_bytes == (2048 + 16) * 2 * 3 * 2 * 16 * 4
+
+
+def test_the_pool_is_four_contexts_unless_memory_is_short(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    assert model.load(max_total_tokens=None).info.pool_tokens == 4 * 512
+    assert model.load(max_total_tokens=None, json_model_override_args='{"max_position_embeddings": 40000}').info.pool_tokens == 65536
+    cell = cell_bytes(read(model.folder), torch.float32)
+    monkeypatch.setattr(host, "memory_limit", lambda: 4 * cell * 1000)
+    assert model.load(max_total_tokens=None, page_size=16).info.pool_tokens == 992
+
+
+def test_a_pool_that_does_not_fit_is_cut_with_a_warning(
+    tiny_model: Models, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model("llama")
+    cell = cell_bytes(read(model.folder), torch.float32)
+    monkeypatch.setattr(host, "memory_available", lambda: 10_000 * cell)
+    assert model.load(max_total_tokens=9500).info.pool_tokens == 9000
+    assert "max_total_tokens=9500 is larger than the 9000 tokens that fit into memory; 9000 are used." in caplog.messages
+    monkeypatch.setattr(host, "memory_available", lambda: cell)
+    with pytest.raises(ConfigError, match=r"Not enough memory\. Please try to increase --mem-fraction-static\."):
+        model.load()
+
+
+def test_a_longer_context_than_the_models_is_served_with_a_warning(tiny_model: Models, caplog: pytest.LogCaptureFixture) -> None:
+    assert tiny_model("llama").load(context_length=600).info.context_len == 600
+    assert "context_length=600 is larger than the 512 tokens that the model was made for." in caplog.messages
+
+
+@pytest.mark.parametrize(("flags", "chosen"), [({"avx512_bf16"}, "bfloat16"), ({"amx_bf16"}, "bfloat16"), ({"avx2"}, "float32")])
+def test_auto_takes_the_type_that_the_cpu_multiplies_fast(monkeypatch: pytest.MonkeyPatch, flags: set[str], chosen: str) -> None:
+    monkeypatch.setattr(host, "instruction_sets", lambda: frozenset(flags))
+    config = ServerConfig(model_path="x", device="cpu")
+    spec = read_spec(dtype="float16")
+    assert device.name(device.choose_dtype(config, spec, torch.device("cpu"))) == chosen
+
+
+def read_spec(dtype: str):  # type: ignore[no-untyped-def]
+    from banyan_runtime.model.spec import parse
+
+    from .test_spec import BASE
+
+    return parse(BASE | {"dtype": dtype})
+
+
+def test_float16_is_refused_on_the_cpu() -> None:
+    with pytest.raises(ConfigError, match=r"--dtype=half is not supported on the CPU.*use bfloat16 or float32"):
+        device.choose_dtype(ServerConfig(model_path="x", device="cpu", dtype="half"), read_spec("float16"), torch.device("cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"--device=cuda: no CUDA device was found.*use --device=cpu"):
+        device.choose_device(ServerConfig(model_path="x", device="cuda"))
+
+
+def test_the_loaded_dummy_model_generates(tiny_model: Models, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_model("qwen3").folder / "config.json").read_bytes())
+    runner = load(ServerConfig(model_path=str(tmp_path), load_format="dummy", device="cpu"), tmp_path, lambda *_: None)
+    from .driver import Driver, Request
+
+    request = Request([5, 6, 7], new_tokens=4, row=0)
+    Driver(runner, rows=1, context=16).run([request])
+    assert len(request.output) == 4
+
+
+def test_control_groups_cut_memory_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "kubepods" / "pod"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    (inner.parent / "memory.max").write_text(str(1 << 30))
+    (inner.parent / "memory.current").write_text(str(700 << 20))
+    (inner.parent / "memory.stat").write_text(f"anon 5\ninactive_file {100 << 20}\nactive_file {24 << 20}\n")
+    (inner / "cpu.max").write_text("150000 100000\n")
+    monkeypatch.setattr(host, "_groups", lambda controller: iter([inner, inner.parent]))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    assert host.memory_limit() == 1 << 30
+    assert host.memory_available() == (1024 - 700 + 124) << 20
+    assert host.cores() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert host.cores() == 5
