@@ -35,7 +35,7 @@ class Probe:
 
     @staticmethod
     def of(kind: ProbeKind, spec: Manifest) -> Probe | None:
-        """None for exec, gRPC and TCP probes: Banyan's pods have none, and local mode says so and goes on without."""
+        """None for exec, gRPC and TCP probes: Banyan never writes one, and one from a podTemplate is not checked in local mode."""
         get = spec.get("httpGet")
         if get is None:
             return None
