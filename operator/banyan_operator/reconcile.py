@@ -228,8 +228,8 @@ def _acceptable(resource: Resource, world: World, settings: Settings) -> Finding
         text = f"{missing.kind} {missing.name} ({paths[missing]}) does not exist in namespace {resource.metadata.namespace}. Create it."
         return no(_MISSING[missing.kind], text)
     if isinstance(resource, InferenceServer) and resource.spec.ingress is not None and settings.platform == "local":
-        return yes("Accepted", "spec.ingress has no effect in local mode.")
-    return yes("Accepted")
+        return yes("Accepted", "The spec can be carried out; spec.ingress has no effect in local mode.")
+    return yes("Accepted", "The spec can be carried out.")
 
 
 def _carried_out(accepted: Finding, changes: Difference, world: World) -> Finding:

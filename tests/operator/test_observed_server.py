@@ -90,6 +90,12 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
 TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
     ("InsufficientAccelerators", GPU, unschedulable("0/3 nodes: 3 Insufficient nvidia.com/gpu."), ["1 x nvidia.com/gpu", "ask for fewer"]),
     ("Unschedulable", SERVER, unschedulable("0/3 nodes: 3 Insufficient memory."), ["3 Insufficient memory", "resources.requests"]),
+    (
+        "VolumeNotReady",
+        SERVER,
+        unschedulable('0/1 nodes: persistentvolumeclaim "models" not found.'),
+        ['"models" not found', "Create the claim"],
+    ),
     ("ImagePullFailed", SERVER, waiting("ImagePullBackOff", "Back-off: 401 Unauthorized"), ["banyan-runtime:0.1", "imagePullSecrets"]),
     ("ImagePullFailed", SERVER, waiting("ErrImagePull", "not found"), ["Check the image's name"]),
     ("ImagePullFailed", SERVER, waiting("InvalidImageName"), ["cannot be pulled"]),

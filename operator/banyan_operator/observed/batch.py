@@ -203,7 +203,7 @@ def _findings(
     job: BatchJob, accepted: Finding, hold: Finding | None, phase: BatchPhase, stop: Stop | None, seen: Seen, world: World
 ) -> dict[str, Finding]:
     running = _running(accepted, hold, phase, seen)
-    complete, failed = no("InProgress"), no("AsExpected")
+    complete, failed = no("InProgress", "The work is not over."), no("AsExpected", "Nothing fails.")
     if phase == "Failed":
         failed, refusal = _failed(seen)
         complete = no("Failed", failed.message)
@@ -220,19 +220,19 @@ def _findings(
         "Running": running,
         "Complete": complete,
         "Failed": failed,
-        "Suspended": yes("Suspended", "spec.suspend is true.") if phase == "Suspended" else no("Resumed"),
+        "Suspended": yes("Suspended", "spec.suspend is true.") if phase == "Suspended" else no("Resumed", "spec.suspend is false."),
     }
     if phase in ("Running", "Merging") and running.status == "True":
         if world.progress is None:
             found["ProgressKnown"] = no("WorkersUnreachable", "the worker does not answer on its progress port; counts may be old.")
         else:
-            found["ProgressKnown"] = yes("Reported")
+            found["ProgressKnown"] = yes("Reported", "The worker reports its progress.")
     return found
 
 
 def _running(accepted: Finding, hold: Finding | None, phase: BatchPhase, seen: Seen) -> Finding:
     if phase in TERMINAL:
-        return no("Finished")
+        return no("Finished", "The work is over.")
     if accepted.status != "True":
         return no(accepted.reason, accepted.message)
     if phase in ("Suspended", "Cancelling"):
@@ -240,7 +240,7 @@ def _running(accepted: Finding, hold: Finding | None, phase: BatchPhase, seen: S
     if hold is not None:
         return hold
     if seen.running_since is not None:
-        return yes("WorkersRunning")
+        return yes("WorkersRunning", "The worker runs.")
     if seen.trouble is not None:
         return no(seen.trouble.reason, seen.trouble.message)
     return no("Starting", "Waiting for the worker's pod.")

@@ -22,15 +22,15 @@ class Finding:
     message: str
 
 
-def yes(reason: str, message: str = "") -> Finding:
+def yes(reason: str, message: str) -> Finding:
     return Finding("True", reason, message)
 
 
-def no(reason: str, message: str = "") -> Finding:
+def no(reason: str, message: str) -> Finding:
     return Finding("False", reason, message)
 
 
-def unknown(reason: str, message: str = "") -> Finding:
+def unknown(reason: str, message: str) -> Finding:
     return Finding("Unknown", reason, message)
 
 

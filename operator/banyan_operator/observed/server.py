@@ -206,7 +206,7 @@ def _degraded(seen: Seen) -> Finding:
         return yes("RestartLoop", f"{seen.restarts} restarts. {seen.trouble.message}")
     if seen.ready_any and seen.trouble is not None and seen.trouble.reason not in trouble.EARLY:
         return yes("SomeReplicasUnavailable", seen.trouble.message)
-    return no("AsExpected")
+    return no("AsExpected", "Nothing fails.")
 
 
 def _phase(server: InferenceServer, found: Mapping[str, Finding], seen: Seen) -> ServerPhase:
@@ -249,7 +249,7 @@ def _addresses(server: InferenceServer, world: World, settings: Settings) -> tup
         return tuple(found), no("NoAddress", f"the Ingress has no address yet. {step}.")
     path = ingress.path.rstrip("/")
     found += [Address(type="Ingress", url=f"{scheme}://{host}{path}") for host in ingress.hosts if not host.startswith("*")]
-    return tuple(found[:16]), yes("Routed")
+    return tuple(found[:16]), yes("Routed", "The Ingress has an address.")
 
 
 def _points(manifest: Manifest | None) -> Sequence[Mapping[str, Any]]:

@@ -84,6 +84,9 @@ def _unschedulable(pod: Pod, view: View) -> Trouble | None:
             else "Free some, add nodes, or ask for fewer"
         )
         return Trouble("InsufficientAccelerators", f"no node has {view.accelerators} free (pod {pod.name}): {text}. {step}.", pod.name)
+    if "persistentvolumeclaim" in text.lower():
+        step = "Create the claim, or check its storage class"
+        return Trouble("VolumeNotReady", f"a claim cannot be used (pod {pod.name}): {text}. {step}.", pod.name)
     step = "Lower spec.resources.requests, change spec.scheduling, or add nodes"
     return Trouble("Unschedulable", f"no node fits (pod {pod.name}): {text}. {step}.", pod.name)
 
