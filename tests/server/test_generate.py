@@ -12,7 +12,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests.server.conftest import ServerProcess
+from tests.server.conftest import ServerProcess, StartServer
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 PROMPT = "The capital of France is"
@@ -160,3 +160,16 @@ def test_tokenize_counts_prompts_lists_and_messages(server: ServerProcess) -> No
     messages = httpx.post(f"{server.url}/v1/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()
     back = httpx.post(f"{server.url}/v1/detokenize", json={"tokens": messages["tokens"], "skip_special_tokens": False}).json()["text"]
     assert back == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_without_a_tokenizer_ids_alone_are_served(start_server: StartServer, server: ServerProcess) -> None:
+    bare = start_server("--skip-tokenizer-init", "--stream-interval", "4").ready()
+    ids = tokenize(server, PROMPT)["tokens"]
+    answer = generate(bare, input_ids=ids, sampling_params=GREEDY)
+    assert (answer["text"], answer["output_ids"]) == ("", generate(server, input_ids=ids, sampling_params=GREEDY)["output_ids"])
+    assert [len(event["output_ids"]) for event in events(bare, input_ids=ids, sampling_params=GREEDY)] == [4, 8]
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for path, body in (("/generate", {"text": "a"}), ("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", chat)):
+        refused = httpx.post(bare.url + path, json=body)
+        assert refused.status_code == 400
+        assert "--skip-tokenizer-init" in refused.json()["error"]["message"]

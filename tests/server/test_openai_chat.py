@@ -158,6 +158,12 @@ def test_stop_strings_cut_the_answer_and_are_named(client: openai.OpenAI) -> Non
     assert extra(streamed[-1].choices[0], "matched_stop") == "Tok"
 
 
+def test_a_stop_string_counts_in_the_reasoning_too(client: openai.OpenAI) -> None:
+    choice = ask(client, stop="capital").choices[0]
+    assert (extra(choice.message, "reasoning_content"), choice.message.content) == ("The user asks for the", "")
+    assert (choice.finish_reason, extra(choice, "matched_stop")) == ("stop", "capital")
+
+
 def test_a_stop_string_ends_the_request_in_the_engine_too(client: openai.OpenAI, server: ServerProcess) -> None:
     before = server.metric("banyan_generation_tokens_total")
     choice = ask(client, LIST, stop="France", max_tokens=1500, extra_body={**NO_THINKING, "ignore_eos": True}).choices[0]
@@ -248,8 +254,8 @@ def test_a_request_id_of_the_clients_own_names_the_answer_and_is_used_once_at_a_
     with pytest.raises(openai.BadRequestError, match="already running"):
         ask(client, extra_body=body)
     stream.close()
-    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 3)
-    assert ask(client, max_tokens=2, extra_body=body).id == "chatcmpl-mine"
+    again = {"model": MODEL, "messages": FRANCE, "max_tokens": 2, "rid": "mine"}
+    server.eventually(lambda: httpx.post(f"{server.url}/v1/chat/completions", json=again).status_code == 200, "a free id", 3)
 
 
 def test_an_aborted_request_ends_with_reason_abort(client: openai.OpenAI, server: ServerProcess) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -50,6 +52,7 @@ _ROUTES: Final[tuple[tuple[str, tuple[str, ...], Handler, type[RequestModel] | N
     ("/detokenize", ("POST",), tokenize.detokenize, tokenize.DetokenizeRequest),
     ("/v1/detokenize", ("POST",), tokenize.detokenize, tokenize.DetokenizeRequest),
 )
+_REFERENCE: Final = "#/components/schemas/{model}"
 _REJECTIONS: Final = {"queue_full": "queue_full", "context_length_exceeded": "too_long"}
 
 
@@ -75,6 +78,7 @@ def create_app(context: Context) -> FastAPI:
         )
     app.include_router(ops_router(context))
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.openapi = functools.cache(functools.partial(_describe, app))  # type: ignore[method-assign]
     return app
 
 
@@ -107,7 +111,18 @@ def _rejection(context: Context, error: ApiError) -> str | None:
 
 
 def _body_schema(model: type[RequestModel]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}}
+    }
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document. Handlers read their bodies themselves, so their schemas are put in here."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    models = [(model, "validation") for *_, model in _ROUTES if model is not None]
+    _, schemas = models_json_schema(list(dict.fromkeys(models)), ref_template=_REFERENCE)  # type: ignore[arg-type]
+    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+    return document
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
