@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from banyan_operator import api
 from banyan_operator.api.quantity import amount, same
@@ -197,6 +199,14 @@ def test_files_of_the_machine_are_for_local_mode():
     batch = api.parse(a_batch(input={"uri": "file:///in.jsonl"}, output={"uri": "file:///out/"}))
     assert not api.unsupported(server, "local")
     assert not api.unsupported(batch, "local")
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml")), ids=lambda path: path.name)
+def test_the_examples_are_accepted_as_they_are(path):
+    for manifest in yaml.safe_load_all(path.read_text()):
+        if manifest["kind"] in api.KINDS:
+            parsed = api.parse(manifest)
+            assert api.unsupported(parsed, "cluster") == api.unsupported(parsed, "local") == []
 
 
 def test_quantities_are_compared_by_what_they_mean():
