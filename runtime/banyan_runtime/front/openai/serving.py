@@ -88,14 +88,12 @@ async def collect(batch: Batch) -> list[Outcome]:
     return [Outcome(ends[index], "".join(contents[index]), "".join(reasonings[index])) for index in range(len(batch.generations))]
 
 
-def usage(
-    context: Context, generations: Sequence[Generation], ends: Iterable[Finished], choices_per_prompt: int, *, final: bool = True
-) -> dict[str, Any]:
+def usage(context: Context, generations: Sequence[Generation], ends: Iterable[Finished], choices_per_prompt: int) -> dict[str, Any]:
     """Tokens of a whole request: each prompt once, however many choices it has."""
     prompts = [generation.prompt_tokens for generation in generations[::choices_per_prompt]]
     completion = sum(generation.completion_tokens for generation in generations)
     details = None
-    if context.config.enable_cache_report and final:
+    if context.config.enable_cache_report:
         # Of several choices the later ones find the prompt in the cache that the first one filled.
         cached = [end.cached_tokens for end in ends]
         firsts = [min(cached[start : start + choices_per_prompt]) for start in range(0, len(cached), choices_per_prompt)]
