@@ -92,7 +92,8 @@ class ServerProcess:
 
     @property
     def engine(self) -> psutil.Process:
-        (child,) = psutil.Process(self.process.pid).children()
+        """Its engine process, from the moment there is one."""
+        (child,) = self.eventually(psutil.Process(self.process.pid).children, "the engine process")
         return child
 
     def wait(self, limit_s: float = 20.0) -> int:
