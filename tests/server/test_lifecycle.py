@@ -214,7 +214,7 @@ def test_sigterm_to_an_idle_server_ends_it_at_once_with_0(start_server: StartSer
 
 def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(start_server: StartServer) -> None:
     server = start_server().ready()
-    reader = Reader.reading(server, max_tokens=800)
+    reader = Reader.reading(server, max_tokens=400)
     server.process.terminate()
     server.eventually(lambda: server.get("/readyz").json()["state"] == "draining", "draining")
     assert server.status("/readyz") == 503
