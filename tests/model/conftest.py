@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model.runner import TorchRunner, load
 
@@ -37,11 +38,10 @@ DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipi
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _few_threads() -> Iterator[None]:
+def _few_threads() -> None:
     """Two test workers share two cores."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    yield
 
 
 @dataclass

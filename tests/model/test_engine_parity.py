@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine

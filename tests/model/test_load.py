@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device, host

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from banyan_runtime.errors import ModelError
 from banyan_runtime.model import loader, spec
 from banyan_runtime.model.layout import layout
-from safetensors.torch import load_file, save_file
 
 from .conftest import TinyModel, make
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from banyan_runtime.model import noise, sampler
-from banyan_runtime.step import History, SamplingColumns
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from banyan_runtime.model import noise, sampler
+from banyan_runtime.step import History, SamplingColumns
 
 V = 1000
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from banyan_runtime.errors import ModelError
 from banyan_runtime.model.spec import LinearRope, Llama3Rope, PlainRope, parse, read
 
@@ -30,7 +31,9 @@ def test_a_llama_config_of_transformers_5_is_read() -> None:
     spec = parse(BASE | {"rope_parameters": rope, "dtype": "float32", "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2})
     assert (spec.rope_theta, spec.rope, spec.context_len) == (20000.0, LinearRope(2.0), 4096)
     assert (spec.dtype, spec.group) == ("float32", 2)
-    assert spec.qkv_bias and spec.output_bias and spec.mlp_bias
+    assert spec.qkv_bias
+    assert spec.output_bias
+    assert spec.mlp_bias
 
 
 @pytest.mark.parametrize("rope", [{}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}])
@@ -41,9 +44,14 @@ def test_no_scaling_has_many_spellings(rope: dict[str, Any]) -> None:
 
 def test_families_differ_in_options_only() -> None:
     qwen2 = parse(BASE | {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True})
-    assert qwen2.qkv_bias and not qwen2.output_bias and not qwen2.qk_norm and qwen2.tied
+    assert qwen2.qkv_bias
+    assert not qwen2.output_bias
+    assert not qwen2.qk_norm
+    assert qwen2.tied
     qwen3 = parse(BASE | {"architectures": ["Qwen3ForCausalLM"]})
-    assert qwen3.qk_norm and not qwen3.qkv_bias and qwen3.head_dim == 128
+    assert qwen3.qk_norm
+    assert not qwen3.qkv_bias
+    assert qwen3.head_dim == 128
     mistral = parse(BASE | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 16})
     assert mistral.kv_heads == 8
 
@@ -88,7 +96,7 @@ def test_sliding_windows_by_layer(architecture: str, keys: dict[str, Any], windo
     ],
 )
 def test_what_a_config_cannot_mean_is_named(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError, match="config.json") as error:
+    with pytest.raises(ModelError, match=r"config\.json") as error:
         parse(BASE | keys)
     assert message in str(error.value)
 
