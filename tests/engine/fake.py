@@ -129,16 +129,15 @@ class FakeRunner:
             first.answer = self._run(first.step)
 
     def _check(self, step: Step) -> None:
-        assert int(step.query_lens.sum()) == len(step.token_ids) == len(step.positions) == len(step.out_slots)
         rows, lens = step.rows, step.query_lens
+        assert sum(lens.tolist()) == len(step.token_ids) == len(step.positions) == len(step.out_slots)
         assert len(set(rows.tolist())) == len(rows), "a row twice in a step"
         slots = step.out_slots.tolist()
         assert len(set(slots)) == len(slots), "a slot written twice in a step"
         assert min(slots) >= self.page_size, "the padding page was given out"
         if step.phase == "decode":
-            assert bool((lens == 1).all())
-            assert bool((step.positions == step.kv_lens - 1).all())
-            assert bool((step.out_slots == step.table[rows, step.positions]).all())
+            assert step.positions.tolist() == [length - 1 for length in step.kv_lens.tolist()]
+            assert step.table[rows, step.positions].tolist() == slots
         else:
             assert bool((lens >= 1).all())
             where = np.repeat(rows, lens)

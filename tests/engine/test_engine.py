@@ -7,7 +7,9 @@ import pytest
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.wire import Abort, FinishCode, Flush, Flushed, Ping, Pong
 from tests.engine import invariants
+from tests.engine.cost import lines_run
 from tests.engine.fake import continuation
+from tests.engine.replay import Replay
 from tests.engine.session import Session, limits
 
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
@@ -263,6 +265,20 @@ def test_a_step_more_than_the_last_is_not_counted_as_output() -> None:
     session.submit([1, 2, 3], 10)
     session.drain()
     assert session.stats[-1].generation_tokens == 10
+
+
+@LOOPS
+@PAGES
+def test_a_decode_step_runs_no_python_per_row_and_none_per_token_of_context(overlap: bool, page: int) -> None:
+    costs = []
+    for rows, prompt in ((16, 32), (256, 32), (16, 2048)):
+        replay = Replay(limits(pool_tokens=1 << 17, max_running=256, page_size=page, overlap=overlap, vocab_size=1000))
+        for number in range(rows):
+            replay.submit([number] * prompt, max_new=100)
+        for _ in range(20):
+            replay.turn()
+        costs.append(lines_run(replay.engine.turn))
+    assert len(set(costs)) == 1
 
 
 # --- order ---

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from itertools import count
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from banyan_runtime.engine.memory.prefixes import ID_BYTES, Node, NoPrefixes, PrefixTree, common_tokens
 from banyan_runtime.engine.sharing import InBatchPrefixes
 from banyan_runtime.wire import pack_ids
+from tests.engine.cost import lines_run
 
 TEXT = st.lists(st.integers(0, 2), max_size=12)
 
@@ -169,31 +167,12 @@ def test_without_a_radix_cache_nothing_is_found_and_nothing_accepted() -> None:
     assert tree.evict(5) == []
 
 
-def lines_run(function: Callable[[], object]) -> int:
-    """How many lines of Python `function` executes."""
-    lines = 0
-
-    def trace(frame: object, event: str, argument: object) -> object:
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)  # type: ignore[arg-type]
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return lines
-
-
-@pytest.mark.parametrize("own", [30])
-def test_evicting_costs_the_same_however_many_leaves_there_are(own: int) -> None:
+def test_evicting_costs_the_same_however_many_leaves_there_are() -> None:
     costs = []
     for leaves in (100, 10_000):
         tree = PrefixTree(1)
         for leaf in range(leaves):
-            insert(tree, [*range(10), 1000 + leaf, *range(own - 1)])
+            insert(tree, [*range(10), 1000 + leaf, *range(29)])
         freed: list[object] = []
         costs.append(lines_run(lambda tree=tree, freed=freed: freed.extend(tree.evict(160))))  # type: ignore[misc]
         assert len(freed) == 6

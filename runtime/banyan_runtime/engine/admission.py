@@ -1,4 +1,4 @@
-"""The budget of one prefill step: what the pool, the step and the chunk still have room for.
+"""The budget of one prefill step, what the pool, the step and the chunk still have room for, and what was chosen for it.
 
 The one predicate of admission. `EngineLimits.check` and `max_new` bound every request so that in an empty pool it passes.
 """
@@ -6,9 +6,12 @@ The one predicate of admission. `EngineLimits.check` and `max_new` bound every r
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass, field
 
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
+from banyan_runtime.engine.request import Request
+from banyan_runtime.engine.sharing import InBatchPrefixes
 
 
 class Verdict(enum.Enum):
@@ -62,3 +65,24 @@ class Budget:
         if self._input <= 0 or (self.chunk is not None and self.chunk <= 0):
             return Verdict.STEP_FULL
         return Verdict.ROOM
+
+
+@dataclass(slots=True)
+class Piece:
+    """A request's part in a prefill step: `count` tokens from position `start` on."""
+
+    request: Request
+    start: int
+    count: int
+
+
+@dataclass(slots=True)
+class Selection:
+    """What a prefill step is made of so far."""
+
+    budget: Budget
+    pieces: list[Piece] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)  # those of them that come from the queue
+    computing: InBatchPrefixes = field(default_factory=InBatchPrefixes)  # texts that are not in the tree yet
+    cached: int = 0  # prompt tokens found in the tree
+    held: int = 0  # requests that wait for a text in `computing`

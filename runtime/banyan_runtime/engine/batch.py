@@ -7,6 +7,7 @@ a decode step over the same rows costs a handful of numpy calls, whatever their 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -82,7 +83,8 @@ class StepBuilder:
         token_ids[tables.length[rows] < kv_lens] = -1
         sampling = batch.sampling
         if batch.special:
-            sampling = self._sampling(rows, *self._lists(batch.special, kv_lens))
+            histories, banned = self._lists(batch.special, kv_lens)
+            sampling = replace(sampling, histories=histories, banned=banned)
         return Step(
             phase="decode",
             token_ids=token_ids,

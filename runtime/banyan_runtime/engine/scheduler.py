@@ -8,12 +8,12 @@ of the seeds can be replayed line by line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from banyan_runtime.engine.admission import Budget, Verdict
+from banyan_runtime.engine.admission import Budget, Piece, Selection, Verdict
 from banyan_runtime.engine.batch import StepBuilder
 from banyan_runtime.engine.limits import EngineLimits as EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
@@ -23,7 +23,6 @@ from banyan_runtime.engine.queue import WaitingQueue
 from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW, RETRACT_DECODE_STEPS, NewTokenRatio, Requeue, keep_order
-from banyan_runtime.engine.sharing import InBatchPrefixes
 from banyan_runtime.step import I32, Step
 
 HOLD_BACK_FROM: Final = 64
@@ -42,27 +41,6 @@ class Batch:
 
     step: Step
     requests: list[Request]
-
-
-@dataclass(slots=True)
-class _Piece:
-    """A request's part in a prefill step: `count` tokens from position `start` on."""
-
-    request: Request
-    start: int
-    count: int
-
-
-@dataclass(slots=True)
-class _Selection:
-    """What a prefill step is made of so far."""
-
-    budget: Budget
-    pieces: list[_Piece] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)  # those of them that come from the queue
-    computing: InBatchPrefixes = field(default_factory=InBatchPrefixes)  # texts that are not in the tree yet
-    cached: int = 0  # prompt tokens found in the tree
-    held: int = 0  # requests that wait for a text in `computing`
 
 
 class Scheduler:
@@ -194,7 +172,7 @@ class Scheduler:
         if self.chunked is None and room <= 0:
             self._full = True
             return None
-        chosen = _Selection(Budget(self._limits, self._memory, self._expected_output() * self.ratio.value))
+        chosen = Selection(Budget(self._limits, self._memory, self._expected_output() * self.ratio.value))
         if self.chunked is not None and not self._continue_chunk(self.chunked, chosen):
             return None
         for request in self._computing.values():
@@ -230,7 +208,7 @@ class Scheduler:
         if all(victim.state is State.PREFILL for victim in victims):
             yield from self._policy.order(self.queue.newcomers.values(), self._memory.prefixes, self._batches)
 
-    def _continue_chunk(self, request: Request, chosen: _Selection) -> bool:
+    def _continue_chunk(self, request: Request, chosen: Selection) -> bool:
         """Put the next piece of the chunked prompt into the step. False while there is no memory for any of it."""
         budget, memory = chosen.budget, self._memory
         start = int(memory.tables.allocated[request.row])
@@ -240,7 +218,7 @@ class Scheduler:
             count = memory.available
         if count == 0:
             return False
-        chosen.pieces.append(_Piece(request, start, count))
+        chosen.pieces.append(Piece(request, start, count))
         if count == rest:
             budget.charge(count, self._requeue.charge(request))
             self.chunked = None
@@ -248,7 +226,7 @@ class Scheduler:
             budget.charge(count, 0)
         return True
 
-    def _try_admit(self, request: Request, chosen: _Selection, now: float) -> Verdict:
+    def _try_admit(self, request: Request, chosen: Selection, now: float) -> Verdict:
         """Admit `request` into the step, or hold it back (ROOM: look at the next one), or say why not."""
         budget, memory, prefixes = chosen.budget, self._memory, self._memory.prefixes
         length = len(request.text)
@@ -285,7 +263,7 @@ class Scheduler:
         chosen.computing.add(request.key, request.salt)
         chosen.cached += matched
         chosen.admitted.append(request)
-        chosen.pieces.append(_Piece(request, matched, count))
+        chosen.pieces.append(Piece(request, matched, count))
         if count < extend:
             assert self.chunked is None
             self.chunked = request
@@ -294,7 +272,7 @@ class Scheduler:
             budget.charge(count, expected)
         return budget.verdict()
 
-    def _pays_to_wait(self, request: Request, chosen: _Selection) -> bool:
+    def _pays_to_wait(self, request: Request, chosen: Selection) -> bool:
         """Whether enough of the text is being computed right now for another request, so that it will be cached."""
         shared = chosen.computing.longest(request.key, request.salt)
         if not shared:
@@ -304,7 +282,7 @@ class Scheduler:
         # who waits already does so to the end, though the tree holds more of it with each chunk
         return gain >= HOLD_BACK_FROM or (gain > 0 and (request.held_back or shared >= length))
 
-    def _form_prefill(self, chosen: _Selection, running: int) -> Batch:
+    def _form_prefill(self, chosen: Selection, running: int) -> Batch:
         requests = [piece.request for piece in chosen.pieces]
         for request in chosen.admitted:
             self.queue.remove(request)
