@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -90,8 +90,8 @@ class Carrier:
             if seconds is not None:
                 self._metrics.job_seconds.labels(str(status["phase"]).lower()).observe(seconds)
 
-    async def events(self, resource: Manifest, plan: Plan) -> None:
-        for event in plan.events:
+    async def events(self, resource: Manifest, events: Iterable[Event]) -> None:
+        for event in events:
             await self._recorder.post(resource, event)
 
     def _note(self, outcome: Outcome, manifest: Manifest, error: ApiError) -> None:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 Reconcile = Callable[[Manifest, World, Settings], Plan]
 
 DEADLINE_S: Final = 60.0  # of one reconcile
+STRANGER_S: Final = 10.0  # an object in the way that no watch shows is looked for again after so long
 
 
 class Driver:
@@ -151,14 +152,14 @@ class Driver:
             # The status has to tell at once what the API server has just said.
             self._refused[key] = (*wanted, outcome.refused)
             world = dataclasses.replace(world, refused=outcome.refused)
-            told = self._decide(resource, world, self._settings)
-            plan = dataclasses.replace(told, events=(*plan.events, *(event for event in told.events if event not in plan.events)))
+            plan = self._decide(resource, world, self._settings)
         await self._carrier.status(resource, plan.status)
-        await self._carrier.events(resource, plan)
+        # "Created" and the like would be a lie where something was refused.
+        await self._carrier.events(resource, [event for event in plan.events if event.type == "Warning" or not outcome.refused])
         if outcome.failed:
             raise outcome.failed[0]
         self._settled[key] = wanted
-        times = [plan.requeue_after_s, outcome.wait_s]
+        times = [plan.requeue_after_s, outcome.wait_s, STRANGER_S if unseen else None]
         if world.missing:
             times.append(self._observer.references.retry_after_s(key.namespace, world.missing))
         return min((t for t in times if t is not None), default=None)

@@ -1,0 +1,187 @@
+"""Servers that live: drift, changes of the spec, deletes, downtime of the operator, another leader."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.cluster.conftest import DEPLOYMENT, MODEL, TIMES, inference_server, operator_metrics
+from tests.cluster.kubectl import Kubectl, KubectlError, is_true
+
+NAME = "living"
+
+
+@pytest.fixture(scope="module")
+def living(team: Kubectl) -> Iterator[Kubectl]:
+    """A namespace with a server that is ready."""
+    began = time.monotonic()
+    team.apply(inference_server(NAME))
+    team.until(f"isrv/{NAME}", is_true("Ready"), 120)
+    TIMES[f"apply to Ready ({MODEL}, 1.8 MB)"] = time.monotonic() - began
+    yield team
+    team("delete", "isrv", NAME, "--ignore-not-found", "--wait=false")
+
+
+def replicas(system: Kubectl, count: int) -> None:
+    """Scale the operator itself, and wait until as many pods are ready, and no other is left."""
+    system("scale", f"deployment/{DEPLOYMENT}", f"--replicas={count}")
+    system.until(f"deployment/{DEPLOYMENT}", lambda one: one["status"].get("readyReplicas", 0) == count, 60)
+    deadline = time.monotonic() + 60
+    while len(system.items("pods", "app.kubernetes.io/component=operator")) != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+
+
+def test_what_somebody_changes_by_hand_is_put_back(living: Kubectl, system: Kubectl) -> None:
+    began = time.monotonic()
+    living("scale", f"deployment/{NAME}", "--replicas=3")
+    living.until(f"deployment/{NAME}", lambda one: one["spec"]["replicas"] == 1, 20)
+    TIMES["drift until it is put back"] = time.monotonic() - began
+    living("set", "image", f"deployment/{NAME}", "server=example.com/else:1")
+    living.until(f"deployment/{NAME}", lambda one: "example.com" not in one["spec"]["template"]["spec"]["containers"][0]["image"], 20)
+    living("label", f"service/{NAME}", "serving.banyan.dev/server-")
+    living.until(f"service/{NAME}", lambda one: one["metadata"]["labels"].get("serving.banyan.dev/server") == NAME, 20)
+    assert operator_metrics(system)['banyan_operator_drift_total{kind="Deployment"}'] >= 2
+    living.until(f"isrv/{NAME}", is_true("Ready"), 60)
+
+
+def test_a_child_that_is_deleted_comes_back(living: Kubectl) -> None:
+    for what in (f"service/{NAME}", f"deployment/{NAME}"):
+        uid = living.get(what)["metadata"]["uid"]
+        living("delete", what, "--wait=false")
+        living.until(what, lambda one, uid=uid: one["metadata"]["uid"] != uid, 30)
+    living.until(f"isrv/{NAME}", is_true("Ready"), 120)
+
+
+def test_a_change_of_the_spec_is_rolled_out_without_a_failed_request(living: Kubectl) -> None:
+    before = living.get(f"isrv/{NAME}")["status"]["currentRevision"]
+    failures: list[str] = []
+    answers = 0
+    over = threading.Event()
+
+    def ask(url: str) -> None:
+        nonlocal answers
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=30)
+        while not over.is_set():
+            try:
+                client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=4)
+                answers += 1
+            except openai.OpenAIError as error:
+                failures.append(repr(error))
+            time.sleep(0.1)
+
+    with living.url(NAME) as url:
+        asker = threading.Thread(target=ask, args=(url,))
+        asker.start()
+        began = time.monotonic()
+        living.patch(f"isrv/{NAME}", {"spec": {"runtime": {"maxRunningRequests": 7}}})
+        living.until(f"isrv/{NAME}", lambda one: is_true("Ready")(one) and one["status"]["currentRevision"] != before, 120)
+        TIMES["change of the spec until it is rolled out"] = time.monotonic() - began
+        living.pods_left(f"serving.banyan.dev/server={NAME}", 1)
+        over.set()
+        asker.join(30)
+    assert failures == []
+    assert answers > 10
+    pod = living.items("pods", f"serving.banyan.dev/server={NAME}")[0]
+    assert "--max-running-requests=7" in json.dumps(pod["spec"]["containers"][0]["args"])
+
+
+def test_a_settled_resource_costs_no_request_at_all(living: Kubectl, system: Kubectl) -> None:
+    def calls() -> float:
+        series = operator_metrics(system)
+        return sum(
+            value
+            for name, value in series.items()
+            if name.startswith("rest_client_requests_total") and ('method="PATCH"' in name or 'method="POST"' in name)
+        )
+
+    living.until(f"isrv/{NAME}", is_true("Ready"), 60)
+    time.sleep(3)
+    before = calls()
+    time.sleep(8)
+    assert calls() == before
+
+
+def test_scaling_goes_through_the_scale_subresource_of_the_resource(living: Kubectl) -> None:
+    living("scale", f"isrv/{NAME}", "--replicas=0")
+    living.until(f"deployment/{NAME}", lambda one: one["spec"]["replicas"] == 0, 20)
+    living.until(f"isrv/{NAME}", lambda one: one["status"].get("phase") == "Stopped", 60)
+    living("scale", f"isrv/{NAME}", "--replicas=1")
+    living.until(f"isrv/{NAME}", is_true("Ready"), 120)
+
+
+def test_a_delete_while_the_operator_is_down_cleans_up(team: Kubectl, system: Kubectl) -> None:
+    team.apply(inference_server("short"))
+    team.until("deployment/short", lambda one: one["status"].get("replicas") == 1, 30)
+    replicas(system, 0)
+    try:
+        team("delete", "isrv", "short", timeout=10)  # returns when it is gone: nothing holds it
+        for what in ("deployment/short", "service/short", "service/short-pods", "serviceaccount/short-server"):
+            team.gone(what, 60)
+        team.pods_left("serving.banyan.dev/server=short", 0, 60)
+    finally:
+        replicas(system, 1)
+
+
+def test_what_was_asked_for_during_downtime_is_done_afterwards(living: Kubectl, system: Kubectl) -> None:
+    replicas(system, 0)
+    living.patch(f"isrv/{NAME}", {"spec": {"service": {"annotations": {"example.com/team": "a"}}}})
+    living.apply(inference_server("meanwhile", replicas=0))
+    living("delete", "service", NAME)
+    replicas(system, 1)
+    living.until("deployment/meanwhile", lambda _: True, 30)
+    found = living.until(f"service/{NAME}", lambda _: True, 30)
+    assert found["metadata"]["annotations"]["example.com/team"] == "a"
+    living("delete", "isrv", "meanwhile", "--wait=false")
+
+
+def test_a_standby_takes_over_when_the_leader_goes(system: Kubectl, team: Kubectl) -> None:
+    replicas(system, 2)
+    try:
+        leader = system.get("lease/banyan-operator")["spec"]["holderIdentity"]
+        system("delete", "pod", leader.partition("_")[0], "--wait=false")
+        began = time.monotonic()
+        system.until("lease/banyan-operator", lambda one: one["spec"].get("holderIdentity") not in ("", leader), 30)
+        TIMES["leader's pod deleted until another leads"] = time.monotonic() - began
+        team.apply(inference_server("after", replicas=0))
+        team.until("deployment/after", lambda _: True, 30)
+    finally:
+        replicas(system, 1)
+        team("delete", "isrv", "after", "--ignore-not-found", "--wait=false")
+
+
+def test_series_of_a_deleted_resource_end_with_it(system: Kubectl, team: Kubectl) -> None:
+    def named() -> list[str]:
+        return [series for series in operator_metrics(system) if 'name="counted"' in series and team.namespace in series]
+
+    team.apply(inference_server("counted", replicas=0))
+    team.until("isrv/counted", lambda one: one.get("status", {}).get("phase") == "Stopped", 30)
+    assert named()
+    team("delete", "isrv", "counted")
+    deadline = time.monotonic() + 20
+    while named():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_the_operators_account_may_do_no_more_than_it_needs(system: Kubectl) -> None:
+    account = f"system:serviceaccount:{system.namespace}:{DEPLOYMENT}"
+
+    def may(verb: str, what: str) -> bool:
+        try:
+            return system("auth", "can-i", verb, what, "--as", account, "--all-namespaces").strip() == "yes"
+        except KubectlError:
+            return False
+
+    assert may("patch", "deployments.apps")
+    assert not may("list", "secrets")
+    assert not may("create", "pods")
+    assert not may("create", "pods/exec")
+    assert not may("update", "inferenceservers.serving.banyan.dev")
+    assert not may("get", "nodes")
+    assert not may("create", "clusterrolebindings.rbac.authorization.k8s.io")
