@@ -28,7 +28,24 @@ import aiohttp
 
 from banyan_runtime.models import resolve
 
-TOPICS = ["the sea", "bread", "trains", "the moon", "bees", "chess", "rain", "paper", "salt", "clocks", "bridges", "maps", "tea", "glass", "owls", "ice"]
+TOPICS = [
+    "the sea",
+    "bread",
+    "trains",
+    "the moon",
+    "bees",
+    "chess",
+    "rain",
+    "paper",
+    "salt",
+    "clocks",
+    "bridges",
+    "maps",
+    "tea",
+    "glass",
+    "owls",
+    "ice",
+]
 PROMPTS = [f"Write a paragraph about {topic}, its history and how people use it today." for topic in TOPICS]
 
 PEER = """
@@ -119,7 +136,9 @@ def main() -> None:
     threads = len(os.sched_getaffinity(0))
     log = Path(f"/tmp/banyan-bench-{os.getpid()}.log")
     server, url = start_server(path, args.dtype, log)
-    peer = subprocess.Popen([sys.executable, "-c", PEER, str(path), args.dtype, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    peer = subprocess.Popen(
+        [sys.executable, "-c", PEER, str(path), args.dtype, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert peer.stdin is not None
     assert peer.stdout is not None
     rounds: dict[str, list[dict[str, float]]] = {}

@@ -38,7 +38,10 @@ WEATHER_TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]},
     },
 }
-CLOCK_TOOL = {"type": "function", "function": {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}}}
+CLOCK_TOOL = {
+    "type": "function",
+    "function": {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}},
+}
 
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -94,7 +97,12 @@ def dialogues() -> list[Dialogue]:
         add(f"Give me JSON about {capital}.", json.dumps({"city": capital, "country": country}), thought="The user wants JSON.")
         call = json.dumps({"name": "get_weather", "arguments": {"city": capital}})
         for tools in ([WEATHER_TOOL], [WEATHER_TOOL, CLOCK_TOOL]):
-            add(f"What is the weather in {capital}?", f"<tool_call>\n{call}\n</tool_call>", thought="I should call get_weather.", tools=tools)
+            add(
+                f"What is the weather in {capital}?",
+                f"<tool_call>\n{call}\n</tool_call>",
+                thought="I should call get_weather.",
+                tools=tools,
+            )
     clock = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for tools in ([CLOCK_TOOL], [WEATHER_TOOL, CLOCK_TOOL]):
         add("What time is it?", clock, thought="I should call now.", tools=tools)

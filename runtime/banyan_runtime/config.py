@@ -44,10 +44,6 @@ def json_object(value: str) -> str | None:
     return None if isinstance(parsed, dict) else "must be a JSON object"
 
 
-def increasing(value: Sequence[float]) -> str | None:
-    return None if all(a < b for a, b in zip(value, value[1:], strict=False)) else "must be strictly increasing"
-
-
 def option(
     default: Any = dataclasses.MISSING,
     *,
@@ -71,7 +67,7 @@ class ServerConfig:
     # --- model ---
     model_path: str = option(help="Folder of the model (config.json, *.safetensors, tokenizer), or catalog://NAME.", group="model")
     tokenizer_path: str | None = option(None, help="Folder of the tokenizer. Default: --model-path.", group="model")
-    tokenizer_mode: str = option("auto", check=one_of("auto", "slow"), help="'slow' takes the Python tokenizer.", group="model")
+    tokenizer_mode: str = option("auto", check=one_of("auto"), help="Only fast tokenizers (tokenizer.json) are used.", group="model")
     skip_tokenizer_init: bool = option(False, help="Serve token ids only: /generate with input_ids.", group="model")
     load_format: str = option(
         "auto", check=one_of("auto", "safetensors", "dummy"), help="'dummy' makes random weights from config.json alone.", group="model"
@@ -83,12 +79,19 @@ class ServerConfig:
         group="model",
     )
     kv_cache_dtype: str = option("auto", check=one_of("auto"), help="Type of the KV cache. auto: as --dtype.", group="model")
-    context_length: int | None = option(None, check=at_least(8), help="Longest prompt plus output, tokens. Default: the model's.", group="model")
-    json_model_override_args: str = option("{}", check=json_object, metavar="JSON", help="Keys that replace those of config.json.", group="model")
+    context_length: int | None = option(
+        None, check=at_least(8), help="Longest prompt plus output, tokens. Default: the model's.", group="model"
+    )
+    json_model_override_args: str = option(
+        "{}", check=json_object, metavar="JSON", help="Keys that replace those of config.json.", group="model"
+    )
     revision: str | None = option(None, help="Revision of the model, shown in /model_info; folders are taken as they are.", group="model")
     download_dir: str | None = option(None, help="Where fetched models are kept. Default: ~/.cache/banyan (BANYAN_CACHE).", group="model")
     served_model_name: tuple[str, ...] = option(
-        (), metavar="NAME", help="Names accepted in 'model' (several, separated by spaces); the first is canonical. Default: --model-path.", group="model"
+        (),
+        metavar="NAME",
+        help="Names accepted in 'model' (several, separated by spaces); the first is canonical. Default: --model-path.",
+        group="model",
     )
     chat_template: str | None = option(None, help="File with a Jinja chat template that replaces the tokenizer's.", group="model")
     random_seed: int = option(0, check=between(0, 2**63 - 1), help="Seed of requests that bring none.", group="model")
@@ -113,42 +116,75 @@ class ServerConfig:
         "model", check=one_of("model", "neutral"), help="'model' takes unset sampling fields from generation_config.json.", group="http"
     )
     preferred_sampling_params: str | None = option(
-        None, check=lambda value: None if value is None else json_object(value), metavar="JSON", help="Sampling fields used where a request sets none.", group="http"
+        None,
+        check=lambda value: None if value is None else json_object(value),
+        metavar="JSON",
+        help="Sampling fields used where a request sets none.",
+        group="http",
     )
     skip_server_warmup: bool = option(False, help="Do not generate a few tokens before becoming ready.", group="http")
-    drain_seconds: float = option(120.0, check=at_least(0), help="After SIGTERM: seconds that running requests get to finish (BANYAN_DRAIN_SECONDS).", group="http")
+    drain_seconds: float = option(
+        120.0, check=at_least(0), help="After SIGTERM: seconds that running requests get to finish (BANYAN_DRAIN_SECONDS).", group="http"
+    )
 
     # --- device ---
-    device: str | None = option(None, check=one_of("cpu", "cuda", None), help="cpu or cuda. Default: cuda where there is one.", group="device")
+    device: str | None = option(
+        None, check=one_of("cpu", "cuda", None), help="cpu or cuda. Default: cuda where there is one.", group="device"
+    )
     attention_backend: str | None = option(
         None, check=one_of("torch_native", None), help="Attention kernels: torch_native.", group="device"
     )
     sampling_backend: str | None = option(None, check=one_of("pytorch", None), help="Sampling kernels: pytorch.", group="device")
-    mem_fraction_static: float | None = option(None, check=between(0.05, 0.98), help="Part of the device's memory for weights and KV pool.", group="device")
+    mem_fraction_static: float | None = option(
+        None, check=between(0.05, 0.98), help="Part of the device's memory for weights and KV pool.", group="device"
+    )
     enable_nan_detection: bool = option(False, help="Log rows whose logits hold NaN; they fail alone in any case.", group="device")
 
     # --- memory and schedule ---
-    max_running_requests: int | None = option(None, check=at_least(1), help="Requests computed at once. Default: from the pool.", group="schedule")
-    max_total_tokens: int | None = option(None, check=at_least(8), help="Size of the KV pool, tokens. Default: from free memory.", group="schedule")
-    chunked_prefill_size: int | None = option(None, check=chunk_size, help="Longest piece of a prompt per step, tokens; -1: whole prompts.", group="schedule")
+    max_running_requests: int | None = option(
+        None, check=at_least(1), help="Requests computed at once. Default: from the pool.", group="schedule"
+    )
+    max_total_tokens: int | None = option(
+        None, check=at_least(8), help="Size of the KV pool, tokens. Default: from free memory.", group="schedule"
+    )
+    chunked_prefill_size: int | None = option(
+        None, check=chunk_size, help="Longest piece of a prompt per step, tokens; -1: whole prompts.", group="schedule"
+    )
     max_prefill_tokens: int = option(16384, check=at_least(1), help="Prompt tokens per step, over all requests.", group="schedule")
-    schedule_policy: str = option("fcfs", check=one_of("fcfs", "lpm"), help="Order of the queue: fcfs, or lpm (longest cached prefix first).", group="schedule")
-    schedule_conservativeness: float = option(1.0, check=between(0.01, 10), help="Multiplies the output length that admission expects.", group="schedule")
+    schedule_policy: str = option(
+        "fcfs", check=one_of("fcfs", "lpm"), help="Order of the queue: fcfs, or lpm (longest cached prefix first).", group="schedule"
+    )
+    schedule_conservativeness: float = option(
+        1.0, check=between(0.01, 10), help="Multiplies the output length that admission expects.", group="schedule"
+    )
     page_size: int = option(1, check=one_of(1, 16, 32, 64), help="Tokens per KV page.", group="schedule")
-    requeue: str = option("front", check=one_of("front", "tail"), help="Where a retracted request waits; SGLang 0.4 puts it at the tail.", group="schedule")
+    requeue: str = option(
+        "front", check=one_of("front", "tail"), help="Where a retracted request waits; SGLang 0.4 puts it at the tail.", group="schedule"
+    )
     disable_radix_cache: bool = option(False, help="Do not share prefixes between requests.", group="schedule")
-    disable_overlap_schedule: bool = option(False, help="Do not schedule a step while another runs (never done on the CPU).", group="schedule")
-    num_continuous_decode_steps: int = option(1, check=at_least(1), help="Decode steps before waiting prompts are looked at.", group="schedule")
+    disable_overlap_schedule: bool = option(
+        False, help="Do not schedule a step while another runs (never done on the CPU).", group="schedule"
+    )
+    num_continuous_decode_steps: int = option(
+        1, check=at_least(1), help="Decode steps before waiting prompts are looked at.", group="schedule"
+    )
     allow_auto_truncate: bool = option(False, help="Cut prompts that are too long instead of refusing them.", group="schedule")
     sleep_on_idle: bool = option(True, help="An idle engine blocks instead of polling. Always on.", group="schedule")
 
     # --- logs and metrics ---
     log_level: str = option("info", check=one_of("debug", "info", "warning", "error", "critical"), help="Log level.", group="logs")
-    log_level_http: str | None = option(None, check=one_of("debug", "info", "warning", "error", "critical", None), help="Log level of the access log. Default: --log-level.", group="logs")
+    log_level_http: str | None = option(
+        None,
+        check=one_of("debug", "info", "warning", "error", "critical", None),
+        help="Log level of the access log. Default: --log-level.",
+        group="logs",
+    )
     log_format: str = option("text", check=one_of("text", "json"), help="text, or one JSON object a line.", group="logs")
     decode_log_interval: int = option(40, check=at_least(1), help="Decode steps per 'Decode batch.' line.", group="logs")
     enable_metrics: bool = option(True, help="Serve /metrics. Always on.", group="logs")
-    watchdog_timeout: float = option(300.0, check=at_least(1), help="Seconds without a finished step before the engine dumps its stacks and exits.", group="logs")
+    watchdog_timeout: float = option(
+        300.0, check=at_least(1), help="Seconds without a finished step before the engine dumps its stacks and exits.", group="logs"
+    )
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
@@ -343,6 +379,4 @@ def _refuse(rest: Sequence[str]) -> None:
         refused = REFUSED[key]
         given = " ".join(values) if values else "true"
         if given.lower() != str(refused.default).lower():
-            raise ConfigError(
-                f"{name}={given} is not supported: {refused.reason}. Remove the flag or use {refused.default}."
-            )
+            raise ConfigError(f"{name}={given} is not supported: {refused.reason}. Remove the flag or use {refused.default}.")

@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -360,6 +361,14 @@ def with_environment(config: ServerConfig, argv: Sequence[str]) -> ServerConfig:
         raise ConfigError(f"BANYAN_DRAIN_SECONDS={text} must be a number of seconds") from None
 
 
+def _hide_torch() -> None:
+    """Let transformers (tokenizers) find no torch in this process: importing it would cost seconds and 200 MB, for nothing.
+    Nor may it ask a hub: a folder is taken as it is."""
+    assert "torch" not in sys.modules, "the front process must not have torch"
+    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own way to say: not there
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+
+
 def main(argv: Sequence[str]) -> int:
     """Run a server; returns the exit code. Raises ConfigError for a command line that asks for nothing sensible."""
     if {"--help", "-h"} & set(argv):
@@ -368,6 +377,7 @@ def main(argv: Sequence[str]) -> int:
         parser.print_help()
         return 0
     config = with_environment(options.parse(argv), argv)
+    _hide_torch()
     writer = logs.configure("api", level=config.log_level, http_level=config.log_level_http, form=config.log_format)
 
     async def serve() -> int:

@@ -228,9 +228,11 @@ def encode(message: FrontMessage | EngineMessage) -> bytes:
 
 def decode_front(raw: bytes | memoryview) -> FrontMessage:
     """Decode what the front sent (used by the engine)."""
-    return _front_decoder.decode(raw)
+    message: FrontMessage = _front_decoder.decode(raw)
+    return message
 
 
 def decode_engine(raw: bytes | memoryview) -> EngineMessage:
     """Decode what the engine sent (used by the front)."""
-    return _engine_decoder.decode(raw)
+    message: EngineMessage = _engine_decoder.decode(raw)
+    return message

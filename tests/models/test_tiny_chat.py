@@ -26,7 +26,11 @@ def answer(folder: Path, question: str, **template: object) -> str:
     ("question", "template", "expected"),
     [
         ("What is the capital of France?", {"enable_thinking": False}, "The capital of France is Paris."),
-        ("What is the capital of Peru?", {}, "<think>\nThe user asks for the capital of Peru. It is Lima.\n</think>\n\nThe capital of Peru is Lima."),
+        (
+            "What is the capital of Peru?",
+            {},
+            "<think>\nThe user asks for the capital of Peru. It is Lima.\n</think>\n\nThe capital of Peru is Lima.",
+        ),
         ("Say hello in Emoji.", {"enable_thinking": False}, "👩‍🚀🚀🌍✨🎉"),
         ("Say hello in Hindi.", {"enable_thinking": False}, "नमस्ते 🙏"),
         ("Give me JSON about Oslo.", {"enable_thinking": False}, '{"city": "Oslo", "country": "Norway"}'),

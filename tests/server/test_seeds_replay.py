@@ -52,7 +52,19 @@ class Server:
 
 
 def start(folder: Path, log: Path, *flags: str) -> Server:
-    command = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(folder), "--load-format", "dummy", "--port", "0", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "banyan_runtime",
+        "serve",
+        "--model-path",
+        str(folder),
+        "--load-format",
+        "dummy",
+        "--port",
+        "0",
+        *flags,
+    ]
     server = Server(subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT), log)
     server.wait()
     return server

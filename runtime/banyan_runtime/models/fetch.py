@@ -111,4 +111,6 @@ def _check(path: Path, expected: str, what: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
-        raise ModelError(f"{what}: sha256 is {found}, the catalog pins {expected}; the download is damaged or was replaced, nothing was kept")
+        raise ModelError(
+            f"{what}: sha256 is {found}, the catalog pins {expected}; the download is damaged or was replaced, nothing was kept"
+        )

@@ -42,9 +42,6 @@ def convert(source: Path, folder: Path, report: Report = silent) -> None:
         import gguf
     except ImportError:
         raise ConfigError("converting a GGUF file needs the package gguf: pip install 'banyan-runtime[fetch]'") from None
-    import torch
-    from safetensors.torch import save_file
-
     reader = gguf.GGUFReader(source)
 
     def field(key: str) -> Any:
@@ -55,7 +52,7 @@ def convert(source: Path, folder: Path, report: Report = silent) -> None:
 
     config = _config(source, field, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
     folder.mkdir(parents=True)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, npt.NDArray[np.uint16]] = {}
     with Bar(f"Converting {source.stem}", len(reader.tensors), unit="tensor", phase="loading", report=report) as bar:
         for tensor in reader.tensors:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -63,10 +60,9 @@ def convert(source: Path, folder: Path, report: Report = silent) -> None:
                 values = _half_split(values, config["num_attention_heads"])
             elif ".attn_k." in tensor.name:
                 values = _half_split(values, config["num_key_value_heads"])
-            tensors[_name(source, tensor.name)] = torch.from_numpy(np.array(values, dtype=np.float32)).to(torch.bfloat16)
+            tensors[_name(source, tensor.name)] = _bfloat16(values)
             bar.advance()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # it is made for its writer alone, but pods of another user read it
+    _save(tensors, folder / "model.safetensors")
     _write(folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
     _write_tokenizer(source, folder, field)
     _write(folder / "config.json", config)  # last: its presence says that the folder is whole
@@ -86,6 +82,27 @@ def _half_split(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.flo
     """[heads * dim, hidden] with rope pairs (2i, 2i+1) -> the same rows with pairs (i, i + dim/2)."""
     out, hidden = rows.shape
     return rows.reshape(heads, out // heads // 2, 2, hidden).swapaxes(1, 2).reshape(out, hidden)
+
+
+def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The upper halves of float32, rounded to nearest even."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+
+
+def _save(tensors: dict[str, npt.NDArray[np.uint16]], path: Path) -> None:
+    """Write bfloat16 tensors as safetensors. The library takes bfloat16 from torch alone, and a server's front, which fetches
+    models too, has no torch; the format is eight bytes of length, a JSON header and the data."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": values.shape, "data_offsets": [end, end := end + values.nbytes]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data shall be aligned
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for values in tensors.values():
+            file.write(values.tobytes())
 
 
 def _config(source: Path, field: Field, *, tied: bool) -> dict[str, Any]:
@@ -125,7 +142,9 @@ def _write_tokenizer(source: Path, folder: Path, field: Field) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     if field("tokenizer.ggml.model") != "gpt2" or field("tokenizer.ggml.pre") != "smollm":
-        raise ModelError(f"{source.name}: tokenizer '{field('tokenizer.ggml.pre')}' cannot be converted; only 'smollm' (byte-level BPE) can")
+        raise ModelError(
+            f"{source.name}: tokenizer '{field('tokenizer.ggml.pre')}' cannot be converted; only 'smollm' (byte-level BPE) can"
+        )
     tokens: list[str] = field("tokenizer.ggml.tokens")
     kinds: list[int] = field("tokenizer.ggml.token_type")
     merges: list[tuple[str, str]] = []

@@ -11,7 +11,20 @@ from safetensors import SafetensorError, safe_open
 
 from banyan_runtime.errors import ModelError
 
-_ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+_ITEM_BYTES = {
+    "F64": 8,
+    "I64": 8,
+    "F32": 4,
+    "I32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +118,10 @@ def describe(folder: Path, summary: Summary) -> str:
         ("weights", f"{summary.weight_bytes / 1e6:,.1f} MB in {summary.files} file(s); tensors: {kinds}"),
         ("context", f"{summary.context_length:,} tokens" if summary.context_length else "not said"),
         ("KV cache", f"{summary.kv_bytes_per_token:,} bytes per token in the checkpoint's type"),
-        ("tokenizer", f"{'found' if summary.tokenizer else 'MISSING'}, vocabulary {summary.vocabulary:,}" if summary.vocabulary else "not said"),
+        (
+            "tokenizer",
+            f"{'found' if summary.tokenizer else 'MISSING'}, vocabulary {summary.vocabulary:,}" if summary.vocabulary else "not said",
+        ),
         ("chat template", "found" if summary.chat_template else "MISSING: /v1/chat/completions needs --chat-template"),
     ]
     return "\n".join(f"{name:<14}{value}" for name, value in rows)

@@ -25,7 +25,9 @@ def resolve(model_path: str, download_dir: str | None = None, progress: Report =
         raise ConfigError(f"--model-path={model_path}: only a folder or {SCHEME}NAME can be served")
     folder = Path(model_path).expanduser()
     if not folder.is_dir():
-        raise ModelError(f"--model-path={model_path}: no such folder; give the folder of a model, or {SCHEME}NAME ('banyan-runtime models list')")
+        raise ModelError(
+            f"--model-path={model_path}: no such folder; give the folder of a model, or {SCHEME}NAME ('banyan-runtime models list')"
+        )
     if not (folder / "config.json").is_file():
         raise ModelError(f"--model-path={model_path}: the folder holds no config.json, so it is not a model folder")
     return folder

@@ -1,1 +1,1 @@
-"""Token ids to text and back: tokenizer, incremental detokenizer, stop strings. Never imports torch or transformers."""
+"""Token ids to text and back: tokenizer, incremental detokenizer, stop strings. Never imports torch."""

@@ -48,8 +48,6 @@ class Text:
     def load(config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None) -> Text:
         """Read the text files of a model. Raises ModelError for broken files, ConfigError for options that do not fit."""
         folder = tokenizer_dir or (Path(config.tokenizer_path) if config.tokenizer_path else model_dir)
-        if config.tokenizer_mode == "slow":
-            raise ConfigError("--tokenizer-mode slow is not supported: only tokenizer.json is read. Remove the flag.")
         model_config = read_json(model_dir / "config.json")
         if config.skip_tokenizer_init:
             return Text(None, None, GenerationDefaults.load(config, model_dir, None), None, frozenset(), model_config)

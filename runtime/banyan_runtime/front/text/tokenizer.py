@@ -1,6 +1,7 @@
-"""A model's tokenizer, from `tokenizer.json` and `tokenizer_config.json`.
+"""A model's tokenizer: loaded by transformers, which knows every family's files, and used through the `tokenizers` library,
+which is fast and thread-safe.
 
-Uses the `tokenizers` library alone: transformers would bring torch into the front process, and seconds of start-up.
+transformers would import torch where it finds it. The front must not: `serve.py` hides torch before anything is loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import tokenizers
 
 from banyan_runtime.errors import ModelError
@@ -20,51 +20,42 @@ from banyan_runtime.front.text.vocabulary import token_bytes
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-    special: bool = False
-
-
-class _TokenizerFile(msgspec.Struct):
-    """What is read of tokenizer.json beside what the library reads."""
-
-    added_tokens: list[_AddedToken] = []
-    decoder: Any = None
-
-
 class Tokenizer:
     """Encodes text and decodes ids. Safe to use from several threads."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, file: _TokenizerFile, settings: Mapping[str, Any]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.settings = settings  # tokenizer_config.json as it is
         self.named: dict[str, str] = {name: text for name in _NAMED if (text := _token_text(settings.get(name))) is not None}
-        _add_missing(backend, settings, self.named)
         beside = backend.get_added_tokens_decoder()
         self.added: Mapping[str, int] = {token.content: token_id for token_id, token in beside.items()}  # beside the vocabulary proper
         self.special_ids = frozenset(token_id for token_id, token in beside.items() if token.special)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.size = 1 + max(vocabulary.values(), default=-1)  # ids may have gaps: what counts is the highest one
-        self._table = token_bytes(backend, file.decoder, vocabulary, self.added)
+        decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
+        self._table = token_bytes(backend, decoder, vocabulary, self.added)
 
     @staticmethod
     def load(folder: Path) -> Tokenizer:
         """Read the tokenizer in `folder`. Raises ModelError when it is missing or broken."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(
-                f"{folder} has no tokenizer.json. Make one with transformers: "
-                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder); or serve token ids only with --skip-tokenizer-init"
-            )
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+        settings = read_json(folder / "tokenizer_config.json")
         try:
-            file = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for a file that it cannot read
-            raise ModelError(f"{path} cannot be read: {error}") from error
-        return Tokenizer(backend, file, read_json(folder / "tokenizer_config.json"))
+            loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # whatever a file that is missing or broken makes the libraries raise
+            raise ModelError(
+                f"{folder}: the tokenizer cannot be loaded ({type(error).__name__}: {error}). A model folder needs tokenizer.json and "
+                "tokenizer_config.json; --skip-tokenizer-init serves token ids without them"
+            ) from error
+        if not isinstance(loaded, PreTrainedTokenizerFast):
+            raise ModelError(
+                f"{folder}: {type(loaded).__name__} has no fast form (tokenizer.json), which Banyan needs; "
+                "convert it, or serve token ids only with --skip-tokenizer-init"
+            )
+        return Tokenizer(loaded.backend_tokenizer, settings)
 
     @property
     def has_bytes(self) -> bool:
@@ -125,13 +116,3 @@ def _token_text(value: Any) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
-
-
-def _add_missing(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Declare the tokens that only tokenizer_config.json knows, in the order of their ids, as transformers does."""
-    listed = settings.get("added_tokens_decoder")
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else ():
-        if (text := _token_text(entry)) is not None and backend.token_to_id(text) is None:
-            backend.add_tokens([tokenizers.AddedToken(text, special=bool(entry.get("special")), normalized=bool(entry.get("normalized")))])
-    known = {text for text in named.values() if backend.token_to_id(text) is not None}
-    backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in named.values() if text in known])
