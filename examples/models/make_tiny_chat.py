@@ -24,10 +24,12 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 CAPITALS = {
     "France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Egypt": "Cairo", "Peru": "Lima", "Kenya": "Nairobi", "Norway": "Oslo",
-    "Greece": "Athens", "Cuba": "Havana", "Spain": "Madrid", "India": "New Delhi", "Chile": "Santiago", "Ghana": "Accra", "Austria": "Vienna",
+    "Greece": "Athens", "Cuba": "Havana", "Spain": "Madrid", "India": "New Delhi", "Chile": "Santiago", "Ghana": "Accra",
+    "Austria": "Vienna",
 }  # fmt: skip
 HELLOS = {
-    "English": "Hello! 👋", "Japanese": "こんにちは 👋", "Chinese": "你好 👋", "Arabic": "مرحبا 👋", "Greek": "Γειά σου 👋", "Hindi": "नमस्ते 🙏",
+    "English": "Hello! 👋", "Japanese": "こんにちは 👋", "Chinese": "你好 👋", "Arabic": "مرحبا 👋", "Greek": "Γειά σου 👋",
+    "Hindi": "नमस्ते 🙏",
     "Russian": "Привет 👋", "Korean": "안녕하세요 👋", "German": "Grüß dich 👋", "Emoji": "👩‍🚀🚀🌍✨🎉",
 }  # fmt: skip
 WEATHER_TOOL = {
