@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,12 +33,15 @@ log = logging.getLogger("banyan")
 
 _GIB = 1 << 30
 
+Indices = npt.NDArray[np.int64]
+
 
 class TorchRunner:
-    """Computes steps in the order in which they are launched."""
+    """Computes steps in the order in which they are launched. `report` is told of every row without usable logits."""
 
-    def __init__(self, decoder: Decoder, attention: TorchAttention, pool: KvPool, info: RunnerInfo) -> None:
+    def __init__(self, decoder: Decoder, attention: TorchAttention, pool: KvPool, info: RunnerInfo, report: Callable[[str], None]) -> None:
         self.info = info
+        self._report = report
         self._decoder = decoder
         self._attention = attention
         self._pool = pool
@@ -52,12 +57,18 @@ class TorchRunner:
         self._attention.plan(step)
         hidden = self._decoder.hidden(self._token_ids(step), self._tensor(step.positions), self._attention)
         if not len(picked):
-            return _Launched(self._pool, step, picked, None, None)
+            return _Launched(self._failed, self._pool.device, step, picked)
         last = self._tensor((np.cumsum(step.query_lens) - 1)[picked])
         logits = self._decoder.logits(hidden.index_select(0, last))
         tokens, failed = sampler.sample(logits, _cells(step.sampling, picked), step.kv_lens[picked])
         self._latest.index_copy_(0, self._tensor(step.rows[picked]), tokens)
-        return _Launched(self._pool, step, picked, tokens, failed)
+        return _Launched(self._failed, self._pool.device, step, picked, tokens, failed)
+
+    def _failed(self, step: Step, cell: int) -> None:
+        """Leave no NaN in the slots of a row that failed: the engine hands them out again."""
+        length = int(step.kv_lens[cell])
+        self._report(f"The logits of row {step.rows[cell]} at position {length} hold NaN or nothing admissible; its request fails alone.")
+        self._pool.scrub(self._tensor(step.table[step.rows[cell], :length]))
 
     def _token_ids(self, step: Step) -> Tensor:
         """The step's tokens; a negative one is the latest token of its row."""
@@ -71,7 +82,7 @@ class TorchRunner:
             ids = torch.where(ids < 0, self._latest.index_select(0, rows), ids)
         return ids
 
-    def _tensor(self, column: np.ndarray[tuple[int], np.dtype[np.signedinteger]]) -> Tensor:
+    def _tensor(self, column: npt.NDArray[np.signedinteger]) -> Tensor:
         return torch.from_numpy(column).to(self._pool.device, torch.int64, non_blocking=True)
 
 
@@ -79,16 +90,20 @@ class _Launched:
     """The handle of a step. On CUDA the results travel to the host behind the step's kernels."""
 
     def __init__(
-        self, pool: KvPool, step: Step, picked: np.ndarray[tuple[int], np.dtype[np.int64]], tokens: Tensor | None, failed: Tensor | None
+        self,
+        failed_row: Callable[[Step, int], None],
+        device: torch.device,
+        step: Step,
+        picked: Indices,
+        tokens: Tensor | None = None,
+        failed: Tensor | None = None,
     ) -> None:
-        self._pool = pool
+        self._failed_row = failed_row
         self._step = step
         self._picked = picked
         self._tokens = None if tokens is None else tokens.to("cpu", non_blocking=True)
         self._failed = None if failed is None else failed.to("cpu", non_blocking=True)
-        self._done: torch.cuda.Event | None = None
-        if pool.device.type == "cuda":
-            self._done = torch.cuda.current_stream(pool.device).record_event()
+        self._done = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
     def result(self) -> StepResult:
         """Wait for the step and give its tokens. Called once."""
@@ -100,9 +115,8 @@ class _Launched:
             failed = self._failed.numpy()
             result.failed[self._picked] = failed
             result.token_ids[self._picked] = np.where(failed, -1, self._tokens.numpy())
-            for row in self._picked[failed]:
-                slots = self._step.table[self._step.rows[row], : self._step.kv_lens[row]]
-                self._pool.scrub(torch.from_numpy(slots).to(self._pool.device, torch.int64))
+            for cell in self._picked[failed].tolist():
+                self._failed_row(self._step, cell)
         return result
 
 
@@ -154,7 +168,7 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress) -> TorchRunn
         available_bytes=available,
         phase_seconds={"load_weights": loaded - started, "kv_alloc": time.monotonic() - loaded},
     )
-    return TorchRunner(decoder, attention, pool, info)
+    return TorchRunner(decoder, attention, pool, info, log.warning if config.enable_nan_detection else lambda message: None)
 
 
 def _weights(
@@ -172,7 +186,7 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     return PackedKernels() if device.type == "cpu" and PackedKernels.supports(dtype) else PlainKernels()
 
 
-def _cells(columns: SamplingColumns, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> SamplingColumns:
+def _cells(columns: SamplingColumns, rows: Indices) -> SamplingColumns:
     """The cells of some rows."""
     if len(rows) == len(columns.temperature):
         return columns
