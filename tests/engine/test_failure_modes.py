@@ -125,14 +125,29 @@ def test_when_the_pool_is_full_and_nobody_can_leave_the_request_fails_and_the_en
     invariants.check(session.engine)
 
 
-def test_a_chunk_in_the_way_of_the_last_running_request_is_put_off() -> None:
-    session = Session(limits(pool_tokens=64, chunk=16, conservativeness=0.01))
-    first = session.submit([1] * 4, max_new=30)
+@LOOPS
+@pytest.mark.parametrize("requeue", ["front", "tail"])
+def test_a_victim_whose_text_and_full_length_exceed_the_pool_is_admitted_when_alone(overlap: bool, requeue: str) -> None:
+    session = Session(limits(pool_tokens=64, conservativeness=0.05, requeue=requeue, overlap=overlap))
+    ids = [session.submit([1] * 4, max_new=45)]
     session.turn()
     session.turn()
-    second = session.submit([2] * 34, max_new=1)
+    ids.append(session.submit([2] * 4, max_new=45))
     session.drain()
-    assert len(session.outputs[first]) == 30
+    assert sum(session.finishes[id].retractions for id in ids) == 1
+    assert all(len(session.outputs[id]) == 45 for id in ids)
+    session.check_texts()
+
+
+def test_a_chunk_in_the_way_of_the_last_running_request_is_put_off() -> None:
+    session = Session(limits(pool_tokens=64, chunk=1, conservativeness=0.01))
+    first = session.submit([1] * 4, max_new=40)
+    while not session.outputs[first]:
+        session.turn()
+    second = session.submit([2] * 40, max_new=1)
+    session.drain()
+    assert (session.finishes[first].retractions, session.finishes[second].retractions) == (0, 1)
+    assert len(session.outputs[first]) == 40
     assert len(session.outputs[second]) == 1
     session.check_texts()
 
