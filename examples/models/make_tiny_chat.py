@@ -173,6 +173,8 @@ def main() -> None:
     torch.manual_seed(0)
     data = dialogues()
     plain = [message["content"] for item in data for message in item["messages"]] + [item["answer"] for item in data]
+    # Other scripts and emoji stay out of the vocabulary: their characters shall come in pieces of one or two bytes.
+    plain = [text for text in plain if not any(hello in text for hello in HELLOS.values() if not hello.isascii())]
     tokenizer = make_tokenizer([*plain, json.dumps(WEATHER_TOOL), json.dumps(CLOCK_TOOL), CHAT_TEMPLATE])
     samples = []
     for item in data:
