@@ -91,7 +91,7 @@ def test_a_change_of_the_spec_is_rolled_out_without_a_failed_request(living: Kub
     assert "--max-running-requests=7" in json.dumps(pod["spec"]["containers"][0]["args"])
 
 
-def test_a_settled_resource_costs_no_request_at_all(living: Kubectl, system: Kubectl) -> None:
+def test_a_settled_resource_costs_no_write(living: Kubectl, system: Kubectl) -> None:
     def calls() -> float:
         series = operator_metrics(system)
         return sum(

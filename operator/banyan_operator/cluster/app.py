@@ -165,7 +165,6 @@ async def run(options: Options) -> int:
         log.error("%s; ending, so that nothing is written any more", error)
         return EXIT_LEASE_LOST
     finally:
-        driver.stopping = True
         life.cancel()
         await asyncio.gather(life, return_exceptions=True)
         if lease is not None and health.leading:
@@ -197,8 +196,7 @@ async def live(options: Options, driver: Driver, resync: Resync, lease: Lease | 
         for task in done:
             task.result()
     except asyncio.CancelledError:
-        driver.stopping = True
-        await asyncio.wait(tasks, timeout=STOP_S)
+        await driver.drain(STOP_S)
         raise
     finally:
         for task in (*tasks, *keepers):

@@ -87,8 +87,12 @@ class Api:
             config.load_incluster_config(client_configuration=configuration)
         else:
             await config.load_kube_config(client_configuration=configuration)
-        configuration.retries = False  # the queue backs off; a hidden retry would only blur what happened
-        return Api(kube_client.ApiClient(configuration), observe)
+        return Api.of(configuration, observe)
+
+    @staticmethod
+    def of(configuration: kube_client.Configuration, observe: Observer, writes: TokenBucket | None = None) -> Api:
+        configuration.retries = None  # the queue backs off. (False would be read as 0 tries, which the library counts up to for ever.)
+        return Api(kube_client.ApiClient(configuration), observe, writes)
 
     async def close(self) -> None:
         await self._api.close()

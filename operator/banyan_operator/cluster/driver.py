@@ -79,9 +79,12 @@ class Driver:
     # --- what is done ---
 
     async def work(self) -> None:
-        """One worker; returns once `stopping` is set and its current reconcile is done."""
-        while not self.stopping:
+        """One worker, until it is cancelled; it begins nothing once `stopping` is set."""
+        while True:
             key, waited = await self._next()
+            if self.stopping:
+                self._queue.done(key)
+                return
             name = key.controller
             self._metrics.waited.labels(name, name).observe(waited)
             self._metrics.active.labels(name).inc()
@@ -95,6 +98,13 @@ class Driver:
                 self._metrics.worked.labels(name, name).observe(seconds)
                 self.last_beat = time.monotonic()
                 self._queue.done(key)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Begin nothing more, and wait until what is at work is done, or for so long."""
+        self.stopping = True
+        deadline = time.monotonic() + timeout_s
+        while self._queue.backlog.working and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
 
     async def _next(self) -> tuple[Key, float]:
         while True:

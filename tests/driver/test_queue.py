@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banyan_operator.cluster.kinds import Key
+from banyan_operator.cluster.queue import Backlog, WorkQueue
+
+A, B, C = (Key("InferenceServer", "team", name) for name in "abc")
+
+
+def test_a_key_added_twice_is_worked_on_once() -> None:
+    backlog = Backlog()
+    backlog.add(A, 0)
+    backlog.add(A, 1)
+    assert backlog.take(3) == (A, 3)
+    assert backlog.take(3) is None
+
+
+def test_a_key_added_while_in_work_runs_once_more_afterwards() -> None:
+    backlog = Backlog()
+    backlog.add(A, 0)
+    backlog.take(0)
+    backlog.add(A, 1)
+    backlog.add(A, 2)
+    assert backlog.take(2) is None
+    backlog.done(A, 3)
+    assert backlog.take(3) == (A, 0)
+    backlog.done(A, 4)
+    assert backlog.take(4) is None
+
+
+def test_of_several_delays_the_earliest_counts() -> None:
+    backlog = Backlog()
+    backlog.add_at(A, 10)
+    backlog.add_at(A, 5)
+    backlog.add_at(A, 20)
+    backlog.advance(4.9)
+    assert backlog.take(4.9) is None
+    backlog.advance(5)
+    assert backlog.take(5) == (A, 0)
+    backlog.done(A, 5)
+    backlog.advance(100)
+    assert backlog.take(100) is None
+
+
+def test_failures_wait_twice_as_long_each_time_up_to_five_minutes() -> None:
+    backlog = Backlog(jitter=lambda: 1.0)
+    assert [backlog.retry_delay(A, conflict=False) for _ in range(11)] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    backlog.succeeded(A)
+    assert backlog.retry_delay(A, conflict=False) == 1
+
+
+def test_conflicts_cost_a_second_until_there_are_too_many_in_a_row() -> None:
+    backlog = Backlog(jitter=lambda: 1.0)
+    delays = [backlog.retry_delay(A, conflict=True) for _ in range(8)]
+    assert delays == [1, 1, 1, 1, 1, 1, 2, 4]
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "add_at", "take", "done"]), st.sampled_from([A, B, C]), st.floats(0, 5)), max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS)
+def test_no_key_is_lost_and_none_is_worked_on_twice_at_a_time(steps: list[tuple[str, Key, float]]) -> None:
+    backlog = Backlog()
+    now = 0.0
+    wanted: set[Key] = set()  # asked for since it was last taken
+    working: set[Key] = set()
+    for what, key, amount in steps:
+        now += amount
+        backlog.advance(now)
+        if what == "add":
+            backlog.add(key, now)
+            wanted.add(key)
+        elif what == "add_at":
+            backlog.add_at(key, now + amount)
+            wanted.add(key)
+        elif what == "take":
+            taken = backlog.take(now)
+            if taken is not None:
+                assert taken[0] not in working
+                working.add(taken[0])
+                if taken[0] not in backlog.due:
+                    wanted.discard(taken[0])
+        elif key in working:
+            backlog.done(key, now)
+            working.discard(key)
+    for key in sorted(working):
+        backlog.done(key, now)
+    backlog.advance(now + 100)
+    left = set()
+    while (taken := backlog.take(now + 100)) is not None:
+        left.add(taken[0])
+        backlog.done(taken[0], now + 100)
+    assert wanted <= left
+
+
+def test_a_worker_that_waits_wakes_for_an_add_and_for_a_delay() -> None:
+    async def scenario() -> tuple[Key, Key, float]:
+        queue = WorkQueue(time.monotonic)
+        waiting = asyncio.create_task(queue.get())
+        await asyncio.sleep(0)
+        queue.add(A)
+        first, _ = await asyncio.wait_for(waiting, 1)
+        began = time.monotonic()
+        queue.add_after(B, 0.05)
+        second, _ = await asyncio.wait_for(queue.get(), 1)
+        return first, second, time.monotonic() - began
+
+    first, second, took = asyncio.run(scenario())
+    assert (first, second) == (A, B)
+    assert 0.04 < took < 0.5
+
+
+def test_a_wait_that_is_given_up_loses_no_key() -> None:
+    async def scenario() -> int:
+        queue = WorkQueue(time.monotonic)
+        seen = 0
+        for _ in range(30):
+            waiting = asyncio.create_task(asyncio.wait_for(queue.get(), 0.002))
+            await asyncio.sleep(0.002)
+            queue.add(A)
+            try:
+                key, _ = await waiting
+            except TimeoutError:
+                key, _ = await asyncio.wait_for(queue.get(), 1)
+            queue.done(key)
+            seen += 1
+        return seen
+
+    assert asyncio.run(scenario()) == 30
