@@ -42,7 +42,7 @@ class Resync:
             delay = 1.0
             while not await self._list(kind, first=True):
                 await asyncio.sleep(delay)
-                delay = min(30.0, delay * 2)
+                delay = min(10.0, delay * 2)
 
     async def run(self) -> None:
         """For ever: the resources in every round, one after the other their children too."""
