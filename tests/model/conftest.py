@@ -34,6 +34,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 3}),
 }
+WIDE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "initializer_range": 0.05}
+"""Changes that bring a model to a real one's widths, where rounding depends on the number of rows if one lets it."""
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")])]
 
 
@@ -94,7 +96,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny
 
     def get(family: str) -> TinyModel:
         if family not in made:
-            made[family] = make(tmp_path_factory.mktemp(family), family)
+            name = family.removesuffix("-576")
+            made[family] = make(tmp_path_factory.mktemp(family), name, **(WIDE if family != name else {}))
         return made[family]
 
     return get

@@ -15,6 +15,7 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
+from banyan_runtime.model.layers import PackedKernels
 from banyan_runtime.model.runner import TorchRunner, load
 from banyan_runtime.step import Handle, RunnerInfo, Step
 from banyan_runtime.wire import Failed, Finish, Sampling, StepOutput, Submit, pack_ids, unpack_ids
@@ -154,8 +155,6 @@ QUESTIONS = [
 def test_smollm2_in_fp32_answers_as_transformers_does(smollm2: Path) -> None:
     import transformers
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     reference = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
     asked = [
@@ -175,4 +174,18 @@ def test_smollm2_in_fp32_answers_as_transformers_does(smollm2: Path) -> None:
     assert max(run.watched.rows) > 8
     assert run.watched.chunks > 0
     assert sum(finish.retractions for finish in run.finished.values()) > 0
-    torch.set_num_threads(before)
+
+
+@pytest.mark.real_model
+@pytest.mark.skipif(not PackedKernels.supports(torch.bfloat16), reason="no bf16 on this CPU")
+def test_smollm2_in_bf16_says_the_same_alone_and_in_a_crowd(smollm2: Path) -> None:
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
+    asked = [tokenizer.encode(text) for text in QUESTIONS]
+    config = ServerConfig(model_path=str(smollm2), device="cpu", dtype="bfloat16", max_total_tokens=2048, chunked_prefill_size=24)
+    runner = load(config, smollm2, lambda *_: None)
+    crowd = serve(runner, config, [asked[i % len(asked)] for i in range(16)], greedy(40))
+    assert max(crowd.watched.rows) > 8
+    for i in range(0, len(asked), 2):
+        assert serve(runner, config, [asked[i]], greedy(40)).text[0] == crowd.text[i] == crowd.text[i + 8]

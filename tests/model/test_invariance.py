@@ -62,7 +62,7 @@ def requests(lengths: list[int]) -> list[Request]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2-window"])
+@pytest.mark.parametrize("family", ["llama-576", "qwen3", "qwen2-window"])
 def test_logits_are_bit_equal_alone_in_a_crowd_in_chunks_and_behind_a_prefix(
     tiny_model: Models, seen: Seen, threads: int, family: str, dtype: str
 ) -> None:
@@ -101,18 +101,25 @@ def assert_equal(found: dict[tuple[int, int], torch.Tensor], expected: dict[tupl
     assert not different, f"(request, position): {different}"
 
 
+def cancelling(rows: int, width: int, dtype: torch.dtype, sign: int) -> torch.Tensor:
+    """Rows whose halves cancel in a product of both signs, so that only rounding errors are left to compare."""
+    half = torch.randn(rows, width // 2).to(dtype)
+    return torch.cat((half, half.flip(1) * sign), 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kernels", [PlainKernels, PackedKernels])
 def test_the_measured_row_multiple_makes_every_row_independent_of_their_number(kernels: Callable[[], Kernels], dtype: torch.dtype) -> None:
     if not PackedKernels.supports(dtype):
         pytest.skip("this CPU has no such products")
     made = kernels()
-    layers = [made.linear(torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)) for n, k in ((96, 176), (200, 1536), (64, 4864))]
+    layers = [made.linear(cancelling(n, k, dtype, -1), None) for n, k in ((96, 176), (200, 1536), (64, 4864))]
     for layer, width in zip(layers, (176, 1536, 4864), strict=True):
-        x = torch.randn(208, width).to(dtype)
+        x = cancelling(208, width, dtype, 1)
         whole = layer(x)
+        assert whole.abs().max() < 1e-2 * width**0.5, "large results would hide the rounding"
         for rows in (made.row_multiple * times for times in (*range(1, 14), 16, 25, 50, 97) if made.row_multiple * times < 208):
-            assert torch.equal(layer(x[:rows].contiguous()), whole[:rows])
+            assert torch.equal(layer(x[:rows].contiguous()), whole[:rows]), rows
 
 
 def test_packed_and_plain_layers_agree() -> None:

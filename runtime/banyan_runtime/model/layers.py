@@ -8,13 +8,14 @@ weights are stored in oneDNN's blocked layout. Measured on 2 cores, 3072x576: bf
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from banyan_runtime.model.invariance import row_multiple
+from banyan_runtime.model.invariance import probe_input, probe_weight, row_multiple
 
 
 class Layer(Protocol):
@@ -54,30 +55,30 @@ class PlainKernels:
     """torch's own products."""
 
     def __init__(self) -> None:
-        self.row_multiple = 1
+        self._rows = _RowCounts()
+
+    @property
+    def row_multiple(self) -> int:
+        return self._rows.multiple
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        layer = _PlainLinear(weight, bias)
-        self._measure(layer, weight)
-        return layer
+        self._rows.measure(weight, lambda probe: _PlainLinear(probe, None))
+        return _PlainLinear(weight, bias)
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        layer = _PlainGated(weight, bias)
-        self._measure(layer, weight)
-        return layer
-
-    def _measure(self, layer: Layer, weight: Tensor) -> None:
-        """Only the CPU promises results that do not depend on the number of rows."""
-        if weight.device.type == "cpu":
-            self.row_multiple = max(self.row_multiple, row_multiple(layer, weight.shape[1], weight.dtype))
+        self._rows.measure(weight, lambda probe: _PlainLinear(probe, None))
+        return _PlainGated(weight, bias)
 
 
 class PackedKernels:
     """oneDNN products over packed weights, on the CPU."""
 
     def __init__(self) -> None:
-        self.row_multiple = 1
-        self._measured: set[torch.Size] = set()
+        self._rows = _RowCounts()
+
+    @property
+    def row_multiple(self) -> int:
+        return self._rows.multiple
 
     @staticmethod
     def supports(dtype: torch.dtype) -> bool:
@@ -87,22 +88,35 @@ class PackedKernels:
         return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        layer = _PackedLinear(weight, bias, "none")
-        self._measure(layer, weight)
-        return layer
+        self._rows.measure(weight, lambda probe: _PackedLinear(probe, None, "none"))
+        return _PackedLinear(weight, bias, "none")
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         inner = weight.shape[0] // 2
         gate_bias, up_bias = (None, None) if bias is None else (bias[:inner].contiguous(), bias[inner:].contiguous())
-        gate = _PackedLinear(weight[:inner], gate_bias, "swish")
-        up = _PackedLinear(weight[inner:], up_bias, "none")
-        self._measure(gate, weight[:inner])
-        return _PackedGated(gate, up)
+        self._rows.measure(weight[:inner], lambda probe: _PackedLinear(probe, None, "swish"))
+        return _PackedGated(_PackedLinear(weight[:inner], gate_bias, "swish"), _PackedLinear(weight[inner:], up_bias, "none"))
 
-    def _measure(self, layer: Layer, weight: Tensor) -> None:
-        if weight.shape not in self._measured:
-            self._measured.add(weight.shape)
-            self.row_multiple = max(self.row_multiple, row_multiple(layer, weight.shape[1], weight.dtype))
+
+class _RowCounts:
+    """Measures each shape once, on the CPU: only there results are promised not to depend on the number of rows."""
+
+    # A vocabulary's head is measured by fewer outputs of the same alignment: its probe would take as much memory again.
+    MOST_OUTPUTS = 4096
+
+    def __init__(self) -> None:
+        self.multiple = 1
+        self._measured: set[torch.Size] = set()
+
+    def measure(self, weight: Tensor, layer: Callable[[Tensor], Layer]) -> None:
+        if weight.device.type != "cpu" or weight.shape in self._measured:
+            return
+        self._measured.add(weight.shape)
+        outputs, width = weight.shape
+        if outputs > 2 * self.MOST_OUTPUTS:
+            outputs = self.MOST_OUTPUTS + outputs % self.MOST_OUTPUTS
+        found = row_multiple(layer(probe_weight(outputs, width, weight.dtype)), probe_input((), width, weight.dtype))
+        self.multiple = max(self.multiple, found)
 
 
 class _PlainLinear:

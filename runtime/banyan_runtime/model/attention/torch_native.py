@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.attention.tiles import CHUNK, groups
-from banyan_runtime.model.invariance import round_up, row_multiple
+from banyan_runtime.model.invariance import probe_input, probe_weight, round_up, row_multiple
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.step import Step
@@ -122,14 +123,17 @@ def _shares(scores: Tensor, weights: Tensor) -> Tensor:
 
 def _measure(head_dim: int, dtype: torch.dtype) -> int:
     """Rows that both batched products need for results independent of their number."""
-    generator = torch.Generator().manual_seed(1)
-    keys = torch.randn(6, CHUNK, head_dim, generator=generator).to(dtype)
+    found = 1
+    for tiles in (1, 2, 6):  # one product alone takes another path than several
+        keys = probe_weight(tiles * CHUNK, head_dim, dtype).view(tiles, CHUNK, head_dim)
+        values = probe_weight(tiles * head_dim, CHUNK, dtype).view(tiles, head_dim, CHUNK).transpose(1, 2).contiguous()
+        found = max(
+            found,
+            row_multiple(partial(_times, keys.transpose(1, 2)), probe_input((tiles,), head_dim, dtype)),
+            row_multiple(partial(_times, values), probe_input((tiles,), CHUNK, dtype)),
+        )
+    return found
 
-    def scores(q: Tensor) -> Tensor:
-        return torch.bmm(q, keys[: q.shape[0]].transpose(1, 2))
 
-    def mixed(weights: Tensor) -> Tensor:
-        return torch.bmm(weights, keys[: weights.shape[0]])
-
-    # One product alone takes another path than several.
-    return max(row_multiple(product, width, dtype, (n,)) for n in (1, 6) for product, width in ((scores, head_dim), (mixed, CHUNK)))
+def _times(right: Tensor, left: Tensor) -> Tensor:
+    return torch.bmm(left, right)
