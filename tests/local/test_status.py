@@ -100,7 +100,7 @@ def test_lines_tell_phases_at_once_and_progress_in_steps() -> None:
         "batchjob/nightly  Running  --------------------   0%  41/100 requests, 1 failed, 18540 tok/s, ETA 52m",
         "batchjob/nightly  Running  ##------------------  11%  41/100 requests, 1 failed, 18540 tok/s, ETA 52m",
         "batchjob/nightly  Running  #################### 100%  41/100 requests, 1 failed, 18540 tok/s, ETA 52m",
-        "batchjob/nightly  Succeeded  #################### 100%  41/100 requests, 1 failed, → s3://b/out/output.jsonl",
+        "batchjob/nightly  Succeeded  #################### 100%  41/100 requests, 1 failed → s3://b/out/output.jsonl",
     ]
 
 

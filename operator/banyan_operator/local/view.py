@@ -79,7 +79,7 @@ def detail(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> str:
             if status.get("etaText"):
                 parts.append(f"ETA {status['etaText']}")
         elif phase(resource) == "Succeeded" and status.get("outputURI"):
-            parts.append(f"→ {status['outputURI']}")
+            return f"{', '.join(parts)} → {status['outputURI']}"
         else:
             parts.append(reason(resource))
         return ", ".join(parts)
