@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.conftest import ServerProcess, StartServer
 
-GREEDY = {"temperature": 0, "max_new_tokens": 8}
+GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 PROMPT = "The capital of France is"
 
 
@@ -36,7 +36,7 @@ def tokenize(server: ServerProcess, prompt: Any, **options: Any) -> Any:
 
 
 def test_the_warm_up_call_of_the_seeds_answers(server: ServerProcess) -> None:
-    answer = generate(server, text="The capital city of France is", sampling_params={"temperature": 0, "max_new_tokens": 8})
+    answer = generate(server, text="The capital city of France is", sampling_params=GREEDY)
     meta = answer["meta_info"]
     assert (len(answer["output_ids"]), meta["completion_tokens"], meta["prompt_tokens"]) == (8, 8, 6)
     assert meta["finish_reason"] == {"type": "length", "length": 8}

@@ -17,6 +17,7 @@ from banyan_runtime.errors import ModelError
 from banyan_runtime.front.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from banyan_runtime.front.text.vocabulary import token_bytes
 
+_FILES: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")  # any of these makes a tokenizer
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -40,6 +41,11 @@ class Tokenizer:
     @staticmethod
     def load(folder: Path) -> Tokenizer:
         """Read the tokenizer in `folder`. Raises ModelError when it is missing or broken."""
+        if not any((folder / name).is_file() for name in _FILES):  # transformers would make an empty one out of nothing
+            raise ModelError(
+                f"{folder}: holds no tokenizer (tokenizer.json); put it there, name another folder with --tokenizer-path, or serve "
+                "token ids only with --skip-tokenizer-init"
+            )
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         settings = read_json(folder / "tokenizer_config.json")
