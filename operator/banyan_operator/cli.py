@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["run"]:  # it parses its own options: they come from the environment too
+        # As process 1 of a container we would not hear a SIGTERM at all until the operator listens to it, seconds of imports later.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         from banyan_operator.cluster.app import main as run
 
         return run(words[1:])

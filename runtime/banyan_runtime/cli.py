@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 from banyan_runtime import __version__, lastwords
 from banyan_runtime.errors import UserError
@@ -23,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = words.pop(0) if words else "help"
+    # As process 1 of a container we would not hear a SIGTERM at all until a command listens to it, which takes seconds of imports.
+    signal.signal(signal.SIGTERM, _end)
     try:
         if command == "serve":
             from banyan_runtime.serve import main as serve
@@ -46,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 64
     except UserError as error:
         return lastwords.fatal(error)
+
+
+def _end(*_: int | FrameType | None) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":
