@@ -8,6 +8,7 @@ from typing import Final
 from banyan_operator.api import BatchJob
 from banyan_operator.api.uris import ClaimPath, HostPath, locate
 from banyan_operator.desired import pods, serverpod
+from banyan_operator.desired.companions import cache_claim, service_account
 from banyan_operator.desired.merge import merged
 from banyan_operator.desired.metadata import (
     DEFAULT_IMAGE,
@@ -47,10 +48,10 @@ def children(
     """
     found: list[Manifest] = []
     if job.spec.service_account_name is None:
-        found.append(_service_account(job, settings))
+        found.append(service_account(job, settings, f"{job.metadata.name}-batch"))
     own = job.spec.server
     if own is not None and own.cache.type == "PersistentVolumeClaim" and own.cache.claim_name is None:
-        found.append(_cache_claim(job, settings))
+        found.append(cache_claim(job, settings, own.cache))
     found.append(work(job, settings, server_url=server_url, suspend=suspend, live=live))
     return tuple(found)
 
@@ -200,31 +201,3 @@ def _place(uri: str, name: str, *, read_only: bool) -> Place:
             return Place(pods.escaped(path))
         case _:
             return Place(pods.escaped(uri))
-
-
-def _service_account(job: BatchJob, settings: Settings) -> Manifest:
-    return child(
-        job,
-        settings,
-        api_version="v1",
-        kind="ServiceAccount",
-        name=f"{job.metadata.name}-batch",
-        body={"automountServiceAccountToken": False},
-    )
-
-
-def _cache_claim(job: BatchJob, settings: Settings) -> Manifest:
-    own = job.spec.server
-    assert own is not None
-    spec: Manifest = {"accessModes": [own.cache.access_mode], "resources": {"requests": {"storage": str(own.cache.size)}}}
-    if own.cache.storage_class_name is not None:
-        spec["storageClassName"] = own.cache.storage_class_name
-    return child(
-        job,
-        settings,
-        api_version="v1",
-        kind="PersistentVolumeClaim",
-        name=f"{job.metadata.name}-cache",
-        body={"spec": spec},
-        owned=not own.cache.retain,
-    )

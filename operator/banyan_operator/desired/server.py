@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from banyan_operator.api import InferenceServer
 from banyan_operator.desired import pods, serverpod
+from banyan_operator.desired.companions import cache_claim, service_account
 from banyan_operator.desired.merge import merged
 from banyan_operator.desired.metadata import (
     DEFAULT_IMAGE,
@@ -27,9 +28,9 @@ def children(server: InferenceServer, settings: Settings, live: Manifest | None 
     """
     found: list[Manifest] = []
     if server.spec.service_account_name is None:
-        found.append(_service_account(server, settings))
+        found.append(service_account(server, settings, f"{server.metadata.name}-server"))
     if server.spec.cache.type == "PersistentVolumeClaim" and server.spec.cache.claim_name is None:
-        found.append(_cache_claim(server, settings))
+        found.append(cache_claim(server, settings, server.spec.cache))
     found += [_service(server, settings), _pod_service(server, settings), deployment(server, settings, live)]
     if server.spec.ingress is not None and settings.platform == "cluster":  # in local mode there is nobody to serve it
         found.append(_ingress(server, settings))
@@ -85,33 +86,6 @@ def _template(server: InferenceServer, image: str, settings: Settings) -> Manife
     template = merged({"metadata": {"labels": labels(server)}, "spec": pod}, spec.pod_template)
     annotations = {**template["metadata"].get("annotations", {}), SPEC_HASH: digest(template)}
     return {"metadata": {**template["metadata"], "annotations": annotations}, "spec": template["spec"]}
-
-
-def _service_account(server: InferenceServer, settings: Settings) -> Manifest:
-    return child(
-        server,
-        settings,
-        api_version="v1",
-        kind="ServiceAccount",
-        name=f"{server.metadata.name}-server",
-        body={"automountServiceAccountToken": False},
-    )
-
-
-def _cache_claim(server: InferenceServer, settings: Settings) -> Manifest:
-    cache = server.spec.cache
-    spec: Manifest = {"accessModes": [cache.access_mode], "resources": {"requests": {"storage": str(cache.size)}}}
-    if cache.storage_class_name is not None:
-        spec["storageClassName"] = cache.storage_class_name
-    return child(
-        server,
-        settings,
-        api_version="v1",
-        kind="PersistentVolumeClaim",
-        name=f"{server.metadata.name}-cache",
-        body={"spec": spec},
-        owned=not cache.retain,  # what nobody owns outlives the resource
-    )
 
 
 def _service(server: InferenceServer, settings: Settings) -> Manifest:
