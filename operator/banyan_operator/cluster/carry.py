@@ -14,8 +14,9 @@ from banyan_operator.cluster.client import Api, ApiError
 from banyan_operator.cluster.drift import LIMIT, WINDOW_S, Repairs
 from banyan_operator.cluster.events import Recorder
 from banyan_operator.cluster.merge import merge_patch
-from banyan_operator.cluster.metrics import TERMINAL, Metrics
+from banyan_operator.cluster.metrics import Metrics
 from banyan_operator.cluster.store import Store
+from banyan_operator.observed.batch import TERMINAL
 from banyan_operator.plan import Event, Manifest, Plan, Ref
 
 log = logging.getLogger(__name__)

@@ -102,9 +102,10 @@ class Driver:
     async def drain(self, timeout_s: float) -> None:
         """Begin nothing more, and wait until what is at work is done, or for so long."""
         self.stopping = True
-        deadline = time.monotonic() + timeout_s
-        while self._queue.backlog.working and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+        try:
+            await asyncio.wait_for(self._queue.idle(), timeout_s)
+        except TimeoutError:
+            log.warning("not everything was done within %.0f s; the next operator goes on with it", timeout_s)
 
     async def _next(self) -> tuple[Key, float]:
         while True:

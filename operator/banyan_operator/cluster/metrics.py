@@ -6,12 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from banyan_operator.api.status import BatchPhase
 from banyan_operator.cluster import kinds
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.store import Store
@@ -23,8 +24,7 @@ _SECONDS: Final = (
 )  # controller-runtime's own buckets
 _QUEUE_SECONDS: Final = (0.001, 0.01, 0.1, 1, 10, 100, 1000)
 _JOB_SECONDS: Final = (10, 30, 60, 300, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800)
-PHASES: Final = ("Pending", "Running", "Suspended", "Cancelling", "Cancelled", "Succeeded", "Failed", "Expired")
-TERMINAL: Final = frozenset({"Cancelled", "Succeeded", "Failed", "Expired"})
+PHASES: Final = get_args(BatchPhase)
 
 
 class Metrics:

@@ -95,6 +95,8 @@ class WorkQueue:
         self.retries = 0
         self._clock = clock
         self._news = asyncio.Event()
+        self._idle = asyncio.Event()  # nothing is in work
+        self._idle.set()
 
     def add(self, key: Key) -> None:
         self.adds += 1
@@ -112,6 +114,7 @@ class WorkQueue:
             self.backlog.advance(now)
             taken = self.backlog.take(now)
             if taken is not None:
+                self._idle.clear()
                 return taken
             due = self.backlog.next_due()
             self._news.clear()
@@ -123,6 +126,12 @@ class WorkQueue:
     def done(self, key: Key) -> None:
         self.backlog.done(key, self._clock())
         self._news.set()
+        if not self.backlog.working:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until nothing is in work."""
+        await self._idle.wait()
 
     def retry(self, key: Key, conflict: bool = False) -> float:
         """Add the key again after its back-off; returns the delay, s."""
