@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from banyan_runtime.errors import ConfigError, ModelError, UnavailableError
+from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
 from banyan_runtime.models import catalog, fetch, resolve
 from banyan_runtime.models.inspect import describe, inspect
 
@@ -165,6 +166,19 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
 def test_a_path_that_is_no_model_is_explained(path: str, message: str) -> None:
     with pytest.raises((ConfigError, ModelError), match=message):
         resolve(path)
+
+
+def test_a_folder_that_may_not_be_read_names_the_user_and_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0)
+    root = os.getuid() == 0
+    if root:
+        os.seteuid(65532)  # root may read everything, so be somebody else meanwhile
+    try:
+        with pytest.raises(AccessError, match=r"user \d+ may not read it; give that user read access"):
+            resolve(str(tmp_path / "locked" / "model"))
+    finally:
+        if root:
+            os.seteuid(0)
 
 
 def test_a_truncated_weight_file_is_named(shelf: Path, tmp_path: Path) -> None:

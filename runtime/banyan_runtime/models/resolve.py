@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.errors import AccessError, ConfigError, ModelError
 from banyan_runtime.models.progress import Report, silent
 
 SCHEME = "catalog://"
@@ -13,8 +14,8 @@ SCHEME = "catalog://"
 def resolve(model_path: str, download_dir: str | None = None, progress: Report = silent) -> Path:
     """The folder of the model, fetched if need be.
 
-    A folder is never looked up on a network. Raises ModelError for a folder without config.json, ConfigError for another
-    kind of address.
+    A folder is never looked up on a network. Raises ModelError for a folder without config.json, AccessError for one that may
+    not be read, ConfigError for another kind of address.
     """
     if model_path.startswith(SCHEME):
         from banyan_runtime.models.fetch import cache_dir, fetch
@@ -24,10 +25,15 @@ def resolve(model_path: str, download_dir: str | None = None, progress: Report =
     if "://" in model_path:
         raise ConfigError(f"--model-path={model_path}: only a folder or {SCHEME}NAME can be served")
     folder = Path(model_path).expanduser()
-    if not folder.is_dir():
-        raise ModelError(
-            f"--model-path={model_path}: no such folder; give the folder of a model, or {SCHEME}NAME ('banyan-runtime models list')"
-        )
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"--model-path={model_path}: the folder holds no config.json, so it is not a model folder")
+    try:
+        if not folder.is_dir():
+            raise ModelError(
+                f"--model-path={model_path}: no such folder; give the folder of a model, or {SCHEME}NAME ('banyan-runtime models list')"
+            )
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"--model-path={model_path}: the folder holds no config.json, so it is not a model folder")
+    except PermissionError:
+        raise AccessError(
+            f"--model-path={model_path}: user {os.geteuid()} may not read it; give that user read access (fsGroup, or chmod a+rX)"
+        ) from None
     return folder
