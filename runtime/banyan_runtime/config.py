@@ -169,10 +169,11 @@ class ServerConfig:
         1, check=at_least(1), help="Decode steps before waiting prompts are looked at.", group="schedule"
     )
     allow_auto_truncate: bool = option(False, help="Cut prompts that are too long instead of refusing them.", group="schedule")
-    sleep_on_idle: bool = option(True, help="An idle engine blocks instead of polling. Always on.", group="schedule")
 
     # --- logs and metrics ---
-    log_level: str = option("info", check=one_of("debug", "info", "warning", "error", "critical"), help="Log level.", group="logs")
+    log_level: str = option(
+        "info", check=one_of("debug", "info", "warning", "error", "critical"), help="Least severe messages that are logged.", group="logs"
+    )
     log_level_http: str | None = option(
         None,
         check=one_of("debug", "info", "warning", "error", "critical", None),
@@ -181,7 +182,6 @@ class ServerConfig:
     )
     log_format: str = option("text", check=one_of("text", "json"), help="text, or one JSON object a line.", group="logs")
     decode_log_interval: int = option(40, check=at_least(1), help="Decode steps per 'Decode batch.' line.", group="logs")
-    enable_metrics: bool = option(True, help="Serve /metrics. Always on.", group="logs")
     watchdog_timeout: float = option(
         300.0, check=at_least(1), help="Seconds without a finished step before the engine dumps its stacks and exits.", group="logs"
     )
@@ -315,8 +315,16 @@ REFUSED: Final[dict[str, Refused]] = {
     "collect_tokens_histogram": Refused(False, "token histograms are always collected"),
 }
 
-HARMLESS: Final[frozenset[str]] = frozenset({"disable_cuda_graph", "cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding"})
-"""Options of SGLang's about CUDA graphs: accepted and without effect until Banyan captures graphs."""
+HARMLESS: Final[dict[str, int | None]] = {
+    "enable_metrics": 0,  # always on
+    "sleep_on_idle": 0,  # always on
+    "disable_cuda_graph": 0,
+    "disable_cuda_graph_padding": 0,
+    "cuda_graph_max_bs": 1,
+    "cuda_graph_bs": None,
+}
+"""Options of SGLang's that are accepted and change nothing (no graphs are captured yet), with how many whole numbers each
+takes; None: one or more."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -375,8 +383,17 @@ def _refuse(rest: Sequence[str]) -> None:
             values.append(rest[position])
             position += 1
         if key in HARMLESS:
+            _check_numbers(name, HARMLESS[key], values)
             continue
         refused = REFUSED[key]
         given = " ".join(values) if values else "true"
         if given.lower() != str(refused.default).lower():
             raise ConfigError(f"{name}={given} is not supported: {refused.reason}. Remove the flag or use {refused.default}.")
+
+
+def _check_numbers(name: str, count: int | None, values: Sequence[str]) -> None:
+    if not all(value.isdecimal() and int(value) > 0 for value in values):
+        raise ConfigError(f"{name}={' '.join(values)} must be whole numbers of at least 1")
+    if (count is None and not values) or (count is not None and len(values) != count):
+        wanted = {0: "no value", 1: "one value", None: "at least one value"}[count]
+        raise ConfigError(f"{name}={' '.join(values)} takes {wanted}")

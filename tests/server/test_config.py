@@ -1,0 +1,96 @@
+"""The command line of the server: every option is checked, and SGLang's that Banyan lacks are refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from banyan_runtime.config import HARMLESS, REFUSED, Refused, ServerConfig, add_options, flag, parse
+from banyan_runtime.errors import ConfigError
+
+
+def asked(*words: str) -> ServerConfig:
+    return parse(["--model-path", "folder", *words])
+
+
+def another(default: object) -> str:
+    """A value that is not the default, of the same kind."""
+    if isinstance(default, bool) or default is None:
+        return "true"
+    return str(default + 7) if isinstance(default, int | float) else f"other-than-{default}"
+
+
+@pytest.mark.parametrize(("name", "refused"), REFUSED.items(), ids=REFUSED)
+def test_an_option_that_banyan_lacks_is_refused_with_its_reason_unless_it_keeps_its_default(name: str, refused: Refused) -> None:
+    value = another(refused.default)
+    with pytest.raises(ConfigError) as told:
+        asked(f"{flag(name)}={value}")
+    assert str(told.value) == (f"{flag(name)}={value} is not supported: {refused.reason}. Remove the flag or use {refused.default}.")
+    if refused.default not in (None, False):
+        asked(flag(name), str(refused.default))
+
+
+@pytest.mark.parametrize("name", [name for name, refused in REFUSED.items() if refused.default is False])
+def test_a_switch_that_banyan_lacks_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag(name)}=true is not supported"):
+        asked(flag(name))
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_an_option_without_effect_is_accepted_and_still_checked(name: str) -> None:
+    count = HARMLESS[name]
+    good = ["4"] * (2 if count is None else count)
+    assert asked(flag(name), *good) == asked()
+    with pytest.raises(ConfigError, match=flag(name)):
+        asked(flag(name), "often")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "70000"], "--port=70000 must be between 0 and 65535"),
+        (["--port", "many"], "argument --port: invalid int value: 'many'"),
+        (["--page-size", "3"], "--page-size=3 must be one of 1, 16, 32, 64"),
+        (["--chunked-prefill-size", "0"], "--chunked-prefill-size=0 must be at least 1, or -1 for no chunking"),
+        (["--chunked-prefill-size", "40", "--page-size", "16"], "--chunked-prefill-size=40 must be a multiple of --page-size=16"),
+        (["--mem-fraction-static", "1.5"], "--mem-fraction-static=1.5 must be between 0.05 and 0.98"),
+        (["--json-model-override-args", "[1]"], "--json-model-override-args=[1] must be a JSON object"),
+        (["--schedule-policy", "random"], "--schedule-policy=random must be one of fcfs, lpm"),
+        (["--api-key", "a", "--api-keys-file", "b"], "--api-key and --api-keys-file exclude each other"),
+        (["--no-such-option"], "unknown option --no-such-option"),
+        (["stray"], "unknown option stray"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_would_be_good(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        asked(*words)
+    assert message in str(told.value)
+
+
+def test_the_model_is_required() -> None:
+    with pytest.raises(ConfigError, match="--model-path"):
+        parse([])
+
+
+def test_every_option_says_what_it_does() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="serve")
+    add_options(parser)
+    text = parser.format_help()
+    for field in dataclasses.fields(ServerConfig):
+        assert flag(field.name) in text
+        assert len(field.metadata["help"]) > 10
+
+
+def test_secrets_reach_neither_the_log_nor_the_engine() -> None:
+    config = asked("--api-key", "s3cret-key")
+    assert config.api_key == "s3cret-key"
+    for shown in (repr(config), str(config.public()), config.engine_json()):
+        assert "s3cret-key" not in shown
+
+
+def test_the_engine_gets_the_same_options() -> None:
+    config = asked("--served-model-name", "a", "b", "--page-size", "16", "--dtype", "float32")
+    assert ServerConfig.from_engine_json(config.engine_json()) == config
