@@ -13,9 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from banyan_runtime.errors import UnavailableError
 from banyan_runtime.models import resolve
+
+# A slow machine is no failure of the code.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 ROOT = Path(__file__).parent.parent
 CACHE = Path(os.environ.get("BANYAN_TEST_CACHE", Path.home() / ".cache" / "banyan" / "tests"))
