@@ -96,6 +96,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Counts by layer, and what was left out and why; `make test` repeats the latter as its last lines."""
+    if hasattr(terminalreporter.config, "workerinput"):  # an xdist worker: the controller tells it for all
+        return
     layers: dict[str, Counter[str]] = {}
     left_out: Counter[str] = Counter()
     for outcome in ("passed", "failed", "error", "skipped"):
