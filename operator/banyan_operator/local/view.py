@@ -172,8 +172,8 @@ class Screen:
 
     def _draw(self, snapshot: Snapshot) -> RenderableType:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-        for _ in range(4):
-            table.add_column(no_wrap=True, overflow="ellipsis")
+        for least in (24, 9, BAR_CELLS, None):  # name, phase, bar; the detail is what a narrow terminal cuts
+            table.add_column(no_wrap=True, overflow="ellipsis", min_width=least)
         for resource in snapshot.resources:
             done = percent(resource, snapshot.loading)
             bar: RenderableType = "" if done is None else ProgressBar(total=100, completed=done, width=BAR_CELLS)
