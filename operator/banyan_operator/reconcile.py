@@ -21,8 +21,8 @@ from banyan_operator.observed import news
 from banyan_operator.observed import server as observed_server
 from banyan_operator.observed.batch import CANCEL, EXPIRE, Stop
 from banyan_operator.observed.conditions import Finding, condition, is_true, no, refused, yes
-from banyan_operator.observed.times import seconds
 from banyan_operator.plan import Event, Manifest, Plan, Ref, Settings, World
+from banyan_operator.times import seconds
 
 WATCH_S: Final = {"cluster": 10.0, "local": 1.0}
 """How often what is moving is looked at: progress and loading are seen by asking, not by a watch."""

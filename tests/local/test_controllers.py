@@ -11,8 +11,8 @@ import pytest
 
 from banyan_operator.local.controllers import actions, deployment, job, replicaset
 from banyan_operator.local.objects import Objects, key_of
-from banyan_operator.local.times import stamp
 from banyan_operator.plan import Manifest
+from banyan_operator.times import stamp
 
 
 class Cluster:

@@ -15,8 +15,8 @@ from rich.console import Console
 from banyan_operator.cli import main
 from banyan_operator.local.snapshot import Snapshot, all_done, servers_ready
 from banyan_operator.local.table import age, render
-from banyan_operator.local.times import stamp
 from banyan_operator.local.view import Lines, Screen, view_for
+from banyan_operator.times import stamp
 
 NOW = 1_000_000.0
 

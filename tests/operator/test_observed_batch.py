@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from banyan_operator.observed.batch import bar
-from banyan_operator.observed.times import stamp
 from banyan_operator.plan import Manifest, Plan, Ref, World
 from banyan_operator.reconcile import reconcile
+from banyan_operator.times import stamp
 from tests.operator.conftest import LOCAL, SETTINGS, a_batch, a_server, an_own_server_batch, merge
 from tests.operator.test_desired import render, workload
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from banyan_operator.desired.metadata import SPEC_HASH
-from banyan_operator.observed.times import rough, stamp
 from banyan_operator.plan import Manifest, Plan, World
 from banyan_operator.reconcile import reconcile
+from banyan_operator.times import rough, stamp
 from tests.operator.conftest import LOCAL, SETTINGS, a_server, merge
 from tests.operator.test_desired import render, workload
 

@@ -14,9 +14,9 @@ from banyan_operator import api
 from banyan_operator.desired.difference import KINDS
 from banyan_operator.desired.metadata import SPEC_HASH
 from banyan_operator.desired.references import references
-from banyan_operator.observed.times import stamp
 from banyan_operator.plan import Manifest, Plan, Ref, Settings, World
 from banyan_operator.reconcile import reconcile
+from banyan_operator.times import stamp
 from tests.operator.conftest import SETTINGS, merge
 
 Place = tuple[str, str]  # kind, name

@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from banyan_operator.cluster import kinds
 from banyan_operator.cluster.client import Api, ApiError, TokenBucket
 from banyan_operator.plan import Event, Manifest
+from banyan_operator.times import stamp
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Recorder:
                 del self._posted[next(iter(self._posted))]
 
     async def _create(self, regarding: Manifest, event: Event, name: str, now: float) -> None:
-        meta, stamp = regarding["metadata"], _time(now)
+        meta, at = regarding["metadata"], stamp(now)
         body: Manifest = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -89,8 +89,8 @@ class Recorder:
             "source": {"component": kinds.FIELD_MANAGER},
             "reportingComponent": kinds.FIELD_MANAGER,
             "reportingInstance": "",
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
             "count": 1,
         }
         try:
@@ -106,7 +106,7 @@ class Recorder:
 
     async def _repeat(self, namespace: str, name: str, count: int, now: float) -> None:
         try:
-            await self._api.merge(kinds.EVENT, namespace, name, {"count": count, "lastTimestamp": _time(now)})
+            await self._api.merge(kinds.EVENT, namespace, name, {"count": count, "lastTimestamp": stamp(now)})
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -118,7 +118,3 @@ class Recorder:
         while len(self._buckets) > REMEMBER:
             del self._buckets[next(iter(self._buckets))]
         return bucket
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

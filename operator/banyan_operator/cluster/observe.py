@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Any, Final
 
 from banyan_operator import api as resources
@@ -15,6 +14,7 @@ from banyan_operator.cluster.pods import Pods
 from banyan_operator.cluster.store import Store
 from banyan_operator.desired.references import references
 from banyan_operator.plan import Manifest, Ref, World
+from banyan_operator.times import seconds
 
 FOUND_FOR_S: Final = 60.0  # a reference that was there is looked for again after so long
 MISSING_FIRST_S: Final = 1.0  # one that was not there: after so long at first,
@@ -131,4 +131,4 @@ def _waits_long(pod: Manifest, now: float) -> bool:
     if status.get("phase") != "Pending" or not pod.get("spec", {}).get("nodeName"):
         return False
     began = status.get("startTime") or pod["metadata"].get("creationTimestamp")
-    return bool(began) and now - datetime.fromisoformat(began).timestamp() > EVENTS_AFTER_S
+    return bool(began) and now - seconds(str(began)) > EVENTS_AFTER_S

@@ -23,11 +23,11 @@ from banyan_operator.local.manifests import Contents, Manifests, check_change
 from banyan_operator.local.objects import Key, Objects, key_of
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, all_done, phase, state_home
-from banyan_operator.local.times import seconds
 from banyan_operator.local.view import View, label
 from banyan_operator.local.volumes import Volumes
 from banyan_operator.local.world import LocalWorld
 from banyan_operator.plan import Manifest, Settings
+from banyan_operator.times import seconds
 
 TURN_S = 1.0
 """A turn comes at least this often: retries of Jobs fall due, files change, and nobody says so."""

@@ -7,8 +7,8 @@ from enum import Enum, auto
 from typing import Any, Literal
 
 from banyan_operator.local.probes import KINDS, Probe, ProbeKind, Tracker
-from banyan_operator.local.times import stamp
 from banyan_operator.plan import Manifest
+from banyan_operator.times import stamp
 
 Role = Literal["init", "sidecar", "main"]
 

@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from banyan_operator.local.times import stamp
 from banyan_operator.plan import Manifest
+from banyan_operator.times import stamp
 
 NAMESPACE = "default"
 _GIVEN = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")

@@ -10,8 +10,8 @@ from typing import Any
 
 from banyan_operator.local.containers import Container, Phase, Role
 from banyan_operator.local.probes import ProbeKind
-from banyan_operator.local.times import stamp
 from banyan_operator.plan import Manifest
+from banyan_operator.times import stamp
 
 NODE = "local"
 ADDRESS = "127.0.0.1"

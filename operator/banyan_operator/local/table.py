@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from banyan_operator.api import KINDS
-from banyan_operator.local.times import seconds
 from banyan_operator.plan import Manifest
+from banyan_operator.times import seconds
 
 GAP = "   "
 _STEP = re.compile(r'\.([A-Za-z]+)|\[\?\(@\.([A-Za-z]+)=="([^"]*)"\)\]')

@@ -18,9 +18,9 @@ from banyan_operator.observed import trouble
 from banyan_operator.observed.conditions import Finding, condition, conditions, is_true, no, yes
 from banyan_operator.observed.failures import kept, last_failure
 from banyan_operator.observed.pods import End, LastWords, Pod, pods
-from banyan_operator.observed.times import rough, seconds, stamp
 from banyan_operator.observed.trouble import Trouble, View
 from banyan_operator.plan import Manifest, Settings, World
+from banyan_operator.times import rough, seconds, stamp
 
 M = TypeVar("M", bound=Model)
 

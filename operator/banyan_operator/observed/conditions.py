@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from banyan_operator.api.status import Condition, Truth
-from banyan_operator.observed.times import stamp
 from banyan_operator.plan import Manifest
+from banyan_operator.times import stamp
 
 MAX_MESSAGE = 2048
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from banyan_operator.desired.metadata import SPEC_HASH
-from banyan_operator.observed.times import seconds
 from banyan_operator.plan import Manifest
+from banyan_operator.times import seconds
 
 
 @dataclass(frozen=True, slots=True)

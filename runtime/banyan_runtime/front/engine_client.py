@@ -50,11 +50,10 @@ class Stream:
     `async with client.generate(...) as stream`, and leaving the block early aborts.
     """
 
-    __slots__ = ("_client", "_error", "_finish", "_ids", "_over", "_waiter", "first_token", "id", "last_token", "submitted")
+    __slots__ = ("_client", "_error", "_finish", "_ids", "_over", "_waiter", "first_token", "id", "last_token")
 
-    def __init__(self, client: EngineClient, request_id: int, now: float) -> None:
+    def __init__(self, client: EngineClient, request_id: int) -> None:
         self.id = request_id
-        self.submitted = now  # monotonic seconds
         self.first_token: float | None = None
         self.last_token = 0.0
         self._client = client
@@ -163,7 +162,7 @@ class EngineClient:
             raise EngineError("queue_full", "The request queue is full.")
         request_id = self._next_id
         self._next_id += 1
-        stream = Stream(self, request_id, self._clock())
+        stream = Stream(self, request_id)
         self._send(wire.Submit(request_id, wire.pack_ids(token_ids), sampling, priority, salt))
         self._streams[request_id] = stream
         return stream

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from banyan_operator.local.objects import Key, key_of
-from banyan_operator.local.times import stamp
 from banyan_operator.plan import Manifest
+from banyan_operator.times import stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from banyan_operator.local.controllers.actions import Action, Create, Replace, SetStatus, condition, delete, template_hash
 from banyan_operator.local.objects import key_of, owned_by
-from banyan_operator.local.times import seconds, stamp
 from banyan_operator.plan import Manifest
+from banyan_operator.times import seconds, stamp
 
 REVISION = "deployment.kubernetes.io/revision"
 HASH = "pod-template-hash"

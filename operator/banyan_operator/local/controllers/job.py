@@ -21,8 +21,8 @@ from banyan_operator.local.controllers.actions import (
     is_ready,
 )
 from banyan_operator.local.objects import key_of, owned_by
-from banyan_operator.local.times import seconds, stamp
 from banyan_operator.plan import Manifest
+from banyan_operator.times import seconds, stamp
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 FIRST_RETRY_S = 10.0
@@ -203,7 +203,7 @@ def _announced(conditions: dict[str, Manifest]) -> Verdict | None:
 def _ended_at(job: Manifest) -> float | None:
     for one in job.get("status", {}).get("conditions", ()):
         if one["type"] in ("Complete", "Failed") and one["status"] == "True":
-            return seconds(one["lastTransitionTime"])
+            return seconds(str(one["lastTransitionTime"]))
     return None
 
 
@@ -241,7 +241,7 @@ def _retry_at(failed: Sequence[Manifest], succeeded: Sequence[Manifest]) -> floa
 def _finished_at(pod: Manifest) -> float:
     statuses = (*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ()))
     ends = [one["state"]["terminated"]["finishedAt"] for one in statuses if "terminated" in one["state"]]
-    return seconds(max(ends, default=pod["metadata"]["creationTimestamp"]))
+    return seconds(str(max(ends, default=pod["metadata"]["creationTimestamp"])))
 
 
 def _is_indexed(job: Manifest) -> bool:

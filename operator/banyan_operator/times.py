@@ -1,17 +1,22 @@
-"""Times as the Kubernetes API writes them."""
+"""Times as the Kubernetes API writes them, and durations as people read them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import overload
 
 
-def stamp(now: float) -> str:
-    """Unix seconds as RFC 3339, to the second."""
-    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def stamp(seconds: float) -> str:
+    """Unix seconds as RFC 3339 in UTC, to the second: '2026-11-21T12:00:00Z'."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+@overload
+def seconds(text: str) -> float: ...
+@overload
+def seconds(text: str | None) -> float | None: ...
 def seconds(text: str | None) -> float | None:
-    """RFC 3339 as unix seconds."""
+    """The inverse of `stamp`; also takes fractions and offsets. None for a time that is not set."""
     return datetime.fromisoformat(text).timestamp() if text else None
 
 
