@@ -235,8 +235,9 @@ def test_the_age_of_an_unanswered_ping_grows_and_its_answer_resets_it(tmp_path: 
             await asyncio.sleep(0.2)
             assert client.heartbeat() >= 0.2
             answers.set()
-            await asyncio.sleep(0.2)
-            assert client.heartbeat() == 0.0
+            async with asyncio.timeout(10):  # when the answer arrives is the machine's business
+                while client.heartbeat() > 0.0:
+                    await asyncio.sleep(0.02)
 
     run(scenario)
 
