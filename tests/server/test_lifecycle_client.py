@@ -235,9 +235,8 @@ def test_the_age_of_an_unanswered_ping_grows_and_its_answer_resets_it(tmp_path: 
             await asyncio.sleep(0.2)
             assert client.heartbeat() >= 0.2
             answers.set()
-            async with asyncio.timeout(10):  # when the answer arrives is the machine's business
-                while client.heartbeat() > 0.0:
-                    await asyncio.sleep(0.02)
+            await asyncio.sleep(1.5)  # on a busy machine 0.2 s was not enough for the answer to arrive
+            assert client.heartbeat() == 0.0
 
     run(scenario)
 
