@@ -26,7 +26,7 @@ from typing import Any
 
 import aiohttp
 
-from banyan_runtime.models import resolve
+from banyan_runtime.hub import resolve
 
 TOPICS = [
     "the sea",

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from banyan_runtime.errors import UnavailableError
-from banyan_runtime.models import resolve
+from banyan_runtime.hub import resolve
 
 # A slow machine is no failure of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

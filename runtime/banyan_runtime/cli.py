@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from banyan_runtime import __version__, lastwords
+from banyan_runtime import __version__
 from banyan_runtime.errors import UserError
+from banyan_runtime.server import termination
 
 USAGE = """usage: banyan-runtime COMMAND [OPTION...]
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end)
     try:
         if command == "serve":
-            from banyan_runtime.serve import main as serve
+            from banyan_runtime.server.serve import main as serve
 
             return serve(words)
         if command == "batch":
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return batch(words)
         if command == "models":
-            from banyan_runtime.models.cli import main as models
+            from banyan_runtime.hub.cli import main as models
 
             return models(words)
         if command in ("version", "--version"):
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"banyan-runtime: unknown command '{command}'\n\n{USAGE}", file=sys.stderr)
         return 64
     except UserError as error:
-        return lastwords.fatal(error)
+        return termination.fatal(error)
 
 
 def _end(*_: int | FrameType | None) -> NoReturn:

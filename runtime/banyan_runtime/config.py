@@ -158,8 +158,11 @@ class ServerConfig:
         1.0, check=between(0.01, 10), help="Multiplies the output length that admission expects.", group="schedule"
     )
     page_size: int = option(1, check=one_of(1, 16, 32, 64), help="Tokens per KV page.", group="schedule")
-    requeue: str = option(
-        "front", check=one_of("front", "tail"), help="Where a retracted request waits; SGLang 0.4 puts it at the tail.", group="schedule"
+    scheduling_rules: str = option(
+        "fair",
+        check=one_of("fair", "sglang"),
+        help="fair: retracted requests go first, and prefills let decodes through. sglang: SGLang 0.4.7's rules to the letter.",
+        group="schedule",
     )
     disable_radix_cache: bool = option(False, help="Do not share prefixes between requests.", group="schedule")
     disable_overlap_schedule: bool = option(

@@ -54,7 +54,7 @@ class Step:
     may end before the prompt does (a chunk), in which case samples[b] is False.
     """
 
-    phase: Literal["prefill", "decode"]
+    mode: Literal["prefill", "decode"]
     token_ids: I32  # [T]; negative: the token that the step still in flight samples for this row
     positions: I32  # [T] absolute positions
     out_slots: I32  # [T] KV slot each token writes; equals table[row, position]

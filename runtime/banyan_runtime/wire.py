@@ -110,7 +110,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     phase_seconds: dict[str, float] = {}
 
 
-class Phase(msgspec.Struct, frozen=True, tag="phase"):
+class StartupProgress(msgspec.Struct, frozen=True, tag="startup"):
     """Start-up progress, before `Ready`."""
 
     name: str  # downloading | loading | warming
@@ -167,7 +167,7 @@ class HistogramCounts(msgspec.Struct):
     sum: float = 0.0
 
 
-class PhaseStats(msgspec.Struct):
+class StepStats(msgspec.Struct):
     """Counters of one kind of step."""
 
     steps: int
@@ -192,8 +192,8 @@ class Stats(msgspec.Struct, tag="stats", kw_only=True):
     evicted_tokens: int
     new_token_ratio: float
     gen_throughput: float  # tokens/s of the last decode log line
-    prefill: PhaseStats
-    decode: PhaseStats
+    prefill: StepStats
+    decode: StepStats
     cpu_seconds: float
     resident_bytes: int
 
@@ -215,7 +215,7 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     exit_code: int
 
 
-EngineMessage = Phase | Ready | StepOutput | Failed | Stats | Flushed | Pong | Fatal
+EngineMessage = StartupProgress | Ready | StepOutput | Failed | Stats | Flushed | Pong | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 _front_decoder = msgspec.msgpack.Decoder(FrontMessage)

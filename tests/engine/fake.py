@@ -114,7 +114,7 @@ class FakeRunner:
     def launch(self, step: Step) -> FakeHandle:
         self.steps += 1
         if self.logging:
-            self.log.append((step.phase, len(step.rows), len(step.token_ids)))
+            self.log.append((step.mode, len(step.rows), len(step.token_ids)))
         if self.check:
             self._check(step)
         handle = FakeHandle(self, step)
@@ -135,7 +135,7 @@ class FakeRunner:
         slots = step.out_slots.tolist()
         assert len(set(slots)) == len(slots), "a slot written twice in a step"
         assert min(slots) >= self.page_size, "the padding page was given out"
-        if step.phase == "decode":
+        if step.mode == "decode":
             assert step.positions.tolist() == [length - 1 for length in step.kv_lens.tolist()]
             assert step.table[rows, step.positions].tolist() == slots
         else:
@@ -153,7 +153,7 @@ class FakeRunner:
         kv_lens, rows = step.kv_lens.tolist(), step.rows.tolist()
         token_ids = step.token_ids.tolist()
         widest = max(kv_lens)
-        if step.phase == "prefill":
+        if step.mode == "prefill":
             offset = 0
             for row, end, count in zip(rows, kv_lens, step.query_lens.tolist(), strict=True):
                 start = end - count

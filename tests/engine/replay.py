@@ -46,11 +46,11 @@ class SilentRunner:
         self.stop_rows = 0
 
     def launch(self, step: Step) -> _Done:
-        self.counts[step.phase] += 1
-        if step.phase == "prefill":
+        self.counts[step.mode] += 1
+        if step.mode == "prefill":
             self.prefilled += len(step.token_ids)
         ids: I32 = np.where(step.samples, 0, -1).astype(np.int32)
-        if step.phase == "decode" and self.counts["decode"] == self.stop_in:
+        if step.mode == "decode" and self.counts["decode"] == self.stop_in:
             ids[-self.stop_rows :] = 1
         return _Done(StepResult(token_ids=ids, failed=np.zeros(len(ids), dtype=np.bool_)))
 

@@ -103,7 +103,7 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         max_prefill_tokens=rng.choice((8, 32, 16_384)),
         chunk=rng.choice((None, page, 2 * page, 8 * page)),
         policy=rng.choice(("fcfs", "lpm")),
-        requeue=rng.choice(("front", "front", "tail")),
+        scheduling_rules=rng.choice(("fair", "fair", "sglang")),
         radix=rng.random() < 0.8,
         conservativeness=rng.choice((0.1, 0.5, 1.0)),
         continuous_decodes=rng.choice((1, 1, 3)),

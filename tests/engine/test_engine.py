@@ -233,10 +233,10 @@ def test_a_flush_empties_the_cache_and_is_refused_while_anybody_is_there() -> No
 
 @LOOPS
 @PAGES
-@pytest.mark.parametrize("requeue", ["front", "tail"])
+@pytest.mark.parametrize("rules", ["fair", "sglang"])
 @pytest.mark.parametrize("radix", [True, False], ids=["radix", "no-radix"])
-def test_a_retracted_request_continues_with_the_same_text(overlap: bool, page: int, requeue: str, radix: bool) -> None:
-    session = Session(limits(overlap=overlap, page_size=page, pool_tokens=256, requeue=requeue, radix=radix, conservativeness=0.05))
+def test_a_retracted_request_continues_with_the_same_text(overlap: bool, page: int, rules: str, radix: bool) -> None:
+    session = Session(limits(overlap=overlap, page_size=page, pool_tokens=256, scheduling_rules=rules, radix=radix, conservativeness=0.05))
     ids = []
     for number in range(12):
         ids.append(session.submit([number] * 5, 60))
@@ -344,9 +344,9 @@ def test_longest_prefix_match_starves_nobody() -> None:
     assert batches > OVERDUE_BATCHES
 
 
-@pytest.mark.parametrize("requeue", ["front", "tail"])
-def test_decode_steps_may_run_in_a_row_before_prompts_are_looked_at(requeue: str) -> None:
-    session = Session(limits(continuous_decodes=5, requeue=requeue))
+@pytest.mark.parametrize("rules", ["fair", "sglang"])
+def test_decode_steps_may_run_in_a_row_before_prompts_are_looked_at(rules: str) -> None:
+    session = Session(limits(continuous_decodes=5, scheduling_rules=rules))
     session.submit([1], 40)
     session.turn()
     session.turn()

@@ -83,9 +83,9 @@ def test_a_prompt_beyond_the_context_names_the_context() -> None:
 
 
 @LOOPS
-@pytest.mark.parametrize("requeue", ["front", "tail"])
-def test_aborting_all_that_run_lets_the_queue_in(overlap: bool, requeue: str) -> None:
-    session = Session(limits(overlap=overlap, pool_tokens=64, requeue=requeue))
+@pytest.mark.parametrize("rules", ["fair", "sglang"])
+def test_aborting_all_that_run_lets_the_queue_in(overlap: bool, rules: str) -> None:
+    session = Session(limits(overlap=overlap, pool_tokens=64, scheduling_rules=rules))
     running = [session.submit([number] * 10, max_new=20) for number in range(2)]
     waiting = [session.submit([10 + number] * 10, max_new=30) for number in range(2)]
     for _ in range(3):
@@ -126,9 +126,9 @@ def test_when_the_pool_is_full_and_nobody_can_leave_the_request_fails_and_the_en
 
 
 @LOOPS
-@pytest.mark.parametrize("requeue", ["front", "tail"])
-def test_a_victim_whose_text_and_full_length_exceed_the_pool_is_admitted_when_alone(overlap: bool, requeue: str) -> None:
-    session = Session(limits(pool_tokens=64, conservativeness=0.05, requeue=requeue, overlap=overlap))
+@pytest.mark.parametrize("rules", ["fair", "sglang"])
+def test_a_victim_whose_text_and_full_length_exceed_the_pool_is_admitted_when_alone(overlap: bool, rules: str) -> None:
+    session = Session(limits(pool_tokens=64, conservativeness=0.05, scheduling_rules=rules, overlap=overlap))
     ids = [session.submit([1] * 4, max_new=45)]
     session.turn()
     session.turn()

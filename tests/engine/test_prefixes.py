@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from banyan_runtime.engine.in_batch_prefix import InBatchPrefixes
 from banyan_runtime.engine.memory.prefixes import ID_BYTES, Node, NoPrefixes, PrefixTree, common_tokens
-from banyan_runtime.engine.sharing import InBatchPrefixes
 from banyan_runtime.wire import pack_ids
 from tests.engine.cost import lines_run
 

@@ -20,4 +20,4 @@ def pieces_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def words_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(support.word_pieces(tmp_path_factory.mktemp("word-piece")))
+    return Tokenizer.load(support.word_pieces(tmp_path_factory.mktemp("word-delta")))

@@ -21,7 +21,7 @@ CHATML = (
 
 
 def splits(text: str, shuffled: int = 40) -> Iterator[list[str]]:
-    """The text in one piece, in single characters, in every two pieces, and in random pieces."""
+    """The text in one delta, in single characters, in every two deltas, and in random deltas."""
     yield [text]
     yield list(text)
     yield from ([text[:at], text[at:]] for at in range(1, len(text)))
@@ -61,9 +61,9 @@ def byte_level(folder: Path, *, added: tuple[str, ...] = ("<|endoftext|>", "<|im
 
 
 def byte_fallback(folder: Path) -> Path:
-    """Write a SentencePiece-like tokenizer: `▁` for a space, `<0xNN>` for bytes that no piece covers."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "你", "▁a"]
-    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    """Write a SentencePiece-like tokenizer: `▁` for a space, `<0xNN>` for bytes that no delta covers."""
+    deltas = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "你", "▁a"]
+    vocabulary = {delta: index for index, delta in enumerate(deltas)}
     tokenizer = Tokenizer(kinds.BPE(vocab=vocabulary, merges=[("▁", "a")], unk_token="<unk>", byte_fallback=True))
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])

@@ -1,4 +1,4 @@
-"""Text from tokens, piece by piece."""
+"""Text from tokens, delta by delta."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ def stream(tokenizer: Tokenizer, ids: list[int], **options: bool) -> list[str]:
     return [detokenizer.feed([token_id]) for token_id in ids] + [detokenizer.finish()]
 
 
-def table(*pieces: bytes) -> ByteDetokenizer:
-    return ByteDetokenizer(pieces, frozenset())
+def table(*deltas: bytes) -> ByteDetokenizer:
+    return ByteDetokenizer(deltas, frozenset())
 
 
 @pytest.mark.parametrize("text", MULTILINGUAL)
 def test_a_streamed_text_is_the_text_and_no_piece_holds_half_a_character(text: str, bytes_tokenizer: Tokenizer) -> None:
-    pieces = stream(bytes_tokenizer, bytes_tokenizer.encode(text, add_special_tokens=False))
-    assert "".join(pieces) == text
-    assert not any("�" in piece for piece in pieces)
+    deltas = stream(bytes_tokenizer, bytes_tokenizer.encode(text, add_special_tokens=False))
+    assert "".join(deltas) == text
+    assert not any("�" in delta for delta in deltas)
 
 
 @given(st.lists(st.integers(0, 258), max_size=40), st.data())
 @settings(max_examples=200, deadline=None)
 def test_however_ids_are_cut_the_text_is_that_of_all_at_once(ids: list[int], data: st.DataObject) -> None:
-    pieces = [b"<eos>", b"", b"word ", *(bytes([byte]) for byte in range(256))]
-    whole = ByteDetokenizer(pieces, frozenset({0}))
+    deltas = [b"<eos>", b"", b"word ", *(bytes([byte]) for byte in range(256))]
+    whole = ByteDetokenizer(deltas, frozenset({0}))
     expected = whole.feed(ids) + whole.finish()
-    cut = ByteDetokenizer(pieces, frozenset({0}))
+    cut = ByteDetokenizer(deltas, frozenset({0}))
     parts, rest = [], ids
     while rest:
         size = data.draw(st.integers(1, len(rest)))
         parts.append(cut.feed(rest[:size]))
         rest = rest[size:]
     assert "".join(parts) + cut.finish() == expected
-    assert expected == b"".join(pieces[token_id] for token_id in ids if token_id != 0).decode("utf-8", "replace")
+    assert expected == b"".join(deltas[token_id] for token_id in ids if token_id != 0).decode("utf-8", "replace")
 
 
 def test_a_character_in_two_tokens_comes_with_the_second() -> None:
@@ -95,7 +95,7 @@ def test_special_tokens_are_left_out_unless_asked_for_or_needed_by_a_parser(byte
 
 def test_byte_fallback_pieces_make_characters_and_a_continuation_keeps_its_space(pieces_tokenizer: Tokenizer) -> None:
     assert pieces_tokenizer.has_bytes
-    ids = [pieces_tokenizer.token_id(piece) for piece in ("▁a", "b", "▁", "你", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "</s>")]
+    ids = [pieces_tokenizer.token_id(delta) for delta in ("▁a", "b", "▁", "你", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "</s>")]
     assert "".join(stream(pieces_tokenizer, [token_id for token_id in ids if token_id is not None])) == " ab 你😀"
 
 

@@ -13,7 +13,7 @@ from banyan_runtime import wire
 from banyan_runtime.front.chat.events import Event
 from banyan_runtime.front.engine_client import EngineError, Tokens
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.generation import Batch, Job, Piece
+from banyan_runtime.front.generation import Delta, GenerateRequest, GenerationGroup
 from banyan_runtime.front.text.detokenizer import ByteDetokenizer
 from banyan_runtime.wire import FinishCode
 
@@ -66,22 +66,24 @@ class World:
         self.streams.append(Stream(script))
         return self.streams[-1]
 
-    def run(self, *jobs: Job) -> list[tuple[int, Piece]]:
-        async def read() -> list[tuple[int, Piece]]:
-            async with Batch(self, jobs) as batch:  # type: ignore[arg-type]
-                await batch.admitted()
-                return [(index, piece) async for index, pieces in batch for piece in pieces]
+    def run(self, *requests: GenerateRequest) -> list[tuple[int, Delta]]:
+        async def read() -> list[tuple[int, Delta]]:
+            async with GenerationGroup(self, requests) as group:  # type: ignore[arg-type]
+                await group.admitted()
+                return [(index, delta) async for index, deltas in group for delta in deltas]
 
-        async def bounded() -> list[tuple[int, Piece]]:
+        async def bounded() -> list[tuple[int, Delta]]:
             return await asyncio.wait_for(read(), 5)
 
         return asyncio.run(bounded())
 
 
-def job(**options: Any) -> Job:
+def request(**options: Any) -> GenerateRequest:
     limits = {"min_new_tokens": options.pop("min_tokens", 0)}
     sampling = wire.Sampling(max_new_tokens=16, **limits)
-    return Job(token_ids=[1, 2, 3], sampling=sampling, detokenizer=ByteDetokenizer(LETTERS, frozenset()), request_id="r", **options)
+    return GenerateRequest(
+        token_ids=[1, 2, 3], sampling=sampling, detokenizer=ByteDetokenizer(LETTERS, frozenset()), request_id="r", **options
+    )
 
 
 def end(code: FinishCode, *ids: int) -> Tokens:
@@ -90,27 +92,27 @@ def end(code: FinishCode, *ids: int) -> Tokens:
 
 def test_pieces_hold_as_many_tokens_as_asked_for_however_they_arrive() -> None:
     world = World([Tokens([0]), Tokens([1, 2, 3, 4]), Tokens([5, 6]), end(FinishCode.LENGTH, 7)])
-    pieces = [piece for _, piece in world.run(job(group=3))]
-    assert [piece.content for piece in pieces] == ["abc", "def", "gh"]
-    assert pieces[-1].finished is not None
-    assert [piece.completion_tokens for piece in pieces] == [3, 6, 8]
+    deltas = [delta for _, delta in world.run(request(group=3))]
+    assert [delta.content for delta in deltas] == ["abc", "def", "gh"]
+    assert deltas[-1].finished is not None
+    assert [delta.completion_tokens for delta in deltas] == [3, 6, 8]
 
 
 def test_a_stop_token_has_no_text_unless_it_shall_be_kept() -> None:
     script = [Tokens([0]), end(FinishCode.STOP, 1)]
     for include, text in ((False, "a"), (True, "ab")):
-        pieces = [piece for _, piece in World(script).run(job(include_stop=include))]
-        assert "".join(piece.content for piece in pieces) == text
-        assert pieces[-1].finished is not None
-        assert (pieces[-1].finished.reason, pieces[-1].finished.matched) == ("stop", 1)
-        assert pieces[-1].completion_tokens == 2
+        deltas = [delta for _, delta in World(script).run(request(include_stop=include))]
+        assert "".join(delta.content for delta in deltas) == text
+        assert deltas[-1].finished is not None
+        assert (deltas[-1].finished.reason, deltas[-1].finished.matched) == ("stop", 1)
+        assert deltas[-1].completion_tokens == 2
 
 
 def test_what_was_computed_beyond_a_stop_string_is_neither_shown_nor_counted() -> None:
     world = World([Tokens([0, 1, 2, 3, 4])])
-    pieces = [piece for _, piece in world.run(job(stops=["cd"]))]
-    assert "".join(piece.content for piece in pieces) == "ab"
-    last = pieces[-1]
+    deltas = [delta for _, delta in world.run(request(stops=["cd"]))]
+    assert "".join(delta.content for delta in deltas) == "ab"
+    last = deltas[-1]
     assert (last.completion_tokens, last.token_ids) == (4, [0, 1, 2, 3])
     assert last.finished is not None
     assert (last.finished.matched, last.finished.cached_tokens) == ("cd", 2)
@@ -119,17 +121,17 @@ def test_what_was_computed_beyond_a_stop_string_is_neither_shown_nor_counted() -
 
 
 def test_a_stop_string_wins_over_the_limit_that_is_reached_with_it() -> None:
-    (_, piece), *rest = World([end(FinishCode.LENGTH, 0, 1, 2)]).run(job(stops=["bc"]))
+    (_, delta), *rest = World([end(FinishCode.LENGTH, 0, 1, 2)]).run(request(stops=["bc"]))
     assert not rest
-    assert piece.finished is not None
-    assert (piece.content, piece.finished.reason, piece.finished.matched) == ("a", "stop", "bc")
+    assert delta.finished is not None
+    assert (delta.content, delta.finished.reason, delta.finished.matched) == ("a", "stop", "bc")
 
 
 def test_stop_strings_do_not_count_before_min_tokens() -> None:
     world = World([Tokens([0, 1]), Tokens([0, 1]), end(FinishCode.LENGTH, 2)])
-    pieces = [piece for _, piece in world.run(job(stops=["ab"], min_tokens=3))]
-    assert "".join(piece.content for piece in pieces) == "ab"
-    assert pieces[-1].completion_tokens == 4
+    deltas = [delta for _, delta in world.run(request(stops=["ab"], min_tokens=3))]
+    assert "".join(delta.content for delta in deltas) == "ab"
+    assert deltas[-1].completion_tokens == 4
 
 
 def test_a_parser_that_fails_costs_no_text() -> None:
@@ -142,8 +144,8 @@ def test_a_parser_that_fails_costs_no_text() -> None:
         def finish(self) -> list[Event]:
             raise RuntimeError("bug")
 
-    pieces = World([Tokens([0, 1]), end(FinishCode.LENGTH, 2)]).run(job(parser=Broken()))
-    assert "".join(piece.content for _, piece in pieces) == "abc"
+    deltas = World([Tokens([0, 1]), end(FinishCode.LENGTH, 2)]).run(request(parser=Broken()))
+    assert "".join(delta.content for _, delta in deltas) == "abc"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_the_engines_refusals_become_http_errors(code: str, status: int, retry_a
     error = EngineError(code, "details of the engine")
     world = World(error if at_once else [error])
     with pytest.raises(ApiError) as raised:
-        world.run(job())
+        world.run(request())
     assert (raised.value.status, raised.value.headers.get("Retry-After")) == (status, retry_after)
     assert status != 500 or "details" not in raised.value.message
     assert world.live == {}
@@ -171,14 +173,14 @@ def test_only_admitted_requests_are_counted_as_requests() -> None:
     for script, reasons in (([EngineError("queue_full", "")], []), ([Tokens([0]), EngineError("kv_exhausted", "")], ["error"])):
         world = World(script)
         with pytest.raises(ApiError):
-            world.run(job())
+            world.run(request())
         assert [record.finish_reason for record in world.records] == reasons
 
 
 def test_when_one_of_several_fails_the_others_are_aborted() -> None:
     world = World([Tokens([0])], [Tokens([0]), EngineError("kv_exhausted", "full")], [Tokens([0])])
     with pytest.raises(ApiError, match="full"):
-        world.run(job(), job(), job())
+        world.run(request(), request(), request())
     assert [stream.aborted for stream in world.streams] == [True, False, True]
     assert sorted(record.finish_reason for record in world.records) == ["abort", "abort", "error"]
     assert world.live == {}
@@ -187,6 +189,6 @@ def test_when_one_of_several_fails_the_others_are_aborted() -> None:
 def test_when_one_of_several_is_refused_none_runs() -> None:
     world = World([Tokens([0])], EngineError("queue_full", ""))
     with pytest.raises(ApiError, match="queue is full"):
-        world.run(job(), job())
+        world.run(request(), request())
     assert [stream.aborted for stream in world.streams] == [True]
     assert world.live == {}

@@ -14,9 +14,9 @@ QWEN = FORMATS["qwen3"]
 KIMI = FORMATS["kimi"]
 
 
-def parse(pieces: list[str], start: Start, form: ReasoningFormat = QWEN, *, end_is_token: bool = True, stream: bool = True) -> list[Event]:
+def parse(deltas: list[str], start: Start, form: ReasoningFormat = QWEN, *, end_is_token: bool = True, stream: bool = True) -> list[Event]:
     parser = ReasoningParser(form, start, end_is_token=end_is_token, stream=stream)
-    return [event for piece in pieces for event in parser.feed(piece, (0,))] + parser.finish()
+    return [event for delta in deltas for event in parser.feed(delta, (0,))] + parser.finish()
 
 
 def joined(events: list[Event]) -> tuple[str, str]:
@@ -51,18 +51,18 @@ CASES = [
 def test_every_way_of_cutting_gives_the_same_reasoning_and_content(
     start: Start, form: ReasoningFormat, text: str, reasoning: str, content: str
 ) -> None:
-    for pieces in splits(text):
-        assert joined(parse(pieces, start, form)) == (reasoning, content), pieces
+    for deltas in splits(text):
+        assert joined(parse(deltas, start, form)) == (reasoning, content), deltas
 
 
 def test_a_second_end_marker_made_of_plain_text_is_kept() -> None:
-    for pieces in splits("a</think></think>b"):
-        assert joined(parse(pieces, Start.REASONING, end_is_token=False)) == ("a", "</think>b")
+    for deltas in splits("a</think></think>b"):
+        assert joined(parse(deltas, Start.REASONING, end_is_token=False)) == ("a", "</think>b")
 
 
 def test_reasoning_that_is_not_streamed_comes_as_one_event_at_its_end() -> None:
-    for pieces in splits("a b</think>c"):
-        events = parse(pieces, Start.REASONING, stream=False)
+    for deltas in splits("a b</think>c"):
+        events = parse(deltas, Start.REASONING, stream=False)
         assert [event for event in events if isinstance(event, Reasoning)] == [Reasoning("a b")]
         assert joined(events) == ("a b", "c")
     assert parse(["a", "b"], Start.REASONING, stream=False) == [Reasoning("ab")]
@@ -117,6 +117,6 @@ TOKENS = ["<think>", "</think>", "<thi", "nk>", "</", "think>", "a", " ", "\n"]
 @settings(max_examples=400, deadline=None)
 def test_no_text_is_lost_and_pieces_do_not_matter(tokens: list[str], start: Start) -> None:
     text = "".join(tokens)
-    pieces, whole = parse(tokens, start), parse([text], start)
-    assert joined(pieces) == joined(whole) == joined(parse(list(text), start))
+    deltas, whole = parse(tokens, start), parse([text], start)
+    assert joined(deltas) == joined(whole) == joined(parse(list(text), start))
     assert "".join(joined(whole)).count("a") == text.count("a")

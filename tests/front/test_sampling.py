@@ -11,13 +11,13 @@ import pytest
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.sampling import Recipe, SamplingFields, resolve
+from banyan_runtime.front.sampling import SamplingFields, SamplingParams, resolve
 from banyan_runtime.front.text.defaults import GenerationDefaults
 
 VOCABULARY = 100
 
 
-def recipe(defaults: dict[str, float] | None = None, **fields: Any) -> Recipe:
+def params(defaults: dict[str, float] | None = None, **fields: Any) -> SamplingParams:
     return resolve(SamplingFields(**fields), defaults or {}, frozenset({7}), VOCABULARY)
 
 
@@ -44,39 +44,39 @@ def recipe(defaults: dict[str, float] | None = None, **fields: Any) -> Recipe:
 )
 def test_a_value_out_of_range_is_named_with_its_range(field: str, value: Any, code: str, message: str) -> None:
     with pytest.raises(ApiError) as raised:
-        recipe(**{field: value})
+        params(**{field: value})
     assert (raised.value.status, raised.value.code, raised.value.param, raised.value.message) == (400, code, field, message)
 
 
 def test_min_tokens_cannot_exceed_max_tokens() -> None:
     with pytest.raises(ApiError, match="min_tokens must be at most max_tokens=3, got 4"):
-        recipe(min_tokens=4, max_tokens=3)
+        params(min_tokens=4, max_tokens=3)
 
 
 def test_a_request_wins_over_the_defaults_and_those_over_neutral() -> None:
     defaults = {"temperature": 0.7, "top_p": 0.8}
-    values = recipe(defaults, temperature=0.0).values
+    values = params(defaults, temperature=0.0).values
     assert (values["temperature"], values["top_p"], values["min_p"], values["repetition_penalty"]) == (0.0, 0.8, 0.0, 1.0)
 
 
 def test_top_k_of_zero_or_beyond_the_vocabulary_is_off() -> None:
-    assert [recipe(top_k=value).values["top_k"] for value in (0, -1, VOCABULARY, 10**30, 5)] == [-1, -1, -1, -1, 5]
+    assert [params(top_k=value).values["top_k"] for value in (0, -1, VOCABULARY, 10**30, 5)] == [-1, -1, -1, -1, 5]
 
 
 def test_the_end_of_text_stops_unless_ignored_and_own_stop_tokens_always_do() -> None:
-    assert recipe(stop_token_ids=[3]).stop_token_ids == (3, 7)
-    assert recipe(stop_token_ids=[3], ignore_eos=True).stop_token_ids == (3,)
+    assert params(stop_token_ids=[3]).stop_token_ids == (3, 7)
+    assert params(stop_token_ids=[3], ignore_eos=True).stop_token_ids == (3,)
 
 
 def test_choices_get_neighbouring_seeds_and_a_negative_seed_is_a_seed() -> None:
-    assert [recipe(seed=41).sampling(8, "id", 0, index).seed for index in range(3)] == [41, 42, 43]
-    assert recipe(seed=-1).sampling(8, "id", 0, 0).seed == 2**64 - 1
+    assert [params(seed=41).sampling(8, "id", 0, index).seed for index in range(3)] == [41, 42, 43]
+    assert params(seed=-1).sampling(8, "id", 0, 0).seed == 2**64 - 1
 
 
 def test_without_a_seed_requests_differ_and_the_servers_seed_matters() -> None:
-    seeds = {recipe().sampling(8, request, server, 0).seed for request in ("a", "b") for server in (0, 1)}
+    seeds = {params().sampling(8, request, server, 0).seed for request in ("a", "b") for server in (0, 1)}
     assert len(seeds) == 4
-    assert recipe().sampling(8, "a", 0, 0) == recipe().sampling(8, "a", 0, 0)
+    assert params().sampling(8, "a", 0, 0) == params().sampling(8, "a", 0, 0)
 
 
 def defaults(folder: Path, generation: dict[str, Any] | None, model: dict[str, Any] | None = None, **flags: Any) -> GenerationDefaults:

@@ -10,11 +10,11 @@ from banyan_runtime.front.text.stops import StopMatcher
 from tests.front.support import splits
 
 
-def run(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple[str, str | None]:
+def run(stops: list[str], deltas: list[str], *, include: bool = False) -> tuple[str, str | None]:
     matcher = StopMatcher(stops, include=include)
     out = ""
-    for piece in pieces:
-        out += matcher.feed(piece)
+    for delta in deltas:
+        out += matcher.feed(delta)
         if matcher.matched is not None:
             return out, matcher.matched
     return out + matcher.finish(), None
@@ -37,8 +37,8 @@ def run(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple[
 def test_the_text_is_cut_at_the_stop_however_it_arrives(
     stops: list[str], text: str, include: bool, expected: str, matched: str | None
 ) -> None:
-    for pieces in splits(text):
-        assert run(stops, pieces, include=include) == (expected, matched), pieces
+    for deltas in splits(text):
+        assert run(stops, deltas, include=include) == (expected, matched), deltas
 
 
 def test_of_stops_that_end_together_the_first_listed_is_named() -> None:
@@ -61,9 +61,9 @@ def test_a_match_that_ends_before_min_tokens_is_text() -> None:
 @given(st.text("ab\n", max_size=24), st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3), st.data())
 @settings(max_examples=300, deadline=None)
 def test_pieces_give_what_single_characters_give(text: str, stops: list[str], data: st.DataObject) -> None:
-    pieces, rest = [], text
+    deltas, rest = [], text
     while rest:
         size = data.draw(st.integers(1, len(rest)))
-        pieces.append(rest[:size])
+        deltas.append(rest[:size])
         rest = rest[size:]
-    assert run(stops, pieces) == run(stops, list(text))
+    assert run(stops, deltas) == run(stops, list(text))

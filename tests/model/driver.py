@@ -80,7 +80,7 @@ class Driver:
         ends = [request.computed + count for request, count in work]
         samples = [end == len(request.tokens) for (request, _), end in zip(work, ends, strict=True)]
         return Step(
-            phase="decode" if all(count == 1 for _, count in work) else "prefill",
+            mode="decode" if all(count == 1 for _, count in work) else "prefill",
             token_ids=np.concatenate([np.array(r.tokens[s:e], np.int32) for (r, _), s, e in zip(work, starts, ends, strict=True)]),
             positions=np.concatenate([np.arange(s, e, dtype=np.int32) for s, e in zip(starts, ends, strict=True)]),
             out_slots=np.concatenate([self.table[r.row, s:e] for (r, _), s, e in zip(work, starts, ends, strict=True)]),

@@ -41,7 +41,7 @@ class Watched:
 
     def launch(self, step: Step) -> Handle:
         self.rows.append(len(step.rows))
-        if step.phase == "prefill":
+        if step.mode == "prefill":
             self.tokens.append(len(step.token_ids))
             self.chunks += int((~step.samples).sum())
         return self.runner.launch(step)

@@ -67,7 +67,7 @@ def test_a_stream_is_cumulative(server: ServerProcess) -> None:
 
 def test_lists_in_give_lists_out_in_order(server: ServerProcess) -> None:
     prompts = [PROMPT, "Count to"]
-    answers = generate(server, text=prompts, sampling_params=[GREEDY, {**GREEDY, "max_new_tokens": 3}], rid="batch")
+    answers = generate(server, text=prompts, sampling_params=[GREEDY, {**GREEDY, "max_new_tokens": 3}], rid="group")
     singles = [generate(server, text=prompt, sampling_params=GREEDY) for prompt in prompts]
     assert answers[0]["text"] == singles[0]["text"]
     assert answers[1]["output_ids"] == singles[1]["output_ids"][:3]

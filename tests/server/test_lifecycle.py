@@ -84,7 +84,7 @@ def test_the_log_of_a_start_reads_in_the_order_that_scripts_expect(start_server:
         r"INFO:     Waiting for application startup\.",
         r"INFO:     Application startup complete\.",
         r"INFO:     Uvicorn running on http://127\.0\.0\.1:\d+ \(Press CTRL\+C to quit\)",
-        r"Prefill batch\. #new-seq: 1, #new-token: \d+, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
+        r"Prefill group\. #new-seq: 1, #new-token: \d+, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
         r"The server is fired up and ready to roll!$",
     ]
     at = -1
@@ -305,7 +305,7 @@ def test_an_engine_that_stays_stopped_is_ended_and_the_server_with_it(start_serv
 
 def test_the_watchdog_ends_a_loop_that_stands_still_and_shows_where(tmp_path: Path) -> None:
     code = (
-        "import time\nfrom banyan_runtime.engine_process import Watchdog\n"
+        "import time\nfrom banyan_runtime.server.engine_process import Watchdog\n"
         "dog = Watchdog(0.3)\n"
         "for step in range(6):\n    dog.progress(step, time.monotonic()); time.sleep(0.1)\n"  # longer than the limit, with progress
         "dog.rest(); time.sleep(0.5)\n"  # longer than the limit, without work
@@ -340,7 +340,7 @@ def test_a_client_that_goes_away_frees_its_place_within_two_seconds(server: Serv
     body = {**LONG, "stream": stream, "max_tokens": 2000}
     with contextlib.suppress(httpx.ReadTimeout), httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=0.3) as response:
         next(response.iter_lines())
-    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 2)
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty group", 2)
     server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 1, "no other open request than this scrape", 2)
     assert server.metric("banyan_generation_tokens_total") - before < 1900, "it ran on to its end"
 

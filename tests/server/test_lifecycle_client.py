@@ -102,10 +102,10 @@ async def collect(stream: Stream) -> list[Tokens]:
 def test_a_stream_gives_all_tokens_in_order_and_ends_with_the_finish(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with connected(tmp_path, echo) as (client, peer):
-            pieces = await collect(client.generate([7, 8, 9], GREEDY, priority=2, salt="me"))
-            assert [token for piece in pieces for token in piece.ids] == [7, 8, 9]
-            assert [piece.finish is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-            assert pieces[-1].finish == end(1)
+            deltas = await collect(client.generate([7, 8, 9], GREEDY, priority=2, salt="me"))
+            assert [token for delta in deltas for token in delta.ids] == [7, 8, 9]
+            assert [delta.finish is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+            assert deltas[-1].finish == end(1)
             assert peer.got == [wire.Submit(1, wire.pack_ids([7, 8, 9]), GREEDY, 2, "me")]
             assert client.open_requests == 0
 
@@ -134,8 +134,8 @@ def test_many_streams_of_one_step_each_get_their_own_column(tmp_path: Path) -> N
         async with connected(tmp_path, together) as (client, _):
             client.on_gap = lambda gap, requests: gaps.append(requests)
             streams = [client.generate([1], GREEDY) for _ in range(50)]
-            for stream, pieces in zip(streams, await asyncio.gather(*map(collect, streams)), strict=True):
-                assert [token for piece in pieces for token in piece.ids] == [stream.id * 10, stream.id * 10 + 1]
+            for stream, deltas in zip(streams, await asyncio.gather(*map(collect, streams)), strict=True):
+                assert [token for delta in deltas for token in delta.ids] == [stream.id * 10, stream.id * 10 + 1]
             assert gaps == [50], "requests of the same two steps share one observation"
 
     run(scenario)
@@ -265,7 +265,7 @@ def test_a_message_that_cannot_be_handled_does_not_stop_the_others(tmp_path: Pat
             return [wire.StepOutput([message.id], wire.pack_ids([1, 2])), *echo(message)]
 
         async with connected(tmp_path, broken_first) as (client, _):
-            pieces = await collect(client.generate([5], GREEDY))
-            assert pieces[-1].ids[-1:] == [5]
+            deltas = await collect(client.generate([5], GREEDY))
+            assert deltas[-1].ids[-1:] == [5]
 
     run(scenario)

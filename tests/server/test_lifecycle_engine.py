@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from banyan_runtime import config, wire
-from banyan_runtime.engine_process import Boot
+from banyan_runtime.server.engine_process import Boot
 
 
 @dataclass
@@ -55,7 +55,7 @@ def start_engine(tmp_path: Path, tiny_chat: Path) -> Iterator[StartEngine]:
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(address)
         process = subprocess.Popen(
-            [sys.executable, "-m", "banyan_runtime.engine_process"],
+            [sys.executable, "-m", "banyan_runtime.server.engine_process"],
             stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert process.stdin is not None

@@ -79,8 +79,8 @@ def test_reasoning_stands_beside_the_answer_and_its_tokens_are_counted(client: o
 def test_reasoning_may_stay_in_the_answer_or_come_in_one_piece_or_be_dropped(client: openai.OpenAI) -> None:
     raw = ask(client, extra_body={"separate_reasoning": False}).choices[0].message
     assert (raw.content, extra(raw, "reasoning_content")) == (f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}", None)
-    pieces = [extra(chunk.choices[0].delta, "reasoning_content") for chunk in chunks(client, extra_body={"stream_reasoning": False})]
-    assert [piece for piece in pieces if piece] == [THOUGHT]
+    deltas = [extra(chunk.choices[0].delta, "reasoning_content") for chunk in chunks(client, extra_body={"stream_reasoning": False})]
+    assert [delta for delta in deltas if delta] == [THOUGHT]
     dropped = ask(client, extra_body={"include_reasoning": False}).choices[0].message
     assert (dropped.content, extra(dropped, "reasoning_content")) == (ANSWER, None)
     assert ask(client, reasoning_effort="none").choices[0].message.content == ANSWER
@@ -168,7 +168,7 @@ def test_a_stop_string_ends_the_request_in_the_engine_too(client: openai.OpenAI,
     before = server.metric("banyan_generation_tokens_total")
     choice = ask(client, LIST, stop="France", max_tokens=1500, extra_body={**NO_THINKING, "ignore_eos": True}).choices[0]
     assert choice.message.content == "1. "
-    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 3)
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty group", 3)
     assert server.metric("banyan_generation_tokens_total") - before < 200
 
 

@@ -49,9 +49,9 @@ def test_echo_puts_the_prompt_before_the_text_also_for_ids_and_streams(client: o
     plain = complete(client).choices[0].text
     assert complete(client, echo=True).choices[0].text == PROMPT + plain
     assert complete(client, ids(server, PROMPT), echo=True).choices[0].text == PROMPT + plain
-    pieces = [chunk.choices[0].text for chunk in complete(client, echo=True, stream=True)]  # type: ignore[attr-defined]
-    assert pieces[0] == PROMPT
-    assert "".join(pieces) == PROMPT + plain
+    deltas = [chunk.choices[0].text for chunk in complete(client, echo=True, stream=True)]  # type: ignore[attr-defined]
+    assert deltas[0] == PROMPT
+    assert "".join(deltas) == PROMPT + plain
 
 
 def test_with_no_new_tokens_the_prompt_alone_comes_back(client: openai.OpenAI) -> None:

@@ -136,9 +136,9 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_parsed(server: ServerP
         connection.sendall(head.encode())
         answer = ""
         while not answer.endswith("}}"):  # head and body may come apart; a server that waits for the body makes recv time out
-            piece = connection.recv(4096)
-            assert piece, answer
-            answer += piece.decode()
+            delta = connection.recv(4096)
+            assert delta, answer
+            answer += delta.decode()
     assert answer.startswith("HTTP/1.1 413")
     assert '"code":"request_too_large"' in answer
 

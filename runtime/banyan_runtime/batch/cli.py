@@ -13,13 +13,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 import uvloop
 
-from banyan_runtime import lastwords
 from banyan_runtime.batch import sink as sinks
 from banyan_runtime.batch.client import Client
 from banyan_runtime.batch.display import Display, display
 from banyan_runtime.batch.errors import Interrupted, from_store
+from banyan_runtime.batch.instrumented import InstrumentedStore
 from banyan_runtime.batch.lines import LineParser
-from banyan_runtime.batch.metered import MeteredStore
 from banyan_runtime.batch.options import Options, parse
 from banyan_runtime.batch.progress import Progress
 from banyan_runtime.batch.records import MANIFEST, OUTPUT, Manifest
@@ -28,6 +27,7 @@ from banyan_runtime.batch.source import Scan, Source
 from banyan_runtime.batch.status import serve_status
 from banyan_runtime.batch.worker import Job, Worker, check
 from banyan_runtime.errors import UserError
+from banyan_runtime.server import termination
 from banyan_runtime.storage.open import Location, open_uri
 from banyan_runtime.storage.s3 import S3Store
 from banyan_runtime.storage.store import StoreError
@@ -44,12 +44,12 @@ def main(argv: Sequence[str]) -> int:
         manifest = uvloop.run(_until_signal(parse(argv), progress))
     except UserError as error:
         print(f"FATAL: {error}", file=sys.stderr, flush=True)
-        lastwords.write_termination(_words(progress, type(error).__name__, str(error)))
+        termination.write_termination(_words(progress, type(error).__name__, str(error)))
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
-        lastwords.write_termination(_words(progress, "InternalError", f"{type(error).__name__}: {error}"))
-        return lastwords.EXIT_INTERNAL
+        termination.write_termination(_words(progress, "InternalError", f"{type(error).__name__}: {error}"))
+        return termination.EXIT_INTERNAL
     counts = manifest.request_counts
     message = f"{counts.completed} of {counts.total} requests completed, {counts.failed} failed"
     print(message, file=sys.stderr)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{file.uri}  {file.lines} lines, {file.bytes} bytes", file=sys.stderr)
     words = {"code": "Succeeded", "message": message, "output": manifest.output.uri, "errors": manifest.errors.uri}
     words["manifest"] = manifest.output.uri.removesuffix(OUTPUT) + MANIFEST
-    lastwords.write_termination(words | {"requestCounts": msgspec.to_builtins(counts), "usage": msgspec.to_builtins(manifest.usage)})
+    termination.write_termination(words | {"requestCounts": msgspec.to_builtins(counts), "usage": msgspec.to_builtins(manifest.usage)})
     return 0
 
 
@@ -192,4 +192,4 @@ def _open(uri: str, progress: Progress, *, folder: bool = False) -> Location:
         place = open_uri(uri if not folder or uri.endswith("/") else uri + "/")
     except StoreError as error:
         raise from_store(error, reading=not folder) from error
-    return Location(MeteredStore(place.store, progress), place.key) if isinstance(place.store, S3Store) else place
+    return Location(InstrumentedStore(place.store, progress), place.key) if isinstance(place.store, S3Store) else place

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from banyan_runtime.batch.client import Answer, Client, NoAnswer
 from banyan_runtime.batch.errors import AccessDenied, InputInvalid, ModelNotFound, ServerGone
-from banyan_runtime.batch.gate import Gate
+from banyan_runtime.batch.limiter import ConcurrencyLimiter
 from banyan_runtime.batch.lines import Invalid, LineParser, Request
 from banyan_runtime.batch.progress import Progress
 from banyan_runtime.batch.protocol import Window
@@ -67,7 +67,7 @@ class Worker:
         self._reading = ThreadPoolExecutor(1, "batch-read")
         self._writing = ThreadPoolExecutor(1, "batch-write")
         self._health = Health()
-        self._gate = Gate(Concurrency(maximum=job.max_concurrency))
+        self._limiter = ConcurrencyLimiter(Concurrency(maximum=job.max_concurrency))
         self._window = Window(max_lines=max(WINDOW_LINES, 4 * job.max_concurrency), max_bytes=WINDOW_BYTES)
         self._finished = asyncio.Event()  # a line got its record, or the last line was read
         self._room = asyncio.Event()
@@ -119,14 +119,14 @@ class Worker:
         record = record_id(self._job.run, ordinal)
         tries = Tries(time.monotonic(), self._health.successes)
         while True:
-            async with self._gate.slot(ordinal) as epoch:
+            async with self._limiter.slot(ordinal) as epoch:
                 self._show_load()
                 outcome = await self._client.post(request.body)
                 trouble = outcome.trouble if isinstance(outcome, NoAnswer) else trouble_of(outcome.status)
                 if trouble is Trouble.BUSY:
-                    self._gate.concurrency.refused(epoch)
+                    self._limiter.concurrency.refused(epoch)
                 elif trouble is None:
-                    self._gate.concurrency.passed()
+                    self._limiter.concurrency.passed()
             self._show_load()
             if isinstance(outcome, Answer) and trouble is None:
                 self._refuse_misconfigured(outcome)
@@ -177,8 +177,8 @@ class Worker:
         self._finished.set()
 
     def _show_load(self) -> None:
-        self._progress.in_flight = self._gate.in_flight
-        self._progress.limit = self._gate.concurrency.limit
+        self._progress.in_flight = self._limiter.in_flight
+        self._progress.limit = self._limiter.concurrency.limit
 
     async def _write(self) -> None:
         """Write records as they become next in order, until the last line is written."""

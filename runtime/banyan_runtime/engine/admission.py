@@ -8,10 +8,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from banyan_runtime.engine.in_batch_prefix import InBatchPrefixes
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.request import Request
-from banyan_runtime.engine.sharing import InBatchPrefixes
 
 
 class Verdict(enum.Enum):
@@ -68,7 +68,7 @@ class Budget:
 
 
 @dataclass(slots=True)
-class Piece:
+class PrefillChunk:
     """A request's part in a prefill step: `count` tokens from position `start` on."""
 
     request: Request
@@ -81,7 +81,7 @@ class Selection:
     """What a prefill step is made of so far."""
 
     budget: Budget
-    pieces: list[Piece] = field(default_factory=list)
+    chunks: list[PrefillChunk] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)  # those of them that come from the queue
     computing: InBatchPrefixes = field(default_factory=InBatchPrefixes)  # texts that are not in the tree yet
     cached: int = 0  # prompt tokens found in the tree

@@ -56,7 +56,7 @@ class StepBuilder:
         positions = [np.arange(start, start + len(part), dtype=np.int32) for start, part in zip(starts, slots, strict=True)]
         special = _special(requests)
         return Step(
-            phase="prefill",
+            mode="prefill",
             token_ids=np.concatenate(ids),
             positions=np.concatenate(positions),
             out_slots=np.concatenate(slots),
@@ -86,7 +86,7 @@ class StepBuilder:
             histories, banned = self._lists(batch.special, kv_lens)
             sampling = replace(sampling, histories=histories, banned=banned)
         return Step(
-            phase="decode",
+            mode="decode",
             token_ids=token_ids,
             positions=positions,
             out_slots=slots,

@@ -31,7 +31,7 @@ class EngineLimits:
     max_prefill_tokens: int = 16_384
     chunk: int | None = None  # longest piece of a prompt per step, whole pages; None: whole prompts
     policy: str = "fcfs"
-    requeue: str = "front"
+    scheduling_rules: str = "fair"
     radix: bool = True
     conservativeness: float = 1.0
     continuous_decodes: int = 1
@@ -63,7 +63,7 @@ class EngineLimits:
             max_prefill_tokens=config.max_prefill_tokens,
             chunk=None if chunk < 0 else -(-chunk // page) * page,
             policy=config.schedule_policy,
-            requeue=config.requeue,
+            scheduling_rules=config.scheduling_rules,
             radix=not config.disable_radix_cache,
             conservativeness=config.schedule_conservativeness,
             continuous_decodes=config.num_continuous_decode_steps,

@@ -22,8 +22,8 @@ from banyan_runtime.engine.memory.tables import STOP_COLUMNS
 from banyan_runtime.engine.policy import POLICIES
 from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
-from banyan_runtime.engine.retraction import REQUEUES
-from banyan_runtime.engine.scheduler import Batch, Scheduler
+from banyan_runtime.engine.rules import RULES
+from banyan_runtime.engine.scheduler import ScheduledBatch, Scheduler
 from banyan_runtime.step import Handle, Runner, StepResult
 from banyan_runtime.wire import (
     Abort,
@@ -47,7 +47,7 @@ STATS_INTERVAL_S: Final = 0.1
 
 @dataclass(slots=True)
 class _Launched:
-    batch: Batch
+    batch: ScheduledBatch
     handle: Handle
     started: float
     retired: list[int] = field(default_factory=list)  # rows released while the step may still read them
@@ -74,7 +74,7 @@ class Engine:
             self.memory,
             StepBuilder(self.memory.tables, limits.page_size),
             POLICIES[limits.policy](),
-            REQUEUES[limits.requeue](),
+            RULES[limits.scheduling_rules](),
             self._report,
         )
         self.requests: dict[int, Request] = {}  # by id, all that have not ended
@@ -159,8 +159,8 @@ class Engine:
 
     def _known_ids(self, request: Request) -> bool:
         """An id outside the vocabulary would fail the whole step, with everybody in it."""
-        text = request.text
-        return len(text) > 0 and int(text.min()) >= 0 and int(text.max()) < self._limits.vocab_size
+        ids = request.token_ids
+        return len(ids) > 0 and int(ids.min()) >= 0 and int(ids.max()) < self._limits.vocab_size
 
     def _step(self) -> None:
         if self.scheduler.penalised:
@@ -190,14 +190,14 @@ class Engine:
         self.memory.tables.reuse(launched.retired)
         now = self._clock()
         step = launched.batch.step
-        if step.phase == "prefill":
+        if step.mode == "prefill":
             self._note_prefill(launched.batch, result, now)
             self._report.prefill_done(len(step.token_ids), launched.started, now)
         else:
             self._note_decode(launched.batch, result, now)
             self._report.decode_done(len(step.rows), launched.started, now, used=self.memory.used, queued=len(self.scheduler.queue))
 
-    def _note_prefill(self, batch: Batch, result: StepResult, now: float) -> None:
+    def _note_prefill(self, batch: ScheduledBatch, result: StepResult, now: float) -> None:
         tables, ids, tokens, ended = self.memory.tables, list[int](), list[int](), list[Finish]()
         rows, kv_lens = batch.step.rows.tolist(), batch.step.kv_lens.tolist()
         samples, failed = batch.step.samples.tolist(), result.failed.tolist()
@@ -222,7 +222,7 @@ class Engine:
                 self._end(request, code, now, ended.append)
         self._emit(ids, pack_ids(tokens), ended)
 
-    def _note_decode(self, batch: Batch, result: StepResult, now: float) -> None:
+    def _note_decode(self, batch: ScheduledBatch, result: StepResult, now: float) -> None:
         tables, requests, rows, token_ids = self.memory.tables, batch.requests, batch.step.rows, result.token_ids
         live = tables.live[rows]
         failed = result.failed & live

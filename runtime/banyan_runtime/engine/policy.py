@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
+from banyan_runtime.engine.in_batch_prefix import InBatchPrefixes
 from banyan_runtime.engine.memory.prefixes import ID_BYTES, PrefixTree
 from banyan_runtime.engine.request import Request
-from banyan_runtime.engine.sharing import InBatchPrefixes
 
 IN_BATCH_CHECK: Final = 32  # a request with at most so many cached tokens is compared with the others that wait
 IN_BATCH_DEPRIORITIZE: Final = 32  # ... and goes last when it shares at least so many tokens with an earlier one

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.step import RunnerInfo
-from banyan_runtime.wire import STEP_SECONDS_BUCKETS, STEP_TOKENS_BUCKETS, HistogramCounts, PhaseStats, Stats
+from banyan_runtime.wire import STEP_SECONDS_BUCKETS, STEP_TOKENS_BUCKETS, HistogramCounts, Stats, StepStats
 
 GIB = 1 << 30
 
@@ -32,8 +32,8 @@ class Report:
         self._window_start = now  # of the decode throughput; idle time is moved out of it
         self._window_tokens = 0
         self._idle_since: float | None = now
-        self._prefill = _Phase()
-        self._decode = _Phase()
+        self._prefill = _StepCounts()
+        self._decode = _StepCounts()
         self._last_step = now
         self._throughput = 0.0
         self.prompt_tokens_computed = 0
@@ -114,7 +114,7 @@ class Report:
         )
 
 
-class _Phase:
+class _StepCounts:
     """Counters of one kind of step."""
 
     def __init__(self) -> None:
@@ -127,8 +127,8 @@ class _Phase:
         _observe(self._seconds, STEP_SECONDS_BUCKETS, seconds)
         _observe(self._tokens, STEP_TOKENS_BUCKETS, tokens)
 
-    def snapshot(self) -> PhaseStats:
-        return PhaseStats(
+    def snapshot(self) -> StepStats:
+        return StepStats(
             steps=self.steps,
             seconds=HistogramCounts(counts=[*self._seconds.counts], sum=self._seconds.sum),
             tokens=HistogramCounts(counts=[*self._tokens.counts], sum=self._tokens.sum),

@@ -59,7 +59,7 @@ class Request:
         "sampling",
         "state",
         "stop_ids",
-        "text",
+        "token_ids",
     )
 
     def __init__(self, submit: Submit, *, max_new: int, arrival: int, received_at: float) -> None:
@@ -70,8 +70,8 @@ class Request:
         self.max_new = max_new  # sampling.max_new_tokens, cut to what fits
         self.stop_ids: I32 = np.array(submit.sampling.stop_token_ids, dtype=np.int32)
         self.key = submit.token_ids  # the text as bytes: what the prefix tree compares
-        self.text: I32 = unpack_ids(submit.token_ids)  # prompt and output as of the last time it waited
-        self.prompt_len = len(self.text)
+        self.token_ids: I32 = unpack_ids(submit.token_ids)  # prompt and output as of the last time it waited
+        self.prompt_len = len(self.token_ids)
         self.merged = False  # whether it is among those that decode
         self.outputs = 0  # output tokens as of the last time it had no row
         self.state = State.WAITING

@@ -1,8 +1,8 @@
 """Which step runs next: turn order, admission, chunks, memory check and retraction.
 
 Decides over requests, rows and slots; launches nothing, knows no clock. The rules are SGLang 0.4.7's, prefill before
-decode, except where `retraction.Front` makes them kinder; under `Tail` they are the same to the letter, so the schedules
-of the seeds can be replayed line by line.
+decode, except where `rules.FairRules` makes them kinder; under `SglangRules` they are the same to the letter, so schedules
+that SGLang logged can be replayed line by line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from banyan_runtime.engine.admission import Budget, Piece, Selection, Verdict
+from banyan_runtime.engine.admission import Budget, PrefillChunk, Selection, Verdict
 from banyan_runtime.engine.batch import StepBuilder
 from banyan_runtime.engine.limits import EngineLimits as EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
@@ -22,7 +22,8 @@ from banyan_runtime.engine.policy import Policy
 from banyan_runtime.engine.queue import WaitingQueue
 from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
-from banyan_runtime.engine.retraction import CLIP_MAX_NEW, RETRACT_DECODE_STEPS, NewTokenRatio, Requeue, keep_order
+from banyan_runtime.engine.retraction import CLIP_MAX_NEW, RETRACT_DECODE_STEPS, NewTokenRatio, keep_order
+from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.step import I32, Step
 
 HOLD_BACK_FROM: Final = 64
@@ -36,7 +37,7 @@ HELD_AT_MOST: Final = 128  # requests held back in one turn, so that a long queu
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ScheduledBatch:
     """One step and whose it is; `requests[i]` is row i of the step."""
 
     step: Step
@@ -48,13 +49,13 @@ class Scheduler:
     until the next decode step is formed."""
 
     def __init__(
-        self, limits: EngineLimits, memory: KvMemory, builder: StepBuilder, policy: Policy, requeue: Requeue, report: Report
+        self, limits: EngineLimits, memory: KvMemory, builder: StepBuilder, policy: Policy, rules: SchedulingRules, report: Report
     ) -> None:
         self._limits = limits
         self._memory = memory
         self._builder = builder
         self._policy = policy
-        self._requeue = requeue
+        self._rules = rules
         self._report = report
         self.queue = WaitingQueue()
         self.running: list[Request] = []
@@ -75,7 +76,7 @@ class Scheduler:
         request.queued_at_batch = self._batches
         self.queue.append(request)
 
-    def schedule(self, now: float) -> Batch | None:
+    def schedule(self, now: float) -> ScheduledBatch | None:
         """The next step, with its slots allocated; None when there is nothing to compute."""
         self._take_over_prefill()
         for form in self._order():
@@ -134,10 +135,10 @@ class Scheduler:
             + (self.chunked is not None and self.chunked not in self._last)
         )
 
-    def _order(self) -> tuple[Callable[[float], Batch | None], ...]:
+    def _order(self) -> tuple[Callable[[float], ScheduledBatch | None], ...]:
         """Prefill first, unless running requests have waited long enough for their next token."""
         if len(self.running) > self._dead:
-            bound = self._requeue.prefills_in_a_row(self.chunked is not None)
+            bound = self._rules.prefills_in_a_row(self.chunked is not None)
             overdue = bound is not None and self._prefills_in_a_row >= bound
             if overdue or 0 < self._decodes_in_a_row < self._limits.continuous_decodes:
                 return self._decode, self._prefill
@@ -164,7 +165,7 @@ class Scheduler:
 
     # --- prefill ---
 
-    def _prefill(self, now: float) -> Batch | None:
+    def _prefill(self, now: float) -> ScheduledBatch | None:
         if self.chunked is None and (self._full or not self.queue):
             return None
         running = len(self.running)
@@ -178,7 +179,7 @@ class Scheduler:
         for request in self._computing.values():
             chosen.computing.add(request.key, request.salt)
         for request in self._candidates():
-            if len(chosen.pieces) >= room:
+            if len(chosen.chunks) >= room:
                 self._full = True
                 break
             if self._memory.tables.free_rows == 0 or chosen.held >= HELD_AT_MOST:
@@ -188,7 +189,7 @@ class Scheduler:
                 # a request held back fits in the next turn, however full it is now
                 self._full = self._full or (verdict is Verdict.NO_TOKEN and not chosen.held)
                 break
-        if not chosen.pieces:
+        if not chosen.chunks:
             return None
         return self._form_prefill(chosen, running)
 
@@ -218,9 +219,9 @@ class Scheduler:
             count = memory.available
         if count == 0:
             return False
-        chosen.pieces.append(Piece(request, start, count))
+        chosen.chunks.append(PrefillChunk(request, start, count))
         if count == rest:
-            budget.charge(count, self._requeue.charge(request))
+            budget.charge(count, self._rules.charge(request))
             self.chunked = None
         else:
             budget.charge(count, 0)
@@ -229,21 +230,21 @@ class Scheduler:
     def _try_admit(self, request: Request, chosen: Selection, now: float) -> Verdict:
         """Admit `request` into the step, or hold it back (ROOM: look at the next one), or say why not."""
         budget, memory, prefixes = chosen.budget, self._memory, self._memory.prefixes
-        length = len(request.text)
+        length = len(request.token_ids)
         if self._pays_to_wait(request, chosen):
             request.held_back = True
             chosen.held += 1
             return Verdict.ROOM
         node, matched = prefixes.match(request.key[:-ID_BYTES], request.salt)
         extend = length - matched
-        expected = self._requeue.charge(request)
-        alone = not chosen.pieces and len(self.running) == self._dead
+        expected = self._rules.charge(request)
+        alone = not chosen.chunks and len(self.running) == self._dead
         if alone and length + expected >= budget.total:
             # With nobody else there, what it can still generate is all that counts, or it would wait for ever.
             expected = min(request.remaining, CLIP_MAX_NEW)
         if extend + expected >= budget.total:
             return Verdict.NO_TOKEN
-        if chosen.pieces and not budget.input_fits(memory.whole_pages(extend)):
+        if chosen.chunks and not budget.input_fits(memory.whole_pages(extend)):
             return Verdict.STEP_FULL
         count = budget.part_of(extend)
         if count <= 0:
@@ -263,7 +264,7 @@ class Scheduler:
         chosen.computing.add(request.key, request.salt)
         chosen.cached += matched
         chosen.admitted.append(request)
-        chosen.pieces.append(Piece(request, matched, count))
+        chosen.chunks.append(PrefillChunk(request, matched, count))
         if count < extend:
             assert self.chunked is None
             self.chunked = request
@@ -277,13 +278,13 @@ class Scheduler:
         shared = chosen.computing.longest(request.key, request.salt)
         if not shared:
             return False
-        prefixes, length = self._memory.prefixes, len(request.text)
+        prefixes, length = self._memory.prefixes, len(request.token_ids)
         gain = prefixes.accepts(min(shared, length - 1)) - prefixes.longest(request.key[:-ID_BYTES], request.salt)
         # who waits already does so to the end, though the tree holds more of it with each chunk
         return gain >= HOLD_BACK_FROM or (gain > 0 and (request.held_back or shared >= length))
 
-    def _form_prefill(self, chosen: Selection, running: int) -> Batch:
-        requests = [piece.request for piece in chosen.pieces]
+    def _form_prefill(self, chosen: Selection, running: int) -> ScheduledBatch:
+        requests = [chunk.request for chunk in chosen.chunks]
         for request in chosen.admitted:
             self.queue.remove(request)
         self._batches += 1
@@ -291,19 +292,19 @@ class Scheduler:
         self._decodes_in_a_row = 0
         self._report.prefill_batch(
             requests=len(requests),
-            computed=sum(self._memory.whole_pages(piece.count) for piece in chosen.pieces),
+            computed=sum(self._memory.whole_pages(chunk.count) for chunk in chosen.chunks),
             cached=chosen.cached,
             used=self._memory.used,
             running=running,
             queued=len(self.queue),
         )
-        slots = [self._memory.extend(piece.request, piece.start + piece.count) for piece in chosen.pieces]
+        slots = [self._memory.extend(chunk.request, chunk.start + chunk.count) for chunk in chosen.chunks]
         self._last = requests
-        return Batch(self._builder.prefill(requests, [piece.start for piece in chosen.pieces], slots), requests)
+        return ScheduledBatch(self._builder.prefill(requests, [chunk.start for chunk in chosen.chunks], slots), requests)
 
     # --- decode ---
 
-    def _decode(self, now: float) -> Batch | None:
+    def _decode(self, now: float) -> ScheduledBatch | None:
         if self._dead:
             self.running = [request for request in self.running if not request.over]
             self._dead = 0
@@ -325,7 +326,7 @@ class Scheduler:
         positions, slots = memory.extend_each(rows)
         self._prefills_in_a_row = 0
         self._decodes_in_a_row += 1
-        return Batch(self._builder.decode(self.running, rows, positions, slots), self.running)
+        return ScheduledBatch(self._builder.decode(self.running, rows, positions, slots), self.running)
 
     def _retract(self) -> None:
         """The pool is full: send requests back to the queue until the others have room for some steps."""
@@ -337,7 +338,7 @@ class Scheduler:
         victims: list[Request] = []
         while len(kept) > 1 and (not victims or memory.pages.free_tokens < room_each * len(kept)):
             victims.append(kept.pop())
-            self._put_off(victims[-1])
+            self._preempt(victims[-1])
             memory.make_room(room_each * len(kept))
         self.running = kept
         self._rows = None
@@ -345,7 +346,7 @@ class Scheduler:
         if len(kept) == 1 and not self._has_room_for(kept[0]):
             if self.chunked is not None:
                 victims.append(self.chunked)
-                self._put_off(self.chunked)
+                self._preempt(self.chunked)
             if not self._has_room_for(kept[0]):
                 self.running = []
                 kept[0].merged = False
@@ -356,7 +357,7 @@ class Scheduler:
             if len(rows):
                 outputs_kept = int((tables.length[rows] - tables.prompt[rows]).sum())
                 self.ratio.learn(outputs_kept, len(rows), int(tables.max_new[rows].sum()))
-            self._requeue.put_back(self.queue, victims)
+            self._rules.put_back(self.queue, victims)
             self._report.preemptions += len(victims)
             self._report.retraction(requests=len(victims), old_ratio=old, new_ratio=self.ratio.value)
 
@@ -366,12 +367,12 @@ class Scheduler:
         self._memory.make_room(need)
         return self._memory.pages.free_tokens >= need
 
-    def _put_off(self, request: Request) -> None:
+    def _preempt(self, request: Request) -> None:
         """Take the memory of `request`, and keep its text."""
         tables, row = self._memory.tables, request.row
         length = int(tables.length[row])
-        request.text = tables.tokens[row, :length].copy()
-        request.key = request.text.tobytes()
+        request.token_ids = tables.tokens[row, :length].copy()
+        request.key = request.token_ids.tobytes()
         request.outputs = length - request.prompt_len
         request.retractions += 1
         request.queued_at_batch = self._batches

@@ -39,7 +39,7 @@ _ROUTES: Final[tuple[tuple[str, tuple[str, ...], Handler, type[RequestModel] | N
     ("/v1/models/{name:path}", ("GET",), models.one_model, None),
     ("/v1/chat/completions", ("POST",), chat.chat_completions, ChatRequest),
     ("/v1/completions", ("POST",), completions.completions, CompletionRequest),
-    ("/generate", ("POST", "PUT"), generate.generate, generate.GenerateRequest),
+    ("/generate", ("POST", "PUT"), generate.generate, generate.NativeGenerateRequest),
     ("/model_info", ("GET",), info.model_info, None),
     ("/get_model_info", ("GET",), info.model_info, None),
     ("/server_info", ("GET",), info.server_info, None),
@@ -60,7 +60,7 @@ def create_app(context: Context) -> FastAPI:
     """The application over one front process. Raises ConfigError when the API keys cannot be read."""
     keys = Keys.of(context.config)
     middleware = [
-        Middleware(_Frame, context=context),
+        Middleware(_RequestIds, context=context),
         Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]),
     ]
     if keys is not None:
@@ -134,7 +134,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
 
-class _Frame:
+class _RequestIds:
     """ASGI middleware, the outermost of the application: gives each request an id, and no exception gets past it."""
 
     def __init__(self, app: ASGIApp, context: Context) -> None:

@@ -21,7 +21,7 @@ from banyan_runtime import wire
 
 log = logging.getLogger("banyan")
 
-GapObserver = Callable[[float, int], None]
+LatencyObserver = Callable[[float, int], None]
 """Called as (seconds between two tokens of a request, number of requests with this gap)."""
 
 
@@ -125,8 +125,8 @@ class EngineClient:
         self.stats: wire.Stats | None = None  # the newest snapshot
         self.last_heard = 0.0  # monotonic seconds of the newest message
         self.last_step = 0.0  # monotonic seconds of the newest tokens
-        self.on_phase: Callable[[wire.Phase], None] = lambda phase: None
-        self.on_gap: GapObserver = lambda gap, requests: None
+        self.on_startup_progress: Callable[[wire.StartupProgress], None] = lambda phase: None
+        self.on_inter_token_latency: LatencyObserver = lambda gap, requests: None
         self.fatal: wire.Fatal | None = None  # why the engine said it would exit
         self._clock = clock
         self._info: wire.EngineInfo | None = None
@@ -286,8 +286,8 @@ class EngineClient:
             case wire.Flushed():
                 if (future := self._flushes.get(message.seq)) is not None and not future.done():
                     future.set_result(message.ok)
-            case wire.Phase():
-                self.on_phase(message)
+            case wire.StartupProgress():
+                self.on_startup_progress(message)
             case wire.Ready():
                 self._info = message.info
                 self._ready.set()
@@ -317,4 +317,4 @@ class EngineClient:
             if (stream := streams.pop(request_id, None)) is not None:
                 stream._end(finish)
         for last, requests in gaps.items():
-            self.on_gap(now - last, requests)
+            self.on_inter_token_latency(now - last, requests)

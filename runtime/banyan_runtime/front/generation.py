@@ -1,7 +1,7 @@
-"""The one path of every generation: prompt → engine → detokenizer → stop strings → reasoning parser → pieces.
+"""The one path of every generation: prompt → engine → detokenizer → stop strings → reasoning parser → deltas.
 
 Chat, completions and /generate, streamed or whole, alone or several at once, all read `Generation`s; they differ in what they
-make of the pieces.
+make of the deltas.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REASONS: Final[dict[wire.FinishCode, FinishReason]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class GenerateRequest:
     """One sequence to generate, ready for the engine."""
 
     token_ids: list[int]
@@ -43,7 +43,7 @@ class Job:
     stops: Sequence[str] = ()
     include_stop: bool = False  # keep the stop string or stop token in the text
     parser: OutputParser | None = None
-    group: int = 0  # tokens per piece; 0: as many as have come
+    group: int = 0  # tokens per delta; 0: as many as have come
     priority: int = 0
     salt: str = ""
     endpoint: str = "other"
@@ -64,8 +64,8 @@ class Finished:
 
 
 @dataclass(slots=True)
-class Piece:
-    """What became certain since the last piece. Text may lag behind its tokens, never the other way round."""
+class Delta:
+    """What became certain since the last delta. Text may lag behind its tokens, never the other way round."""
 
     content: str
     reasoning: str
@@ -82,42 +82,42 @@ class _Pending:
 
 
 class Generation:
-    """One sequence in the engine: an async iterator of lists of pieces, the last piece of all `finished`.
+    """One sequence in the engine: an async iterator of lists of deltas, the last delta of all `finished`.
 
     Raises ApiError when the engine refuses or fails it. `close()` ends it wherever it is and must be called by whoever
     started it.
     """
 
-    def __init__(self, context: Context, job: Job) -> None:
-        """Submit the job. Raises ApiError when the engine is not there or too busy."""
-        self.job = job
+    def __init__(self, context: Context, request: GenerateRequest) -> None:
+        """Submit the request. Raises ApiError when the engine is not there or too busy."""
+        self.request = request
         self.completion_tokens = 0
         self._context = context
-        self._stops = StopMatcher(job.stops, include=job.include_stop) if job.stops else None
-        self._parser = job.parser
+        self._stops = StopMatcher(request.stops, include=request.include_stop) if request.stops else None
+        self._parser = request.parser
         self._pending = _Pending()
         self._over = False
         self._stream: Stream | None = None
-        if job.sampling.max_new_tokens > 0:
+        if request.sampling.max_new_tokens > 0:
             try:
-                self._stream = context.client.generate(job.token_ids, job.sampling, priority=job.priority, salt=job.salt)
+                self._stream = context.client.generate(request.token_ids, request.sampling, priority=request.priority, salt=request.salt)
             except EngineError as error:
-                raise of_engine(error, job.param) from error
-        context.live.setdefault(job.request_id, []).append(self)
+                raise of_engine(error, request.param) from error
+        context.live.setdefault(request.request_id, []).append(self)
 
     @property
     def prompt_tokens(self) -> int:
-        return len(self.job.token_ids)
+        return len(self.request.token_ids)
 
     @property
     def reasoning_tokens(self) -> int | None:
         """None where nothing looks for reasoning."""
-        return None if self.job.parser is None else self.job.parser.reasoning_tokens
+        return None if self.request.parser is None else self.request.parser.reasoning_tokens
 
-    def __aiter__(self) -> AsyncIterator[list[Piece]]:
+    def __aiter__(self) -> AsyncIterator[list[Delta]]:
         return self
 
-    async def __anext__(self) -> list[Piece]:
+    async def __anext__(self) -> list[Delta]:
         if self._over:
             raise StopAsyncIteration
         if self._stream is None:
@@ -126,17 +126,17 @@ class Generation:
             tokens = await anext(self._stream)
         except EngineError as error:
             self._failed(error)
-            raise of_engine(error, self.job.param) from error
+            raise of_engine(error, self.request.param) from error
         finish = tokens.finish
         stop_id = tokens.ids[-1] if finish is not None and finish.code is wire.FinishCode.STOP and tokens.ids else None
-        pieces = self._take(tokens.ids, silent_last=stop_id is not None and not self.job.include_stop, over=finish is not None)
+        deltas = self._take(tokens.ids, silent_last=stop_id is not None and not self.request.include_stop, over=finish is not None)
         if finish is not None or self._matched is not None:
             self._end_text()
         if self._matched is not None:
-            pieces.append(self._finish("stop", self._matched, finish or await self._ended(self._stream)))
+            deltas.append(self._finish("stop", self._matched, finish or await self._ended(self._stream)))
         elif finish is not None:
-            pieces.append(self._finish(_REASONS[finish.code], stop_id, finish))
-        return pieces
+            deltas.append(self._finish(_REASONS[finish.code], stop_id, finish))
+        return deltas
 
     def abort(self) -> None:
         """End it in the engine; whoever reads it sees it finish with reason abort."""
@@ -153,11 +153,11 @@ class Generation:
     def _matched(self) -> str | None:
         return None if self._stops is None else self._stops.matched
 
-    def _take(self, ids: Sequence[int], *, silent_last: bool, over: bool) -> list[Piece]:
-        """Turn tokens into pieces. `silent_last`: the last token is a stop token, which has no text; `over`: it is the last of
+    def _take(self, ids: Sequence[int], *, silent_last: bool, over: bool) -> list[Delta]:
+        """Turn tokens into deltas. `silent_last`: the last token is a stop token, which has no text; `over`: it is the last of
         all, and its text goes with the end."""
-        pieces: list[Piece] = []
-        group = self.job.group
+        deltas: list[Delta] = []
+        group = self.request.group
         spoken = len(ids) - silent_last
         if group == 0 and self._stops is None and self._parser is None:
             self._pending.token_ids += ids
@@ -170,20 +170,20 @@ class Generation:
                 if position < spoken:
                     self._say(self._detokenize((token_id,)), (token_id,))
                 if self._matched is not None:
-                    return pieces  # what the engine computed beyond the stop string is nobody's business
+                    return deltas  # what the engine computed beyond the stop string is nobody's business
                 if group and len(self._pending.token_ids) >= group and not (over and position == len(ids) - 1):
-                    pieces.append(self._flush())
+                    deltas.append(self._flush())
         if group == 0 and self._pending.token_ids and not over:
-            pieces.append(self._flush())
-        return pieces
+            deltas.append(self._flush())
+        return deltas
 
     def _detokenize(self, ids: Sequence[int]) -> str:
-        return "" if self.job.detokenizer is None else self.job.detokenizer.feed(ids)
+        return "" if self.request.detokenizer is None else self.request.detokenizer.feed(ids)
 
     def _say(self, text: str, ids: Sequence[int]) -> None:
         """Send text on its way: stop strings see it first, then the parser."""
         if self._stops is not None:
-            text = self._stops.feed(text, allowed=self.completion_tokens >= self.job.sampling.min_new_tokens)
+            text = self._stops.feed(text, allowed=self.completion_tokens >= self.request.sampling.min_new_tokens)
         if self._parser is None:
             if text:
                 self._pending.content.append(text)
@@ -191,14 +191,14 @@ class Generation:
         try:
             self._sort(self._parser.feed(text, ids))
         except Exception:
-            log.exception("the output parser failed on request %s; the rest is passed on as it is", self.job.request_id)
+            log.exception("the output parser failed on request %s; the rest is passed on as it is", self.request.request_id)
             self._parser = None
             self._pending.content.append(text)
 
     def _end_text(self) -> None:
         """Release what the detokenizer, the stop strings and the parser held back."""
-        if self.job.detokenizer is not None and self._matched is None:
-            self._say(self.job.detokenizer.finish(), ())
+        if self.request.detokenizer is not None and self._matched is None:
+            self._say(self.request.detokenizer.finish(), ())
         rest = "" if self._stops is None or self._matched is not None else self._stops.finish()
         if self._parser is None:
             self._pending.content.append(rest)
@@ -209,9 +209,9 @@ class Generation:
         for event in events:
             (self._pending.reasoning if isinstance(event, Reasoning) else self._pending.content).append(event.text)
 
-    def _flush(self, finished: Finished | None = None) -> Piece:
+    def _flush(self, finished: Finished | None = None) -> Delta:
         pending, self._pending = self._pending, _Pending()
-        return Piece("".join(pending.content), "".join(pending.reasoning), pending.token_ids, self.completion_tokens, finished)
+        return Delta("".join(pending.content), "".join(pending.reasoning), pending.token_ids, self.completion_tokens, finished)
 
     async def _ended(self, stream: Stream) -> wire.Finish | None:
         """After a stop string: stop the engine, and wait for its last word on this request."""
@@ -221,10 +221,10 @@ class Generation:
                 if tokens.finish is not None:
                     return tokens.finish
         except EngineError:
-            log.debug("request %s failed in the engine after its stop string", self.job.request_id)
+            log.debug("request %s failed in the engine after its stop string", self.request.request_id)
         return None
 
-    def _finish(self, reason: FinishReason, matched: int | str | None, finish: wire.Finish | None) -> Piece:
+    def _finish(self, reason: FinishReason, matched: int | str | None, finish: wire.Finish | None) -> Delta:
         self._record(reason, finish)
         cached, retractions = (0, 0) if finish is None else (finish.cached_tokens, finish.retractions)
         return self._flush(Finished(reason, matched, cached, retractions))
@@ -238,16 +238,16 @@ class Generation:
     def _record(self, reason: str, finish: wire.Finish | None) -> None:
         """Exactly once for every request that was admitted: one line, one count."""
         self._leave()
-        job, now = self.job, time.monotonic()
+        request, now = self.request, time.monotonic()
         first = None if self._stream is None else self._stream.first_token
         record = RequestRecord(
-            endpoint=job.endpoint,
-            streaming=job.streaming,
+            endpoint=request.endpoint,
+            streaming=request.streaming,
             finish_reason=reason,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=0 if finish is None else finish.cached_tokens,
             completion_tokens=self.completion_tokens,
-            received=job.received,
+            received=request.received,
             first_token=first,
             finished=now,
             queue_s=0.0 if finish is None else finish.queue_s,
@@ -257,44 +257,44 @@ class Generation:
         log.info(
             "Finished %s. endpoint: %s, reason: %s, #prompt-token: %d, #cached-token: %d, #output-token: %d, queue: %.3f s, "
             "first token: %.3f s, total: %.3f s",
-            job.request_id,
-            job.endpoint,
+            request.request_id,
+            request.endpoint,
             reason,
             record.prompt_tokens,
             record.cached_tokens,
             record.completion_tokens,
             record.queue_s,
-            (first or now) - job.received,
-            now - job.received,
+            (first or now) - request.received,
+            now - request.received,
         )
 
     def _leave(self) -> None:
         self._over = True
-        siblings = self._context.live.get(self.job.request_id, [])
+        siblings = self._context.live.get(self.request.request_id, [])
         if self in siblings:
             siblings.remove(self)
         if not siblings:
-            self._context.live.pop(self.job.request_id, None)
+            self._context.live.pop(self.request.request_id, None)
 
 
-class Batch:
-    """The generations of one HTTP request, read as one: yields (index, pieces) as they come.
+class GenerationGroup:
+    """The generations of one HTTP request, read as one: yields (index, deltas) as they come.
 
     Use it as `async with`: leaving the block ends in the engine what has not ended.
     """
 
-    def __init__(self, context: Context, jobs: Sequence[Job]) -> None:
-        """Submit all jobs. Raises ApiError when one of them is refused; then none runs."""
+    def __init__(self, context: Context, requests: Sequence[GenerateRequest]) -> None:
+        """Submit all requests. Raises ApiError when one of them is refused; then none runs."""
         self.generations: list[Generation] = []
         self._pumps: list[asyncio.Task[None]] = []
-        self._head: tuple[int, list[Piece]] | None = None
+        self._head: tuple[int, list[Delta]] | None = None
         try:
-            for job in jobs:
-                self.generations.append(Generation(context, job))
+            for request in requests:
+                self.generations.append(Generation(context, request))
         except ApiError:
             self.close()
             raise
-        self._items = self._single() if len(jobs) == 1 else self._merged()
+        self._items = self._single() if len(requests) == 1 else self._merged()
 
     async def __aenter__(self) -> Self:
         return self
@@ -312,24 +312,24 @@ class Batch:
         """Wait for the first sign of the engine. Raises ApiError if it is a refusal: the answer's status is still open."""
         self._head = await anext(self._items, None)
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, list[Piece]]]:
+    async def __aiter__(self) -> AsyncIterator[tuple[int, list[Delta]]]:
         if self._head is not None:
             head, self._head = self._head, None
             yield head
         async for item in self._items:
             yield item
 
-    async def _single(self) -> AsyncGenerator[tuple[int, list[Piece]], None]:
-        async for pieces in self.generations[0]:
-            yield 0, pieces
+    async def _single(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
+        async for deltas in self.generations[0]:
+            yield 0, deltas
 
-    async def _merged(self) -> AsyncGenerator[tuple[int, list[Piece]], None]:
-        queue: asyncio.Queue[tuple[int, list[Piece]] | BaseException | None] = asyncio.Queue()
+    async def _merged(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
+        queue: asyncio.Queue[tuple[int, list[Delta]] | BaseException | None] = asyncio.Queue()
 
         async def pump(index: int) -> None:
             try:
-                async for pieces in self.generations[index]:
-                    queue.put_nowait((index, pieces))
+                async for deltas in self.generations[index]:
+                    queue.put_nowait((index, deltas))
                 queue.put_nowait(None)
             except Exception as error:  # carried to the reader, who raises it
                 queue.put_nowait(error)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from banyan_runtime import __version__, wire
-from banyan_runtime.front.ops.exposition import Exposition
+from banyan_runtime.front.exposition import Exposition
 from banyan_runtime.front.state import PHASES, ServerState
-from banyan_runtime.process import resident_bytes
+from banyan_runtime.server.process import resident_bytes
 
 LATENCY_BUCKETS: Final = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560,
@@ -90,9 +90,9 @@ class Metrics:
         """Count one request that was not admitted; `reason` is one of REJECTIONS."""
         self._rejections[(_known(reason, REJECTIONS, "other"),)].value += 1
 
-    def token_gap(self, gap_s: float, requests: int) -> None:
+    def inter_token_latency(self, seconds: float, requests: int) -> None:
         """Count the time between two tokens, of so many requests at once."""
-        self._inter_token.observe(gap_s, requests)
+        self._inter_token.observe(seconds, requests)
 
     def http_started(self) -> None:
         self._in_flight.value += 1

@@ -53,7 +53,7 @@ class SamplingFields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class SamplingParams:
     """Checked sampling of one request; `sampling()` makes the engine's part for one of its sequences."""
 
     values: Mapping[str, float]
@@ -89,7 +89,7 @@ class Recipe:
         )
 
 
-def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: frozenset[int], vocab_size: int) -> Recipe:
+def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: frozenset[int], vocab_size: int) -> SamplingParams:
     """Check the fields and fill in what was not given: first from `defaults`, then neutral. Raises ApiError."""
     _check_range(fields, "temperature", fields.temperature, 0, fields.max_temperature)
     _check_range(fields, "top_p", fields.top_p, 0, 1, low_open=True)
@@ -129,7 +129,7 @@ def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: froz
     }
     if not 0 < values["top_k"] < vocab_size:
         values["top_k"] = -1
-    return Recipe(
+    return SamplingParams(
         values=values,
         min_tokens=min_tokens,
         max_tokens=fields.max_tokens,

@@ -68,10 +68,10 @@ class KvMemory:
         locked for it."""
         tables = self.tables
         row = tables.take()
-        text = request.text
-        tables.tokens[row, : len(text)] = text
+        ids = request.token_ids
+        tables.tokens[row, : len(ids)] = ids
         self.prefixes.gather(node, tables.slots[row])
-        tables.length[row] = len(text)
+        tables.length[row] = len(ids)
         tables.prompt[row] = request.prompt_len
         tables.max_new[row] = request.max_new
         tables.allocated[row] = tables.shared[row] = matched

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError, internal, invalid, unsupported
-from banyan_runtime.front.generation import Batch, Finished, Generation, Job, Piece, log
+from banyan_runtime.front.generation import Delta, Finished, GenerateRequest, Generation, GenerationGroup, log
 from banyan_runtime.front.limits import MAX_PROMPTS, admit, as_ids, check_ids, fit, read_json
 from banyan_runtime.front.openai.serving import DONE, check_id, to_json
 from banyan_runtime.front.parsing import Int, Ints, Number, RequestModel, Texts, parse, refuse_unsupported
-from banyan_runtime.front.sampling import Recipe, SamplingFields, resolve
+from banyan_runtime.front.sampling import SamplingFields, SamplingParams, resolve
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.transport import EventStream, while_connected
 
@@ -48,7 +48,7 @@ _IGNORED_SAMPLING: Final = frozenset({"spaces_between_special_tokens"})
 _NAMES: Final = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
 
-class SamplingParams(RequestModel):
+class NativeSampling(RequestModel):
     max_new_tokens: Int | None = None
     min_new_tokens: Int | None = None
     stop: str | Texts | None = None
@@ -96,10 +96,10 @@ class SamplingParams(RequestModel):
         )
 
 
-class GenerateRequest(RequestModel):
+class NativeGenerateRequest(RequestModel):
     text: str | Texts | None = None
     input_ids: list[Any] | None = None
-    sampling_params: SamplingParams | Annotated[list[SamplingParams], FIRST_PROBLEM] = SamplingParams()
+    sampling_params: NativeSampling | Annotated[list[NativeSampling], FIRST_PROBLEM] = NativeSampling()
     rid: str | Texts | None = None
     stream: bool = False
     priority: Int | None = None
@@ -107,30 +107,30 @@ class GenerateRequest(RequestModel):
 
 async def generate(context: Context, request: Request) -> Response:
     received = time.monotonic()
-    asked = parse(GenerateRequest, await read_json(request))
+    asked = parse(NativeGenerateRequest, await read_json(request))
     admit(context)
     assert context.text is not None
     text = context.text
     refuse_unsupported(asked, _UNSUPPORTED)
     prompts, listed = _prompts(asked)
-    recipes = _recipes(context, text, asked, len(prompts))
+    all_params = _params_list(context, text, asked, len(prompts))
     rids = _rids(context, asked, len(prompts))
-    jobs: list[Job] = []
-    for prompt, recipe, rid in zip(prompts, recipes, rids, strict=True):
+    requests: list[GenerateRequest] = []
+    for prompt, params, rid in zip(prompts, all_params, rids, strict=True):
         ids = await text.tokenize(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid("input_ids", "input_ids cannot be empty.", "empty_array")
         check_ids(ids, context.client.info, "input_ids")
-        ids, max_new = fit(ids, recipe.max_tokens, DEFAULT_MAX_TOKENS, context.config, context.client.info, "prompt")
-        for sample in range(recipe.n):
+        ids, max_new = fit(ids, params.max_tokens, DEFAULT_MAX_TOKENS, context.config, context.client.info, "prompt")
+        for sample in range(params.n):
             tokenizer = text.tokenizer
-            jobs.append(
-                Job(
+            requests.append(
+                GenerateRequest(
                     token_ids=ids,
-                    sampling=recipe.sampling(max_new, rid, context.config.random_seed, sample),
-                    detokenizer=None if tokenizer is None else tokenizer.detokenizer(skip_special_tokens=recipe.skip_special_tokens),
-                    stops=recipe.stops,
-                    include_stop=recipe.include_stop,
+                    sampling=params.sampling(max_new, rid, context.config.random_seed, sample),
+                    detokenizer=None if tokenizer is None else tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+                    stops=params.stops,
+                    include_stop=params.include_stop,
                     group=context.config.stream_interval if asked.stream else 0,
                     priority=max(-(2**31), min(2**31 - 1, asked.priority or 0)),
                     endpoint="other",
@@ -140,18 +140,18 @@ async def generate(context: Context, request: Request) -> Response:
                     received=received,
                 )
             )
-    listed = listed or len(jobs) > 1
-    batch = Batch(context, jobs)
-    answers = [_Answer(generation) for generation in batch.generations]
+    listed = listed or len(requests) > 1
+    group = GenerationGroup(context, requests)
+    answers = [_Answer(generation) for generation in group.generations]
     if asked.stream:
         try:
-            await while_connected(request, batch.admitted())
+            await while_connected(request, group.admitted())
         except BaseException:
-            batch.close()
+            group.close()
             raise
-        return EventStream(_events(batch, answers, listed))
-    async with batch:
-        await while_connected(request, _collect(batch, answers))
+        return EventStream(_events(group, answers, listed))
+    async with group:
+        await while_connected(request, _collect(group, answers))
     bodies = [answer.body() for answer in answers]
     return Response(to_json(bodies if listed else bodies[0]), media_type="application/json")
 
@@ -165,15 +165,15 @@ class _Answer:
         self._ids: list[int] = []
         self._finished: Finished | None = None
 
-    def add(self, piece: Piece) -> None:
-        self._text.append(piece.content)
-        self._ids += piece.token_ids
-        self._finished = piece.finished
+    def add(self, delta: Delta) -> None:
+        self._text.append(delta.content)
+        self._ids += delta.token_ids
+        self._finished = delta.finished
 
     def body(self) -> dict[str, Any]:
-        job, end = self._generation.job, self._finished
+        request, end = self._generation.request, self._finished
         meta: dict[str, Any] = {
-            "id": job.request_id,
+            "id": request.request_id,
             "finish_reason": None if end is None else _finish_reason(end, self._generation.completion_tokens),
             "prompt_tokens": self._generation.prompt_tokens,
             "completion_tokens": len(self._ids),
@@ -183,7 +183,7 @@ class _Answer:
             "num_retractions": 0 if end is None else end.retractions,
         }
         if end is not None:
-            meta["e2e_latency"] = time.monotonic() - job.received
+            meta["e2e_latency"] = time.monotonic() - request.received
         return {"text": "".join(self._text), "output_ids": self._ids, "meta_info": meta}
 
 
@@ -195,19 +195,19 @@ def _finish_reason(end: Finished, length: int) -> dict[str, Any]:
     return {"type": "abort", "message": "Aborted", "status_code": 499, "err_type": None}
 
 
-async def _collect(batch: Batch, answers: list[_Answer]) -> None:
-    async for index, pieces in batch:
-        for piece in pieces:
-            answers[index].add(piece)
+async def _collect(group: GenerationGroup, answers: list[_Answer]) -> None:
+    async for index, deltas in group:
+        for delta in deltas:
+            answers[index].add(delta)
 
 
-async def _events(batch: Batch, answers: list[_Answer], listed: bool) -> AsyncGenerator[bytes, None]:
-    async with batch:
+async def _events(group: GenerationGroup, answers: list[_Answer], listed: bool) -> AsyncGenerator[bytes, None]:
+    async with group:
         try:
-            async for index, pieces in batch:
+            async for index, deltas in group:
                 events: list[bytes] = []
-                for piece in pieces:
-                    answers[index].add(piece)
+                for delta in deltas:
+                    answers[index].add(delta)
                     body = answers[index].body()
                     events.append(b"data: " + to_json({**body, "index": index} if listed else body) + b"\n\n")
                 yield b"".join(events)
@@ -231,7 +231,7 @@ def _in_stream(error: ApiError) -> dict[str, Any]:
     }
 
 
-def _prompts(asked: GenerateRequest) -> tuple[Sequence[str | list[int]], bool]:
+def _prompts(asked: NativeGenerateRequest) -> tuple[Sequence[str | list[int]], bool]:
     """The prompts, and whether they came as a list. Raises ApiError."""
     if asked.text is None and asked.input_ids is None:
         raise invalid("text", "Either text, input_ids or input_embeds should be provided.", "missing_required_parameter")
@@ -254,20 +254,20 @@ def _prompts(asked: GenerateRequest) -> tuple[Sequence[str | list[int]], bool]:
     return [as_ids(given, "input_ids")], False
 
 
-def _recipes(context: Context, text: Text, asked: GenerateRequest, prompts: int) -> list[Recipe]:
+def _params_list(context: Context, text: Text, asked: NativeGenerateRequest, prompts: int) -> list[SamplingParams]:
     given = asked.sampling_params if isinstance(asked.sampling_params, list) else [asked.sampling_params] * prompts
     if len(given) != prompts:
         raise invalid("sampling_params", f"sampling_params has {len(given)} items for {prompts} prompts.")
     if text.tokenizer is None and any(params.stop for params in given):
         raise unsupported("stop", "stop strings need a tokenizer")
     eos_ids, vocab_size = text.defaults.eos_ids, context.client.info.vocab_size
-    recipes = [resolve(params.fields(), text.defaults.native, eos_ids, vocab_size) for params in given]
-    if len({recipe.n for recipe in recipes}) > 1:
+    params = [resolve(params.fields(), text.defaults.native, eos_ids, vocab_size) for params in given]
+    if len({params.n for params in params}) > 1:
         raise invalid("sampling_params", "n must be the same for all items.")
-    return recipes
+    return params
 
 
-def _rids(context: Context, asked: GenerateRequest, prompts: int) -> list[str]:
+def _rids(context: Context, asked: NativeGenerateRequest, prompts: int) -> list[str]:
     if asked.rid is None:
         return [uuid.uuid4().hex for _ in range(prompts)]
     if isinstance(asked.rid, str):

@@ -60,8 +60,8 @@ async def tokenize(context: Context, request: Request) -> Response:
         "max_model_len": context.client.info.context_len,
     }
     if asked.return_token_strs:
-        pieces = [[text.needed_tokenizer.token_text(token_id) for token_id in ids] for ids in tokens]
-        body["token_strs"] = pieces if several else pieces[0]
+        deltas = [[text.needed_tokenizer.token_text(token_id) for token_id in ids] for ids in tokens]
+        body["token_strs"] = deltas if several else deltas[0]
     return Response(to_json(body), media_type="application/json")
 
 

@@ -12,12 +12,12 @@ from banyan_runtime.front.chat.events import OutputParser
 from banyan_runtime.front.chat.prompt import ChatOptions, ChatPrompt, render
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import invalid
-from banyan_runtime.front.generation import Job, Piece
+from banyan_runtime.front.generation import Delta, GenerateRequest
 from banyan_runtime.front.limits import admit, fit, read_json
 from banyan_runtime.front.openai.schema import ChatRequest
 from banyan_runtime.front.openai.serving import Call, Outcome, StreamFrame, priority_of, respond, stream, to_json, usage, whole
 from banyan_runtime.front.parsing import parse
-from banyan_runtime.front.sampling import Recipe, resolve
+from banyan_runtime.front.sampling import SamplingParams, resolve
 from banyan_runtime.front.text.text import THREAD_ABOVE, Text
 
 _OPEN_END: Final = b',"logprobs":null,"finish_reason":null,"matched_stop":null}]'
@@ -31,18 +31,18 @@ async def chat_completions(context: Context, request: Request) -> Response:
     assert context.text is not None
     text = context.text
     call = Call.begin(context, asked, "chatcmpl-")
-    recipe = _recipe(context, text, asked)
+    params = _params(context, text, asked)
     prompt, ids = await _prompt(text, asked)
-    ids, max_new = fit(ids, recipe.max_tokens, None, context.config, context.client.info, "messages")
+    ids, max_new = fit(ids, params.max_tokens, None, context.config, context.client.info, "messages")
     markers = frozenset() if text.reasoning is None else text.reasoning.marker_ids
     eos_ids = text.defaults.eos_ids | text.turn_end_ids
-    jobs = [
-        Job(
+    requests = [
+        GenerateRequest(
             token_ids=ids,
-            sampling=recipe.sampling(max_new, call.id, context.config.random_seed, index),
-            detokenizer=text.needed_tokenizer.detokenizer(skip_special_tokens=recipe.skip_special_tokens, keep=markers),
-            stops=recipe.stops,
-            include_stop=recipe.include_stop,
+            sampling=params.sampling(max_new, call.id, context.config.random_seed, index),
+            detokenizer=text.needed_tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, keep=markers),
+            stops=params.stops,
+            include_stop=params.include_stop,
             parser=_parser(text, asked, prompt),
             group=context.config.stream_interval if asked.stream else 0,
             priority=priority_of(asked),
@@ -53,18 +53,18 @@ async def chat_completions(context: Context, request: Request) -> Response:
             request_id=call.id,
             received=call.received,
         )
-        for index in range(recipe.n)
+        for index in range(params.n)
     ]
     if asked.stream:
-        writer = _ChunkWriter(call, recipe.n, eos_ids, asked.include_reasoning)
+        writer = _ChunkWriter(call, params.n, eos_ids, asked.include_reasoning)
         frame = StreamFrame(
             prefix=writer.prefix,
             include_usage=asked.stream_options.include_usage,
             continuous_usage=asked.stream_options.continuous_usage_stats,
-            choices_per_prompt=recipe.n,
+            choices_per_prompt=params.n,
         )
-        return await stream(context, request, call, jobs, frame, writer.opening(), writer.render)
-    batch, outcomes = await whole(context, request, jobs)
+        return await stream(context, request, call, requests, frame, writer.opening(), writer.render)
+    group, outcomes = await whole(context, request, requests)
     return respond(
         {
             "id": call.id,
@@ -72,7 +72,7 @@ async def chat_completions(context: Context, request: Request) -> Response:
             "created": call.created,
             "model": call.model,
             "choices": [_choice(index, outcome, eos_ids, asked.include_reasoning) for index, outcome in enumerate(outcomes)],
-            "usage": usage(context, batch.generations, [outcome.finished for outcome in outcomes], recipe.n),
+            "usage": usage(context, group.generations, [outcome.finished for outcome in outcomes], params.n),
             "service_tier": None,
             "system_fingerprint": None,
         },
@@ -99,7 +99,7 @@ def _choice(index: int, outcome: Outcome, eos_ids: frozenset[int], include_reaso
     }
 
 
-def _recipe(context: Context, text: Text, asked: ChatRequest) -> Recipe:
+def _params(context: Context, text: Text, asked: ChatRequest) -> SamplingParams:
     limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     names = {"max_tokens": "max_completion_tokens"} if asked.max_completion_tokens is not None else {}
     fields = asked.sampling_fields(max_tokens=limit, names=names, min_max_tokens=1)
@@ -153,18 +153,18 @@ class _ChunkWriter:
         delta = b'{"role":"assistant","content":"","reasoning_content":null}'
         return [start + delta + _OPEN_END + _CLOSE for start in self._starts]
 
-    def render(self, index: int, piece: Piece, running_usage: bytes) -> list[bytes]:
+    def render(self, index: int, delta: Delta, running_usage: bytes) -> list[bytes]:
         start, end = self._starts[index], _OPEN_END + running_usage + _CLOSE
         events: list[bytes] = []
-        if piece.reasoning and self._include_reasoning:
-            text = to_json(piece.reasoning)
+        if delta.reasoning and self._include_reasoning:
+            text = to_json(delta.reasoning)
             events.append(start + b'{"reasoning_content":' + text + b',"reasoning":' + text + b"}" + end)
-        if piece.content:
-            events.append(start + b'{"content":' + to_json(piece.content) + b',"reasoning_content":null}' + end)
-        if piece.finished is not None:
-            matched = piece.finished.matched
+        if delta.content:
+            events.append(start + b'{"content":' + to_json(delta.content) + b',"reasoning_content":null}' + end)
+        if delta.finished is not None:
+            matched = delta.finished.matched
             ending = b'{"reasoning_content":null},"logprobs":null,"finish_reason":"%b","matched_stop":%b,"stop_reason":%b}]' % (
-                piece.finished.reason.encode(),
+                delta.finished.reason.encode(),
                 to_json(matched),
                 to_json(stop_reason(matched, self._eos_ids)),
             )

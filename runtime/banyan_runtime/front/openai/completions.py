@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError, invalid, invalid_type, unsupported
-from banyan_runtime.front.generation import Job, Piece
+from banyan_runtime.front.generation import Delta, GenerateRequest
 from banyan_runtime.front.limits import MAX_PROMPTS, admit, as_ids, check_ids, fit, read_json
 from banyan_runtime.front.openai.chat import stop_reason
 from banyan_runtime.front.openai.schema import CompletionRequest
@@ -31,7 +31,7 @@ async def completions(context: Context, request: Request) -> Response:
     call = Call.begin(context, asked, "cmpl-")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise unsupported("best_of", "only best_of equal to n is served")
-    recipe = resolve(
+    params = resolve(
         asked.sampling_fields(max_tokens=asked.max_tokens, names={}, min_max_tokens=0),
         text.defaults.openai,
         text.defaults.eos_ids,
@@ -39,24 +39,24 @@ async def completions(context: Context, request: Request) -> Response:
     )
     prompts = _prompts(asked.prompt)
     echoes: list[str] = []
-    jobs: list[Job] = []
+    requests: list[GenerateRequest] = []
     for prompt in prompts:
         ids = await text.tokenize(prompt, add_special_tokens=asked.add_special_tokens) if isinstance(prompt, str) else prompt
         if not ids:
             raise _empty()
         check_ids(ids, info, "prompt")
-        fitting, max_new = fit(ids, recipe.max_tokens, DEFAULT_MAX_TOKENS, config, info, "prompt")
+        fitting, max_new = fit(ids, params.max_tokens, DEFAULT_MAX_TOKENS, config, info, "prompt")
         shown = _shown(text, prompt) if asked.echo else ""
-        for _ in range(recipe.n):
-            index = len(jobs)
+        for _ in range(params.n):
+            index = len(requests)
             echoes.append(shown)
-            jobs.append(
-                Job(
+            requests.append(
+                GenerateRequest(
                     token_ids=fitting,
-                    sampling=recipe.sampling(max_new, call.id, config.random_seed, index if recipe.seed is None else index % recipe.n),
-                    detokenizer=text.needed_tokenizer.detokenizer(skip_special_tokens=recipe.skip_special_tokens),
-                    stops=recipe.stops,
-                    include_stop=recipe.include_stop,
+                    sampling=params.sampling(max_new, call.id, config.random_seed, index if params.seed is None else index % params.n),
+                    detokenizer=text.needed_tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+                    stops=params.stops,
+                    include_stop=params.include_stop,
                     group=config.stream_interval if asked.stream else 0,
                     priority=priority_of(asked),
                     salt=asked.cache_salt or "",
@@ -74,10 +74,10 @@ async def completions(context: Context, request: Request) -> Response:
             prefix=writer.prefix,
             include_usage=asked.stream_options.include_usage,
             continuous_usage=asked.stream_options.continuous_usage_stats,
-            choices_per_prompt=recipe.n,
+            choices_per_prompt=params.n,
         )
-        return await stream(context, request, call, jobs, frame, writer.opening(), writer.render)
-    batch, outcomes = await whole(context, request, jobs)
+        return await stream(context, request, call, requests, frame, writer.opening(), writer.render)
+    group, outcomes = await whole(context, request, requests)
     return respond(
         {
             "id": call.id,
@@ -85,7 +85,7 @@ async def completions(context: Context, request: Request) -> Response:
             "created": call.created,
             "model": call.model,
             "choices": [_choice(index, echoes[index], outcome, eos_ids) for index, outcome in enumerate(outcomes)],
-            "usage": usage(context, batch.generations, [outcome.finished for outcome in outcomes], recipe.n),
+            "usage": usage(context, group.generations, [outcome.finished for outcome in outcomes], params.n),
             "system_fingerprint": None,
         },
         call,
@@ -145,17 +145,17 @@ class _ChunkWriter:
         """With echo the first chunk of each choice is its prompt."""
         return [start + to_json(echo) + _OPEN_END + _CLOSE for start, echo in zip(self._starts, self._echoes, strict=True) if echo]
 
-    def render(self, index: int, piece: Piece, running_usage: bytes) -> list[bytes]:
-        start, text = self._starts[index], to_json(piece.content)
-        if piece.finished is not None:
-            matched = piece.finished.matched
+    def render(self, index: int, delta: Delta, running_usage: bytes) -> list[bytes]:
+        start, text = self._starts[index], to_json(delta.content)
+        if delta.finished is not None:
+            matched = delta.finished.matched
             ending = b',"logprobs":null,"finish_reason":"%b","matched_stop":%b,"stop_reason":%b}]' % (
-                piece.finished.reason.encode(),
+                delta.finished.reason.encode(),
                 to_json(matched),
                 to_json(stop_reason(matched, self._eos_ids)),
             )
             return [start + text + ending + running_usage + _CLOSE]
-        return [start + text + _OPEN_END + running_usage + _CLOSE] if piece.content else []
+        return [start + text + _OPEN_END + running_usage + _CLOSE] if delta.content else []
 
 
 _OPEN_END: Final = b',"logprobs":null,"finish_reason":null,"matched_stop":null}]'

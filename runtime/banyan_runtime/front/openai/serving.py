@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError, internal, invalid, unknown_model
-from banyan_runtime.front.generation import Batch, Finished, Generation, Job, Piece, log
+from banyan_runtime.front.generation import Delta, Finished, GenerateRequest, Generation, GenerationGroup, log
 from banyan_runtime.front.openai.schema import KNOWN_EXTRA, UNSUPPORTED, GenerationRequest
 from banyan_runtime.front.parsing import ignored, refuse_unsupported
 from banyan_runtime.front.transport import EventStream, while_connected
@@ -74,18 +74,18 @@ class Outcome:
     reasoning: str
 
 
-async def collect(batch: Batch) -> list[Outcome]:
+async def collect(group: GenerationGroup) -> list[Outcome]:
     """Read all choices to their end."""
-    contents: list[list[str]] = [[] for _ in batch.generations]
-    reasonings: list[list[str]] = [[] for _ in batch.generations]
+    contents: list[list[str]] = [[] for _ in group.generations]
+    reasonings: list[list[str]] = [[] for _ in group.generations]
     ends: dict[int, Finished] = {}
-    async for index, pieces in batch:
-        for piece in pieces:
-            contents[index].append(piece.content)
-            reasonings[index].append(piece.reasoning)
-            if piece.finished is not None:
-                ends[index] = piece.finished
-    return [Outcome(ends[index], "".join(contents[index]), "".join(reasonings[index])) for index in range(len(batch.generations))]
+    async for index, deltas in group:
+        for delta in deltas:
+            contents[index].append(delta.content)
+            reasonings[index].append(delta.reasoning)
+            if delta.finished is not None:
+                ends[index] = delta.finished
+    return [Outcome(ends[index], "".join(contents[index]), "".join(reasonings[index])) for index in range(len(group.generations))]
 
 
 def usage(context: Context, generations: Sequence[Generation], ends: Iterable[Finished], choices_per_prompt: int) -> dict[str, Any]:
@@ -112,8 +112,8 @@ def respond(body: Mapping[str, Any], call: Call) -> Response:
     return Response(to_json(body), headers=dict(call.headers), media_type="application/json")
 
 
-Render = Callable[[int, Piece, bytes], list[bytes]]
-"""The events of one piece: (choice, piece, JSON to put before the closing brace of each event) → events."""
+Render = Callable[[int, Delta, bytes], list[bytes]]
+"""The events of one delta: (choice, delta, JSON to put before the closing brace of each event) → events."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,37 +127,43 @@ class StreamFrame:
 
 
 async def stream(
-    context: Context, request: Request, call: Call, jobs: Sequence[Job], frame: StreamFrame, opening: Sequence[bytes], render: Render
+    context: Context,
+    request: Request,
+    call: Call,
+    requests: Sequence[GenerateRequest],
+    frame: StreamFrame,
+    opening: Sequence[bytes],
+    render: Render,
 ) -> Response:
     """Answer with events. The engine's first word is awaited before the status is sent, so a refusal is a proper error."""
-    batch = Batch(context, jobs)
+    group = GenerationGroup(context, requests)
     try:
-        await while_connected(request, batch.admitted())
+        await while_connected(request, group.admitted())
     except BaseException:
-        batch.close()
+        group.close()
         raise
-    return EventStream(_events(context, batch, frame, opening, render), call.headers)
+    return EventStream(_events(context, group, frame, opening, render), call.headers)
 
 
 async def _events(
-    context: Context, batch: Batch, frame: StreamFrame, opening: Sequence[bytes], render: Render
+    context: Context, group: GenerationGroup, frame: StreamFrame, opening: Sequence[bytes], render: Render
 ) -> AsyncGenerator[bytes, None]:
-    async with batch:
+    async with group:
         try:
             if opening:
                 yield b"".join(opening)
             ends: dict[int, Finished] = {}
-            async for index, pieces in batch:
+            async for index, deltas in group:
                 events: list[bytes] = []
-                for piece in pieces:
-                    if piece.finished is not None:
-                        ends[index] = piece.finished
-                    events += render(index, piece, _running_usage(context, batch, index, piece) if frame.continuous_usage else b"")
+                for delta in deltas:
+                    if delta.finished is not None:
+                        ends[index] = delta.finished
+                    events += render(index, delta, _running_usage(context, group, index, delta) if frame.continuous_usage else b"")
                 if events:
                     yield b"".join(events)
             if frame.include_usage:
-                ordered = [ends[index] for index in range(len(batch.generations))]
-                numbers = usage(context, batch.generations, ordered, frame.choices_per_prompt)
+                ordered = [ends[index] for index in range(len(group.generations))]
+                numbers = usage(context, group.generations, ordered, frame.choices_per_prompt)
                 yield b"data: " + frame.prefix + b'],"usage":' + to_json(numbers) + b"}\n\n"
         except ApiError as error:
             yield b"data: " + to_json(error.body()) + b"\n\n"
@@ -167,20 +173,20 @@ async def _events(
         yield DONE
 
 
-def _running_usage(context: Context, batch: Batch, index: int, piece: Piece) -> bytes:
-    prompt = batch.generations[index].prompt_tokens
+def _running_usage(context: Context, group: GenerationGroup, index: int, delta: Delta) -> bytes:
+    prompt = group.generations[index].prompt_tokens
     numbers = {
         "prompt_tokens": prompt,
-        "completion_tokens": piece.completion_tokens,
-        "total_tokens": prompt + piece.completion_tokens,
+        "completion_tokens": delta.completion_tokens,
+        "total_tokens": prompt + delta.completion_tokens,
         "prompt_tokens_details": None,
         "completion_tokens_details": None,
     }
     return b',"usage":' + to_json(numbers)
 
 
-async def whole(context: Context, request: Request, jobs: Sequence[Job]) -> tuple[Batch, list[Outcome]]:
+async def whole(context: Context, request: Request, requests: Sequence[GenerateRequest]) -> tuple[GenerationGroup, list[Outcome]]:
     """Wait for all choices; a client that goes away ends them. Raises ApiError."""
-    batch = Batch(context, jobs)
-    async with batch:
-        return batch, await while_connected(request, collect(batch))
+    group = GenerationGroup(context, requests)
+    async with group:
+        return group, await while_connected(request, collect(group))

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from banyan_runtime import __version__, wire
 from banyan_runtime.front.engine_client import EngineClient, EngineError
-from banyan_runtime.front.ops.exposition import CONTENT_TYPE
+from banyan_runtime.front.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from banyan_runtime.front.context import Context

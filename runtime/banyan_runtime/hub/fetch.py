@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from banyan_runtime.errors import ModelError, UnavailableError
-from banyan_runtime.models import catalog
-from banyan_runtime.models.gguf import convert
-from banyan_runtime.models.progress import Bar, Report, silent
+from banyan_runtime.hub import catalog
+from banyan_runtime.hub.gguf import convert
+from banyan_runtime.hub.progress import Bar, Report, silent
 
 
 def cache_dir(download_dir: str | None = None) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from banyan_runtime.errors import ConfigError, ModelError
-from banyan_runtime.models.progress import Bar, Report, silent
+from banyan_runtime.hub.progress import Bar, Report, silent
 
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",

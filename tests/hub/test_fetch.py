@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
-from banyan_runtime.models import catalog, fetch, resolve
-from banyan_runtime.models.inspect import describe, inspect
+from banyan_runtime.hub import catalog, fetch, resolve
+from banyan_runtime.hub.inspect import describe, inspect
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, MIDDLE = 64, 4, 2, 2, 96
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

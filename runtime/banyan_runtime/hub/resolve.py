@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from banyan_runtime.errors import AccessError, ConfigError, ModelError
-from banyan_runtime.models.progress import Report, silent
+from banyan_runtime.hub.progress import Report, silent
 
 SCHEME = "catalog://"
 
@@ -18,7 +18,7 @@ def resolve(model_path: str, download_dir: str | None = None, progress: Report =
     not be read, ConfigError for another kind of address.
     """
     if model_path.startswith(SCHEME):
-        from banyan_runtime.models.fetch import cache_dir, fetch
+        from banyan_runtime.hub.fetch import cache_dir, fetch
 
         name = model_path.removeprefix(SCHEME)
         return fetch(name, cache_dir(download_dir) / "models" / name, progress)

@@ -25,7 +25,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 @cache
 def entries() -> dict[str, Entry]:
-    text = (resources.files("banyan_runtime.models") / "catalog.json").read_bytes()
+    text = (resources.files("banyan_runtime.hub") / "catalog.json").read_bytes()
     return msgspec.json.decode(text, type=dict[str, Entry])
 
 

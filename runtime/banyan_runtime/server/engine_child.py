@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.engine_process import Boot
+from banyan_runtime.server.engine_process import Boot
 
 log = logging.getLogger("banyan")
 
@@ -45,7 +45,7 @@ class EngineChild:
         Must run on the main thread: the kernel's parent-death signal follows the thread that starts the process.
         """
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "banyan_runtime.engine_process", stdin=asyncio.subprocess.PIPE
+            sys.executable, "-m", "banyan_runtime.server.engine_process", stdin=asyncio.subprocess.PIPE
         )  # fmt: skip
         assert process.stdin is not None
         boot = Boot(config.engine_json(), str(model_dir), address, os.getpid())

@@ -27,9 +27,8 @@ import uvicorn
 import uvloop
 
 from banyan_runtime import config as options
-from banyan_runtime import lastwords, logs, models, wire
+from banyan_runtime import hub, logs, wire
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.engine_child import EngineChild, private_folder
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UserError
 from banyan_runtime.front.app import create_app
 from banyan_runtime.front.context import Context
@@ -38,6 +37,8 @@ from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.ops.http import HttpCounter
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
+from banyan_runtime.server import termination
+from banyan_runtime.server.engine_child import EngineChild, private_folder
 
 log = logging.getLogger("banyan")
 T = TypeVar("T")
@@ -60,7 +61,7 @@ KEEP_ALIVE_S: Final = 75  # longer than the idle time-out of common load balance
 class EngineDied(UserError):
     """The engine process has ended by itself, or cannot generate."""
 
-    exit_code = lastwords.EXIT_INTERNAL
+    exit_code = termination.EXIT_INTERNAL
 
 
 class Http(uvicorn.Server):
@@ -82,8 +83,8 @@ class Server:
         self._metrics = Metrics(config.names[0], self._state, queue_limit=config.max_queued_requests)
         self._metrics.log_dropped = lambda: writer.dropped
         self._client = EngineClient(max_open=config.max_queued_requests * 2)
-        self._client.on_gap = self._metrics.token_gap
-        self._client.on_phase = self._on_phase
+        self._client.on_inter_token_latency = self._metrics.inter_token_latency
+        self._client.on_startup_progress = self._on_startup_progress
         self._context = Context(config, self._client, None, self._metrics, self._state)
         self._counter = HttpCounter(create_app(self._context), self._metrics)
         self._http = Http(
@@ -144,7 +145,7 @@ class Server:
         def report(phase: str, percent: int, detail: str) -> None:
             loop.call_soon_threadsafe(self._progress, phase, percent, detail)
 
-        model_dir = await on_thread(models.resolve, config.model_path, config.download_dir, report)
+        model_dir = await on_thread(hub.resolve, config.model_path, config.download_dir, report)
         self._note_phase("download", since="downloading")
         self._progress("loading", 0, "")
         self._folder = private_folder()
@@ -219,7 +220,7 @@ class Server:
         if phase in ("downloading", "loading", "warming"):
             self._state.enter(phase, percent, detail)  # type: ignore[arg-type]
 
-    def _on_phase(self, phase: wire.Phase) -> None:
+    def _on_startup_progress(self, phase: wire.StartupProgress) -> None:
         self._forget_folder()  # the engine has spoken: the socket's name has done its service
         self._progress(phase.name, phase.percent, phase.detail)
 
@@ -288,7 +289,7 @@ class Server:
             log.error("the server failed", exc_info=error)
         for handler in logging.getLogger().handlers:
             handler.flush()
-        code = lastwords.fatal(error)
+        code = termination.fatal(error)
         if started:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stop), DEAD_FOR_S)
@@ -310,7 +311,7 @@ class Server:
 def load_text(config: ServerConfig, model_dir: Path) -> Text:
     """The tokenizer and template of --tokenizer-path, which may be an address, or of the model."""
     path = config.tokenizer_path
-    return Text.load(config, model_dir, models.resolve(path, config.download_dir) if path and "://" in path else None)
+    return Text.load(config, model_dir, hub.resolve(path, config.download_dir) if path and "://" in path else None)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -9,7 +9,7 @@ from banyan_runtime.batch.progress import Progress
 from banyan_runtime.storage.store import NotFound, ObjectInfo, ObjectStore, Precondition, StoreError, Upload
 
 
-class MeteredStore:
+class InstrumentedStore:
     """Passes every call on to `store`."""
 
     def __init__(self, store: ObjectStore, progress: Progress) -> None:
@@ -45,7 +45,7 @@ class MeteredStore:
 
     def upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> Upload:
         with _counted(self._progress, "multipart"):
-            return MeteredUpload(self._store.upload(key, metadata=metadata), self._progress)
+            return InstrumentedUpload(self._store.upload(key, metadata=metadata), self._progress)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         with _counted(self._progress, "list"):
@@ -56,7 +56,7 @@ class MeteredStore:
             self._store.delete(key)
 
 
-class MeteredUpload:
+class InstrumentedUpload:
     """Passes every call on to `upload`."""
 
     def __init__(self, upload: Upload, progress: Progress) -> None:

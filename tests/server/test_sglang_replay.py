@@ -22,7 +22,8 @@ import pytest
 MODEL = "qwen/qwen2.5-0.5b-instruct"
 SEED_FLAGS = [
     "--mem-fraction-static", "0.8", "--max-running-requests", "200", "--max-total-tokens", "20480", "--disable-cuda-graph",
-    "--chunked-prefill-size", "8192", "--max-prefill-tokens", "16384", "--page-size", "1", "--requeue", "tail", "--random-seed", "42",
+    "--chunked-prefill-size", "8192", "--max-prefill-tokens", "16384", "--page-size", "1",
+    "--scheduling-rules", "sglang", "--random-seed", "42",
 ]  # fmt: skip
 
 
@@ -47,7 +48,7 @@ class Server:
 
     def prefills(self) -> list[tuple[int, int]]:
         """(new, cached) tokens of each prefill line so far."""
-        pairs = re.findall(r"Prefill batch\. #new-seq: \d+, #new-token: (\d+), #cached-token: (\d+)", self.log.read_text())
+        pairs = re.findall(r"Prefill group\. #new-seq: \d+, #new-token: (\d+), #cached-token: (\d+)", self.log.read_text())
         return [(int(new), int(cached)) for new, cached in pairs]
 
 
@@ -133,11 +134,11 @@ def test_the_seeds_calls_print_the_seeds_numbers(seeds_server: Server) -> None:
     stream = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Say this is a test"}], stream=True, max_tokens=64
     )
-    pieces = []
+    deltas = []
     for chunk in stream:
         if chunk.choices[0].delta.content is not None:  # no chunk without choices, as the tutorial expects
-            pieces.append(chunk.choices[0].delta.content)
-    assert "".join(pieces)
+            deltas.append(chunk.choices[0].delta.content)
+    assert "".join(deltas)
 
     completion = client.completions.create(
         model=MODEL, prompt="List 3 countries and their capitals.", temperature=0, max_tokens=64, n=1, stop=None
@@ -184,7 +185,7 @@ def test_the_log_reads_in_the_seeds_order(seeds_server: Server) -> None:
         r"INFO:     Waiting for application startup\.",
         r"INFO:     Application startup complete\.",
         r"INFO:     Uvicorn running on http://127\.0\.0\.1:\d+ \(Press CTRL\+C to quit\)",
-        r"Prefill batch\. #new-seq: 1, #new-token: 6, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
+        r"Prefill group\. #new-seq: 1, #new-token: 6, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
         r"The server is fired up and ready to roll!",
     ]
     position = 0

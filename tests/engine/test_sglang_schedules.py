@@ -6,7 +6,8 @@ import pytest
 
 from banyan_runtime.engine import retraction
 from banyan_runtime.engine.request import Request
-from banyan_runtime.engine.retraction import CLIP_MAX_NEW, Front, NewTokenRatio
+from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
+from banyan_runtime.engine.rules import FairRules
 from banyan_runtime.engine.scheduler import EngineLimits
 from tests.engine import invariants
 from tests.engine.replay import Replay
@@ -17,7 +18,7 @@ LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overla
 def seed_limits(**changes: object) -> EngineLimits:
     values: dict[str, object] = {
         "context_len": 32_768, "pool_tokens": 20_480, "max_running": 200, "max_prefill_tokens": 16_384, "chunk": 8192,
-        "policy": "fcfs", "requeue": "tail",
+        "policy": "fcfs", "scheduling_rules": "sglang",
     }  # fmt: skip
     return EngineLimits(**(values | changes))  # type: ignore[arg-type]
 
@@ -105,14 +106,14 @@ def test_b_with_victims_at_the_front_and_charged_in_full(monkeypatch: pytest.Mon
             return min(request.max_new, CLIP_MAX_NEW)
 
     monkeypatch.setitem(retraction.REQUEUES, "front", Charging)
-    replay = replay_b(seed_limits(requeue="front"))
+    replay = replay_b(seed_limits(scheduling_rules="fair"))
     assert replay.lines[4:7] == ["R 16 0.5806 → 1.0000", "D 121/18155", "P 5/750/25/0.89/121/874"]
     check_end(replay)
 
 
 @LOOPS
 def test_b_with_victims_at_the_front_delays_none_of_them_long(overlap: bool) -> None:
-    replay = replay_b(seed_limits(requeue="front", overlap=overlap))
+    replay = replay_b(seed_limits(scheduling_rules="fair", overlap=overlap))
     check_end(replay)
     order = [id for id, _ in sorted(replay.done.items(), key=lambda item: item[1][0])]
     victims = [id for id, (_, retractions) in replay.done.items() if retractions]

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from banyan_runtime.batch.retries import Concurrency
 
 
-class Gate:
+class ConcurrencyLimiter:
     """Slots for requests in flight. The limit may move at any time; old lines go first, so that the window moves on."""
 
     def __init__(self, concurrency: Concurrency) -> None:

