@@ -101,11 +101,11 @@ def check_end(replay: Replay) -> None:
 
 
 def test_b_with_victims_at_the_front_and_charged_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Charging(Front):
+    class Charging(FairRules):
         def charge(self, request: Request) -> int:
             return min(request.max_new, CLIP_MAX_NEW)
 
-    monkeypatch.setitem(retraction.REQUEUES, "front", Charging)
+    monkeypatch.setitem(rules.RULES, "fair", Charging)
     replay = replay_b(seed_limits(scheduling_rules="fair"))
     assert replay.lines[4:7] == ["R 16 0.5806 → 1.0000", "D 121/18155", "P 5/750/25/0.89/121/874"]
     check_end(replay)
