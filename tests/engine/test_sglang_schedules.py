@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from banyan_runtime.engine import retraction
+from banyan_runtime.engine import rules
 from banyan_runtime.engine.request import Request
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
 from banyan_runtime.engine.rules import FairRules
