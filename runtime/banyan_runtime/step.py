@@ -1,37 +1,80 @@
 """The seam between the engine (decides) and the model (computes): one `Step` in, one `StepResult` out.
 
 Plain numpy on both sides, so the engine runs without torch (tests drive it with a fake model on a fake clock) and the
-model without the engine (parity tests build steps by hand).
+model without the engine (parity tests build steps by hand). A step says everything by value: nothing in it is edited after
+it was launched, and what a runner keeps between steps (the slot table, token counts, last tokens) it can build from the
+steps alone. So a device, another process or a C++ library can follow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
 F32 = npt.NDArray[np.float32]
 U64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
 
-PADDING_SLOT = 0
+PADDING_SLOT: Final = 0
 """KV slot 0 belongs to nobody: padded rows of a captured graph write there."""
+
+Feature = Literal["bias", "mask", "pooling", "drafts", "embeddings", "adapters"]
+"""What a step may ask for that not every runner has; `RunnerInfo.features` names those it has."""
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """The tokens that a row's penalties count. Views into the request's own buffers; read before the step returns."""
+class Ragged:
+    """n lists of int32 as two flat arrays: list i is values[offsets[i] : offsets[i + 1]]."""
 
-    prompt: I32
-    output: I32
+    values: I32
+    offsets: I32  # [n + 1], ascending from 0
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> I32:
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class RowUpdates:
+    """What changed in the slot table since the step before, beside what that step wrote itself.
+
+    To be made in this order before the step: table[rows[i], starts[i] : starts[i] + len(slots[i])] = slots[i]. A row's first
+    update starts at position 0 when it was given to another request whose beginning is cached; one without cached tokens has
+    none. What a row held beyond the positions that a step names is left over and never read.
+    """
+
+    rows: I32  # [n]; a row may occur several times
+    starts: I32  # [n] positions
+    slots: Ragged  # n lists of KV slots
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """The tokens that penalties of some rows count, given once: with the first step that samples for a row after its admission.
+
+    From then on the runner counts the tokens that it samples for the row itself, until the row gets another history.
+    """
+
+    rows: I32  # [n]
+    tokens: Ragged  # n lists: prompt, then output so far
+    prompt_lens: I32  # [n] how many of them are prompt
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """One cell per sequence of the step; the meaning of the fields is that of `wire.Sampling`."""
+    """One cell per sequence of the step; the meaning of the fields is that of `wire.Sampling`.
+
+    The same object comes with every step over the same rows in the same order, so a device need not be sent it again.
+    """
 
     temperature: F32
     top_k: I32
@@ -41,38 +84,115 @@ class SamplingColumns:
     presence_penalty: F32
     repetition_penalty: F32
     seed: U64
-    histories: list[History | None]  # None where no penalty is on
-    banned: list[I32 | None]  # token ids forbidden in this step (stop ids before min_new_tokens)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class TokenBiases:
+    """logit_bias: added to the logits of some token ids, a list for each sequence."""
+
+    ids: Ragged  # B lists
+    values: F32  # [len(ids.values)]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMask:
+    """Grammars: the token ids that may come next, as bits. Token t of mask m is allowed if words[m, t // 32] >> (t % 32) & 1."""
+
+    words: U32  # [m, ceil(vocab_size / 32)]
+    masks: I32  # [B] which mask a sequence obeys; -1: none
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Positions of the step at which the log probability of the prompt's next token is wanted."""
+
+    at: I32  # [P] index among the step's T tokens, ascending
+    targets: I32  # [P] the token that follows in the prompt
+    top: I32  # [P] likeliest tokens wanted beside it, >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class InputEmbeddings:
+    """Vectors that stand in for the embeddings of some tokens (images)."""
+
+    at: I32  # [E] index among the step's T tokens
+    values: F32  # [E, hidden_size]
+
+
+class Pooling:
+    """Values of `Step.pooling`: which vector of a sequence is wanted."""
+
+    NONE: Final = 0
+    LAST: Final = 1  # the last hidden state, normalised as for the head
+    MEAN: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One forward pass over B sequences with T = sum(query_lens) new tokens, laid out one after another.
 
     Sequence b computes the tokens at positions kv_lens[b] - query_lens[b] ... kv_lens[b] - 1 and attends to its positions
-    0 ... kv_lens[b] - 1, whose KV slots are table[rows[b], :kv_lens[b]]. A prefill may start behind a cached prefix, and
-    may end before the prompt does (a chunk), in which case samples[b] is False.
+    0 ... kv_lens[b] - 1. Their KV slots are table[rows[b], :kv_lens[b]], where the table is what the runner has built from the
+    `updates` of all steps and from what steps write: table[row of token t, positions[t]] = out_slots[t], for every token of
+    every step. A prefill may start behind a cached prefix, and may end before the prompt does (a chunk), in which case
+    samples[b] is 0. Columns that nobody in the step asks for are None.
     """
 
     mode: Literal["prefill", "decode"]
     token_ids: I32  # [T]; negative: the token that the step still in flight samples for this row
     positions: I32  # [T] absolute positions
-    out_slots: I32  # [T] KV slot each token writes; equals table[row, position]
-    rows: I32  # [B] row of the request in `table`; constant while the request runs
+    out_slots: I32  # [T] KV slot each token writes
+    rows: I32  # [B] row of the request, constant while it runs; below the number of rows of `TableShape`
     query_lens: I32  # [B] >= 1
     kv_lens: I32  # [B] tokens in the cache once this step is done
-    samples: Bool  # [B] whether a token is drawn from the last position; its absolute position is kv_lens[b]
+    samples: I32  # [B] how many of the last positions a token is drawn from: 0 (chunk), 1, or more (drafts)
     sampling: SamplingColumns
-    table: I32  # [max rows, context + slack]: the engine's persistent slot table, not a copy
+    updates: RowUpdates | None = None
+    histories: Histories | None = None
+    banned: Ragged | None = None  # B lists: token ids forbidden in this step (stop ids before min_new_tokens)
+    bias: TokenBiases | None = None
+    mask: TokenMask | None = None
+    top_logprobs: I32 | None = None  # [B] likeliest tokens wanted beside the drawn one; -1: no log probabilities at all
+    prompt_scores: PromptScores | None = None
+    pooling: I8 | None = None  # [B]
+    embeddings: InputEmbeddings | None = None
+    adapters: I32 | None = None  # [B] adapter (LoRA) of each sequence; -1: none
     page_size: int = 1  # slots of a page are consecutive: slot = page * page_size + offset
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """How large the slot table can become; given to a runner before the first step."""
+
+    rows: int
+    positions: int  # context and slack
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log probabilities of N tokens: log_softmax of the raw logits in fp32, before penalties, bans, masks and temperature.
+
+    A token whose probability rounds to 0 gets a finite, very small number: JSON has no infinity.
+    """
+
+    values: F32  # [N] of the tokens themselves
+    top_ids: I32  # [N, K] likeliest first, equal ones by id; K is the most that any of them asked for
+    top_values: F32  # [N, K]
 
 
 @dataclass(slots=True)
 class StepResult:
-    """The tokens drawn. A row with NaN or no admissible logits is marked failed; it fails alone."""
+    """The tokens drawn, S = sum(samples) of them, one sequence after another.
 
-    token_ids: I32  # [B]; -1 where nothing was sampled
+    A row with NaN or no admissible logits is marked failed; it fails alone, and its token is -1.
+    """
+
+    token_ids: I32  # [S]
     failed: Bool  # [B]
+    accepted: I32 | None = None  # [B] how many of its drawn tokens count (drafts); None: all
+    logprobs: TokenLogprobs | None = None  # of the drawn tokens of the sequences with top_logprobs >= 0, in the step's order
+    prompt_logprobs: TokenLogprobs | None = None  # of prompt_scores
+    vectors: F32 | None = None  # [sequences with pooling, hidden_size]
 
 
 class Handle(Protocol):
@@ -98,13 +218,30 @@ class RunnerInfo:
     kv_bytes: int
     available_bytes: int  # free device (or host) memory after everything was allocated
     graphs: bool = False  # whether decode steps replay captured graphs
+    batch_invariant: bool = True  # whether a request's greedy tokens do not depend on what else runs
+    features: frozenset[Feature] = frozenset()
     phase_seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Runner(Protocol):
-    """Computes steps. Steps are launched in order; with one step in flight its table rows may still be read by it."""
+    """Computes steps. Steps are launched in order, and each is computed as if the one before were done.
+
+    A step that asks for a feature that is not in `info.features` is a mistake of the engine's and raises `UnsupportedStep`.
+    """
 
     @property
     def info(self) -> RunnerInfo: ...
 
+    def prepare(self, shape: TableShape) -> None:
+        """Allocate what depends on the number of rows and warm up: after this no step allocates memory that it keeps."""
+
     def launch(self, step: Step) -> Handle: ...
+
+
+class UnsupportedStep(AssertionError):
+    """A step asks for what its runner does not have."""
+
+
+Pulse = Callable[[], None]
+"""Called by a runner again and again while it computes a step (at least once a layer), so that whoever watches the process
+can tell a long step from one that hangs. Costs next to nothing."""

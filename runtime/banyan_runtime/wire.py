@@ -38,7 +38,7 @@ class FinishCode(enum.IntEnum):
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How one request is sampled. The front has validated every field and filled in every default."""
 
-    max_new_tokens: int
+    max_new_tokens: int  # 0: the prompt is computed (and scored, where asked), nothing is generated
     min_new_tokens: int = 0
     temperature: float = 1.0  # below 1e-6: greedy, the filters are off
     top_k: int = -1  # -1: all
@@ -51,6 +51,14 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()  # already united with the EOS set, unless the request ignores EOS
 
 
+class LogprobRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Which log probabilities a request wants. Each comes with that of the token itself and those of the likeliest ones."""
+
+    output_top: int = -1  # likeliest tokens beside each generated one; -1: nothing about generated tokens
+    prompt_from: int = -1  # first prompt position to score, >= 1 (nothing comes before position 0); -1: none
+    prompt_top: int = 0  # likeliest tokens beside each scored prompt token
+
+
 # --- front -> engine ---
 
 
@@ -60,8 +68,17 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     id: int  # unique among live requests; strings (rid) stay in the front
     token_ids: bytes  # pack_ids of the prompt, at least one token
     sampling: Sampling
-    priority: int = 0  # higher first, only where the policy looks at it
+    priority: int = 0  # higher first; what waits and what is preempted is ordered by it
     salt: str = ""  # requests of different salts never share cached prefixes
+    prefix_ids: bytes = b""  # what the prefix cache compares instead of token_ids, as many ids (images: a hash in place of placeholders)
+    logprobs: LogprobRequest | None = None
+    held: bool = False  # waits for its `Proceed` (a grammar that is being compiled), and holds nobody up meanwhile
+
+
+class Proceed(msgspec.Struct, frozen=True, tag="proceed"):
+    """What a held request waited for is there: it joins the queue at the place of its arrival. Unknown ids are ignored."""
+
+    id: int
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -86,7 +103,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave the loop and exit 0. The front drains first; what still runs is dropped."""
 
 
-FrontMessage = Submit | Abort | Flush | Ping | Shutdown
+FrontMessage = Submit | Proceed | Abort | Flush | Ping | Shutdown
 
 # --- engine -> front ---
 
@@ -100,13 +117,16 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     attention_backend: str
     vocab_size: int
-    context_len: int  # tokens, prompt and output together
+    context_len: int  # tokens, prompt and output together, that the model is served with
+    max_model_len: int  # tokens of the longest sequence that can really run: context_len, or what the KV pool holds
     page_size: int
     max_total_tokens: int  # KV pool, tokens
     max_req_input_len: int  # a prompt must be shorter than this, tokens
     max_running_requests: int
     weights_bytes: int
     kv_bytes: int
+    batch_invariant: bool = True  # whether greedy text does not depend on what else runs
+    features: tuple[str, ...] = ()  # of step.Feature
     phase_seconds: dict[str, float] = {}
 
 
@@ -128,20 +148,50 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     id: int
     code: FinishCode
     cached_tokens: int  # prompt tokens that came from the prefix cache at first admission
-    queue_s: float  # received -> first admitted
-    prefill_s: float  # first admitted -> first token
+    queue_s: float | None  # received -> first admitted; None: it never was
+    prefill_s: float | None  # first admitted -> first token; None: there was none
     retractions: int
 
 
+class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of N tokens, and of the `width` likeliest ones beside each (its request may have asked for fewer)."""
+
+    values: bytes  # float32 [N]
+    width: int
+    top_ids: bytes  # int32 [N, width], likeliest first
+    top_values: bytes  # float32 [N, width]
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of consecutive prompt tokens of one request; one message for each chunk of its prompt."""
+
+    id: int
+    start: int  # position of the first token scored
+    columns: LogprobColumns
+
+
+class Vector(msgspec.Struct, frozen=True, array_like=True):
+    """The pooled vector of one request (embeddings)."""
+
+    id: int
+    values: bytes  # float32 [hidden_size]
+
+
 class StepOutput(msgspec.Struct, frozen=True, tag="step"):
-    """What one step produced. `ids[i]` got token `unpack_ids(token_ids)[i]`; an id occurs at most once.
+    """What one step produced. Request `ids[i]` got `counts[i]` of the tokens (one each where `counts` is empty), which lie one
+    after another in `token_ids`; an id occurs at most once.
 
     A request that ends appears in `finished`, in the same message as its last token (or alone, when aborted).
     """
 
     ids: list[int]
-    token_ids: bytes
+    token_ids: bytes  # pack_ids
     finished: list[Finish] = []
+    counts: list[int] = []
+    scored: bytes = b""  # int32: which of the tokens have log probabilities, indices in token_ids, ascending
+    logprobs: LogprobColumns | None = None  # of the scored tokens
+    prompt_logprobs: list[PromptLogprobs] = []
+    vectors: list[Vector] = []
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -180,6 +230,7 @@ class Stats(msgspec.Struct, tag="stats", kw_only=True):
 
     running: int
     waiting: int
+    held: int  # wait for something other than memory
     kv_used: int  # tokens held by running requests (locked or private)
     kv_evictable: int
     kv_free: int
