@@ -8,7 +8,7 @@ answer from the rest of its plan.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -91,3 +91,16 @@ class RefusalPlan(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
 
 
 Plan = ChatPlan | CompletionPlan | NativePlan | AnswerPlan | RefusalPlan
+
+Endpoint = Literal["chat", "completions", "generate", "tokenize", "detokenize"]
+
+
+class Preparer(Protocol):
+    """Makes plans beside the event loop."""
+
+    async def plan(self, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
+        """The plan of one request. `request_id` seeds the sampling of a request that brings neither a seed nor an id.
+
+        Raises ApiError (never returns a RefusalPlan), also when it takes too long; the event loop is never held up meanwhile.
+        """
+        ...
