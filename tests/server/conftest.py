@@ -93,8 +93,14 @@ class ServerProcess:
     @property
     def engine(self) -> psutil.Process:
         """Its engine process, from the moment there is one."""
-        (child,) = self.eventually(psutil.Process(self.process.pid).children, "the engine process")
-        return child
+        return self.eventually(lambda: self._child("banyan_runtime.server.engine_process"), "the engine process")
+
+    def _child(self, module: str) -> psutil.Process | None:
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if module in child.cmdline():
+                    return child
+        return None
 
     def wait(self, limit_s: float = 20.0) -> int:
         """The exit code."""

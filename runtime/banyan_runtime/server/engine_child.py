@@ -39,8 +39,8 @@ class EngineChild:
         self.pid = process.pid
 
     @staticmethod
-    async def start(config: ServerConfig, model_dir: Path, address: str) -> EngineChild:
-        """Start the engine of `config` on the model in `model_dir`; it connects to `address`.
+    async def start(config: ServerConfig, model_dir: Path, address: str, pulse: Path) -> EngineChild:
+        """Start the engine of `config` on the model in `model_dir`; it connects to `address` and counts in the file `pulse`.
 
         Must run on the main thread: the kernel's parent-death signal follows the thread that starts the process.
         """
@@ -48,7 +48,7 @@ class EngineChild:
             sys.executable, "-m", "banyan_runtime.server.engine_process", stdin=asyncio.subprocess.PIPE
         )  # fmt: skip
         assert process.stdin is not None
-        boot = Boot(config.engine_json(), str(model_dir), address, os.getpid())
+        boot = Boot(config.engine_json(), str(model_dir), address, str(pulse), os.getpid())
         process.stdin.write(msgspec.json.encode(boot) + b"\n")
         with contextlib.suppress(ConnectionError):  # it may be dead already; `wait` tells
             await process.stdin.drain()

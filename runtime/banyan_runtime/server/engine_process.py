@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -21,6 +22,7 @@ from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.server.process import die_with_parent, resident_bytes
+from banyan_runtime.server.pulse import Pulse
 from banyan_runtime.server.termination import EXIT_INTERNAL
 from banyan_runtime.step import Handle, Runner, RunnerInfo, Step
 
@@ -40,6 +42,7 @@ class Boot(msgspec.Struct, frozen=True):
     config: str  # ServerConfig.engine_json()
     model_dir: str
     address: str  # ZeroMQ address the front is bound to
+    pulse: str  # file of the counter that both processes share
     parent: int  # process id of the front
 
 
@@ -63,8 +66,9 @@ class Watchdog:
     all stacks to standard error and exits with 1.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, pulse: Callable[[], None] = lambda: None) -> None:
         self._timeout_s = timeout_s
+        self._pulse = pulse
         self._every_s = min(1.0, timeout_s / 10)  # arming starts a thread (about 50 us): not at each step
         self._armed_at = float("-inf")
         self._steps = -1
@@ -73,6 +77,13 @@ class Watchdog:
         """There is work, and so many steps have been done since the start."""
         if steps != self._steps and now - self._armed_at >= self._every_s:
             self._steps, self._armed_at = steps, now
+            faulthandler.dump_traceback_later(self._timeout_s, exit=True)
+
+    def beat(self) -> None:
+        """A step gets on: the pulse that the model gives while it computes."""
+        self._pulse()
+        if self._armed_at != float("-inf") and (now := time.monotonic()) - self._armed_at >= self._every_s:
+            self._armed_at = now
             faulthandler.dump_traceback_later(self._timeout_s, exit=True)
 
     def rest(self) -> None:
@@ -92,7 +103,7 @@ def read_boot() -> Boot:
     return msgspec.json.decode(bytes(line), type=Boot)
 
 
-def start(boot: Boot, config: ServerConfig, send: Send) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
+def start(boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
     """Load the model and build the engine over it. Progress goes to the front, and keeps the stack dump away."""
     from banyan_runtime.engine.limits import EngineLimits
     from banyan_runtime.engine.loop import Engine
@@ -105,7 +116,7 @@ def start(boot: Boot, config: ServerConfig, send: Send) -> tuple[Engine, Counted
 
     progress("loading", 0, "")
     try:
-        runner = load(config, Path(boot.model_dir), progress)
+        runner = load(config, Path(boot.model_dir), progress, watchdog.beat)
     finally:
         faulthandler.cancel_dump_traceback_later()
     known = runner.info
@@ -169,11 +180,12 @@ def main() -> NoReturn:
     socket.connect(boot.address)
     send = Send(socket)
     try:
-        engine, runner, info = start(boot, config, send)
+        watchdog = Watchdog(config.watchdog_timeout, Pulse(Path(boot.pulse)))
+        engine, runner, info = start(boot, config, send, watchdog)
         writer.flush()  # the front writes its lines behind ours
         send(wire.Ready(info))
         send(engine.stats(time.monotonic()))
-        loop(socket, engine, runner, send, Watchdog(config.watchdog_timeout))
+        loop(socket, engine, runner, send, watchdog)
         code = 0
     except UserError as error:
         send(wire.Fatal(str(error), error.exit_code))

@@ -39,6 +39,8 @@ from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.server import termination
 from banyan_runtime.server.engine_child import EngineChild, private_folder
+from banyan_runtime.server.pulse import NAME as PULSE_NAME
+from banyan_runtime.server.pulse import Pulse, PulseWatch
 
 log = logging.getLogger("banyan")
 T = TypeVar("T")
@@ -151,7 +153,9 @@ class Server:
         self._folder = private_folder()
         address = f"ipc://{self._folder}/engine"
         self._client.bind(address)
-        self._engine = await EngineChild.start(config, model_dir, address)
+        pulse_file = self._folder / PULSE_NAME
+        watch = PulseWatch(Pulse(pulse_file), time.monotonic())
+        self._engine = await EngineChild.start(config, model_dir, address, pulse_file)
         self._watcher = asyncio.create_task(self._watch_engine(self._engine))
         self._context.text = await on_thread(load_text, config, model_dir)
         info = await self._client.wait_ready()
@@ -166,7 +170,7 @@ class Server:
         self._metrics.startup_phase("total", time.monotonic() - self._state.started)
         self._state.enter("ready")
         log.info("The server is fired up and ready to roll!")
-        await self._watch_pulse(self._engine)
+        await self._watch_pulse(self._engine, watch)
 
     async def _warm_up(self) -> None:
         """Generate a few tokens: what is built at first use is built now, and a model that can't answer never gets ready."""
@@ -195,17 +199,18 @@ class Server:
             error = kinds.get(fatal.exit_code, EngineDied)(fatal.message)
         self._died.set_exception(error)
 
-    async def _watch_pulse(self, engine: EngineChild) -> None:
-        """Ping the engine; when it does not answer for too long, say so in /livez, and end it after --watchdog-timeout."""
+    async def _watch_pulse(self, engine: EngineChild, watch: PulseWatch) -> None:
+        """Ping the engine; when it neither answers nor gets anything done for too long, say so in /livez, and end it after
+        --watchdog-timeout. A step that computes for minutes does not answer, but its pulse goes on."""
         limit = float(os.environ.get(HANG_VARIABLE, HANG_AFTER_S))
         late = 0
         while True:
-            silent = self._client.heartbeat()
+            silent = min(self._client.heartbeat(), watch.silent(time.monotonic()))
             # Twice in a row: when this process itself was stopped for a while, the answer is only not read yet.
             late = late + 1 if silent > limit else 0
             hung = late >= 2
             if hung and not self._state.hung:
-                log.error("the engine has not answered for %.0f s; the stacks of its threads follow", silent)
+                log.error("the engine has not answered or got on for %.0f s; the stacks of its threads follow", silent)
                 engine.show_stacks()
             elif self._state.hung and not hung:
                 log.warning("the engine answers again")
