@@ -16,6 +16,7 @@ from typing import TypeVar
 import httpx2 as httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 T = TypeVar("T")
 START_LIMIT_S = 90.0
@@ -84,11 +85,16 @@ class ServerProcess:
 
     def metric(self, series: str) -> float:
         """One sample of /metrics, by its name and, if any, labels without model_name: 'name' or 'name{a="b"}'."""
-        name, _, labels = series.partition("{")
-        pattern = re.escape(name) + r'\{model_name="[^"]*"' + ("," + re.escape(labels) if labels else r"\}") + r" (\S+)"
-        found = re.findall(pattern, self.get("/metrics").text)
+        (wanted,) = (sample for family in text_string_to_metric_families(f"{series} 0\n") for sample in family.samples)
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        found = [
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == wanted.name and {**sample.labels, "model_name": ""} == {**wanted.labels, "model_name": ""}
+        ]
         assert len(found) == 1, f"{series}: {found}"
-        return float(found[0])
+        return found[0]
 
     @property
     def engine(self) -> psutil.Process:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from banyan_runtime import wire
+from banyan_runtime.front import exposition
 from banyan_runtime.front.metrics import Metrics, RequestRecord
 from banyan_runtime.front.state import ServerState
 
@@ -19,18 +22,18 @@ INFO = wire.EngineInfo(
 )  # fmt: skip
 
 
-def phase_stats(steps: int) -> wire.PhaseStats:
+def step_stats(steps: int) -> wire.StepStats:
     seconds = [0] * (len(wire.STEP_SECONDS_BUCKETS) + 1)
     seconds[3] = steps
     tokens = [0] * (len(wire.STEP_TOKENS_BUCKETS) + 1)
     tokens[-1] = steps
-    return wire.PhaseStats(steps, wire.HistogramCounts(seconds, 0.25), wire.HistogramCounts(tokens, 99.0))
+    return wire.StepStats(steps, wire.HistogramCounts(seconds, 0.25), wire.HistogramCounts(tokens, 99.0))
 
 
 STATS = wire.Stats(
     running=3, waiting=5, kv_used=2048, kv_evictable=1024, kv_free=5120, last_step_unix=1_750_000_000.5, prompt_tokens_computed=11,
     prompt_tokens_cached=22, generation_tokens=33, preemptions=1, preempted_tokens=44, evicted_tokens=55, new_token_ratio=0.5,
-    gen_throughput=6.25, prefill=phase_stats(7), decode=phase_stats(8), cpu_seconds=9.5, resident_bytes=4096,
+    gen_throughput=6.25, prefill=step_stats(7), decode=step_stats(8), cpu_seconds=9.5, resident_bytes=4096,
 )  # fmt: skip
 
 
@@ -43,6 +46,10 @@ class Clock:
 
 def metrics(clock: Clock | None = None) -> Metrics:
     return Metrics("tiny", ServerState("file:///tiny"), queue_limit=10, clock=clock or Clock())
+
+
+def rendered(page: Metrics, stats: wire.Stats | None = None) -> bytes:
+    return asyncio.run(page.render(stats))
 
 
 def samples(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -72,7 +79,7 @@ def test_names_types_labels_and_buckets_are_those_of_the_golden_file() -> None:
     page.http_started()
     page.http_finished("/v1/models", "GET", 200)
     lines = []
-    for family in text_string_to_metric_families(page.render(STATS).decode()):
+    for family in text_string_to_metric_families(rendered(page, STATS).decode()):
         labels: dict[str, set[str]] = {}
         for sample in family.samples:
             for name, value in sample.labels.items():
@@ -91,13 +98,13 @@ def edge(value: str) -> tuple[float, str]:
 
 
 def test_every_series_exists_from_the_start_at_zero_so_that_rates_see_the_first_event() -> None:
-    before = samples(metrics().render(None))
+    before = samples(rendered(metrics()))
     page = metrics()
     page.engine_ready(INFO)
     page.request_finished(record())
     page.rejected("queue_full")
-    page.token_gap(0.01, 4)
-    after = samples(page.render(STATS))
+    page.inter_token_latency(0.01, 4)
+    after = samples(rendered(page, STATS))
     constant = {"banyan_model_info"}
     assert {key for key in after if key[0] not in constant} == {key for key in before if key[0] not in constant}
     events = [
@@ -110,13 +117,15 @@ def test_every_series_exists_from_the_start_at_zero_so_that_rates_see_the_first_
 def test_a_page_stays_below_700_series() -> None:
     page = metrics()
     page.engine_ready(INFO)
-    assert 300 < len(samples(page.render(STATS))) < 700
+    assert 300 < len(samples(rendered(page, STATS))) < 700
 
 
 def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
     page = metrics()
+    page.resident_bytes = lambda: 12_345_678
+    page.log_dropped = lambda: 3
     page.engine_ready(INFO)
-    seen = samples(page.render(STATS))
+    seen = samples(rendered(page, STATS))
 
     def value(name: str, **labels: str) -> float:
         return seen[name, frozenset(labels.items())]
@@ -135,7 +144,9 @@ def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
     assert value("banyan_step_tokens_bucket", phase="decode", le="20000.0") == 0
     assert value("banyan_step_tokens_count", phase="decode") == 8
     assert value("banyan_process_cpu_seconds_total", component="engine") == 9.5
-    assert value("banyan_process_resident_memory_bytes", component="api") > 10_000_000
+    assert value("banyan_process_resident_memory_bytes", component="engine") == 4096
+    assert value("banyan_process_resident_memory_bytes", component="api") == 12_345_678
+    assert value("banyan_log_dropped_total") == 3
     assert value("banyan_startup_phase_seconds", phase="load_weights") == 1.5
 
 
@@ -143,7 +154,7 @@ def test_a_finished_request_is_counted_once_in_each_of_its_series() -> None:
     page = metrics()
     page.request_finished(record())
     page.request_finished(record(endpoint="/v2/unheard-of", streaming=False, finish_reason="abort", first_token=None, completion_tokens=0))
-    seen = samples(page.render(None))
+    seen = samples(rendered(page))
 
     def value(name: str, **labels: str) -> float:
         return seen[name, frozenset(labels.items())]
@@ -159,10 +170,25 @@ def test_a_finished_request_is_counted_once_in_each_of_its_series() -> None:
     assert value("banyan_request_prompt_tokens_bucket", le="50.0") == 2
 
 
+def test_a_duration_that_nobody_knows_is_not_counted_as_zero() -> None:
+    page = metrics()
+    page.request_finished(record(finish_reason="abort", queue_s=None, prefill_s=None))
+    page.request_finished(record(finish_reason="abort", queue_s=0.25, prefill_s=None, first_token=None, completion_tokens=0))
+    page.request_finished(record(queue_s=0.5, prefill_s=0.75))
+    seen = samples(rendered(page))
+
+    def counted(name: str) -> tuple[float, float]:
+        return seen[f"{name}_count", frozenset()], seen[f"{name}_sum", frozenset()]
+
+    assert counted("banyan_queue_duration_seconds") == (2, 0.75)
+    assert counted("banyan_prefill_duration_seconds") == (1, 0.75)
+    assert counted("banyan_decode_duration_seconds") == (2, 4.0)
+
+
 def test_a_request_of_one_token_has_no_time_per_token() -> None:
     page = metrics()
     page.request_finished(record(completion_tokens=1))
-    assert samples(page.render(None))["banyan_time_per_output_token_seconds_count", frozenset()] == 0
+    assert samples(rendered(page))["banyan_time_per_output_token_seconds_count", frozenset()] == 0
 
 
 def test_an_unknown_path_or_method_opens_no_series_of_its_own() -> None:
@@ -170,7 +196,7 @@ def test_an_unknown_path_or_method_opens_no_series_of_its_own() -> None:
     for code in range(1000):
         page.http_started()
         page.http_finished(f"/made/up/{code}", "BREW", 404)
-    seen = samples(page.render(None))
+    seen = samples(rendered(page))
     http = {key: value for key, value in seen.items() if key[0] == "banyan_http_requests_total"}
     assert sum(http.values()) == 1000
     assert len(http) <= 201
@@ -180,17 +206,38 @@ def test_an_unknown_path_or_method_opens_no_series_of_its_own() -> None:
 def test_the_page_is_rendered_at_most_every_50_ms() -> None:
     clock = Clock()
     page = metrics(clock)
-    first = page.render(None)
+    first = rendered(page)
     page.rejected("auth")
     clock.now += 0.049
-    assert page.render(None) is first
+    assert rendered(page) is first
     clock.now += 0.002
-    assert samples(page.render(None))["banyan_admission_rejections_total", frozenset({("reason", "auth")})] == 1
+    assert samples(rendered(page))["banyan_admission_rejections_total", frozenset({("reason", "auth")})] == 1
+
+
+def test_while_a_page_is_written_the_loop_does_other_work_and_a_second_scrape_waits_for_the_same_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exposition, "HOLD_S", 0.0)
+    page = metrics()
+    turns = 0
+
+    async def scrape_twice_beside_other_work() -> tuple[bytes, bytes]:
+        nonlocal turns
+        scrapes = asyncio.gather(page.render(STATS), page.render(STATS))
+        while not scrapes.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return await scrapes
+
+    first, second = asyncio.run(scrape_twice_beside_other_work())
+    assert first is second
+    assert turns > 30
+    assert len(samples(first)) > 300
 
 
 def test_label_values_are_escaped_as_prometheus_reads_them() -> None:
     name = 'a "model"\\of\nmine'
-    page = Metrics(name, ServerState("x")).render(None).decode()
+    page = rendered(Metrics(name, ServerState("x"))).decode()
     assert {sample.labels["model_name"] for family in text_string_to_metric_families(page) for sample in family.samples} == {name}
 
 

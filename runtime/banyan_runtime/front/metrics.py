@@ -6,6 +6,7 @@ themselves once, when they end; gauges of the engine are read from its newest sn
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from typing import Final
 from banyan_runtime import __version__, wire
 from banyan_runtime.front.exposition import Exposition
 from banyan_runtime.front.state import PHASES, ServerState
-from banyan_runtime.server.process import resident_bytes
 
 LATENCY_BUCKETS: Final = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560,
@@ -34,7 +34,7 @@ RENDER_EVERY_S: Final = 0.05  # endpoint pickers scrape 20 times a second, each 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One finished request, as its handler saw it. Times are monotonic seconds, durations seconds."""
+    """One finished request, as its handler saw it. Times are monotonic seconds, durations seconds; None is what nobody knows."""
 
     endpoint: str  # one of ENDPOINTS
     streaming: bool
@@ -45,8 +45,8 @@ class RequestRecord:
     received: float
     first_token: float | None  # None: it ended before
     finished: float
-    queue_s: float
-    prefill_s: float
+    queue_s: float | None  # None: it was not admitted, or ended without the engine's word
+    prefill_s: float | None  # None: as `queue_s`, or it ended before its first token
 
 
 def _known(value: str, values: tuple[str, ...], fallback: str) -> str:
@@ -61,10 +61,12 @@ class Metrics:
         self._clock = clock
         self._rendered = b""
         self._rendered_at = float("-inf")
+        self._rendering = asyncio.Lock()
         self._declare(Exposition({"model_name": model_name}))
-        self._build_info.cell(("version",), (__version__,)).value = 1
+        self._build_info.cell(__version__).value = 1
         self._queue_limit.value = queue_limit
-        self.log_dropped: Callable[[], int] = lambda: 0
+        self.log_dropped: Callable[[], int] = lambda: 0  # lines since the start
+        self.resident_bytes: Callable[[], int] = lambda: 0  # of this process
 
     # --- what happened ---
 
@@ -76,11 +78,13 @@ class Metrics:
         self._duration[streaming].observe(record.finished - record.received)
         self._request_prompt_tokens.observe(record.prompt_tokens)
         self._request_generation_tokens.observe(record.completion_tokens)
+        if record.queue_s is not None:
+            self._queue.observe(record.queue_s)
+        if record.prefill_s is not None:
+            self._prefill.observe(record.prefill_s)
         if record.first_token is None:
             return
         self._first_token[streaming].observe(record.first_token - record.received)
-        self._queue.observe(record.queue_s)
-        self._prefill.observe(record.prefill_s)
         decode_s = record.finished - record.first_token
         self._decode.observe(decode_s)
         if record.completion_tokens > 1:
@@ -102,15 +106,14 @@ class Metrics:
         self._in_flight.value -= 1
         if self._http_series >= MAX_HTTP_SERIES:
             handler = "other"
-        cell = self._http.cell(("handler", "method", "code"), (handler, _known(method, METHODS, "other"), str(code)))
+        cell = self._http.cell(handler, _known(method, METHODS, "other"), str(code))
         self._http_series += cell.value == 0
         cell.value += 1
 
     def engine_ready(self, info: wire.EngineInfo, *, kv_cache_dtype: str = "auto") -> None:
         """Take over what is constant from now on."""
         self._model_info.cell(
-            ("model", "architecture", "dtype", "kv_cache_dtype", "attention_backend", "device"),
-            (self._state.model_uri, info.architecture, info.dtype, kv_cache_dtype, info.attention_backend, info.device),
+            self._state.model_uri, info.architecture, info.dtype, kv_cache_dtype, info.attention_backend, info.device
         ).value = 1
         self._running_limit.value = info.max_running_requests
         self._capacity.value = info.max_total_tokens
@@ -129,26 +132,30 @@ class Metrics:
 
     # --- the text ---
 
-    def render(self, stats: wire.Stats | None) -> bytes:
+    async def render(self, stats: wire.Stats | None) -> bytes:
         """The page for /metrics, at most 50 ms old. `stats` is the engine's newest snapshot, None before the first."""
-        now = self._clock()
-        if now - self._rendered_at >= RENDER_EVERY_S:
-            for phase in PHASES:
-                self._engine_state[(phase,)].value = int(phase == self._state.phase)
-            self._cpu[("api",)].value = time.process_time()
-            self._resident[("api",)].value = resident_bytes()
-            self._dropped.value = self.log_dropped()
-            if stats is not None:
-                self._take(stats)
-            self._rendered = self._all.render()
-            self._rendered_at = now
-        return self._rendered
+        async with self._rendering:  # who comes while a page is being written waits for it
+            now = self._clock()
+            if now - self._rendered_at >= RENDER_EVERY_S:
+                self._take_own()
+                if stats is not None:
+                    self._take(stats)
+                self._rendered = await self._all.text_by_turns()
+                self._rendered_at = now
+            return self._rendered
 
     def render_load(self, stats: wire.Stats | None) -> bytes:
         """The load gauges alone, for pickers that poll many times a second."""
         if stats is not None:
             self._take_load(stats)
-        return self._load.render()
+        return self._load.text()
+
+    def _take_own(self) -> None:
+        for phase in PHASES:
+            self._engine_state[(phase,)].value = int(phase == self._state.phase)
+        self._cpu[("api",)].value = time.process_time()
+        self._resident[("api",)].value = self.resident_bytes()
+        self._dropped.value = self.log_dropped()
 
     def _take_load(self, stats: wire.Stats) -> None:
         self._running.value = stats.running
@@ -183,8 +190,9 @@ class Metrics:
         self._page_size = to.cell("banyan_kv_cache_page_size_tokens", "gauge", "Tokens per KV page.")
         self._capacity = to.cell("banyan_kv_cache_capacity_tokens", "gauge", "Tokens that the KV pool holds.")
         self._load = to.beginning()
-        self._build_info = to.open_family("banyan_build_info", "gauge", "The software that runs.")
-        self._model_info = to.open_family("banyan_model_info", "gauge", "The model that is served.")
+        self._build_info = to.open_family("banyan_build_info", "gauge", "The software that runs.", "version")
+        model = ("model", "architecture", "dtype", "kv_cache_dtype", "attention_backend", "device")
+        self._model_info = to.open_family("banyan_model_info", "gauge", "The model that is served.", *model)
         self._engine_state = to.cells("banyan_engine_state", "gauge", "1 for the state the server is in.", state=PHASES)
         self._last_step = to.cell("banyan_engine_last_step_timestamp_seconds", "gauge", "Unix time of the last finished step.")
         self._startup = to.cells("banyan_startup_phase_seconds", "gauge", "How long each phase of the start took.", phase=STARTUP_PHASES)
@@ -222,7 +230,8 @@ class Metrics:
         self._step_duration = to.histograms("banyan_step_duration_seconds", "Duration of a step.", steps, phase=phases)
         self._step_tokens = to.histograms("banyan_step_tokens", "Tokens computed by a step.", wire.STEP_TOKENS_BUCKETS, phase=phases)
         self._steps = to.cells("banyan_steps_total", "counter", "Steps computed.", phase=phases, graph=("true", "false"))
-        self._http = to.open_family("banyan_http_requests_total", "counter", "HTTP requests by route, method and status.")
+        http = ("handler", "method", "code")
+        self._http = to.open_family("banyan_http_requests_total", "counter", "HTTP requests by route, method and status.", *http)
         self._http_series = 0
         self._in_flight = to.cell("banyan_http_requests_in_flight", "gauge", "HTTP requests being answered.")
         components = ("api", "engine")

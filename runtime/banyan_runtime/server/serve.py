@@ -39,6 +39,7 @@ from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.server import termination
 from banyan_runtime.server.engine_child import EngineChild, private_folder
+from banyan_runtime.server.process import resident_bytes
 from banyan_runtime.server.pulse import NAME as PULSE_NAME
 from banyan_runtime.server.pulse import Pulse, PulseWatch
 
@@ -84,6 +85,7 @@ class Server:
         self._state = ServerState(config.model_path)
         self._metrics = Metrics(config.names[0], self._state, queue_limit=config.max_queued_requests)
         self._metrics.log_dropped = lambda: writer.dropped
+        self._metrics.resident_bytes = resident_bytes
         self._client = EngineClient(max_open=config.max_queued_requests * 2)
         self._client.on_inter_token_latency = self._metrics.inter_token_latency
         self._client.on_startup_progress = self._on_startup_progress

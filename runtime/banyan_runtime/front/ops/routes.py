@@ -38,7 +38,7 @@ def router(context: Context) -> APIRouter:
         return Response(status_code=200 if state.ready and await _generates(client) else 503)
 
     async def metrics_page(request: Request) -> Response:
-        return Response(metrics.render(client.stats), headers={"Content-Type": CONTENT_TYPE})
+        return Response(await metrics.render(client.stats), headers={"Content-Type": CONTENT_TYPE})
 
     async def load_page(request: Request) -> Response:
         return Response(metrics.render_load(client.stats), headers={"Content-Type": CONTENT_TYPE})
