@@ -6,11 +6,23 @@ that the engine would rarely choose.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from banyan_runtime.step import History, Runner, SamplingColumns, Step
+from banyan_runtime.step import (
+    Histories,
+    PromptScores,
+    Ragged,
+    RowUpdates,
+    Runner,
+    SamplingColumns,
+    Step,
+    StepResult,
+    TableShape,
+    TokenLogprobs,
+)
 
 
 @dataclass
@@ -28,8 +40,13 @@ class Request:
     repetition_penalty: float = 1.0
     seed: int = 0
     banned: tuple[int, ...] = ()
+    top_logprobs: int = -1
+    score_prompt: bool = False  # all positions from 1 on
     output: list[int] = field(default_factory=list)
     computed: int = 0  # tokens in the cache
+    told: bool = False  # the runner knows what penalties count
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each drawn token
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each chunk
 
     @property
     def tokens(self) -> list[int]:
@@ -53,6 +70,8 @@ class Driver:
         width = -(-context // page_size) * page_size
         # What no request owns yet is garbage on purpose: only the first kv_lens cells of a row mean anything.
         self.table = np.full((rows, width), 1, dtype=np.int32)
+        self.updates: list[tuple[int, int, np.ndarray]] = []
+        runner.prepare(TableShape(rows=rows, positions=width))
         pages = np.arange(1, runner.info.pool_tokens // page_size + 1)
         np.random.default_rng(shuffle).shuffle(pages)
         self.free = pages.tolist()
@@ -70,6 +89,7 @@ class Driver:
         assert source.tokens[:length] == target.tokens[:length]
         assert length <= source.computed
         self.table[target.row, :length] = self.table[source.row, :length]
+        self.updates.append((target.row, 0, self.table[target.row, :length].copy()))
         target.computed = length
 
     def build(self, work: list[tuple[Request, int]]) -> Step:
@@ -78,31 +98,56 @@ class Driver:
             self.hold(request, request.computed + count)
         starts = [request.computed for request, _ in work]
         ends = [request.computed + count for request, count in work]
-        samples = [end == len(request.tokens) for (request, _), end in zip(work, ends, strict=True)]
-        return Step(
+        samples = np.array([end == len(request.tokens) for (request, _), end in zip(work, ends, strict=True)], np.int32)
+        requests = [request for request, _ in work]
+        step = Step(
             mode="decode" if all(count == 1 for _, count in work) else "prefill",
             token_ids=np.concatenate([np.array(r.tokens[s:e], np.int32) for (r, _), s, e in zip(work, starts, ends, strict=True)]),
             positions=np.concatenate([np.arange(s, e, dtype=np.int32) for s, e in zip(starts, ends, strict=True)]),
             out_slots=np.concatenate([self.table[r.row, s:e] for (r, _), s, e in zip(work, starts, ends, strict=True)]),
-            rows=np.array([r.row for r, _ in work], np.int32),
+            rows=np.array([r.row for r in requests], np.int32),
             query_lens=np.array([count for _, count in work], np.int32),
             kv_lens=np.array(ends, np.int32),
-            samples=np.array(samples),
-            sampling=columns([request for request, _ in work]),
-            table=self.table,
+            samples=samples,
+            sampling=columns(requests),
+            updates=self._updates(),
+            histories=_histories([request for request, sampled in zip(requests, samples, strict=True) if sampled]),
+            banned=ragged([r.banned for r in requests]) if any(r.banned for r in requests) else None,
+            top_logprobs=np.array([r.top_logprobs for r in requests], np.int32) if any(r.top_logprobs >= 0 for r in requests) else None,
+            prompt_scores=_prompt_scores(work),
             page_size=self.page_size,
         )
+        return step
+
+    def _updates(self) -> RowUpdates | None:
+        updates, self.updates = self.updates, []
+        if not updates:
+            return None
+        rows, starts, slots = zip(*updates, strict=True)
+        return RowUpdates(np.array(rows, np.int32), np.array(starts, np.int32), ragged(slots))
 
     def step(self, work: list[tuple[Request, int]]) -> None:
         step = self.build(work)
-        result = self.runner.launch(step).result()
+        self.settle(work, step, self.runner.launch(step).result())
+
+    def settle(self, work: list[tuple[Request, int]], step: Step, result: StepResult) -> None:
+        """Note what a step gave."""
+        tokens = iter(result.token_ids.tolist())
+        scored = prompts = 0
         for index, (request, count) in enumerate(work):
+            if request.score_prompt and (here := len(_scored(request, count))):
+                assert result.prompt_logprobs is not None
+                request.prompt_logprobs.append(cut(result.prompt_logprobs, prompts, prompts + here))
+                prompts += here
             request.computed += count
             if step.samples[index]:
                 assert not result.failed[index]
-                request.output.append(int(result.token_ids[index]))
-            else:
-                assert result.token_ids[index] == -1
+                request.output.append(next(tokens))
+                if request.top_logprobs >= 0:
+                    assert result.logprobs is not None
+                    request.logprobs.append(cut(result.logprobs, scored, scored + 1))
+                    scored += 1
+        assert next(tokens, None) is None
 
     def run(self, requests: list[Request], chunk: int = 1 << 30) -> None:
         """Until all are done: prompts first, at most `chunk` tokens of one prompt a turn; then one decode of all others."""
@@ -131,6 +176,40 @@ def columns(requests: list[Request]) -> SamplingColumns:
         presence_penalty=floats("presence_penalty"),
         repetition_penalty=floats("repetition_penalty"),
         seed=np.array([r.seed for r in requests], np.uint64),
-        histories=[History(np.array(r.prompt, np.int32), np.array(r.output, np.int32)) if r.penalized else None for r in requests],
-        banned=[np.array(r.banned, np.int32) if r.banned else None for r in requests],
     )
+
+
+def ragged(lists: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
+    offsets = np.cumsum([0, *(len(values) for values in lists)], dtype=np.int32)
+    return Ragged(np.array([value for values in lists for value in values], np.int32), offsets)
+
+
+def cut(scores: TokenLogprobs, start: int, end: int) -> TokenLogprobs:
+    return TokenLogprobs(scores.values[start:end], scores.top_ids[start:end], scores.top_values[start:end])
+
+
+def _histories(sampled: list[Request]) -> Histories | None:
+    new = [request for request in sampled if request.penalized and not request.told]
+    for request in new:
+        request.told = True
+    if not new:
+        return None
+    return Histories(
+        np.array([r.row for r in new], np.int32), ragged([r.tokens for r in new]), np.array([len(r.prompt) for r in new], np.int32)
+    )
+
+
+def _scored(request: Request, count: int) -> range:
+    """Positions of a step whose next token is one of the prompt's."""
+    return range(request.computed, min(request.computed + count, len(request.prompt) - 1)) if request.score_prompt else range(0)
+
+
+def _prompt_scores(work: list[tuple[Request, int]]) -> PromptScores | None:
+    at, targets, top, token = list[int](), list[int](), list[int](), 0
+    for request, count in work:
+        for position in _scored(request, count):
+            at.append(token + position - request.computed)
+            targets.append(request.prompt[position + 1])
+            top.append(max(request.top_logprobs, 0))
+        token += count
+    return PromptScores(np.array(at, np.int32), np.array(targets, np.int32), np.array(top, np.int32)) if at else None

@@ -17,7 +17,7 @@ from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.model.layers import PackedKernels
 from banyan_runtime.model.runner import TorchRunner, load
-from banyan_runtime.step import Handle, RunnerInfo, Step
+from banyan_runtime.step import Handle, RunnerInfo, Step, TableShape
 from banyan_runtime.wire import Failed, Finish, Sampling, StepOutput, Submit, pack_ids, unpack_ids
 
 from .conftest import DEVICES, VOCAB, TinyModel
@@ -39,11 +39,14 @@ class Watched:
     def info(self) -> RunnerInfo:
         return self.runner.info
 
+    def prepare(self, shape: TableShape) -> None:
+        self.runner.prepare(shape)
+
     def launch(self, step: Step) -> Handle:
         self.rows.append(len(step.rows))
         if step.mode == "prefill":
             self.tokens.append(len(step.token_ids))
-            self.chunks += int((~step.samples).sum())
+            self.chunks += int((step.samples == 0).sum())
         return self.runner.launch(step)
 
 

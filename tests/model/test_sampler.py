@@ -11,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banyan_runtime.model import noise, sampler
-from banyan_runtime.step import History, SamplingColumns
+from banyan_runtime.model import edits, noise, sampler
+from banyan_runtime.step import SamplingColumns, TokenBiases, TokenMask
+
+from .driver import ragged
 
 V = 1000
 
@@ -24,7 +26,7 @@ def columns(n: int, **changes: Any) -> SamplingColumns:
     } | changes  # fmt: skip
     types = {"top_k": np.int32, "seed": np.uint64}
     made = {name: np.broadcast_to(np.asarray(value, types.get(name, np.float32)), n).copy() for name, value in values.items()}
-    return SamplingColumns(**made, histories=[None] * n, banned=[None] * n)
+    return SamplingColumns(**made)
 
 
 def draw(logits: torch.Tensor, cols: SamplingColumns, positions: Any = 5) -> list[int]:
@@ -140,24 +142,29 @@ def test_nearly_equal_probabilities_are_drawn_from_the_whole_vocabulary() -> Non
     assert len(set(draw(torch.zeros(n, V), columns(n), np.arange(n)))) > 900
 
 
-def test_penalties_count_repetition_first_and_over_the_prompt_too() -> None:
-    logits = torch.zeros(1, V)
-    logits[0, :5] = torch.tensor([4.0, 4.0, -4.0, 4.0, 4.0])
-    cols = columns(1, temperature=0.0, repetition_penalty=2.0, frequency_penalty=0.25, presence_penalty=0.5)
-    cols.histories = [History(prompt=np.array([0, 2, 2], np.int32), output=np.array([1, 1, 1, 2], np.int32))]
-    sampler.sample(logits, cols, np.array([7], np.int32))
-    expected = [4.0 / 2, 4.0 / 2 - 3 * 0.25 - 0.5, -4.0 * 2 - 0.25 - 0.5, 4.0, 4.0]
-    assert logits[0, :5].tolist() == pytest.approx(expected)
-    assert not logits[0, 5:].any()
-
-
 def test_banned_ids_are_never_drawn_and_a_row_without_any_other_fails_alone() -> None:
     logits = torch.zeros(3, 4)
-    cols = columns(3, temperature=[1.0, 0.0, 1.0])
-    cols.banned = [np.array([0, 1, 3], np.int32), np.array([0], np.int32), np.arange(4, dtype=np.int32)]
-    tokens, failed = sampler.sample(logits, cols, np.array([1, 1, 1], np.int32))
+    edits.forbid(logits, ragged([(0, 1, 3), (9,), (0,), range(4)]), np.array([0, 2, 3]))
+    tokens, failed = sampler.sample(logits, columns(3, temperature=[1.0, 0.0, 1.0]), np.array([1, 1, 1], np.int32))
     assert failed.tolist() == [False, False, True]
     assert tokens[:2].tolist() == [2, 1]
+
+
+def test_biases_are_added_to_the_picked_rows_only() -> None:
+    logits = torch.zeros(2, 4)
+    biases = TokenBiases(ragged([(0, 3), (1,), (2, 2, 77)]), np.array([1.5, -2.0, 9.0, 0.25, 0.5, 1.0], np.float32))
+    edits.add_biases(logits, biases, np.array([0, 2]))
+    assert logits.tolist() == [[1.5, 0.0, 0.0, -2.0], [0.0, 0.0, 0.75, 0.0]]
+
+
+def test_a_mask_leaves_only_the_ids_whose_bits_are_set() -> None:
+    allowed = [3, 31, 32, 63, 64, 99]
+    words = np.zeros((2, 4), np.uint32)
+    for token in allowed:
+        words[1, token // 32] |= np.uint32(1 << token % 32)
+    logits = torch.zeros(3, 100)
+    edits.allow(logits, TokenMask(words, np.array([1, 0, -1, 1], np.int32)), np.array([0, 2, 3]))
+    assert [torch.isfinite(row).nonzero().flatten().tolist() for row in logits] == [allowed, list(range(100)), allowed]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
@@ -58,6 +61,11 @@ def available_bytes(device: torch.device) -> int:
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
     return host.memory_available()
+
+
+def tensor(column: npt.NDArray[np.generic], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A copy of a step's column on the device. torch takes over an array only if it may write to it, which a step forbids."""
+    return torch.tensor(column, dtype=dtype).to(device, non_blocking=True)
 
 
 def name(dtype: torch.dtype) -> str:

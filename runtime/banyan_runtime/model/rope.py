@@ -32,7 +32,7 @@ class Rope:
     """Cosines and sines by position, in the model's dtype.
 
     Tables, computed in blocks of fixed size, instead of a computation per step: a position's values must not depend on what
-    they are computed beside. They grow with the longest sequence seen, because few servers use the context they announce.
+    they are computed beside. For 131,072 positions and heads of 128 they take 64 MB in bf16.
     """
 
     BLOCK = 4096  # positions
@@ -42,16 +42,16 @@ class Rope:
         self._half = spec.head_dim // 2
         self._cos = torch.empty(0, spec.head_dim, dtype=dtype, device=device)
         self._sin = self._cos
-        self.reserve(1)
 
     def reserve(self, positions: int) -> None:
         """Make the tables hold positions 0 … positions - 1."""
-        while (start := self._cos.shape[0]) < positions:
+        cos, sin = [self._cos], [self._sin]
+        for start in range(self._cos.shape[0], positions, self.BLOCK):
             angles = torch.outer(torch.arange(start, start + self.BLOCK).float(), self._frequencies)
-            cos, sin = angles.cos(), angles.sin()
-            self._cos = torch.cat((self._cos, torch.cat((cos, cos), -1).to(self._cos)))
             # The sign that the rotation gives the first half is kept in the table.
-            self._sin = torch.cat((self._sin, torch.cat((-sin, sin), -1).to(self._sin)))
+            cos.append(torch.cat((angles.cos(), angles.cos()), -1).to(self._cos))
+            sin.append(torch.cat((-angles.sin(), angles.sin()), -1).to(self._sin))
+        self._cos, self._sin = torch.cat(cos), torch.cat(sin)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for reserved positions [T], each [T, 1, head_dim]."""

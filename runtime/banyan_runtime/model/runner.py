@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +20,26 @@ from torch import Tensor
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import host, loader, sampler
+from banyan_runtime.model import edits, host, loader, logprobs, sampler
 from banyan_runtime.model import layout as layouts
 from banyan_runtime.model import spec as specs
 from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.loader import Progress
+from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pool import KvPool, choose_tokens
 from banyan_runtime.model.rope import Rope
-from banyan_runtime.step import RunnerInfo, SamplingColumns, Step, StepResult
+from banyan_runtime.model.table import SlotTable
+from banyan_runtime.step import Feature, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, UnsupportedStep
 
 log = logging.getLogger("banyan")
 
 _GIB = 1 << 30
 
-Indices = npt.NDArray[np.int64]
+I64 = npt.NDArray[np.int64]
+
+FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask"})
 
 
 class TorchRunner:
@@ -45,45 +51,91 @@ class TorchRunner:
         self._decoder = decoder
         self._attention = attention
         self._pool = pool
-        # The last token sampled for each row of the slot table, on the device: a step may be launched before the engine knows
-        # the tokens of the step before.
-        self._latest = torch.zeros(0, dtype=torch.int64, device=pool.device)
+        self._rows: _Rows | None = None
+
+    @torch.inference_mode()
+    def prepare(self, shape: TableShape) -> None:
+        self._decoder.rope.reserve(shape.positions)
+        self._rows = _Rows(shape, self.info.vocab_size, self._pool.device)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> _Launched:
         """Start a step. On the CPU it is done when this returns; on CUDA its kernels are queued."""
+        refuse(step, self.info.features)
+        rows = self._rows
+        assert rows is not None, "prepare comes first"
+        rows.table.apply(step)
+        if step.histories is not None:
+            rows.penalties.begin(step.histories)
+        self._attention.plan(step, rows.table)
+        hidden = self._decoder.hidden(self._token_ids(step, rows), self._tensor(step.positions), self._attention)
+        prompt = None
+        if step.prompt_scores is not None:
+            prompt = logprobs.of_prompt(hidden, self._decoder.logits, self.info.vocab_size, step.prompt_scores)
+        drawn = self._draw(step, rows, hidden) if (picked := np.flatnonzero(step.samples)).size else None
+        return _Launched(self._failed, self._pool.device, step, picked, drawn, prompt)
+
+    def _draw(self, step: Step, rows: _Rows, hidden: Tensor) -> _Drawn:
         picked = np.flatnonzero(step.samples)
-        self._decoder.rope.reserve(int(step.kv_lens.max()))
-        self._attention.plan(step)
-        hidden = self._decoder.hidden(self._token_ids(step), self._tensor(step.positions), self._attention)
-        if not len(picked):
-            return _Launched(self._failed, self._pool.device, step, picked)
-        last = self._tensor((np.cumsum(step.query_lens) - 1)[picked])
-        logits = self._decoder.logits(hidden.index_select(0, last))
-        tokens, failed = sampler.sample(logits, _cells(step.sampling, picked), step.kv_lens[picked])
-        self._latest.index_copy_(0, self._tensor(step.rows[picked]), tokens)
-        return _Launched(self._failed, self._pool.device, step, picked, tokens, failed)
+        logits = self._decoder.logits(hidden.index_select(0, self._tensor((np.cumsum(step.query_lens) - 1)[picked])))
+        scored = None if step.top_logprobs is None else np.flatnonzero(step.top_logprobs[picked] >= 0)
+        scores = None if scored is None else logprobs.log_softmax(logits.index_select(0, self._tensor(scored)))
+        columns = _cells(step.sampling, picked)
+        if step.bias is not None:
+            edits.add_biases(logits, step.bias, picked)
+        rows.penalties.apply(logits, step.rows[picked], columns)
+        if step.banned is not None:
+            edits.forbid(logits, step.banned, picked)
+        if step.mask is not None:
+            edits.allow(logits, step.mask, picked)
+        tokens, failed = sampler.sample(logits, columns, step.kv_lens[picked])
+        rows.penalties.count(step.rows[picked], tokens)
+        rows.latest.index_copy_(0, self._tensor(step.rows[picked]), tokens)
+        if scored is None or scores is None or step.top_logprobs is None:
+            return _Drawn(tokens, failed)
+        most = int(step.top_logprobs.max(initial=0))
+        return _Drawn(tokens, failed, logprobs.of_tokens(scores, tokens.index_select(0, self._tensor(scored)), most))
 
     def _failed(self, step: Step, cell: int) -> None:
         """Leave no NaN in the slots of a row that failed: the engine hands them out again."""
-        length = int(step.kv_lens[cell])
-        self._report(f"The logits of row {step.rows[cell]} at position {length} hold NaN or nothing admissible; its request fails alone.")
-        self._pool.scrub(self._tensor(step.table[step.rows[cell], :length]))
+        row, length = int(step.rows[cell]), int(step.kv_lens[cell])
+        self._report(f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone.")
+        assert self._rows is not None
+        self._pool.scrub(self._tensor(self._rows.table.slots(row, length)))
 
-    def _token_ids(self, step: Step) -> Tensor:
+    def _token_ids(self, step: Step, rows: _Rows) -> Tensor:
         """The step's tokens; a negative one is the latest token of its row."""
-        if len(self._latest) < len(step.table):
-            grown = torch.zeros(len(step.table), dtype=torch.int64, device=self._pool.device)
-            grown[: len(self._latest)] = self._latest
-            self._latest = grown
         ids = self._tensor(step.token_ids)
         if (step.token_ids < 0).any():
-            rows = self._tensor(np.repeat(step.rows, step.query_lens))
-            ids = torch.where(ids < 0, self._latest.index_select(0, rows), ids)
+            ids = torch.where(ids < 0, rows.latest.index_select(0, self._tensor(np.repeat(step.rows, step.query_lens))), ids)
         return ids
 
     def _tensor(self, column: npt.NDArray[np.signedinteger]) -> Tensor:
-        return torch.from_numpy(column).to(self._pool.device, torch.int64, non_blocking=True)
+        return devices.tensor(column, self._pool.device)
+
+
+class _Rows:
+    """What is kept between steps, by row of the slot table."""
+
+    def __init__(self, shape: TableShape, vocab_size: int, device: torch.device) -> None:
+        self.table = SlotTable(shape)
+        self.penalties = Penalties(shape, vocab_size, device)
+        # The last token sampled for each row, on the device: a step may be launched before the engine knows the tokens of the
+        # step before.
+        self.latest = torch.zeros(shape.rows, dtype=torch.int64, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Of the sequences that a token is drawn for."""
+
+    tokens: Tensor  # int64 [S]
+    failed: Tensor  # bool [S]
+    scores: logprobs.Scores | None = None  # of those that asked
+
+    def to_host(self) -> _Drawn:
+        scores = None if self.scores is None else self.scores.to_host()
+        return _Drawn(self.tokens.to("cpu", non_blocking=True), self.failed.to("cpu", non_blocking=True), scores)
 
 
 class _Launched:
@@ -94,30 +146,48 @@ class _Launched:
         failed_row: Callable[[Step, int], None],
         device: torch.device,
         step: Step,
-        picked: Indices,
-        tokens: Tensor | None = None,
-        failed: Tensor | None = None,
+        picked: I64,
+        drawn: _Drawn | None,
+        prompt: logprobs.Scores | None,
     ) -> None:
         self._failed_row = failed_row
         self._step = step
         self._picked = picked
-        self._tokens = None if tokens is None else tokens.to("cpu", non_blocking=True)
-        self._failed = None if failed is None else failed.to("cpu", non_blocking=True)
+        self._drawn = None if drawn is None else drawn.to_host()
+        self._prompt = None if prompt is None else prompt.to_host()
         self._done = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
     def result(self) -> StepResult:
         """Wait for the step and give its tokens. Called once."""
         if self._done is not None:
             self._done.synchronize()
-        count = len(self._step.rows)
-        result = StepResult(np.full(count, -1, dtype=np.int32), np.zeros(count, dtype=np.bool_))
-        if self._tokens is not None and self._failed is not None:
-            failed = self._failed.numpy()
+        result = StepResult(np.empty(0, dtype=np.int32), np.zeros(len(self._step.rows), dtype=np.bool_))
+        if self._prompt is not None:
+            result.prompt_logprobs = self._prompt.numpy()
+        if self._drawn is not None:
+            failed = self._drawn.failed.numpy()
             result.failed[self._picked] = failed
-            result.token_ids[self._picked] = np.where(failed, -1, self._tokens.numpy())
+            result.token_ids = np.where(failed, -1, self._drawn.tokens.numpy()).astype(np.int32)
+            if self._drawn.scores is not None:
+                result.logprobs = self._drawn.scores.numpy()
             for cell in self._picked[failed].tolist():
                 self._failed_row(self._step, cell)
         return result
+
+
+def refuse(step: Step, features: frozenset[Feature]) -> None:
+    """Raise `UnsupportedStep` for what the runner does not have."""
+    asked: dict[Feature, bool] = {
+        "bias": step.bias is not None,
+        "mask": step.mask is not None,
+        "pooling": step.pooling is not None,
+        "drafts": bool((step.samples > 1).any()),
+        "embeddings": step.embeddings is not None,
+        "adapters": step.adapters is not None,
+    }
+    for feature, wanted in asked.items():
+        if wanted and feature not in features:
+            raise UnsupportedStep(feature)
 
 
 def load(config: ServerConfig, model_dir: Path, progress: Progress) -> TorchRunner:
@@ -166,6 +236,7 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress) -> TorchRunn
         weights_bytes=weights_bytes,
         kv_bytes=pool.bytes,
         available_bytes=available,
+        features=FEATURES,
         phase_seconds={"load_weights": loaded - started, "kv_alloc": time.monotonic() - loaded},
     )
     return TorchRunner(decoder, attention, pool, info, log.warning if config.enable_nan_detection else lambda message: None)
@@ -186,7 +257,7 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     return PackedKernels() if device.type == "cpu" and PackedKernels.supports(dtype) else PlainKernels()
 
 
-def _cells(columns: SamplingColumns, rows: Indices) -> SamplingColumns:
+def _cells(columns: SamplingColumns, rows: I64) -> SamplingColumns:
     """The cells of some rows."""
     if len(rows) == len(columns.temperature):
         return columns
@@ -199,6 +270,4 @@ def _cells(columns: SamplingColumns, rows: Indices) -> SamplingColumns:
         presence_penalty=columns.presence_penalty[rows],
         repetition_penalty=columns.repetition_penalty[rows],
         seed=columns.seed[rows],
-        histories=[columns.histories[row] for row in rows],
-        banned=[columns.banned[row] for row in rows],
     )

@@ -1,4 +1,4 @@
-"""Logits → tokens: penalties, banned ids, temperature, filters, draw.
+"""Logits → tokens: temperature, filters, draw.
 
 Filters are joint: top_k, top_p and min_p all judge the same softmax. Nothing here sorts or draws over [rows, vocabulary]
 unless it must: on the CPU that costs more than the model (10 ms a sorted row of 151,936).
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model import noise
-from banyan_runtime.step import F32, I32, U64, History, SamplingColumns
+from banyan_runtime.step import F32, I32, U64, SamplingColumns
 
 GREEDY_BELOW: Final = 1e-6  # temperature
 _WIDTHS: Final = (256, 4096)  # candidates looked at before the whole row is sorted
@@ -40,16 +40,11 @@ class _Draw:
 
 
 def sample(logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
-    """One token for each row of fp32 logits [n, vocab_size], which are changed in place.
+    """One token for each row of fp32 logits [n, vocab_size].
 
     columns: n cells each; positions: absolute position of each token drawn. Returns token ids int64 [n] and failed bool [n]:
     rows with NaN, or without any admissible token.
     """
-    for row, (history, banned) in enumerate(zip(columns.histories, columns.banned, strict=True)):
-        if history is not None:
-            _penalize(logits[row], history, columns, row)
-        if banned is not None:
-            logits[row].index_fill_(0, torch.from_numpy(banned).to(logits.device, torch.int64), -math.inf)
     highest, tokens = logits.max(-1)
     failed = ~torch.isfinite(highest)
     drawn = np.flatnonzero((columns.temperature >= GREEDY_BELOW) & (columns.top_k != 1))
@@ -62,19 +57,6 @@ def sample(logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Te
         probabilities.masked_fill_(failed.index_select(0, where).unsqueeze(1), 1.0 / logits.shape[1])
         tokens.index_copy_(0, where, _draw(probabilities, cells))
     return tokens, failed
-
-
-def _penalize(logits: Tensor, history: History, columns: SamplingColumns, row: int) -> None:
-    """Repetition over prompt and output first, then frequency and presence over the output: vLLM's order."""
-    if (repetition := float(columns.repetition_penalty[row])) != 1.0:
-        seen = torch.from_numpy(np.concatenate((history.prompt, history.output))).to(logits.device, torch.int64)
-        values = logits.index_select(0, seen)  # a token seen twice is written twice, with the same value
-        logits.index_copy_(0, seen, torch.where(values > 0, values / repetition, values * repetition))
-    frequency, presence = float(columns.frequency_penalty[row]), float(columns.presence_penalty[row])
-    if (frequency or presence) and len(history.output):
-        ids, counts = np.unique(history.output, return_counts=True)
-        where = torch.from_numpy(ids).to(logits.device, torch.int64)
-        logits.index_add_(0, where, torch.from_numpy((-frequency * counts - presence).astype(np.float32)).to(logits.device))
 
 
 def _draw(probabilities: Tensor, cells: _Draw) -> Tensor:

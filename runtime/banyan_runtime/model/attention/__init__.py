@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Step
 
 
@@ -14,8 +15,8 @@ class Attention(Protocol):
 
     name: str
 
-    def plan(self, step: Step) -> None:
-        """Prepare what all layers of a step share: where keys lie, which of them each query sees."""
+    def plan(self, step: Step, table: SlotTable) -> None:
+        """Prepare what all layers of a step share: where keys lie, which of them each query sees. The table has taken the step in."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v [T, kv_heads, head_dim] in the planned slots, then attend.

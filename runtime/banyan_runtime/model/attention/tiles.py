@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import PADDING_SLOT, Step
 
 I64 = npt.NDArray[np.int64]
@@ -53,9 +54,9 @@ class Group:
     pages: I64  # [n * chunks * CHUNK / page_size] pages of the keys; the padding page where there are none
 
 
-def groups(step: Step, heads: int) -> list[Group]:
-    """All groups of a step."""
-    return [_group(step, tiles) for tiles in _partition(list(_tiles(step)), heads)]
+def groups(step: Step, table: SlotTable, heads: int) -> list[Group]:
+    """All groups of a step; the table has taken it in."""
+    return [_group(step, table, tiles) for tiles in _partition(list(_tiles(step)), heads)]
 
 
 def _tiles(step: Step) -> Iterator[Tile]:
@@ -83,7 +84,7 @@ def _partition(tiles: list[Tile], heads: int) -> Iterator[list[Tile]]:
     yield group
 
 
-def _group(step: Step, tiles: list[Tile]) -> Group:
+def _group(step: Step, table: SlotTable, tiles: list[Tile]) -> Group:
     tiles.sort(key=lambda tile: tile.token)
     queries, chunks = max(tile.queries for tile in tiles), max(tile.chunks for tile in tiles)
     counts = np.array([tile.queries for tile in tiles])[:, None]
@@ -98,17 +99,12 @@ def _group(step: Step, tiles: list[Tile]) -> Group:
         tokens=tokens.astype(np.int64),
         positions=positions.astype(np.int64),
         real=None if everything else np.flatnonzero(real.reshape(-1)),
-        pages=_pages(step, tiles, chunks),
+        pages=_pages(table, tiles, chunks, step.page_size),
     )
 
 
-def _pages(step: Step, tiles: list[Tile], chunks: int) -> I64:
-    size = step.page_size
+def _pages(table: SlotTable, tiles: list[Tile], chunks: int, size: int) -> I64:
     starts = np.arange(0, chunks * CHUNK, size)[None]
     lengths = np.array([tile.position + tile.queries for tile in tiles])[:, None]
-    rows = np.array([tile.row for tile in tiles])
-    width = min(chunks * CHUNK, step.table.shape[1])
-    pages = np.full((len(tiles), starts.shape[1]), PADDING_SLOT, dtype=np.int64)
-    known = -(-width // size)
-    pages[:, :known] = step.table[rows, :width:size] // size
+    pages = table.pages(np.array([tile.row for tile in tiles]), 0, starts.shape[1], size)
     return np.where(starts < lengths, pages, PADDING_SLOT).reshape(-1)

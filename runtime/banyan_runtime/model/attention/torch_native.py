@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.attention.tiles import CHUNK, groups
+from banyan_runtime.model.device import tensor
 from banyan_runtime.model.invariance import probe_input, probe_weight, round_up, row_multiple
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Step
 
 
@@ -48,11 +50,11 @@ class TorchAttention:
         self._slots = torch.empty(0, dtype=torch.int64)
         self._groups: list[_Planned] = []
 
-    def plan(self, step: Step) -> None:
+    def plan(self, step: Step, table: SlotTable) -> None:
         device = self._pool.device
-        self._slots = torch.from_numpy(step.out_slots).to(device, torch.int64)
+        self._slots = tensor(step.out_slots, device)
         self._groups = []
-        for group in groups(step, self._spec.heads):
+        for group in groups(step, table, self._spec.heads):
             tokens = torch.from_numpy(group.tokens).to(device)
             real = None if group.real is None else torch.from_numpy(group.real).to(device)
             positions = torch.from_numpy(group.positions).to(device)[:, :, None, None]

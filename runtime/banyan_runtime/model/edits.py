@@ -1,0 +1,56 @@
+"""Changes to logits that a step names by token id: biases, forbidden ids, masks of grammars.
+
+Each takes fp32 logits [n, vocab_size] of the sequences `picked` [n] of a step, and changes them in place.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from banyan_runtime.model.device import tensor
+from banyan_runtime.step import Ragged, TokenBiases, TokenMask
+
+I64 = npt.NDArray[np.int64]
+
+
+def add_biases(logits: Tensor, bias: TokenBiases, picked: I64) -> None:
+    """logit_bias; an id named twice gets both."""
+    cells, taken = _cells(bias.ids, picked, logits.shape[1])
+    if len(cells):
+        logits.view(-1).index_add_(0, tensor(cells, logits.device), tensor(bias.values[taken], logits.device, torch.float32))
+
+
+def forbid(logits: Tensor, banned: Ragged, picked: I64) -> None:
+    """Ids that must not be drawn."""
+    cells, _ = _cells(banned, picked, logits.shape[1])
+    if len(cells):
+        logits.view(-1).index_fill_(0, tensor(cells, logits.device), -math.inf)
+
+
+def allow(logits: Tensor, mask: TokenMask, picked: I64) -> None:
+    """Forbid every id that a sequence's mask does not allow."""
+    masks = mask.masks[picked]
+    rows = np.flatnonzero(masks >= 0)
+    if len(rows):
+        words = np.ascontiguousarray(mask.words[masks[rows]]).astype("<u4", copy=False)
+        bits = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        where = tensor(rows, logits.device)
+        forbidden = torch.from_numpy(bits).to(logits.device) == 0
+        logits.index_copy_(0, where, logits.index_select(0, where).masked_fill_(forbidden, -math.inf))
+
+
+def _cells(lists: Ragged, picked: I64, vocabulary: int) -> tuple[I64, I64]:
+    """Flat indices into the picked rows' logits of the ids that their lists name, and where in `values` they stand.
+
+    An id beyond the vocabulary (a tokenizer may have more than the model) has no logit to change.
+    """
+    row_of = np.full(len(lists), -1, dtype=np.int64)
+    row_of[picked] = np.arange(len(picked))
+    rows = np.repeat(row_of, np.diff(lists.offsets))
+    taken = np.flatnonzero((rows >= 0) & (lists.values >= 0) & (lists.values < vocabulary))
+    return rows[taken] * vocabulary + lists.values[taken], taken

@@ -1,0 +1,90 @@
+"""Log probabilities of tokens: of those drawn and of prompts, with the likeliest ones beside them.
+
+log_softmax of the raw logits in fp32, each row by itself, so its bits do not depend on what it is computed beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan_runtime.model.device import tensor
+from banyan_runtime.step import PromptScores, TokenLogprobs
+
+_CELLS: Final = 1 << 23  # logits of one slice of a prompt: 32 MB in fp32, of which there are a few copies
+_MOST_ROWS: Final = 1024
+_LEAST_ROWS: Final = 16  # a matrix product of fewer rows wastes the weights it reads
+_LOWEST: Final = torch.finfo(torch.float32).min  # for what rounds to a probability of 0: JSON has no infinity
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """`TokenLogprobs` on the device."""
+
+    values: Tensor  # fp32 [n]
+    top_ids: Tensor  # int64 [n, k]
+    top_values: Tensor  # fp32 [n, k]
+
+    def to_host(self) -> Scores:
+        return Scores(*(part.to("cpu", non_blocking=True) for part in (self.values, self.top_ids, self.top_values)))
+
+    def numpy(self) -> TokenLogprobs:
+        """The columns of a result; only for scores on the host."""
+        return TokenLogprobs(self.values.numpy(), self.top_ids.numpy().astype(np.int32), self.top_values.numpy())
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """fp32 [n, vocab_size], finite; a new tensor."""
+    return torch.log_softmax(logits, -1).nan_to_num_(nan=_LOWEST, neginf=_LOWEST)
+
+
+def of_tokens(scores: Tensor, tokens: Tensor, top: int) -> Scores:
+    """Of tokens int64 [n], given `log_softmax` of their logits, and of the `top` likeliest ones of each row."""
+    top_ids, top_values = likeliest(scores, min(top, scores.shape[1]))
+    return Scores(scores.gather(1, tokens.unsqueeze(1)).squeeze(1), top_ids, top_values)
+
+
+def of_prompt(hidden: Tensor, logits: Callable[[Tensor], Tensor], vocab_size: int, wanted: PromptScores) -> Scores:
+    """Of a prompt's next tokens, given the hidden states [T, hidden_size] of the step and what makes logits of some of them.
+
+    In slices: the logits of 8,192 positions over a vocabulary of 152,000 would take 5 GB.
+    """
+    device = hidden.device
+    at, targets = tensor(wanted.at, device), tensor(wanted.targets, device)
+    top = int(wanted.top.max(initial=0))
+    rows = max(_LEAST_ROWS, min(_MOST_ROWS, _CELLS // vocab_size) // _LEAST_ROWS * _LEAST_ROWS)
+    parts = [
+        of_tokens(log_softmax(logits(hidden.index_select(0, at[start : start + rows]))), targets[start : start + rows], top)
+        for start in range(0, max(1, len(at)), rows)
+    ]
+    return Scores(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.top_ids for part in parts]),
+        torch.cat([part.top_values for part in parts]),
+    )
+
+
+def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Ids and values of the `count` largest of each row [n, m], largest first, equal ones by id; each [n, count]."""
+    more = min(count + 1, scores.shape[1])
+    values, ids = scores.topk(more)
+    # Which of several equal values at the edge topk takes is not defined. Keys that no two cells share are slow, but rarely
+    # needed; where looking would make the host wait for the device they are always used.
+    if count and (scores.is_cuda or bool((values[:, count - 1] == values[:, more - 1]).any() if more > count else False)):
+        ids = _keys(scores).topk(count).indices
+        values = scores.gather(1, ids)
+    ids, order = ids[:, :count].sort(1)
+    values, order = values[:, :count].gather(1, order).sort(dim=1, descending=True, stable=True)
+    return ids.gather(1, order), values
+
+
+def _keys(scores: Tensor) -> Tensor:
+    """int64 keys in the order of (value, lower id first)."""
+    bits = (scores + 0.0).view(torch.int32)  # -0.0 and 0.0 are equal
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    return (ordered << 32) + torch.arange(scores.shape[1] - 1, -1, -1, device=scores.device)

@@ -1,0 +1,36 @@
+"""The slot table: in which KV slot each position of each row lies, built from the steps alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from banyan_runtime.step import I32, PADDING_SLOT, Step, TableShape
+
+I64 = npt.NDArray[np.int64]
+
+
+class SlotTable:
+    """int32 [rows, positions] on the host, where attention is planned. Only positions that the steps named mean anything."""
+
+    def __init__(self, shape: TableShape) -> None:
+        self._slots = np.full((shape.rows, shape.positions), PADDING_SLOT, dtype=np.int32)
+
+    def apply(self, step: Step) -> None:
+        """Note what a step changes before it runs, and what it writes."""
+        if (updates := step.updates) is not None:
+            for index, (row, start) in enumerate(zip(updates.rows.tolist(), updates.starts.tolist(), strict=True)):
+                slots = updates.slots[index]
+                self._slots[row, start : start + len(slots)] = slots
+        self._slots[np.repeat(step.rows, step.query_lens), step.positions] = step.out_slots
+
+    def slots(self, row: int, length: int) -> I32:
+        """A copy of a row's first `length` slots."""
+        return self._slots[row, :length].copy()
+
+    def pages(self, rows: I64, first: int, count: int, page_size: int) -> I64:
+        """The pages [len(rows), count] of positions first · page_size and up; the padding page beyond the table."""
+        pages = np.full((len(rows), count), PADDING_SLOT, dtype=np.int64)
+        known = self._slots[rows, first * page_size : (first + count) * page_size : page_size]
+        pages[:, : known.shape[1]] = known // page_size
+        return pages
