@@ -18,8 +18,8 @@ MAX_PROMPTS: Final = 1024
 MAX_CHOICES: Final = 128
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The body as a JSON object. Raises ApiError for another media type, too many bytes, or no JSON object."""
+async def read_body(request: Request) -> bytearray:
+    """The body of a JSON request, unread. Raises ApiError for another media type or too many bytes, ClientGone."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise media_type()
@@ -34,6 +34,12 @@ async def read_json(request: Request) -> dict[str, Any]:
                 raise too_large(MAX_BODY_BYTES)
     except ClientDisconnect:
         raise ClientGone from None
+    return body
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object. Raises ApiError for another media type, too many bytes, or no JSON object."""
+    body = await read_body(request)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
