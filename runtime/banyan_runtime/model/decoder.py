@@ -11,6 +11,7 @@ from banyan_runtime.model.invariance import round_up
 from banyan_runtime.model.layers import Kernels, RmsNorm
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.step import Pulse
 
 Weights = dict[str, Tensor]
 
@@ -19,8 +20,9 @@ class Decoder:
     """Token ids → hidden states → logits. Takes the weights over: each leaves the dict when its layer is made, so packed
     copies never double the memory."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, kernels: Kernels, rope: Rope) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, kernels: Kernels, rope: Rope, pulse: Pulse) -> None:
         self.spec = spec
+        self.pulse = pulse
         self.kernels = kernels
         self.rope = rope
         self.embed = weights.pop("embed")
@@ -37,11 +39,13 @@ class Decoder:
         h = F.embedding(F.pad(token_ids, (0, padding)) if padding else token_ids, self.embed)
         at = self.rope.at(positions)
         for block in self.blocks:
+            self.pulse()
             h = block(h, tokens, at, attention)
         return h[:tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocab_size] of n hidden states."""
+        self.pulse()
         rows = hidden.shape[0]
         padding = round_up(rows, self.kernels.row_multiple) - rows
         normed = self.norm(F.pad(hidden, (0, 0, 0, padding)) if padding else hidden)

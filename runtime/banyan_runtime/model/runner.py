@@ -31,7 +31,7 @@ from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pool import KvPool, choose_tokens
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import Feature, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, UnsupportedStep
+from banyan_runtime.step import Feature, Pulse, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, UnsupportedStep
 
 log = logging.getLogger("banyan")
 
@@ -190,10 +190,11 @@ def refuse(step: Step, features: frozenset[Feature]) -> None:
             raise UnsupportedStep(feature)
 
 
-def load(config: ServerConfig, model_dir: Path, progress: Progress) -> TorchRunner:
+def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse = lambda: None) -> TorchRunner:
     """Read the model in a folder and allocate its KV pool.
 
-    `progress(phase, percent, detail)` is told how far the weights are. Raises ModelError for what is wrong with the files,
+    `progress(phase, percent, detail)` is told how far the weights are; `pulse` is given while steps are
+    computed. Raises ModelError for what is wrong with the files,
     ConfigError for options that do not fit the machine.
     """
     torch.set_num_threads(host.cores())
@@ -210,7 +211,7 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress) -> TorchRunn
     layout = layouts.layout(spec)
     weights_bytes = layout.elements() * dtype.itemsize
     decoder = Decoder(
-        spec, _weights(config, model_dir, layout, dtype, device, progress), _kernels(device, dtype), Rope(spec, dtype, device)
+        spec, _weights(config, model_dir, layout, dtype, device, progress), _kernels(device, dtype), Rope(spec, dtype, device), pulse
     )
     log.info(
         "Load weight end. type=%s, dtype=%s, avail mem=%.2f GB, mem usage=%.2f GB.",
@@ -221,7 +222,7 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress) -> TorchRunn
     pool = KvPool(spec, tokens, config.page_size, dtype, device)
     half = pool.bytes / 2 / _GIB
     log.info("KV Cache is allocated. #tokens: %d, K size: %.2f GB, V size: %.2f GB", tokens, half, half)
-    attention = TorchAttention(spec, pool)
+    attention = TorchAttention(spec, pool, pulse)
     available = devices.available_bytes(device)
     log.info("Memory pool end. avail mem=%.2f GB", available / _GIB)
     info = RunnerInfo(

@@ -21,7 +21,7 @@ from banyan_runtime.model.invariance import probe_input, probe_weight, round_up,
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import Step
+from banyan_runtime.step import Pulse, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,9 @@ class _Planned:
 class TorchAttention:
     name = "torch_native"
 
-    def __init__(self, spec: ModelSpec, pool: KvPool) -> None:
+    def __init__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> None:
         self._spec = spec
+        self._pulse = pulse
         self._pool = pool
         self._windows = frozenset(spec.windows)
         self._scale = 1.0 / math.sqrt(spec.head_dim)
@@ -79,6 +80,7 @@ class TorchAttention:
         q = q * self._scale
         out: Tensor | None = None
         for group in self._groups:
+            self._pulse()
             values = self._attend_group(layer, q if group.tokens is None else q.index_select(0, group.tokens), group)
             if group.real is None or group.targets is None:
                 return values
