@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as kinds
 
+from banyan_runtime import wire
 from banyan_runtime.front.text.tokenizer import Tokenizer as OurTokenizer
 
 CHATML = (
@@ -29,6 +30,27 @@ def splits(text: str, shuffled: int = 40) -> Iterator[list[str]]:
     for _ in range(shuffled):
         cuts = sorted(dice.randrange(len(text) + 1) for _ in range(dice.randrange(1, 6)))
         yield [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def engine_info(**changes: Any) -> wire.EngineInfo:
+    """What an engine with room for 2,048 tokens says of itself."""
+    facts: dict[str, Any] = {
+        "architecture": "LlamaForCausalLM",
+        "model_type": "llama",
+        "dtype": "float32",
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "vocab_size": 100,
+        "context_len": 2048,
+        "max_model_len": 2048,
+        "page_size": 1,
+        "max_total_tokens": 8192,
+        "max_req_input_len": 2042,
+        "max_running_requests": 4,
+        "weights_bytes": 0,
+        "kv_bytes": 0,
+    }
+    return wire.EngineInfo(**{**facts, **changes})
 
 
 @functools.cache

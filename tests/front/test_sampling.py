@@ -31,7 +31,7 @@ def params(defaults: dict[str, float] | None = None, **fields: Any) -> SamplingP
         ("min_p", 2, "decimal_above_max_value", "min_p must be in [0, 1], got 2."),
         ("presence_penalty", 3, "decimal_above_max_value", "presence_penalty must be in [-2, 2], got 3."),
         ("frequency_penalty", -3, "decimal_below_min_value", "frequency_penalty must be in [-2, 2], got -3."),
-        ("repetition_penalty", 0.0, "decimal_below_min_value", "repetition_penalty must be in (0, 2], got 0.0."),
+        ("repetition_penalty", 0.0, "decimal_below_min_value", "repetition_penalty must be in [0.01, 2], got 0.0."),
         ("max_tokens", 0, "integer_below_min_value", "max_tokens must be at least 1, got 0."),
         ("n", 0, "integer_below_min_value", "n must be at least 1, got 0."),
         ("n", 129, "integer_above_max_value", "n must be at most 128, got 129."),
@@ -68,8 +68,10 @@ def test_the_end_of_text_stops_unless_ignored_and_own_stop_tokens_always_do() ->
     assert params(stop_token_ids=[3], ignore_eos=True).stop_token_ids == (3,)
 
 
-def test_choices_get_neighbouring_seeds_and_a_negative_seed_is_a_seed() -> None:
-    assert [params(seed=41).sampling(8, "id", 0, index).seed for index in range(3)] == [41, 42, 43]
+def test_each_choice_has_a_seed_of_its_own_and_a_negative_seed_is_a_seed() -> None:
+    seeds = {params(seed=seed).sampling(8, "id", 0, index).seed for seed in (41, 42, 43) for index in range(4)}
+    assert len(seeds) == 12
+    assert params(seed=41).sampling(8, "id", 0, 0).seed == 41
     assert params(seed=-1).sampling(8, "id", 0, 0).seed == 2**64 - 1
 
 

@@ -7,18 +7,21 @@ header `X-Banyan-Ignored`.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM
-from banyan_runtime.front.errors import ApiError, invalid_type, missing, unsupported
+from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing, unsupported
+from banyan_runtime.front.sampling import shown
 
 MAX_PROBLEMS: Final = 10
 MAX_IGNORED: Final = 20
+MAX_TOP_LOGPROBS: Final = 20
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -44,6 +47,9 @@ Number = int | float
 Texts = Annotated[list[str], FIRST_PROBLEM]
 Ints = Annotated[list[Int], FIRST_PROBLEM]
 M = TypeVar("M", bound=RequestModel)
+
+Neutral = Mapping[str, tuple[Any, ...]]
+"""Of fields that are known but not served: the values that ask for nothing."""
 
 _EXPECTED: Final[Mapping[str, str]] = {
     "string_type": "a string",
@@ -118,18 +124,29 @@ def _json_type(value: Any) -> str:
     return names.get(type(value), "null")
 
 
-def refuse_unsupported(request: RequestModel, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse fields that this server knows but does not have, unless they ask for nothing.
-
-    `neutral` gives for each such field the values that ask for nothing. Raises ApiError.
-    """
+def refuse_unsupported(request: RequestModel, neutral: Neutral) -> None:
+    """Refuse fields that this server knows but does not have, unless they ask for nothing. Raises ApiError."""
     for name, value in (request.model_extra or {}).items():
         if value is not None and name in neutral and not any(type(value) is type(off) and value == off for off in neutral[name]):
             raise unsupported(name)
 
 
-def ignored(request: RequestModel, known: frozenset[str] | set[str]) -> dict[str, str]:
-    """The response header that names the fields nobody knows."""
-    names = [name for name in request.model_extra or {} if name not in known and _PLAIN_NAME.fullmatch(name)]
-    shown = names[:MAX_IGNORED]
-    return {"X-Banyan-Ignored": ", ".join(shown)} if shown else {}
+def unknown(request: RequestModel, known: Set[str]) -> tuple[str, ...]:
+    """The fields that are neither declared nor in `known`, as far as they can be named in a header."""
+    names = (name for name in request.model_extra or {} if name not in known and _PLAIN_NAME.fullmatch(name))
+    return tuple(itertools.islice(names, MAX_IGNORED))
+
+
+def check_choice(param: str, value: str | None, allowed: Sequence[str]) -> None:
+    """Raises ApiError, which names the allowed values, for any other."""
+    if value is not None and value not in allowed:
+        raise invalid(param, f"Invalid value for '{param}': '{value[:64]}'. Supported values are: {', '.join(allowed)}.")
+
+
+def check_top_logprobs(param: str, number: int) -> None:
+    """Raises ApiError for more likeliest tokens than are told, or fewer than none."""
+    if number < 0:
+        raise invalid(param, f"{param} must be at least 0, got {shown(number)}.", "integer_below_min_value")
+    if number > MAX_TOP_LOGPROBS:
+        message = f"Requested sample logprobs of {shown(number)}, which is greater than max allowed: {MAX_TOP_LOGPROBS}"
+        raise invalid(param, message, "integer_above_max_value")

@@ -67,10 +67,11 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True, tag="native"):
     """/generate."""
 
     requests: tuple[GenerateRequest, ...]
-    rids: tuple[str | None, ...]  # as the client wrote them, one for each request
+    rids: tuple[str | None, ...]  # the client's, one for each request: choices of one prompt share theirs
     listed: bool  # the answer is a list
     stream: bool
     top_logprobs: tuple[int, ...]  # by request; -1: return_logprob is off
+    logprobs_from: tuple[int, ...]  # by request: first prompt position told of, itself without a probability; -1: output alone
     text_in_logprobs: bool  # return_text_in_logprobs
 
 

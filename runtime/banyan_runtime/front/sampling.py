@@ -9,9 +9,11 @@ from typing import Final
 
 from banyan_runtime import wire
 from banyan_runtime.front.errors import ApiError, invalid
-from banyan_runtime.front.limits import MAX_CHOICES
 
+MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 32
+MAX_STOP_CHARACTERS: Final = 1024  # each is looked for in every piece of text that comes
+MAX_STOP_IDS: Final = 1024
 _MASK: Final = (1 << 64) - 1
 _NEUTRAL: Final[Mapping[str, float]] = {
     "temperature": 1.0,
@@ -22,6 +24,35 @@ _NEUTRAL: Final[Mapping[str, float]] = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a sampling field may have; `open_low`: the lowest one itself is not among them."""
+
+    low: float
+    high: float
+    open_low: bool = False
+
+    def below(self, value: float) -> bool:
+        return value < self.low or (self.open_low and value == self.low)
+
+    def __contains__(self, value: float) -> bool:
+        return not self.below(value) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+
+
+RANGES: Final[Mapping[str, Range]] = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, open_low=True),
+    "min_p": Range(0, 1),
+    "frequency_penalty": Range(-2, 2),
+    "presence_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0.01, 2),  # logits are divided by it: far smaller ones overflow
+}
+ANY_TEMPERATURE: Final = Range(0, 1e6)  # /generate takes whatever can be computed with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +76,7 @@ class SamplingFields:
     skip_special_tokens: bool | None = None
     include_stop: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
-    max_temperature: float | None = 2.0
+    temperatures: Range = RANGES["temperature"]
     min_max_tokens: int = 1
 
     def name(self, ours: str) -> str:
@@ -58,6 +89,7 @@ class SamplingParams:
 
     values: Mapping[str, float]
     min_tokens: int
+    min_tokens_name: str  # the client's word for it
     max_tokens: int | None
     seed: int | None
     n: int
@@ -66,17 +98,19 @@ class SamplingParams:
     skip_special_tokens: bool
     include_stop: bool
 
-    def sampling(self, max_new_tokens: int, request_id: str, random_seed: int, index: int) -> wire.Sampling:
-        """For sequence `index` of the request. Without a seed each request draws its own from its id."""
-        if self.seed is None:
-            digest = hashlib.blake2b(f"{random_seed}:{request_id}".encode(), digest_size=8).digest()
-            seed = int.from_bytes(digest, "little")
-        else:
-            seed = self.seed
+    def sampling(self, max_new_tokens: int, seed_id: str, random_seed: int, index: int) -> wire.Sampling:
+        """For choice `index` of a prompt. Without a seed each prompt draws its own from `seed_id`.
+
+        Raises ApiError when more tokens must be generated than can be.
+        """
+        if self.min_tokens > max_new_tokens:
+            name = self.min_tokens_name
+            message = f"{name} must be at most {max_new_tokens}, the tokens that may be generated here, got {shown(self.min_tokens)}."
+            raise invalid(name, message, "integer_above_max_value")
         values = self.values
         return wire.Sampling(
             max_new_tokens=max_new_tokens,
-            min_new_tokens=min(self.min_tokens, max_new_tokens),
+            min_new_tokens=self.min_tokens,
             temperature=values["temperature"],
             top_k=int(values["top_k"]),
             top_p=values["top_p"],
@@ -84,46 +118,44 @@ class SamplingParams:
             frequency_penalty=values["frequency_penalty"],
             presence_penalty=values["presence_penalty"],
             repetition_penalty=values["repetition_penalty"],
-            seed=(seed + index) & _MASK,
+            seed=_seed(_digest(f"{random_seed}:{seed_id}") if self.seed is None else self.seed & _MASK, index),
             stop_token_ids=self.stop_token_ids,
         )
 
 
+def _seed(seed: int, index: int) -> int:
+    """The seed of choice `index`: the first is what a request for one choice gives, the others have nothing to do with those
+    of another seed."""
+    return seed if index == 0 else _digest(f"{seed}:{index}")
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
 def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: frozenset[int], vocab_size: int) -> SamplingParams:
     """Check the fields and fill in what was not given: first from `defaults`, then neutral. Raises ApiError."""
-    _check_range(fields, "temperature", fields.temperature, 0, fields.max_temperature)
-    _check_range(fields, "top_p", fields.top_p, 0, 1, low_open=True)
-    _check_range(fields, "min_p", fields.min_p, 0, 1)
-    _check_range(fields, "frequency_penalty", fields.frequency_penalty, -2, 2)
-    _check_range(fields, "presence_penalty", fields.presence_penalty, -2, 2)
-    _check_range(fields, "repetition_penalty", fields.repetition_penalty, 0, 2, low_open=True)
+    for name, allowed in RANGES.items():
+        _check_range(name, getattr(fields, name), fields.temperatures if name == "temperature" else allowed)
     if fields.top_k is not None and fields.top_k < -1:
-        raise _below("top_k", f"top_k must be -1 (off), 0 (off) or at least 1, got {fields.top_k}.")
-    for ours, value, low in (
+        raise _below("top_k", f"top_k must be -1 (off), 0 (off) or at least 1, got {shown(fields.top_k)}.")
+    for ours, number, low in (
         ("max_tokens", fields.max_tokens, fields.min_max_tokens),
         ("min_tokens", fields.min_tokens, 0),
         ("n", fields.n, 1),
     ):
-        if value is not None and value < low:
-            raise _below(fields.name(ours), f"{fields.name(ours)} must be at least {low}, got {value}.")
+        if number is not None and number < low:
+            raise _below(fields.name(ours), f"{fields.name(ours)} must be at least {low}, got {shown(number)}.")
     if fields.n is not None and fields.n > MAX_CHOICES:
-        raise invalid(fields.name("n"), f"{fields.name('n')} must be at most {MAX_CHOICES}, got {fields.n}.", "integer_above_max_value")
+        message = f"{fields.name('n')} must be at most {MAX_CHOICES}, got {shown(fields.n)}."
+        raise invalid(fields.name("n"), message, "integer_above_max_value")
     min_tokens = fields.min_tokens or 0
     if fields.max_tokens is not None and min_tokens > fields.max_tokens:
         name = fields.name("min_tokens")
-        raise invalid(
-            name,
-            f"{name} must be at most {fields.name('max_tokens')}={fields.max_tokens}, got {min_tokens}.",
-            "integer_above_max_value",
-        )
+        limit = f"{fields.name('max_tokens')}={shown(fields.max_tokens)}"
+        raise invalid(name, f"{name} must be at most {limit}, got {shown(min_tokens)}.", "integer_above_max_value")
     if fields.seed is not None and not -(1 << 63) <= fields.seed < 1 << 63:
-        raise invalid(fields.name("seed"), f"{fields.name('seed')} must be a 64-bit integer, got {str(fields.seed)[:40]}.")
-    stop_ids = set(fields.stop_token_ids or ())
-    for token_id in stop_ids:
-        if not 0 <= token_id < vocab_size:
-            raise invalid("stop_token_ids", f"stop_token_ids must be in [0, {vocab_size - 1}], got {str(token_id)[:40]}.")
-    if not fields.ignore_eos:
-        stop_ids |= {token_id for token_id in eos_ids if 0 <= token_id < vocab_size}
+        raise invalid(fields.name("seed"), f"{fields.name('seed')} must be a 64-bit integer, got {shown(fields.seed)}.")
     values = {
         name: given if (given := getattr(fields, name)) is not None else defaults.get(name, neutral) for name, neutral in _NEUTRAL.items()
     }
@@ -132,11 +164,12 @@ def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: froz
     return SamplingParams(
         values=values,
         min_tokens=min_tokens,
+        min_tokens_name=fields.name("min_tokens"),
         max_tokens=fields.max_tokens,
         seed=fields.seed,
         n=fields.n or 1,
         stops=_stops(fields),
-        stop_token_ids=tuple(sorted(stop_ids)),
+        stop_token_ids=_stop_ids(fields, eos_ids, vocab_size),
         skip_special_tokens=fields.skip_special_tokens is not False,
         include_stop=fields.include_stop,
     )
@@ -150,21 +183,39 @@ def _stops(fields: SamplingFields) -> tuple[str, ...]:
         raise invalid("stop", f"at most {MAX_STOPS} stop strings are allowed, got {len(stops)}", "array_above_max_length")
     if not all(stops):
         raise invalid("stop", "stop must not contain an empty string.", "empty_string")
+    longest = max(map(len, stops), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        message = f"a stop string can have at most {MAX_STOP_CHARACTERS} characters, got {longest}."
+        raise invalid("stop", message, "string_above_max_length")
     return tuple(dict.fromkeys(stops))
 
 
-def _check_range(fields: SamplingFields, ours: str, value: float | None, low: float, high: float | None, *, low_open: bool = False) -> None:
-    if value is None:
+def _stop_ids(fields: SamplingFields, eos_ids: frozenset[int], vocab_size: int) -> tuple[int, ...]:
+    given = fields.stop_token_ids or ()
+    if len(given) > MAX_STOP_IDS:
+        message = f"at most {MAX_STOP_IDS} stop token ids are allowed, got {len(given)}"
+        raise invalid("stop_token_ids", message, "array_above_max_length")
+    for token_id in given:
+        if not 0 <= token_id < vocab_size:
+            raise invalid("stop_token_ids", f"stop_token_ids must be in [0, {vocab_size - 1}], got {shown(token_id)}.")
+    ids = {*given, *(() if fields.ignore_eos else (token_id for token_id in eos_ids if 0 <= token_id < vocab_size))}
+    if fields.min_tokens and len(ids) >= vocab_size:  # none of them may come before min_tokens are there
+        message = f"stop_token_ids leaves no token of the vocabulary that {fields.name('min_tokens')} could be made of."
+        raise invalid("stop_token_ids", message)
+    return tuple(sorted(ids))
+
+
+def _check_range(name: str, value: float | None, allowed: Range) -> None:
+    if value is None or value in allowed:
         return
-    name = fields.name(ours)
-    below = value < low or (low_open and value == low)
-    above = high is not None and value > high
-    if not below and not above:
-        return
-    allowed = f"be at least {low}" if high is None else f"be in {'(' if low_open else '['}{low:g}, {high:g}]"
-    message = f"{name} must {allowed}, got {value}."
-    raise invalid(name, message, "decimal_below_min_value" if below else "decimal_above_max_value")
+    code = "decimal_below_min_value" if allowed.below(value) else "decimal_above_max_value"
+    raise invalid(name, f"{name} must be in {allowed}, got {shown(value)}.", code)
 
 
 def _below(name: str, message: str) -> ApiError:
     return invalid(name, message, "integer_below_min_value")
+
+
+def shown(number: float) -> str:
+    """A number of a client's as an error repeats it: some have more digits than Python would print."""
+    return str(number) if isinstance(number, float) or abs(number) < 10**40 else "a number of more than 40 digits"

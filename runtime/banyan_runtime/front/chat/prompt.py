@@ -13,6 +13,19 @@ from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
 from banyan_runtime.front.errors import ApiError, invalid
 
 MAX_MESSAGES: Final = 2048
+RESERVED: Final = frozenset(
+    {
+        "chat_template",
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "raise_exception",
+        "strftime_now",
+    }
+)
+"""Names in templates that a request has other fields for, or none at all; so have the special tokens (bos_token …)."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +55,9 @@ def render(template: ChatTemplate | None, messages: Sequence[ChatMessage], optio
             "This model has no chat template: start the server with --chat-template FILE, or use /v1/completions.",
             param="messages",
         )
-    if "chat_template" in options.variables:
-        raise invalid("chat_template_kwargs.chat_template", "Request-supplied chat_template is not allowed.", "unsupported")
+    for name in options.variables:
+        if name in RESERVED or name in template.tokens:
+            raise invalid(f"chat_template_kwargs.{name}", f"Request-supplied {name} is not allowed in chat_template_kwargs.", "unsupported")
     turns = for_template(messages, knows_developer=template.knows_developer)
     try:
         if options.continue_final_message:

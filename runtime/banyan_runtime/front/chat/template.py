@@ -69,7 +69,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         self.source = source
-        self._tokens = dict(tokens)  # bos_token, eos_token …
+        self.tokens = dict(tokens)  # bos_token, eos_token …
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -86,7 +86,7 @@ class ChatTemplate:
         Raises TemplateError.
         """
         scope = {
-            **self._tokens,
+            **self.tokens,
             "tools": None,
             "documents": None,
             **variables,

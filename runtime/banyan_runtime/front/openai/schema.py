@@ -8,22 +8,13 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
-from banyan_runtime.front.parsing import Int, Ints, Number, RequestModel, Texts
+from banyan_runtime.front.errors import invalid, unsupported
+from banyan_runtime.front.parsing import Int, Ints, Neutral, Number, RequestModel, Texts, check_choice, check_top_logprobs, unknown
 from banyan_runtime.front.sampling import SamplingFields
 
-HARMLESS: Final = frozenset(
-    {
-        "user", "safety_identifier", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "verbosity",
-        "prediction", "parallel_tool_calls", "spaces_between_special_tokens", "web_search_options", "session_id", "extra_key",
-    }
-)  # fmt: skip
-"""OpenAI's and the peers' fields that need nothing done."""
-
 _OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
-UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+_UNSUPPORTED: Final[Neutral] = {
     "logit_bias": _OFF,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (False,),
     "return_tokens_as_token_ids": _OFF,
     "response_format": ({"type": "text"},),
@@ -54,15 +45,21 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "allowed_token_ids": _OFF,
     "truncate_prompt_tokens": (-1, 0),
     "thinking_token_budget": _OFF,
+    "token_ids_logprob": _OFF,
     "return_hidden_states": _OFF,
     "return_token_ids": _OFF,
     "return_prompt_token_ids": _OFF,
     "return_meta_info": _OFF,
     "suffix": ("",),
+    "web_search_options": (False,),
 }
 """Fields that ask for something this server does not have, with the values that ask for nothing."""
+CHAT_UNSUPPORTED: Final[Neutral] = _UNSUPPORTED
+COMPLETION_UNSUPPORTED: Final[Neutral] = {**_UNSUPPORTED, "top_logprobs": (0,)}
 
-KNOWN_EXTRA: Final = HARMLESS | UNSUPPORTED.keys()
+SILENT: Final[frozenset[str]] = frozenset(_UNSUPPORTED) | {"user", "safety_identifier", "parallel_tool_calls"}
+"""Fields without a class attribute of their own that need no mention where they have no effect: those that were refused or
+asked for nothing, the name of the end user, and how to call tools, of which there are none."""
 
 
 class StreamOptions(RequestModel):
@@ -92,11 +89,32 @@ class GenerationRequest(RequestModel):
     no_stop_trim: bool = False
     include_stop_str_in_output: bool = False
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: StreamOptions | None = None
     rid: str | None = None
     request_id: str | None = None
     priority: Int | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
+    store: bool = False
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    service_tier: str | None = None
+    spaces_between_special_tokens: bool = True
+
+    def check(self) -> None:
+        """Check what the types leave open. Raises ApiError."""
+        check_choice("service_tier", self.service_tier, ("auto", "default", "flex", "scale", "priority"))
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
+
+    def without_effect(self) -> tuple[str, ...]:
+        """The fields that ask for something harmless that does not happen, and those that nobody knows."""
+        idle = {
+            "store": self.store,
+            "metadata": bool(self.metadata),
+            "service_tier": self.service_tier not in (None, "auto", "default"),
+            "spaces_between_special_tokens": not self.spaces_between_special_tokens,
+        }
+        return (*(name for name, asked in idle.items() if asked), *unknown(self, SILENT))
 
     def sampling_fields(self, *, max_tokens: int | None, names: Mapping[str, str], min_max_tokens: int) -> SamplingFields:
         return SamplingFields(
@@ -128,6 +146,9 @@ class Effort(RequestModel):
     enabled: bool | None = None
 
 
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
 class ChatRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], FIRST_PROBLEM]
     max_completion_tokens: Int | None = None
@@ -140,6 +161,23 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    logprobs: bool = False
+    top_logprobs: Int = 0
+    verbosity: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        check_choice("reasoning_effort", self.reasoning_effort, EFFORTS)
+        check_choice("reasoning.effort", self.reasoning.effort, EFFORTS)
+        check_choice("verbosity", self.verbosity, ("low", "medium", "high"))
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid("continue_final_message", "continue_final_message and add_generation_prompt exclude each other.")
+        check_top_logprobs("top_logprobs", self.top_logprobs)
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.")
+
+    def without_effect(self) -> tuple[str, ...]:
+        return (*(("verbosity",) if self.verbosity in ("low", "high") else ()), *super().without_effect())
 
     def template_variables(self) -> dict[str, Any]:
         """`chat_template_kwargs`, with thinking switched by the effort unless they say it themselves."""
@@ -159,3 +197,11 @@ class CompletionRequest(GenerationRequest):
     echo: bool = False
     best_of: Int | None = None
     add_special_tokens: bool = True
+    logprobs: Int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.logprobs is not None:
+            check_top_logprobs("logprobs", self.logprobs)
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise unsupported("best_of", "only best_of equal to n is served")

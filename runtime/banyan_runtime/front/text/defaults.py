@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.front.sampling import RANGES, Range
 from banyan_runtime.front.text.tokenizer import read_json
 
-_VALID: Final[Mapping[str, Callable[[float], bool]]] = {
-    "temperature": lambda value: 0 <= value <= 2,
-    "top_p": lambda value: 0 < value <= 1,
-    "top_k": lambda value: value >= -1,
-    "min_p": lambda value: 0 <= value <= 1,
-    "repetition_penalty": lambda value: 0 < value <= 2,
-    "frequency_penalty": lambda value: -2 <= value <= 2,
-    "presence_penalty": lambda value: -2 <= value <= 2,
-}
+_RANGES: Final[Mapping[str, Range]] = {**RANGES, "top_k": Range(-1, math.inf)}
 FROM_MODEL: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -59,8 +52,8 @@ def _preferred(text: str | None) -> dict[str, float]:
 
 
 def _problem(name: str, value: Any) -> str | None:
-    if name not in _VALID:
-        return f"{name} is no sampling field that can have a default; known are {', '.join(_VALID)}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not _VALID[name](value):
+    if name not in _RANGES:
+        return f"{name} is no sampling field that can have a default; known are {', '.join(_RANGES)}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value not in _RANGES[name]:
         return f"{name} is {value!r}, which is out of its range"
     return None

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from banyan_runtime import wire
-from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.limits import check_ids, fit
+from banyan_runtime.front.prepare.prompts import check_ids, fit
+from tests.front.support import engine_info
 
-INFO = wire.EngineInfo(
-    architecture="LlamaForCausalLM",
-    model_type="llama",
-    dtype="float32",
-    device="cpu",
-    attention_backend="torch_native",
-    vocab_size=100,
-    context_len=64,
-    page_size=1,
-    max_total_tokens=256,
-    max_req_input_len=58,
-    max_running_requests=4,
-    weights_bytes=0,
-    kv_bytes=0,
-)
+INFO = engine_info(vocab_size=100, context_len=64, max_model_len=64, max_req_input_len=58)
 
 
-def fitted(length: int, asked: int | None, default: int | None = None, **flags: Any) -> tuple[int, int]:
-    ids, max_new = fit([1] * length, asked, default, ServerConfig(model_path="m", **flags), INFO, "messages")
+def fitted(
+    length: int, asked: int | None, default: int | None = None, info: wire.EngineInfo = INFO, truncate: bool = False
+) -> tuple[int, int]:
+    ids, max_new = fit([1] * length, asked, default, info, "messages", truncate=truncate)
     return len(ids), max_new
 
 
@@ -68,8 +54,15 @@ def test_what_does_not_fit_is_refused_with_the_numbers(length: int, asked: int |
     assert (error.status, error.code, error.param, error.message) == (400, "context_length_exceeded", "messages", message)
 
 
+def test_what_the_memory_holds_is_promised_and_not_the_models_context() -> None:
+    small = engine_info(vocab_size=100, context_len=64, max_model_len=20, max_req_input_len=15)
+    assert fitted(10, None, info=small) == (10, 10)
+    with pytest.raises(ApiError, match="maximum context length is 20 tokens"):
+        fitted(10, 11, info=small)
+
+
 def test_a_prompt_is_cut_only_where_the_operator_allows_it() -> None:
-    assert fitted(100, 4, allow_auto_truncate=True) == (57, 4)
+    assert fitted(100, 4, truncate=True) == (57, 4)
 
 
 @pytest.mark.parametrize("token_id", [-1, 100, 2**70])

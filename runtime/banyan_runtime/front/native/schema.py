@@ -1,0 +1,118 @@
+"""The request bodies of SGLang's own calls: /generate, /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
+from banyan_runtime.front.errors import invalid
+from banyan_runtime.front.parsing import Int, Ints, Neutral, Number, RequestModel, Texts, refuse_unsupported
+from banyan_runtime.front.sampling import ANY_TEMPERATURE, SamplingFields
+
+_OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
+UNSUPPORTED: Final[Neutral] = {
+    "input_embeds": _OFF,
+    "image_data": _OFF,
+    "audio_data": _OFF,
+    "video_data": _OFF,
+    "token_ids_logprob": _OFF,
+    "lora_path": _OFF,
+    "session_params": _OFF,
+    "return_hidden_states": _OFF,
+    "custom_logit_processor": _OFF,
+}
+TOKENIZE_UNSUPPORTED: Final[Neutral] = {"tools": ([],), "documents": _OFF, "chat_template": _OFF}
+_UNSUPPORTED_SAMPLING: Final[Neutral] = {
+    "stop_regex": _OFF,
+    "json_schema": _OFF,
+    "regex": _OFF,
+    "ebnf": _OFF,
+    "structural_tag": _OFF,
+    "logit_bias": _OFF,
+    "custom_params": _OFF,
+}
+_IGNORED_SAMPLING: Final = frozenset({"spaces_between_special_tokens"})
+_NAMES: Final[Mapping[str, str]] = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+
+
+class NativeSampling(RequestModel):
+    max_new_tokens: Int | None = None
+    min_new_tokens: Int | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Ints | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int | None = None
+    min_p: Number | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    n: Int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool = False
+    stream_interval: Int | None = None
+    sampling_seed: Int | None = None
+
+    def fields(self) -> SamplingFields:
+        """Raises ApiError for keys that are unknown here or not served: a typing error must not change the sampling."""
+        refuse_unsupported(self, _UNSUPPORTED_SAMPLING)
+        for name, value in (self.model_extra or {}).items():
+            if name not in _UNSUPPORTED_SAMPLING and name not in _IGNORED_SAMPLING and value is not None:
+                raise invalid("sampling_params", f"Unknown sampling parameter '{name[:64]}'.", "unknown_parameter")
+        if self.stream_interval is not None and not 0 < self.stream_interval < 1 << 31:
+            raise invalid("stream_interval", "stream_interval must be at least 1 and below 2147483648.")
+        return SamplingFields(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            max_tokens=self.max_new_tokens,
+            min_tokens=self.min_new_tokens,
+            seed=self.sampling_seed,
+            n=self.n,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
+            include_stop=self.no_stop_trim,
+            names=_NAMES,
+            temperatures=ANY_TEMPERATURE,
+            min_max_tokens=0,
+        )
+
+
+class NativeGenerateRequest(RequestModel):
+    """Lists in, lists out: what is a list has an item for each prompt, what is not holds for all."""
+
+    text: str | Texts | None = None
+    input_ids: list[Any] | None = None
+    sampling_params: NativeSampling | Annotated[list[NativeSampling], FIRST_PROBLEM] = NativeSampling()
+    rid: str | Texts | None = None
+    stream: bool = False
+    priority: Int | None = None
+    return_logprob: bool | Annotated[list[bool], FIRST_PROBLEM] = False
+    logprob_start_len: Int | Ints = -1  # first prompt position to tell of; -1: none
+    top_logprobs_num: Int | Ints = 0
+    return_text_in_logprobs: bool = False
+
+
+class TokenizeRequest(RequestModel):
+    prompt: str | Texts | None = None
+    messages: Annotated[list[ChatMessage], FIRST_PROBLEM] | None = None
+    add_special_tokens: bool | None = None  # default: for a prompt, not for messages
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(RequestModel):
+    tokens: list[Any]
+    skip_special_tokens: bool = True

@@ -1,0 +1,69 @@
+"""Plans of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from banyan_runtime.front.chat.prompt import ChatOptions, ChatPrompt, render
+from banyan_runtime.front.openai.schema import CHAT_UNSUPPORTED, ChatRequest
+from banyan_runtime.front.parsing import parse
+from banyan_runtime.front.plan import ChatPlan, ReasoningStart
+from banyan_runtime.front.prepare.openai import begin, salt_of
+from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, priority_of, sequences
+from banyan_runtime.front.sampling import SamplingParams, resolve
+from banyan_runtime.front.text.text import Text
+
+
+def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatPlan:
+    """Raises ApiError."""
+    asked = parse(ChatRequest, body)
+    text = served.text
+    common = begin(served, asked, CHAT_UNSUPPORTED)
+    params = _params(served, asked)
+    tokenizer = text.needed_tokenizer  # the clearer error comes first
+    options = ChatOptions(
+        add_generation_prompt=asked.add_generation_prompt is not False,
+        continue_final_message=asked.continue_final_message,
+        variables=asked.template_variables(),
+    )
+    prompt = render(text.template, asked.messages, options)
+    frame = Frame(
+        param="messages",
+        default_max_tokens=None,
+        stream=asked.stream,
+        priority=priority_of(asked.priority),
+        salt=salt_of(asked),
+        reasoning=_reasoning(text, asked, prompt),
+        stream_reasoning=asked.stream_reasoning,
+    )
+    # The template writes BOS itself, so the tokenizer must not add a second one.
+    ids = tokenizer.encode(prompt.text, add_special_tokens=asked.add_special_tokens)
+    top = asked.top_logprobs if asked.logprobs else -1
+    return ChatPlan(
+        requests=tuple(sequences(served, frame, ids, params, seed_id=f"chatcmpl-{common.own_id or request_id}", scores=Scores(top))),
+        choices_per_prompt=params.n,
+        model=common.model,
+        own_id=common.own_id,
+        own_id_param=common.own_id_param,
+        stream=asked.stream,
+        include_usage=common.include_usage,
+        continuous_usage=common.continuous_usage,
+        ignored=common.ignored,
+        top_logprobs=top,
+        include_reasoning=asked.include_reasoning,
+    )
+
+
+def _params(served: Served, asked: ChatRequest) -> SamplingParams:
+    text = served.text
+    limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+    names = {"max_tokens": "max_completion_tokens"} if asked.max_completion_tokens is not None else {}
+    fields = asked.sampling_fields(max_tokens=limit, names=names, min_max_tokens=1)
+    return resolve(fields, text.defaults.openai, text.defaults.eos_ids | text.turn_end_ids, served.info.vocab_size)
+
+
+def _reasoning(text: Text, asked: ChatRequest, prompt: ChatPrompt) -> ReasoningStart | None:
+    if text.reasoning is None or not asked.separate_reasoning:
+        return None
+    return text.reasoning.form.start_state(prompt.opening).value

@@ -1,0 +1,98 @@
+"""Plans of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from banyan_runtime import wire
+from banyan_runtime.front.errors import ApiError, invalid, invalid_type
+from banyan_runtime.front.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
+from banyan_runtime.front.parsing import parse
+from banyan_runtime.front.plan import CompletionPlan, GenerateRequest
+from banyan_runtime.front.prepare.openai import begin, salt_of
+from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids
+from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_sequences, priority_of, sequences
+from banyan_runtime.front.sampling import resolve
+
+DEFAULT_MAX_TOKENS: Final = 16
+
+
+def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) -> CompletionPlan:
+    """Raises ApiError."""
+    asked = parse(CompletionRequest, body)
+    common = begin(served, asked, COMPLETION_UNSUPPORTED)
+    text, eos_ids = served.text, served.text.defaults.eos_ids
+    params = resolve(
+        asked.sampling_fields(max_tokens=asked.max_tokens, names={}, min_max_tokens=0),
+        text.defaults.openai,
+        eos_ids,
+        served.info.vocab_size,
+    )
+    tokenizer = text.needed_tokenizer
+    prompts = _prompts(asked.prompt)
+    check_sequences(len(prompts), params.n)
+    frame = Frame(
+        param="prompt",
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        stream=asked.stream,
+        priority=priority_of(asked.priority),
+        salt=salt_of(asked),
+    )
+    top = -1 if asked.logprobs is None else asked.logprobs
+    scores = Scores(top, 0 if asked.echo else -1)
+    seed_id = f"cmpl-{common.own_id or request_id}"
+    requests: list[GenerateRequest] = []
+    echoes: list[str] = []
+    for position, prompt in enumerate(prompts):
+        ids = tokenizer.encode(prompt, add_special_tokens=asked.add_special_tokens) if isinstance(prompt, str) else prompt
+        if not ids:
+            raise _empty()
+        prompt_seed_id = seed_id if position == 0 else f"{seed_id}:{position}"
+        choices = sequences(served, frame, ids, params, seed_id=prompt_seed_id, scores=scores)
+        requests += choices
+        echoes += [_echo(served, prompt, choices[0]) if asked.echo else ""] * params.n
+    return CompletionPlan(
+        requests=tuple(requests),
+        choices_per_prompt=params.n,
+        model=common.model,
+        own_id=common.own_id,
+        own_id_param=common.own_id_param,
+        stream=asked.stream,
+        include_usage=common.include_usage,
+        continuous_usage=common.continuous_usage,
+        ignored=common.ignored,
+        top_logprobs=top,
+        echoes=tuple(echoes),
+        echo_logprobs=asked.echo and top >= 0,
+    )
+
+
+def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
+    """One or many prompts, each text or token ids. Raises ApiError."""
+    if isinstance(given, str):
+        if not given:
+            raise _empty()
+        return [given]
+    if not given:
+        raise _empty()
+    if all(type(item) is int for item in given):
+        return [given]
+    if len(given) > MAX_PROMPTS:
+        raise invalid("prompt", f"at most {MAX_PROMPTS} prompts are allowed, got {len(given)}", "array_above_max_length")
+    if all(isinstance(item, str) for item in given):
+        return given
+    if all(isinstance(item, list) for item in given):
+        return [as_ids(item, f"prompt[{position}]") for position, item in enumerate(given)]
+    raise invalid_type("prompt", "expected a string, an array of strings, an array of token ids, or an array of such arrays.")
+
+
+def _echo(served: Served, prompt: str | list[int], request: GenerateRequest) -> str:
+    """A prompt as echo repeats it: as it was written, or what its ids say."""
+    if isinstance(prompt, str) and not served.config.allow_auto_truncate:
+        return prompt
+    return served.text.needed_tokenizer.decode(wire.unpack_ids(request.token_ids).tolist(), skip_special_tokens=False)
+
+
+def _empty() -> ApiError:
+    return invalid("prompt", "Prompt cannot be empty", "empty_array")

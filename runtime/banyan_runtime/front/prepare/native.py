@@ -1,0 +1,130 @@
+"""Plans of /generate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from banyan_runtime.front.errors import invalid, unsupported
+from banyan_runtime.front.native.schema import UNSUPPORTED, NativeGenerateRequest, NativeSampling
+from banyan_runtime.front.parsing import check_top_logprobs, parse, refuse_unsupported
+from banyan_runtime.front.plan import GenerateRequest, NativePlan
+from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids, check_ids
+from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_id, check_sequences, priority_of, sequences
+from banyan_runtime.front.sampling import SamplingParams, resolve, shown
+
+DEFAULT_MAX_TOKENS: Final = 128
+T = TypeVar("T")
+
+
+def plan_generate(served: Served, body: Mapping[str, Any], request_id: str) -> NativePlan:
+    """Raises ApiError."""
+    asked = parse(NativeGenerateRequest, body)
+    refuse_unsupported(asked, UNSUPPORTED)
+    prompts, listed = _prompts(asked)
+    samplings = _each(asked.sampling_params, len(prompts), "sampling_params")
+    all_params = _params(served, samplings)
+    rids = _rids(asked, len(prompts))
+    scores = _scores(asked, len(prompts))
+    choices = all_params[0].n
+    check_sequences(len(prompts), choices)
+    frame = Frame(param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS, stream=asked.stream, priority=priority_of(asked.priority))
+    requests: list[GenerateRequest] = []
+    for position, (prompt, params, own) in enumerate(zip(prompts, all_params, rids, strict=True)):
+        ids = _ids(served, prompt)
+        if (start := scores[position].prompt_from) > len(ids):
+            raise invalid("logprob_start_len", f"logprob_start_len must be at most {len(ids)}, the prompt's length, got {shown(start)}.")
+        seed_id = own or (request_id if len(prompts) == 1 else f"{request_id}_{position}")
+        interval = samplings[position].stream_interval or 0
+        # SGLang tells the token at logprob_start_len without a probability, and scores those behind it.
+        asked_scores = Scores(scores[position].top, start + 1 if start >= 0 else -1)
+        requests += sequences(served, frame, ids, params, seed_id=seed_id, scores=asked_scores, interval=interval)
+    return NativePlan(
+        requests=tuple(requests),
+        rids=tuple(rid for rid in rids for _ in range(choices)),
+        listed=listed or len(requests) > 1,
+        stream=asked.stream,
+        top_logprobs=tuple(score.top for score in scores for _ in range(choices)),
+        logprobs_from=tuple(score.prompt_from for score in scores for _ in range(choices)),
+        text_in_logprobs=asked.return_text_in_logprobs,
+    )
+
+
+def _ids(served: Served, prompt: str | list[int]) -> list[int]:
+    ids = served.text.encode(prompt) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise invalid("input_ids", "input_ids cannot be empty.", "empty_array")
+    check_ids(ids, served.info, "input_ids")
+    return ids
+
+
+def _prompts(asked: NativeGenerateRequest) -> tuple[Sequence[str | list[int]], bool]:
+    """The prompts, and whether they came as a list. Raises ApiError."""
+    if asked.text is None and asked.input_ids is None:
+        raise invalid("text", "Either text, input_ids or input_embeds should be provided.", "missing_required_parameter")
+    if asked.text is not None and asked.input_ids is not None:
+        raise invalid("input_ids", "text and input_ids exclude each other.")
+    given: str | list[Any] = asked.text if asked.text is not None else asked.input_ids or []
+    if isinstance(given, str):
+        if not given:
+            raise invalid("text", "text cannot be empty.", "empty_string")
+        return [given], False
+    name = "text" if asked.text is not None else "input_ids"
+    if not given:
+        raise invalid(name, f"{name} cannot be empty.", "empty_array")
+    if len(given) > MAX_PROMPTS and isinstance(given[0], str | list):
+        raise invalid(name, f"at most {MAX_PROMPTS} prompts are allowed, got {len(given)}", "array_above_max_length")
+    if asked.text is not None:
+        return given, True
+    if isinstance(given[0], list):
+        return [as_ids(item, f"input_ids[{position}]") for position, item in enumerate(given)], True
+    return [as_ids(given, "input_ids")], False
+
+
+def _params(served: Served, samplings: Sequence[NativeSampling]) -> list[SamplingParams]:
+    text = served.text
+    if text.tokenizer is None and any(sampling.stop for sampling in samplings):
+        raise unsupported("stop", "stop strings need a tokenizer")
+    eos_ids, vocab_size = text.defaults.eos_ids, served.info.vocab_size
+    params = [resolve(sampling.fields(), text.defaults.native, eos_ids, vocab_size) for sampling in samplings]
+    if len({each.n for each in params}) > 1:
+        raise invalid("sampling_params", "n must be the same for all items.")
+    return params
+
+
+def _scores(asked: NativeGenerateRequest, prompts: int) -> list[Scores]:
+    """`prompt_from` is the first position that the answer tells of, which has no probability there."""
+    wanted = _each(asked.return_logprob, prompts, "return_logprob")
+    starts = _each(asked.logprob_start_len, prompts, "logprob_start_len")
+    tops = _each(asked.top_logprobs_num, prompts, "top_logprobs_num")
+    for start in starts:
+        if start < -1:
+            raise invalid("logprob_start_len", f"logprob_start_len must be at least -1, got {shown(start)}.", "integer_below_min_value")
+    for top in tops:
+        check_top_logprobs("top_logprobs_num", top)
+    return [Scores(top, start) if want else Scores() for want, start, top in zip(wanted, starts, tops, strict=True)]
+
+
+def _rids(asked: NativeGenerateRequest, prompts: int) -> list[str | None]:
+    if asked.rid is None:
+        return [None] * prompts
+    if isinstance(asked.rid, str):
+        rids = [asked.rid] if prompts == 1 else [f"{asked.rid}_{index}" for index in range(prompts)]
+    else:
+        rids = asked.rid
+    if len(rids) != prompts:
+        raise invalid("rid", f"rid has {len(rids)} items for {prompts} prompts.")
+    if len(set(rids)) != len(rids):
+        raise invalid("rid", "rid must not contain the same id twice.")
+    for rid in rids:
+        check_id(rid, "rid")
+    return list(rids)
+
+
+def _each(given: T | list[T], prompts: int, name: str) -> list[T]:
+    """One for each prompt."""
+    if not isinstance(given, list):
+        return [given] * prompts
+    if len(given) != prompts:
+        raise invalid(name, f"{name} has {len(given)} items for {prompts} prompts.")
+    return given

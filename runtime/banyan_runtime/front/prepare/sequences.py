@@ -1,0 +1,109 @@
+"""The sequences of a request: one for each choice of each prompt. Chat, completions and /generate all make theirs here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from banyan_runtime import wire
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.front.errors import invalid
+from banyan_runtime.front.plan import GenerateRequest, ReasoningStart
+from banyan_runtime.front.prepare.prompts import check_ids, fit
+from banyan_runtime.front.sampling import SamplingParams, shown
+from banyan_runtime.front.text.text import Text
+
+MAX_SEQUENCES: Final = 1024  # choices of all prompts together
+MAX_ID: Final = 128
+MAX_SALT: Final = 1024
+_INT32: Final = 1 << 31
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served, and how: all that a plan depends on beside the request."""
+
+    config: ServerConfig
+    text: Text
+    info: wire.EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Which log probabilities are asked for."""
+
+    top: int = -1  # likeliest tokens beside each; -1: none at all
+    prompt_from: int = -1  # first prompt position to score; -1: generated tokens alone
+
+    def request(self, prompt_tokens: int, max_new_tokens: int) -> wire.LogprobRequest | None:
+        """What of it the engine has to do. Nothing comes before a prompt's first token, so that one has no probability."""
+        first = max(1, self.prompt_from) if self.top >= 0 <= self.prompt_from else -1
+        first = first if first < prompt_tokens else -1
+        output = self.top if max_new_tokens > 0 else -1
+        if first < 0 and output < 0:
+            return None
+        return wire.LogprobRequest(output_top=output, prompt_from=first, prompt_top=max(self.top, 0) if first > 0 else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What the sequences of one request share."""
+
+    param: str  # the field that prompts come from, for errors
+    default_max_tokens: int | None  # None: the rest of the context
+    stream: bool
+    priority: int = 0
+    salt: str = ""
+    reasoning: ReasoningStart | None = None
+    stream_reasoning: bool = True
+
+
+def sequences(
+    served: Served, frame: Frame, ids: list[int], params: SamplingParams, *, seed_id: str, scores: Scores = Scores(), interval: int = 0
+) -> list[GenerateRequest]:
+    """One for each choice of one prompt, which is not empty. `interval`: the request's own tokens per streamed delta.
+
+    Raises ApiError for ids outside the vocabulary and for what does not fit into the context.
+    """
+    config, info = served.config, served.info
+    check_ids(ids, info, frame.param)
+    ids, max_new = fit(ids, params.max_tokens, frame.default_max_tokens, info, frame.param, truncate=config.allow_auto_truncate)
+    packed = wire.pack_ids(ids)
+    logprobs = scores.request(len(ids), max_new)
+    return [
+        GenerateRequest(
+            token_ids=packed,
+            sampling=params.sampling(max_new, seed_id, config.random_seed, index),
+            logprobs=logprobs,
+            stops=params.stops,
+            include_stop=params.include_stop,
+            skip_special_tokens=params.skip_special_tokens,
+            reasoning=frame.reasoning,
+            stream_reasoning=frame.stream_reasoning,
+            stream_interval=(interval or config.stream_interval) if frame.stream else 0,
+            priority=frame.priority,
+            salt=frame.salt,
+            param=frame.param,
+        )
+        for index in range(params.n)
+    ]
+
+
+def check_sequences(prompts: int, choices: int) -> None:
+    """Raises ApiError for more sequences than one request may have."""
+    if prompts * choices > MAX_SEQUENCES:
+        message = f"at most {MAX_SEQUENCES} choices of all prompts together are allowed, got {prompts} x {choices}."
+        raise invalid("n", message, "integer_above_max_value")
+
+
+def check_id(request_id: str, param: str) -> None:
+    """Raises ApiError for an id of a client's own that cannot be written into logs and answers."""
+    if len(request_id) > MAX_ID or not request_id.isprintable():
+        raise invalid(param, f"{param} must be at most {MAX_ID} printable characters.")
+
+
+def priority_of(given: int | None) -> int:
+    """Raises ApiError for a priority that is no int32."""
+    if given is not None and not -_INT32 <= given < _INT32:
+        raise invalid("priority", f"priority must be in [{-_INT32}, {_INT32 - 1}], got {shown(given)}.")
+    return given or 0

@@ -1,0 +1,276 @@
+"""From the bytes of a request to its plan, on the small model of the repository."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banyan_runtime import wire
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.plan import AnswerPlan, ChatPlan, CompletionPlan, Endpoint, NativePlan, Plan
+from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.front.text.text import Text
+from tests.front.support import engine_info
+
+USER = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def planner(tiny_chat: Path) -> Planner:
+    return planner_of(tiny_chat)
+
+
+def planner_of(folder: Path, **flags: Any) -> Planner:
+    config = ServerConfig(model_path=str(folder), served_model_name=("tiny", "other"), **flags)
+    text = Text.load(config, folder)
+    return Planner(config, text, engine_info(vocab_size=text.model_config["vocab_size"]))
+
+
+def plan(planner: Planner, endpoint: Endpoint, body: dict[str, Any]) -> Plan:
+    return planner.plan(endpoint, json.dumps(body).encode(), "request")
+
+
+def chat(planner: Planner, **body: Any) -> ChatPlan:
+    made = plan(planner, "chat", {"messages": USER, **body})
+    assert isinstance(made, ChatPlan)
+    return made
+
+
+def completion(planner: Planner, **body: Any) -> CompletionPlan:
+    made = plan(planner, "completions", {"prompt": "Hello there", **body})
+    assert isinstance(made, CompletionPlan)
+    return made
+
+
+def native(planner: Planner, **body: Any) -> NativePlan:
+    made = plan(planner, "generate", body)
+    assert isinstance(made, NativePlan)
+    return made
+
+
+def refused(planner: Planner, endpoint: Endpoint, **body: Any) -> ApiError:
+    basis: dict[str, dict[str, Any]] = {"chat": {"messages": USER}, "completions": {"prompt": "a"}}
+    with pytest.raises(ApiError) as raised:
+        plan(planner, endpoint, {**basis.get(endpoint, {}), **body})
+    assert 400 <= raised.value.status < 500
+    return raised.value
+
+
+def test_a_chat_becomes_one_sequence_a_choice_with_one_prompt(planner: Planner) -> None:
+    made = chat(planner, n=3, seed=7, max_tokens=5, stop="x", stream=True, stream_options={"include_usage": True}, model="other")
+    assert len(made.requests) == made.choices_per_prompt == 3
+    assert len({request.token_ids for request in made.requests}) == 1
+    assert (made.model, made.stream, made.include_usage, made.continuous_usage) == ("other", True, True, False)
+    first = made.requests[0]
+    assert (first.sampling.max_new_tokens, first.sampling.seed, first.stops, first.param) == (5, 7, ("x",), "messages")
+    assert first.stream_interval == 1
+
+
+def test_equal_requests_have_equal_plans_and_others_their_own_seeds(planner: Planner) -> None:
+    body = json.dumps({"messages": USER}).encode()
+    assert planner.plan("chat", body, "a") == planner.plan("chat", body, "a")
+    assert planner.plan("chat", body, "a") != planner.plan("chat", body, "b")
+
+
+def test_an_own_id_seeds_a_request_whatever_the_server_calls_it(planner: Planner) -> None:
+    body = json.dumps({"messages": USER, "rid": "mine"}).encode()
+    first, second = planner.plan("chat", body, "a"), planner.plan("chat", body, "b")
+    assert isinstance(first, ChatPlan)
+    assert first == second
+    assert (first.own_id, first.own_id_param) == ("mine", "rid")
+
+
+def test_the_choices_of_neighbouring_seeds_have_nothing_in_common(planner: Planner) -> None:
+    def seeds(**body: Any) -> list[int]:
+        return [request.sampling.seed for request in chat(planner, **body).requests]
+
+    assert seeds(seed=1, n=1) == [1]
+    assert seeds(seed=1, n=4)[:2] == seeds(seed=1, n=2)
+    assert len({*seeds(seed=1, n=4), *seeds(seed=2, n=4), *seeds(n=4)}) == 12
+
+
+def test_the_prompts_of_one_request_draw_apart(planner: Planner) -> None:
+    made = completion(planner, prompt=["a", "b"], n=2)
+    assert len({request.sampling.seed for request in made.requests}) == 4
+    assert len({request.sampling.seed for request in completion(planner, prompt=["a", "b"], n=2, seed=3).requests}) == 2
+
+
+def test_logprobs_of_a_chat(planner: Planner) -> None:
+    assert chat(planner).top_logprobs == -1
+    assert chat(planner).requests[0].logprobs is None
+    assert chat(planner, logprobs=False).top_logprobs == -1
+    made = chat(planner, logprobs=True, top_logprobs=3)
+    assert (made.top_logprobs, made.requests[0].logprobs) == (3, wire.LogprobRequest(output_top=3))
+    assert chat(planner, logprobs=True).requests[0].logprobs == wire.LogprobRequest(output_top=0)
+
+
+def test_logprobs_of_an_echoed_prompt_start_behind_its_first_token(planner: Planner) -> None:
+    made = completion(planner, prompt=[5, 6, 7], echo=True, logprobs=2, max_tokens=0)
+    assert (made.echo_logprobs, made.top_logprobs) == (True, 2)
+    assert made.requests[0].logprobs == wire.LogprobRequest(output_top=-1, prompt_from=1, prompt_top=2)
+    assert made.requests[0].sampling.max_new_tokens == 0
+    assert completion(planner, logprobs=1).requests[0].logprobs == wire.LogprobRequest(output_top=1)
+    alone = completion(planner, prompt=[5], echo=True, logprobs=2, max_tokens=0)
+    assert alone.requests[0].logprobs is None  # nothing comes before it: there is nothing to compute
+
+
+def test_logprobs_of_generate_come_by_item(planner: Planner) -> None:
+    made = native(
+        planner,
+        input_ids=[[5, 6, 7], [5, 6], [8]],
+        return_logprob=[True, True, False],
+        logprob_start_len=[0, -1, 0],
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
+    )
+    assert [request.logprobs for request in made.requests] == [wire.LogprobRequest(2, 1, 2), wire.LogprobRequest(2), None]
+    assert (made.top_logprobs, made.logprobs_from, made.text_in_logprobs) == ((2, 2, -1), (0, -1, -1), True)
+    assert refused(planner, "generate", text="a", return_logprob=True, logprob_start_len=50).param == "logprob_start_len"
+    assert refused(planner, "generate", text="a", return_logprob=[True, False]).param == "return_logprob"
+    assert refused(planner, "generate", text="a", return_logprob=True, top_logprobs_num=21).param == "top_logprobs_num"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "param", "message"),
+    [
+        ("chat", {"top_logprobs": 2}, "top_logprobs", "`logprobs` must be set to true"),
+        ("chat", {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "greater than max allowed: 20"),
+        ("chat", {"logprobs": 1}, "logprobs", "expected a boolean, got an integer"),
+        ("completions", {"logprobs": True}, "logprobs", "expected an integer, got a boolean"),
+        ("completions", {"logprobs": 21}, "logprobs", "greater than max allowed: 20"),
+        ("completions", {"top_logprobs": 1}, "top_logprobs", "Unsupported parameter"),
+        ("chat", {"prompt_logprobs": 0}, "prompt_logprobs", "Unsupported parameter"),
+        ("generate", {"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob", "Unsupported parameter"),
+    ],
+)
+def test_logprobs_that_cannot_be_had_are_refused(
+    planner: Planner, endpoint: Endpoint, body: dict[str, Any], param: str, message: str
+) -> None:
+    error = refused(planner, endpoint, **body)
+    assert error.param == param
+    assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"reasoning_effort": "bogus"}, "reasoning_effort", "none, minimal, low, medium, high, xhigh, max"),
+        ({"reasoning": {"effort": "bogus"}}, "reasoning.effort", "none, minimal"),
+        ({"verbosity": "loud"}, "verbosity", "low, medium, high"),
+        ({"service_tier": "bogus"}, "service_tier", "auto, default, flex, scale, priority"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed when 'stream' is enabled"),
+        ({"web_search_options": {}}, "web_search_options", "Unsupported parameter"),
+        ({"min_tokens": 10**30}, "min_tokens", "min_tokens must be at most"),
+        ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "at most max_completion_tokens=5, got 6"),
+        ({"priority": 2**31}, "priority", "priority must be in [-2147483648, 2147483647]"),
+        ({"cache_salt": "s" * 1025}, "cache_salt", "at most 1024 characters"),
+        ({"repetition_penalty": 1e-38}, "repetition_penalty", "must be in [0.01, 2]"),
+        ({"stop": "s" * 1025}, "stop", "at most 1024 characters"),
+        ({"stop_token_ids": [5] * 1025}, "stop_token_ids", "at most 1024 stop token ids"),
+        ({"max_tokens": 10**50}, "messages", "a number of more than 40 digits"),
+        ({"rid": "a\nb"}, "rid", "printable"),
+    ],
+)
+def test_what_is_wrong_or_cannot_be_had_is_refused_by_name(planner: Planner, body: dict[str, Any], param: str, message: str) -> None:
+    error = refused(planner, "chat", **body)
+    assert error.param == param
+    assert message in error.message
+
+
+@pytest.mark.parametrize("name", ["tools", "documents", "messages", "add_generation_prompt", "chat_template", "eos_token"])
+def test_template_variables_do_not_go_round_what_other_fields_refuse(planner: Planner, name: str) -> None:
+    endpoints: tuple[Endpoint, ...] = ("chat", "tokenize")
+    for endpoint in endpoints:
+        error = refused(planner, endpoint, messages=USER, chat_template_kwargs={name: []})
+        assert (error.code, error.param) == ("unsupported", f"chat_template_kwargs.{name}")
+
+
+def test_what_has_no_effect_is_named_and_what_asks_for_nothing_is_not(planner: Planner) -> None:
+    idle = {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "verbosity": "low", "prediction": {"type": "content"}}
+    made = chat(planner, **idle, prompt_cache_key="k", session_id="s", nonsense=1)
+    assert set(made.ignored) == {*idle, "prompt_cache_key", "session_id", "nonsense"}
+    nothing = {"store": False, "metadata": {}, "service_tier": "auto", "verbosity": "medium", "user": "u", "parallel_tool_calls": True}
+    assert chat(planner, **nothing, tools=[], tool_choice="auto", response_format={"type": "text"}, stop=None).ignored == ()
+
+
+def test_either_key_of_a_client_keeps_its_cached_prefixes_apart(planner: Planner) -> None:
+    salts = [
+        chat(planner, **body).requests[0].salt
+        for body in ({}, {"cache_salt": "a"}, {"extra_key": "b"}, {"cache_salt": "a", "extra_key": "b"})
+    ]
+    assert salts[0] == ""
+    assert len(set(salts)) == 4
+
+
+def test_stop_tokens_must_leave_something_to_generate(tmp_path: Path, planner: Planner) -> None:
+    config = ServerConfig(model_path="m")
+    small = Planner(config, planner._served.text, engine_info(vocab_size=64))
+    error = refused(small, "completions", prompt=[5], stop_token_ids=list(range(64)), min_tokens=1)
+    assert (error.param, error.status) == ("stop_token_ids", 400)
+    assert completion(small, prompt=[5], stop_token_ids=list(range(64))).requests
+
+
+def test_min_tokens_beyond_the_default_length_are_refused(planner: Planner) -> None:
+    assert "at most 16" in refused(planner, "completions", min_tokens=17).message
+    assert refused(planner, "generate", text="a", sampling_params={"min_new_tokens": 129}).param == "min_new_tokens"
+    assert completion(planner, min_tokens=16).requests[0].sampling.min_new_tokens == 16
+
+
+def test_one_request_cannot_ask_for_thousands_of_sequences(planner: Planner) -> None:
+    assert len(completion(planner, prompt=["a"] * 8, n=128).requests) == 1024
+    assert refused(planner, "completions", prompt=["a"] * 9, n=128).param == "n"
+    assert refused(planner, "generate", text=["a"] * 1024, sampling_params={"n": 2}).param == "n"
+
+
+def test_generate_keeps_ids_and_stream_intervals_by_prompt(planner: Planner) -> None:
+    made = native(planner, text=["a", "b"], rid="x", stream=True, sampling_params=[{"n": 2, "stream_interval": 4}, {"n": 2}], priority=-3)
+    assert made.rids == ("x_0", "x_0", "x_1", "x_1")
+    assert [request.stream_interval for request in made.requests] == [4, 4, 1, 1]
+    assert {request.priority for request in made.requests} == {-3}
+    assert made.listed
+    assert not native(planner, text="a").listed
+    assert native(planner, text="a").rids == (None,)
+
+
+def test_echo_repeats_the_prompt_for_each_choice(planner: Planner) -> None:
+    assert completion(planner, echo=True, n=2).echoes == ("Hello there", "Hello there")
+    ids = json.loads(answer(planner, "tokenize", prompt="Hello there", add_special_tokens=False))["tokens"]
+    assert completion(planner, prompt=ids, echo=True).echoes == ("Hello there",)
+    assert completion(planner).echoes == ("",)
+
+
+def answer(planner: Planner, endpoint: Endpoint, **body: Any) -> bytes:
+    made = plan(planner, endpoint, body)
+    assert isinstance(made, AnswerPlan)
+    return made.body
+
+
+def test_tokenizing_there_and_back(planner: Planner) -> None:
+    told = json.loads(answer(planner, "tokenize", prompt=["Hello", "Hello there"], return_token_strs=True))
+    assert told["count"] == [len(ids) for ids in told["tokens"]]
+    assert ["".join(pieces) for pieces in told["token_strs"]] == ["Hello", "Hello there"]
+    assert told["max_model_len"] == 2048
+    assert json.loads(answer(planner, "detokenize", tokens=told["tokens"][1]))["text"] == "Hello there"
+    rendered = json.loads(answer(planner, "tokenize", messages=USER))
+    assert wire.pack_ids(rendered["tokens"]) == chat(planner).requests[0].token_ids
+    assert refused(planner, "detokenize", tokens=[0] * 1_000_001).code == "array_above_max_length"
+
+
+def test_without_a_tokenizer_only_ids_are_planned(tiny_chat: Path) -> None:
+    bare = planner_of(tiny_chat, skip_tokenizer_init=True)
+    assert native(bare, input_ids=[1, 2], return_logprob=True).requests[0].prompt_tokens == 2
+    assert "no tokenizer" in refused(bare, "chat").message
+    assert "no tokenizer" in refused(bare, "generate", text="a").message
+    assert refused(bare, "generate", input_ids=[1], sampling_params={"stop": "x"}).param == "stop"
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"messages": [', b"\xff\xfe", b"[1]", b'"text"', b"", b'{"a": NaN}', b"[" * 200_000, b'{"a":"\\ud800"}']
+)
+def test_what_is_no_json_object_is_named_as_such(planner: Planner, body: bytes) -> None:
+    with pytest.raises(ApiError, match="We could not parse the JSON body of your request"):
+        planner.plan("chat", body, "request")
