@@ -19,10 +19,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from banyan_runtime import __version__
+from banyan_runtime.front.answers import rejection
 from banyan_runtime.front.auth import Auth, Keys
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError, ClientGone, internal, unknown_url, wrong_method
 from banyan_runtime.front.native import control, generate, info, tokenize
+from banyan_runtime.front.native.schema import DetokenizeRequest, NativeGenerateRequest, TokenizeRequest
 from banyan_runtime.front.openai import chat, completions, models
 from banyan_runtime.front.openai.schema import ChatRequest, CompletionRequest
 from banyan_runtime.front.ops.routes import router as ops_router
@@ -39,7 +41,7 @@ _ROUTES: Final[tuple[tuple[str, tuple[str, ...], Handler, type[RequestModel] | N
     ("/v1/models/{name:path}", ("GET",), models.one_model, None),
     ("/v1/chat/completions", ("POST",), chat.chat_completions, ChatRequest),
     ("/v1/completions", ("POST",), completions.completions, CompletionRequest),
-    ("/generate", ("POST", "PUT"), generate.generate, generate.NativeGenerateRequest),
+    ("/generate", ("POST", "PUT"), generate.generate, NativeGenerateRequest),
     ("/model_info", ("GET",), info.model_info, None),
     ("/get_model_info", ("GET",), info.model_info, None),
     ("/server_info", ("GET",), info.server_info, None),
@@ -47,13 +49,12 @@ _ROUTES: Final[tuple[tuple[str, tuple[str, ...], Handler, type[RequestModel] | N
     ("/version", ("GET",), info.version, None),
     ("/flush_cache", ("GET", "POST"), control.flush_cache, None),
     ("/abort_request", ("POST",), control.abort_request, control.AbortRequest),
-    ("/tokenize", ("POST",), tokenize.tokenize, tokenize.TokenizeRequest),
-    ("/v1/tokenize", ("POST",), tokenize.tokenize, tokenize.TokenizeRequest),
-    ("/detokenize", ("POST",), tokenize.detokenize, tokenize.DetokenizeRequest),
-    ("/v1/detokenize", ("POST",), tokenize.detokenize, tokenize.DetokenizeRequest),
+    ("/tokenize", ("POST",), tokenize.tokenize, TokenizeRequest),
+    ("/v1/tokenize", ("POST",), tokenize.tokenize, TokenizeRequest),
+    ("/detokenize", ("POST",), tokenize.detokenize, DetokenizeRequest),
+    ("/v1/detokenize", ("POST",), tokenize.detokenize, DetokenizeRequest),
 )
 _REFERENCE: Final = "#/components/schemas/{model}"
-_REJECTIONS: Final = {"queue_full": "queue_full", "context_length_exceeded": "too_long"}
 
 
 def create_app(context: Context) -> FastAPI:
@@ -90,7 +91,7 @@ def _endpoint(context: Context, handler: Handler) -> Callable[[Request], Awaitab
         try:
             return await handler(context, request)
         except ApiError as error:
-            reason = _rejection(context, error)
+            reason = rejection(context, error)
             if reason is not None:
                 context.metrics.rejected(reason)
             return error.response()
@@ -99,15 +100,6 @@ def _endpoint(context: Context, handler: Handler) -> Callable[[Request], Awaitab
 
     del endpoint.__wrapped__  # FastAPI would read the handler's parameters instead
     return endpoint
-
-
-def _rejection(context: Context, error: ApiError) -> str | None:
-    """The label under which a refused request is counted."""
-    if error.code in _REJECTIONS:
-        return _REJECTIONS[error.code]
-    if error.code == "unavailable":
-        return "draining" if context.state.draining else "loading"
-    return "invalid" if 400 <= error.status < 500 else None
 
 
 def _body_schema(model: type[RequestModel]) -> dict[str, Any]:

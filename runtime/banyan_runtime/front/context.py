@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from banyan_runtime.config import ServerConfig
-
-if TYPE_CHECKING:
-    from banyan_runtime.front.engine_client import EngineClient
-    from banyan_runtime.front.generation import Generation
-    from banyan_runtime.front.metrics import Metrics
-    from banyan_runtime.front.state import ServerState
-    from banyan_runtime.front.text.text import Text
+from banyan_runtime.front.engine_client import EngineClient
+from banyan_runtime.front.metrics import Metrics
+from banyan_runtime.front.plan import Preparer
+from banyan_runtime.front.running import Running
+from banyan_runtime.front.state import ServerState
+from banyan_runtime.front.text.text import Text
 
 
 @dataclass(slots=True)
 class Context:
-    """The parts of one front process. `text` is None until the tokenizer is loaded; requests are refused until then."""
+    """The parts of one front process. `text` and `preparer` are None until the tokenizer is loaded; requests are refused until
+    then."""
 
     config: ServerConfig
     client: EngineClient
     text: Text | None
     metrics: Metrics
     state: ServerState
+    preparer: Preparer | None = None
+    running: Running = field(default_factory=Running)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, the `created` of the model cards
-    live: dict[str, list[Generation]] = field(default_factory=dict)  # what runs now, by the client's request id

@@ -1,23 +1,26 @@
-"""The front's end of the wire: requests go to the engine, tokens come back to the stream that waits for them.
+"""The front's end of the wire: requests go to the engine, what comes back goes to the listener of each request.
 
 Runs on the event loop alone. The socket is watched by its file descriptor and drained in one go, so a burst of steps costs
-one wake-up; a stream hands out everything that came since its reader last looked. Whatever way a request ends (finished,
+one wake-up, and each listener is called once with everything that the burst brought. Whatever way a request ends (finished,
 failed, aborted, engine gone), its entry here is gone too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import zmq
 
 from banyan_runtime import wire
+from banyan_runtime.front.logprobs import TokenLogprob, unpack
 
 log = logging.getLogger("banyan")
 
@@ -26,7 +29,8 @@ LatencyObserver = Callable[[float, int], None]
 
 
 class EngineError(Exception):
-    """A request that cannot be answered. `code` is a row of the HTTP error table (queue_full, unavailable, internal_error ...)."""
+    """A request that cannot be answered. `code` is a row of the HTTP error table (queue_full, unavailable, internal_error ...);
+    `engine_died`: the whole engine is gone, and the message says why."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -36,82 +40,113 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What one request got since its reader last looked. `finish` is set on the last of a stream, whose `ids` may be empty."""
+    """What one request got since its listener was last told. `finish` comes with the last of a request, whose `ids` may be empty."""
 
     ids: list[int]
     finish: wire.Finish | None = None
+    logprobs: Sequence[TokenLogprob] = ()  # of each of `ids`, where the request asked for them
+    prompt_logprobs: Sequence[wire.PromptLogprobs] = ()
+
+
+class Listener(Protocol):
+    """Who waits for one request. Called on the event loop, from within the client: it must not wait, and may abort or submit.
+
+    After the Tokens with `finish`, or after `on_failure`, nothing more comes.
+    """
+
+    def on_tokens(self, tokens: Tokens) -> None: ...
+
+    def on_failure(self, error: EngineError) -> None: ...
+
+
+class Submission:
+    """One request in the engine. After `abort()` its listener still hears of the end: a `Finish` (code ABORT, or the end it just
+    reached), which tells what was cached and how long it waited."""
+
+    __slots__ = ("_client", "_error", "_finish", "_ids", "_listener", "_logprobs", "_prompt_logprobs", "first_token", "id", "last_token")
+
+    def __init__(self, client: EngineClient, request_id: int, listener: Listener) -> None:
+        self.id = request_id
+        self.first_token: float | None = None  # monotonic seconds
+        self.last_token = 0.0
+        self._client = client
+        self._listener = listener
+        self._ids: list[int] = []  # from here on: what the listener has not been told yet
+        self._finish: wire.Finish | None = None
+        self._error: EngineError | None = None
+        self._logprobs: list[TokenLogprob] | None = None
+        self._prompt_logprobs: list[wire.PromptLogprobs] | None = None
+
+    def abort(self) -> None:
+        """End the request in the engine, unless it has ended. Never waits, never raises."""
+        self._client._abort(self)
+
+    def _deliver(self) -> None:
+        """Tell the listener. A listener that fails costs its own request, no other."""
+        try:
+            self._tell()
+        except Exception:
+            log.exception("what the engine sent for a request could not be handled")
+            self._client._abort(self)
+            self._client._forget(self)
+            with contextlib.suppress(Exception):
+                self._listener.on_failure(EngineError("internal_error", "Internal server error"))
+
+    def _tell(self) -> None:
+        ids, finish = self._ids, self._finish
+        if ids or finish is not None or self._prompt_logprobs is not None:
+            tokens = Tokens(ids, finish, self._logprobs or (), self._prompt_logprobs or ())
+            self._ids, self._logprobs, self._prompt_logprobs = [], None, None
+            self._listener.on_tokens(tokens)
+        if self._error is not None:
+            self._listener.on_failure(self._error)
 
 
 class Stream:
-    """The tokens of one request: an async iterator of `Tokens`, to be read by one task.
+    """The tokens of one request, for who only wants to read them: an async iterator of `Tokens`, to be read by one task.
 
-    Raises EngineError when the request fails. `abort()` may be called at any time; the stream then still ends with a
-    `Finish` (code ABORT, or the end it just reached), which tells what was cached and how long it waited. Use it as
-    `async with client.generate(...) as stream`, and leaving the block early aborts.
+    Raises EngineError when the request fails. Use it as `async with client.generate(...) as stream`; leaving the block early
+    aborts.
     """
 
-    __slots__ = ("_client", "_error", "_finish", "_ids", "_over", "_waiter", "first_token", "id", "last_token")
-
-    def __init__(self, client: EngineClient, request_id: int) -> None:
-        self.id = request_id
-        self.first_token: float | None = None
-        self.last_token = 0.0
-        self._client = client
-        self._ids: list[int] = []
-        self._finish: wire.Finish | None = None
-        self._error: EngineError | None = None
+    def __init__(self) -> None:
+        self._news: asyncio.Queue[Tokens | EngineError] = asyncio.Queue()
         self._over = False
-        self._waiter: asyncio.Future[None] | None = None
+        self.submission: Submission | None = None
+
+    @property
+    def id(self) -> int:
+        assert self.submission is not None
+        return self.submission.id
+
+    def on_tokens(self, tokens: Tokens) -> None:
+        self._news.put_nowait(tokens)
+
+    def on_failure(self, error: EngineError) -> None:
+        self._news.put_nowait(error)
+
+    def abort(self) -> None:
+        assert self.submission is not None
+        self.submission.abort()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Tokens:
-        while True:
-            if self._over:
-                raise StopAsyncIteration
-            if self._ids or self._finish is not None:
-                tokens = Tokens(self._ids, self._finish)
-                self._ids = []
-                self._over = self._finish is not None
-                return tokens
-            if self._error is not None:
-                self._over = True
-                raise self._error
-            assert self._waiter is None, "a stream has one reader"
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+        if self._over:
+            raise StopAsyncIteration
+        news = await self._news.get()
+        if isinstance(news, EngineError):
+            self._over = True
+            raise news
+        self._over = news.finish is not None
+        return news
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.abort()
-
-    def abort(self) -> None:
-        """End the request in the engine, unless it has ended. Never waits."""
-        self._client._abort(self)
-
-    # --- fed by the client ---
-
-    def _push(self, token: int, finish: wire.Finish | None) -> None:
-        self._ids.append(token)
-        self._end(finish)
-
-    def _end(self, finish: wire.Finish | None) -> None:
-        self._finish = finish
-        self._wake()
-
-    def _fail(self, error: EngineError) -> None:
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class EngineClient:
@@ -130,11 +165,14 @@ class EngineClient:
         self.fatal: wire.Fatal | None = None  # why the engine said it would exit
         self._clock = clock
         self._info: wire.EngineInfo | None = None
-        self._streams: dict[int, Stream] = {}
+        self._open: dict[int, Submission] = {}
+        self._untold: dict[Submission, None] = {}  # whose listeners must hear of what this drain brought
         self._flushes: dict[int, asyncio.Future[bool]] = {}
         self._next_id = 1
         self._ping: tuple[int, float] | None = None  # the unanswered one: number, monotonic seconds
         self._dead: str | None = None  # why the engine is gone
+        self._unreachable = False  # nobody is at the other end of the socket any more; whoever watches the process will say why
+        self._unreachable = False  # nobody is at the other end of the socket any more; whoever watches the process will say why
         self._ready = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
@@ -150,27 +188,42 @@ class EngineClient:
 
     @property
     def open_requests(self) -> int:
-        return len(self._streams)
+        return len(self._open)
 
-    def generate(self, token_ids: wire.TokenIds | list[int], sampling: wire.Sampling, *, priority: int = 0, salt: str = "") -> Stream:
-        """Start one request. Raises EngineError at once when the engine is gone, not there yet, or far too busy."""
+    def submit(
+        self,
+        listener: Listener,
+        token_ids: bytes,
+        sampling: wire.Sampling,
+        *,
+        logprobs: wire.LogprobRequest | None = None,
+        priority: int = 0,
+        salt: str = "",
+    ) -> Submission:
+        """Start one request; `token_ids` as wire.pack_ids makes them, not kept here. `listener` hears of it later, never from
+        within this call. Raises EngineError at once when the engine is gone, not there yet, or far too busy."""
         if self._dead is not None:
-            raise EngineError("internal_error", self._dead)
+            raise EngineError("engine_died", self._dead)
         if self._info is None:
             raise EngineError("unavailable", "The model is still loading.")
-        if len(self._streams) >= self.max_open:
+        if len(self._open) >= self.max_open:
             raise EngineError("queue_full", "The request queue is full.")
-        request_id = self._next_id
+        submission = Submission(self, self._next_id, listener)
         self._next_id += 1
-        stream = Stream(self, request_id)
-        self._send(wire.Submit(request_id, wire.pack_ids(token_ids), sampling, priority, salt))
-        self._streams[request_id] = stream
+        self._open[submission.id] = submission
+        self._send(wire.Submit(submission.id, token_ids, sampling, priority, salt, logprobs=logprobs))
+        return submission
+
+    def generate(self, token_ids: wire.TokenIds | list[int], sampling: wire.Sampling, *, priority: int = 0, salt: str = "") -> Stream:
+        """`submit`, for who reads the tokens as a stream."""
+        stream = Stream()
+        stream.submission = self.submit(stream, wire.pack_ids(token_ids), sampling, priority=priority, salt=salt)
         return stream
 
     async def flush(self, timeout_s: float = 20.0) -> bool:
         """Empty the prefix cache; False when the engine refuses because requests run or wait."""
         if self._dead is not None:
-            raise EngineError("internal_error", self._dead)
+            raise EngineError("engine_died", self._dead)
         number = self._next_id
         self._next_id += 1
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -203,7 +256,7 @@ class EngineClient:
         """Wait for the engine's Ready. Raises EngineError when it ends before."""
         await self._ready.wait()
         if self._dead is not None:
-            raise EngineError("internal_error", self._dead)
+            raise EngineError("engine_died", self._dead)
         return self.info
 
     def heartbeat(self) -> float:
@@ -223,20 +276,21 @@ class EngineClient:
     def died(self, message: str) -> None:
         """The engine is gone: fail every open request, and every later one."""
         self._dead = message
-        self.fail_open("internal_error", message)
+        self.fail_open("engine_died", message)
         for future in self._flushes.values():
             if not future.done():
-                future.set_exception(EngineError("internal_error", message))
+                future.set_exception(EngineError("engine_died", message))
         self._ping = None
         self._ready.set()
 
     def fail_open(self, code: str, message: str) -> None:
         """End every open request with an EngineError; a living engine is told to drop them."""
-        streams, self._streams = list(self._streams.values()), {}
-        for stream in streams:
+        submissions, self._open = list(self._open.values()), {}
+        for submission in submissions:
             if self._dead is None:
-                self._send(wire.Abort(stream.id))
-            stream._fail(EngineError(code, message))
+                self._send(wire.Abort(submission.id))
+            submission._error = EngineError(code, message)
+            submission._deliver()
 
     def close(self) -> None:
         if self._socket is None or self._context is None:
@@ -248,28 +302,44 @@ class EngineClient:
 
     # --- the wire ---
 
-    def _abort(self, stream: Stream) -> None:
-        if self._streams.get(stream.id) is stream and self._dead is None:
-            self._send(wire.Abort(stream.id))
+    def _abort(self, submission: Submission) -> None:
+        if submission.id in self._open and self._dead is None:
+            self._send(wire.Abort(submission.id))
+
+    def _forget(self, submission: Submission) -> None:
+        self._open.pop(submission.id, None)
 
     def _send(self, message: wire.FrontMessage) -> None:
-        assert self._socket is not None
-        self._socket.send(wire.encode(message), zmq.NOBLOCK)
+        """Send, or drop what nobody would read. Never waits, never raises: how a request ends is told to its listener."""
+        if self._socket is None:
+            return
+        try:
+            self._socket.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # Sends have no limit, so this is a peer that is gone. What it was is for `died` to say, which fails all that is open.
+            if not self._unreachable:
+                log.warning("the engine cannot be reached: %s", error)
+            self._unreachable = True
+            return
         # ZeroMQ's descriptor is edge-triggered: sending may swallow the edge of a message that came meanwhile.
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             asyncio.get_running_loop().call_soon(self._drain)
 
     def _drain(self) -> None:
+        """Take in all that has come, then tell the listeners."""
         while self._socket is not None:
             try:
                 raw = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+            except zmq.ZMQError:  # Again: that was all
+                break
             self.last_heard = self._clock()
             try:
                 self._receive(wire.decode_engine(raw))
             except Exception:
                 log.exception("a message of the engine could not be handled")
+        untold, self._untold = self._untold, {}
+        for submission in untold:
+            submission._deliver()
 
     def _receive(self, message: wire.EngineMessage) -> None:
         match message:
@@ -278,8 +348,9 @@ class EngineClient:
             case wire.Stats():
                 self.stats = message
             case wire.Failed():
-                if (stream := self._streams.pop(message.id, None)) is not None:
-                    stream._fail(EngineError(message.code, message.message))
+                if (submission := self._open.pop(message.id, None)) is not None:
+                    submission._error = EngineError(message.code, message.message)
+                    self._untold[submission] = None
             case wire.Pong():
                 if self._ping is not None and self._ping[0] == message.seq:
                     self._ping = None
@@ -295,26 +366,58 @@ class EngineClient:
                 self.fatal = message
 
     def _step(self, output: wire.StepOutput) -> None:
-        """Hand a step's columns to their streams; one dictionary look-up a token."""
+        """Sort a step's columns by request."""
         now = self.last_step = self.last_heard
-        finished: dict[int, wire.Finish] = {finish.id: finish for finish in output.finished}
+        submissions, untold = self._open, self._untold
         gaps: dict[float, int] = {}  # requests decoded in the same two steps share the time of the last token
-        streams = self._streams
-        for request_id, token in zip(output.ids, wire.unpack_ids(output.token_ids).tolist(), strict=True):
-            finish = finished.pop(request_id, None) if finished else None
-            stream = streams.get(request_id)
-            if stream is None:
+        tokens = wire.unpack_ids(output.token_ids).tolist()
+        pieces = _cut(tokens, output.counts) if output.counts else [[token] for token in tokens]
+        for request_id, ids in zip(output.ids, pieces, strict=True):
+            submission = submissions.get(request_id)
+            if submission is None:
                 continue
-            if stream.first_token is None:
-                stream.first_token = now
+            if submission.first_token is None:
+                submission.first_token = now
+            elif len(ids) == 1:
+                gaps[submission.last_token] = gaps.get(submission.last_token, 0) + 1
+            elif ids:
+                self.on_inter_token_latency((now - submission.last_token) / len(ids), len(ids))
+            submission.last_token = now
+            if submission._ids:
+                submission._ids += ids
             else:
-                gaps[stream.last_token] = gaps.get(stream.last_token, 0) + 1
-            stream.last_token = now
-            if finish is not None:
-                del streams[request_id]
-            stream._push(token, finish)
-        for request_id, finish in finished.items():
-            if (stream := streams.pop(request_id, None)) is not None:
-                stream._end(finish)
+                submission._ids = ids
+            untold[submission] = None
+        if output.logprobs is not None:
+            self._score(output, tokens)
+        for part in output.prompt_logprobs:
+            if (submission := submissions.get(part.id)) is not None:
+                submission._prompt_logprobs = [*(submission._prompt_logprobs or ()), part]
+                untold[submission] = None
+        for finish in output.finished:
+            if (submission := submissions.pop(finish.id, None)) is not None:
+                submission._finish = finish
+                untold[submission] = None
         for last, requests in gaps.items():
             self.on_inter_token_latency(now - last, requests)
+
+    def _score(self, output: wire.StepOutput, tokens: list[int]) -> None:
+        """Give the log probabilities of a step to the requests whose tokens have some."""
+        assert output.logprobs is not None
+        scored = wire.unpack_ids(output.scored).tolist()
+        owners = [
+            request_id for request_id, count in zip(output.ids, output.counts or [1] * len(output.ids), strict=True) for _ in range(count)
+        ]
+        for at, logprob in zip(scored, unpack(output.logprobs, [tokens[at] for at in scored]), strict=True):
+            if (submission := self._open.get(owners[at])) is not None:
+                if submission._logprobs is None:
+                    submission._logprobs = []
+                submission._logprobs.append(logprob)
+
+
+def _cut(tokens: list[int], counts: list[int]) -> list[list[int]]:
+    """The tokens of each request. Raises ValueError when the counts do not add up."""
+    ends = [0, *accumulate(counts)]
+    if ends[-1] != len(tokens):
+        raise ValueError(f"{len(tokens)} tokens for counts that add up to {ends[-1]}")
+    return [tokens[start:end] for start, end in pairwise(ends)]

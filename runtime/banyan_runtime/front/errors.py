@@ -122,4 +122,6 @@ def of_engine(error: EngineError, param: str) -> ApiError:
     if error.code == "context_length_exceeded":
         note = "" if "context_length_exceeded" in error.message else " (context_length_exceeded)"
         return ApiError(400, error.message + note, code="context_length_exceeded", param=param)
+    if error.code == "engine_died":
+        return ApiError(500, f"The engine has ended: {error.message}", code="internal_error")
     return internal()

@@ -1,26 +1,31 @@
 """The one path of every generation: prompt → engine → detokenizer → stop strings → reasoning parser → deltas.
 
-Chat, completions and /generate, streamed or whole, alone or several at once, all read `Generation`s; they differ in what they
-make of the deltas.
+Chat, completions and /generate, streamed or whole, alone or several at once, are `GenerationGroup`s; they differ in the
+consumer that takes the deltas. Nothing here waits: the engine's client calls in, and the consumer is called.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
 
 from banyan_runtime import wire
 from banyan_runtime.front.chat.events import Event, OutputParser, Reasoning
+from banyan_runtime.front.chat.reasoning import Start
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.engine_client import EngineError, Stream
+from banyan_runtime.front.engine_client import EngineError, Submission, Tokens
 from banyan_runtime.front.errors import ApiError, of_engine
+from banyan_runtime.front.logprobs import TokenLogprob
 from banyan_runtime.front.metrics import RequestRecord
+from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.text.detokenizer import Detokenizer
 from banyan_runtime.front.text.stops import StopMatcher
+from banyan_runtime.front.text.text import Text
 
 log = logging.getLogger("banyan.requests")
 
@@ -34,26 +39,15 @@ _REASONS: Final[dict[wire.FinishCode, FinishReason]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """One sequence to generate, ready for the engine."""
+class Call:
+    """One HTTP request that generates."""
 
-    token_ids: list[int]
-    sampling: wire.Sampling  # max_new_tokens 0: nothing is generated, the prompt alone is answered
-    detokenizer: Detokenizer | None  # None: token ids only
-    stops: Sequence[str] = ()
-    include_stop: bool = False  # keep the stop string or stop token in the text
-    parser: OutputParser | None = None
-    group: int = 0  # tokens per delta; 0: as many as have come
-    priority: int = 0
-    salt: str = ""
-    endpoint: str = "other"
-    streaming: bool = False
-    param: str = "prompt"  # the request's field that the prompt came from, for errors
-    request_id: str = ""
-    received: float = 0.0  # monotonic seconds
+    endpoint: str  # one of metrics.ENDPOINTS
+    streaming: bool
+    received: float  # monotonic seconds
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The end of one sequence."""
 
@@ -61,6 +55,7 @@ class Finished:
     matched: int | str | None  # the stop token's id or the stop string; None for length and abort
     cached_tokens: int
     retractions: int
+    reasoning_tokens: int | None  # None where nothing looks for reasoning
 
 
 @dataclass(slots=True)
@@ -71,272 +66,313 @@ class Delta:
     reasoning: str
     token_ids: list[int]
     completion_tokens: int  # so far
+    logprobs: Sequence[TokenLogprob] = ()  # of `token_ids`, where the request asked for them
+    prompt_logprobs: Sequence[wire.PromptLogprobs] = ()  # with the first delta, where the request asked for them
     finished: Finished | None = None
 
 
-@dataclass(slots=True)
-class _Pending:
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
+class Consumer(Protocol):
+    """Who makes the answer out of deltas. Called on the event loop; it must not wait."""
+
+    def add(self, index: int, delta: Delta) -> None:
+        """The next delta of one sequence; its last one is `finished`."""
+        ...
+
+    def end(self, error: ApiError | None) -> None:
+        """All sequences have finished, or one of them has failed and the others are given up. Called once, last of all."""
+        ...
+
+
+class _State(enum.Enum):
+    RUNNING = enum.auto()
+    MATCHED = enum.auto()  # a stop string was found; the engine's last word on the request is awaited
+    CLOSED = enum.auto()  # nobody reads it any longer; the engine's last word is awaited for the record
+    OVER = enum.auto()
 
 
 class Generation:
-    """One sequence in the engine: an async iterator of lists of deltas, the last delta of all `finished`.
+    """One sequence, from its submission to its record: a listener of the engine that gives deltas to its group."""
 
-    Raises ApiError when the engine refuses or fails it. `close()` ends it wherever it is and must be called by whoever
-    started it.
-    """
-
-    def __init__(self, context: Context, request: GenerateRequest) -> None:
-        """Submit the request. Raises ApiError when the engine is not there or too busy."""
-        self.request = request
-        self.completion_tokens = 0
+    def __init__(self, context: Context, call: Call, request_id: str, request: GenerateRequest, group: GenerationGroup, index: int) -> None:
+        """Submit the request, whose token ids are not kept. Raises ApiError when the engine is not there or too busy."""
+        text = context.text
+        assert text is not None
         self._context = context
+        self._call = call
+        self._id = request_id
+        self._group = group
+        self._index = index
+        self._prompt_tokens = request.prompt_tokens
+        self._param = request.param
+        self._include_stop = request.include_stop
+        self._interval = request.stream_interval
+        self._min_new_tokens = request.sampling.min_new_tokens
+        self._parser = _parser(text, request)
+        self._detokenizer = _detokenizer(text, request)
         self._stops = StopMatcher(request.stops, include=request.include_stop) if request.stops else None
-        self._parser = request.parser
-        self._pending = _Pending()
-        self._over = False
-        self._stream: Stream | None = None
-        if request.sampling.max_new_tokens > 0:
+        self._plain = self._parser is None and self._stops is None and self._interval == 0
+        self._completion_tokens = 0
+        self._content: list[str] = []  # from here on: what no delta has taken along yet
+        self._reasoning: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[wire.PromptLogprobs] = []
+        self._state = _State.RUNNING
+        self._submission: Submission | None = None
+        if request.sampling.max_new_tokens > 0 or (request.logprobs is not None and request.logprobs.prompt_from > 0):
             try:
-                self._stream = context.client.generate(request.token_ids, request.sampling, priority=request.priority, salt=request.salt)
+                self._submission = context.client.submit(
+                    self, request.token_ids, request.sampling, logprobs=request.logprobs, priority=request.priority, salt=request.salt
+                )
             except EngineError as error:
                 raise of_engine(error, request.param) from error
-        context.live.setdefault(request.request_id, []).append(self)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.token_ids)
-
-    @property
-    def reasoning_tokens(self) -> int | None:
-        """None where nothing looks for reasoning."""
-        return None if self.request.parser is None else self.request.parser.reasoning_tokens
-
-    def __aiter__(self) -> AsyncIterator[list[Delta]]:
-        return self
-
-    async def __anext__(self) -> list[Delta]:
-        if self._over:
-            raise StopAsyncIteration
-        if self._stream is None:
-            return [self._finish("length", None, None)]
-        try:
-            tokens = await anext(self._stream)
-        except EngineError as error:
-            self._failed(error)
-            raise of_engine(error, self.request.param) from error
-        finish = tokens.finish
-        stop_id = tokens.ids[-1] if finish is not None and finish.code is wire.FinishCode.STOP and tokens.ids else None
-        deltas = self._take(tokens.ids, silent_last=stop_id is not None and not self.request.include_stop, over=finish is not None)
-        if finish is not None or self._matched is not None:
-            self._end_text()
-        if self._matched is not None:
-            deltas.append(self._finish("stop", self._matched, finish or await self._ended(self._stream)))
-        elif finish is not None:
-            deltas.append(self._finish(_REASONS[finish.code], stop_id, finish))
-        return deltas
+        else:
+            asyncio.get_running_loop().call_soon(self._prompt_alone)
+        context.running.add(request_id, self)
 
     def abort(self) -> None:
-        """End it in the engine; whoever reads it sees it finish with reason abort."""
-        if self._stream is not None:
-            self._stream.abort()
+        """End it in the engine; its consumer sees it finish with reason abort."""
+        if self._submission is not None:
+            self._submission.abort()
 
     def close(self) -> None:
-        """Nobody reads it any longer."""
-        if not self._over:
-            self.abort()
+        """Nobody reads it any longer. It is recorded when the engine has confirmed its end."""
+        if self._state is _State.OVER:
+            return
+        self._context.running.remove(self._id, self)
+        self._state = _State.CLOSED
+        if self._submission is None:
             self._record("abort", None)
+        else:
+            self._submission.abort()
+
+    # --- what the engine says ---
+
+    def on_tokens(self, tokens: Tokens) -> None:
+        finish = tokens.finish
+        if self._state is not _State.RUNNING:
+            if finish is not None:
+                self._end_late(finish)
+            return
+        ids, logprobs = tokens.ids, tokens.logprobs
+        if tokens.prompt_logprobs:
+            self._prompt_logprobs += tokens.prompt_logprobs
+        if finish is None:
+            self._take(ids, logprobs, len(ids), over=False)
+            if self._matched is None:
+                return
+            self._state = _State.MATCHED
+            self.abort()
+            return
+        stop_id = ids[-1] if finish.code is wire.FinishCode.STOP and ids else None
+        silent = stop_id is not None and not self._include_stop
+        self._take(ids, logprobs, len(ids) - silent, over=True)
+        if self._matched is not None:
+            self._finish("stop", self._matched, finish)
+        else:
+            self._finish(_REASONS[finish.code], stop_id, finish)
+
+    def on_failure(self, error: EngineError) -> None:
+        if self._state is _State.RUNNING:
+            if error.code in _REFUSALS and self._completion_tokens == 0:
+                self._leave()  # never admitted: counted as a rejection where the answer is made
+            else:
+                self._record("error", None)
+            self._group.failed(of_engine(error, self._param))
+        elif self._state is not _State.OVER:
+            self._end_late(None)
+
+    def _end_late(self, finish: wire.Finish | None) -> None:
+        """The end that a stop string or a reader who left has waited for."""
+        if self._state is _State.MATCHED:
+            self._finish("stop", self._matched, finish)
+        elif self._state is _State.CLOSED:
+            self._record("abort", finish)
+
+    # --- from tokens to deltas ---
 
     @property
     def _matched(self) -> str | None:
         return None if self._stops is None else self._stops.matched
 
-    def _take(self, ids: Sequence[int], *, silent_last: bool, over: bool) -> list[Delta]:
-        """Turn tokens into deltas. `silent_last`: the last token is a stop token, which has no text; `over`: it is the last of
-        all, and its text goes with the end."""
-        deltas: list[Delta] = []
-        group = self.request.group
-        spoken = len(ids) - silent_last
-        if group == 0 and self._stops is None and self._parser is None:
-            self._pending.token_ids += ids
-            self.completion_tokens += len(ids)
-            self._say(self._detokenize(ids[:spoken]), ids)
-        else:
-            for position, token_id in enumerate(ids):
-                self._pending.token_ids.append(token_id)
-                self.completion_tokens += 1
-                if position < spoken:
-                    self._say(self._detokenize((token_id,)), (token_id,))
-                if self._matched is not None:
-                    return deltas  # what the engine computed beyond the stop string is nobody's business
-                if group and len(self._pending.token_ids) >= group and not (over and position == len(ids) - 1):
-                    deltas.append(self._flush())
-        if group == 0 and self._pending.token_ids and not over:
-            deltas.append(self._flush())
-        return deltas
-
-    def _detokenize(self, ids: Sequence[int]) -> str:
-        return "" if self.request.detokenizer is None else self.request.detokenizer.feed(ids)
+    def _take(self, ids: list[int], logprobs: Sequence[TokenLogprob], spoken: int, *, over: bool) -> None:
+        """Turn tokens into deltas. Only the first `spoken` ones have a text; `over`: they are the last of all, and what is left
+        of them goes with the end."""
+        if self._plain:
+            self._completion_tokens += len(ids)
+            text = "" if self._detokenizer is None else self._detokenizer.feed(ids if spoken == len(ids) else ids[:spoken])
+            if over:
+                self._content.append(text)
+                self._token_ids += ids
+                self._logprobs += logprobs
+            elif ids:
+                self._group.add(self._index, Delta(text, "", ids, self._completion_tokens, logprobs, self._prompt_once()))
+            return
+        interval = self._interval
+        for position, token_id in enumerate(ids):
+            self._token_ids.append(token_id)
+            self._completion_tokens += 1
+            if logprobs:
+                self._logprobs.append(logprobs[position])
+            if position < spoken:
+                one = (token_id,)
+                self._say("" if self._detokenizer is None else self._detokenizer.feed(one), one)
+            if self._matched is not None:
+                return  # what the engine computed beyond the stop string is nobody's business
+            if interval and len(self._token_ids) >= interval and not (over and position == len(ids) - 1):
+                self._flush()
+        if not interval and ids and not over:
+            self._flush()
 
     def _say(self, text: str, ids: Sequence[int]) -> None:
         """Send text on its way: stop strings see it first, then the parser."""
         if self._stops is not None:
-            text = self._stops.feed(text, allowed=self.completion_tokens >= self.request.sampling.min_new_tokens)
+            text = self._stops.feed(text, allowed=self._completion_tokens >= self._min_new_tokens)
         if self._parser is None:
             if text:
-                self._pending.content.append(text)
+                self._content.append(text)
             return
         try:
             self._sort(self._parser.feed(text, ids))
         except Exception:
-            log.exception("the output parser failed on request %s; the rest is passed on as it is", self.request.request_id)
+            log.exception("the output parser failed on request %s; the rest is passed on as it is", self._id)
             self._parser = None
-            self._pending.content.append(text)
+            self._content.append(text)
 
     def _end_text(self) -> None:
         """Release what the detokenizer, the stop strings and the parser held back."""
-        if self.request.detokenizer is not None and self._matched is None:
-            self._say(self.request.detokenizer.finish(), ())
+        if self._detokenizer is not None and self._matched is None:
+            self._say(self._detokenizer.finish(), ())
         rest = "" if self._stops is None or self._matched is not None else self._stops.finish()
         if self._parser is None:
-            self._pending.content.append(rest)
+            self._content.append(rest)
             return
         self._sort([*self._parser.feed(rest, ()), *self._parser.finish()])
 
     def _sort(self, events: Sequence[Event]) -> None:
         for event in events:
-            (self._pending.reasoning if isinstance(event, Reasoning) else self._pending.content).append(event.text)
+            (self._reasoning if isinstance(event, Reasoning) else self._content).append(event.text)
 
-    def _flush(self, finished: Finished | None = None) -> Delta:
-        pending, self._pending = self._pending, _Pending()
-        return Delta("".join(pending.content), "".join(pending.reasoning), pending.token_ids, self.completion_tokens, finished)
+    def _flush(self, finished: Finished | None = None) -> None:
+        delta = Delta(
+            "".join(self._content),
+            "".join(self._reasoning),
+            self._token_ids,
+            self._completion_tokens,
+            self._logprobs,
+            self._prompt_once(),
+            finished,
+        )
+        self._content, self._reasoning, self._token_ids, self._logprobs = [], [], [], []
+        self._group.add(self._index, delta)
 
-    async def _ended(self, stream: Stream) -> wire.Finish | None:
-        """After a stop string: stop the engine, and wait for its last word on this request."""
-        stream.abort()
-        try:
-            async for tokens in stream:
-                if tokens.finish is not None:
-                    return tokens.finish
-        except EngineError:
-            log.debug("request %s failed in the engine after its stop string", self.request.request_id)
-        return None
+    def _prompt_once(self) -> Sequence[wire.PromptLogprobs]:
+        if not self._prompt_logprobs:
+            return ()
+        parts, self._prompt_logprobs = self._prompt_logprobs, []
+        return parts
 
-    def _finish(self, reason: FinishReason, matched: int | str | None, finish: wire.Finish | None) -> Delta:
+    # --- the end ---
+
+    def _prompt_alone(self) -> None:
+        """The answer to a request for no tokens."""
+        if self._state is _State.RUNNING:
+            self._finish("length", None, None)
+
+    def _finish(self, reason: FinishReason, matched: int | str | None, finish: wire.Finish | None) -> None:
+        self._end_text()
         self._record(reason, finish)
         cached, retractions = (0, 0) if finish is None else (finish.cached_tokens, finish.retractions)
-        return self._flush(Finished(reason, matched, cached, retractions))
-
-    def _failed(self, error: EngineError) -> None:
-        if error.code in _REFUSALS and self.completion_tokens == 0:
-            self._leave()  # never admitted: counted as a rejection where the answer is made
-        else:
-            self._record("error", None)
+        thought = None if self._parser is None else self._parser.reasoning_tokens
+        self._flush(Finished(reason, matched, cached, retractions, thought))
 
     def _record(self, reason: str, finish: wire.Finish | None) -> None:
         """Exactly once for every request that was admitted: one line, one count."""
         self._leave()
-        request, now = self.request, time.monotonic()
-        first = None if self._stream is None else self._stream.first_token
+        call, now = self._call, time.monotonic()
+        first = None if self._submission is None else self._submission.first_token
         record = RequestRecord(
-            endpoint=request.endpoint,
-            streaming=request.streaming,
+            endpoint=call.endpoint,
+            streaming=call.streaming,
             finish_reason=reason,
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=self._prompt_tokens,
             cached_tokens=0 if finish is None else finish.cached_tokens,
-            completion_tokens=self.completion_tokens,
-            received=request.received,
+            completion_tokens=self._completion_tokens,
+            received=call.received,
             first_token=first,
             finished=now,
-            queue_s=0.0 if finish is None else finish.queue_s,
-            prefill_s=0.0 if finish is None else finish.prefill_s,
+            queue_s=None if finish is None else finish.queue_s,
+            prefill_s=None if finish is None else finish.prefill_s,
         )
         self._context.metrics.request_finished(record)
         log.info(
-            "Finished %s. endpoint: %s, reason: %s, #prompt-token: %d, #cached-token: %d, #output-token: %d, queue: %.3f s, "
+            "Finished %s. endpoint: %s, reason: %s, #prompt-token: %d, #cached-token: %d, #output-token: %d, queue: %s, "
             "first token: %.3f s, total: %.3f s",
-            request.request_id,
-            request.endpoint,
+            self._id,
+            call.endpoint,
             reason,
             record.prompt_tokens,
             record.cached_tokens,
             record.completion_tokens,
-            record.queue_s,
-            (first or now) - request.received,
-            now - request.received,
+            "-" if record.queue_s is None else f"{record.queue_s:.3f} s",
+            (first or now) - call.received,
+            now - call.received,
         )
 
     def _leave(self) -> None:
-        self._over = True
-        siblings = self._context.live.get(self.request.request_id, [])
-        if self in siblings:
-            siblings.remove(self)
-        if not siblings:
-            self._context.live.pop(self.request.request_id, None)
+        self._state = _State.OVER
+        self._context.running.remove(self._id, self)
+
+
+def _parser(text: Text, request: GenerateRequest) -> OutputParser | None:
+    if request.reasoning is None or text.reasoning is None:
+        return None
+    return text.reasoning.parser(Start(request.reasoning), stream=request.stream_reasoning)
+
+
+def _detokenizer(text: Text, request: GenerateRequest) -> Detokenizer | None:
+    """None where only token ids are served."""
+    if text.tokenizer is None:
+        return None
+    keep = frozenset() if request.reasoning is None or text.reasoning is None else text.reasoning.marker_ids
+    return text.tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens, keep=keep)
 
 
 class GenerationGroup:
-    """The generations of one HTTP request, read as one: yields (index, deltas) as they come.
+    """The generations of one HTTP request. Whoever made it closes it; closing ends in the engine what has not ended."""
 
-    Use it as `async with`: leaving the block ends in the engine what has not ended.
-    """
-
-    def __init__(self, context: Context, requests: Sequence[GenerateRequest]) -> None:
-        """Submit all requests. Raises ApiError when one of them is refused; then none runs."""
-        self.generations: list[Generation] = []
-        self._pumps: list[asyncio.Task[None]] = []
-        self._head: tuple[int, list[Delta]] | None = None
+    def __init__(self, context: Context, call: Call, requests: Sequence[GenerateRequest], ids: Sequence[str], consumer: Consumer) -> None:
+        """Submit all requests, known to clients by `ids`. The consumer hears of them later, never from within this call. Raises
+        ApiError when one of them is refused; then none runs."""
+        self._consumer = consumer
+        self._generations: list[Generation] = []
+        self._left = len(requests)
         try:
-            for request in requests:
-                self.generations.append(Generation(context, request))
-        except ApiError:
+            for index, (request_id, request) in enumerate(zip(ids, requests, strict=True)):
+                self._generations.append(Generation(context, call, request_id, request, self, index))
+        except BaseException:
             self.close()
             raise
-        self._items = self._single() if len(requests) == 1 else self._merged()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
-        for pump in self._pumps:
-            pump.cancel()
-        for generation in self.generations:
+        """End what has not ended; the consumer hears nothing more. May be called again."""
+        self._left = 0
+        generations, self._generations = self._generations, []
+        for generation in generations:
             generation.close()
 
-    async def admitted(self) -> None:
-        """Wait for the first sign of the engine. Raises ApiError if it is a refusal: the answer's status is still open."""
-        self._head = await anext(self._items, None)
+    # --- called by its generations ---
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, list[Delta]]]:
-        if self._head is not None:
-            head, self._head = self._head, None
-            yield head
-        async for item in self._items:
-            yield item
+    def add(self, index: int, delta: Delta) -> None:
+        if not self._left:
+            return
+        self._consumer.add(index, delta)
+        if delta.finished is not None:
+            self._left -= 1
+            if not self._left:
+                self._consumer.end(None)
 
-    async def _single(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
-        async for deltas in self.generations[0]:
-            yield 0, deltas
-
-    async def _merged(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
-        queue: asyncio.Queue[tuple[int, list[Delta]] | BaseException | None] = asyncio.Queue()
-
-        async def pump(index: int) -> None:
-            try:
-                async for deltas in self.generations[index]:
-                    queue.put_nowait((index, deltas))
-                queue.put_nowait(None)
-            except Exception as error:  # carried to the reader, who raises it
-                queue.put_nowait(error)
-
-        self._pumps = [asyncio.create_task(pump(index)) for index in range(len(self.generations))]
-        for _ in self._pumps:
-            while (item := await queue.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
+    def failed(self, error: ApiError) -> None:
+        if self._left:
+            self.close()
+            self._consumer.end(error)

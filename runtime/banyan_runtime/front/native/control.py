@@ -53,10 +53,8 @@ async def abort_request(context: Context, request: Request) -> Response:
     """End requests by their exact id, or all. Ids that are not known are no error: they may just have finished."""
     asked = parse(AbortRequest, await read_json(request))
     if asked.abort_all:
-        chosen = [generation for generations in context.live.values() for generation in generations]
-    else:
-        named = (asked.rid, f"chatcmpl-{asked.rid}", f"cmpl-{asked.rid}") if asked.rid else ()
-        chosen = [generation for name in named for generation in context.live.get(name, ())]
-    for generation in chosen:
-        generation.abort()
+        context.running.abort_all()
+    elif asked.rid:
+        for name in (asked.rid, f"chatcmpl-{asked.rid}", f"cmpl-{asked.rid}"):
+            context.running.abort(name)
     return Response(status_code=200)

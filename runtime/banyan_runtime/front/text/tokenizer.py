@@ -79,9 +79,13 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token on its own, fragments of characters as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which may be a part of a character; those of its text where the vocabulary has no bytes."""
         if self._table is not None:
-            return self._table[token_id].decode("utf-8", "replace") if 0 <= token_id < len(self._table) else ""
-        return self._backend.decode([token_id], skip_special_tokens=False)
+            return self._table[token_id] if 0 <= token_id < len(self._table) else b""
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Special tokens written in the text become their ids; `add_special_tokens` adds BOS and the like.

@@ -1,0 +1,189 @@
+"""Server-sent events, written the moment they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.transport import KEEP_ALIVE_S, _gone
+
+FIRST_EVENT_S: Final = 0.05  # a refusal by the engine comes within moments, and is worth a status of its own
+EXCHANGE: Final = "banyan.exchange"
+HALF_CLOSED: Final = "banyan.half_closed"
+_COMMENT: Final = b": keep-alive\n\n"
+
+
+class EventStream(Response):
+    """Events that are pushed from callbacks, with no task in between: while the client takes what it is sent, `push` writes to
+    the connection before it returns; otherwise events gather, and leave together.
+
+    The headers leave at once, and comments keep a silent connection open. However it ends (`end`, `fail`, the client gone, never
+    called at all) `on_close` is called, once.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, opening: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        """`opening`: events that leave with the headers."""
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self.on_close: Callable[[], None] = lambda: None
+        self.begun = False  # the status is decided: from now on an error is an event
+        self._loop = asyncio.get_running_loop()
+        self._first: asyncio.Future[ApiError | None] = self._loop.create_future()  # the first event, or a failure in its place
+        self._over: asyncio.Future[None] = self._loop.create_future()  # everything is written, or cannot be
+        self._unsent = [opening] if opening else []
+        self._last = False  # nothing more will be pushed
+        self._send: Send | None = None  # while events may be written
+        self._sending: asyncio.Task[None] | None = None  # a write that waits for the client
+        self._written = self._loop.time()
+        self._closed = False
+
+    # --- for who makes the events ---
+
+    def push(self, events: bytes) -> None:
+        """Write events, or keep them until the client takes them. Never waits, never raises."""
+        if events:
+            self._unsent.append(events)
+            if self._send is not None:
+                self._flush()
+            elif not self._first.done():
+                self._first.set_result(None)
+
+    def end(self, events: bytes) -> None:
+        """The last events."""
+        self._last = True
+        self.push(events)
+
+    def fail(self, error: ApiError, events: bytes) -> None:
+        """The end by an error: `begin` raises it, or if that is over, `events` tell of it."""
+        if self.begun:
+            self.end(events)
+        elif not self._first.done():
+            self._first.set_result(error)
+        else:
+            self.end(events)
+
+    # --- for the handler and the server ---
+
+    async def begin(self, request: Request) -> EventStream:
+        """Wait a moment for the first event. Raises the error that comes in its place: the status is still open."""
+        if (exchange := request.scope.get(EXCHANGE)) is not None:
+            exchange.callback(self.close)
+        try:
+            await asyncio.wait({self._first}, timeout=FIRST_EVENT_S)
+            if self._first.done() and (error := self._first.result()) is not None:
+                raise error
+        except BaseException:
+            self.close()
+            raise
+        self.begun = True
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._send = send
+            if self._unsent:
+                self._flush()
+            await self._watch(scope, receive)
+        finally:
+            self._send = None
+            if self._sending is not None:
+                self._sending.cancel()
+            self.close()
+
+    def close(self) -> None:
+        """End what the events come from. Safe to call again."""
+        if not self._closed:
+            self._closed = True
+            self.on_close()
+
+    async def _watch(self, scope: Scope, receive: Receive) -> None:
+        """Returns when everything is written or the client is gone; meanwhile keeps an idle connection open.
+
+        A client that has ended its side gets a comment at once: if it is gone altogether, this makes it known.
+        """
+        watcher = asyncio.ensure_future(_gone(receive))
+        half_closed: asyncio.Event | None = scope.get("extensions", {}).get(HALF_CLOSED)
+        signals: set[asyncio.Future[Any]] = {watcher, self._over}
+        if half_closed is not None:
+            signals.add(asyncio.ensure_future(half_closed.wait()))
+        waiting = signals
+        try:
+            while True:
+                idle = self._loop.time() - self._written
+                limit = max(KEEP_ALIVE_S - idle, 0.01)
+                done, waiting = await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+                if self._over in done:
+                    self._over.result()
+                    return
+                if watcher in done:
+                    return
+                silent = self._loop.time() - self._written >= KEEP_ALIVE_S
+                if (done or silent) and self._sending is None and not self._last:
+                    self.push(_COMMENT)
+        finally:
+            for signal in signals:
+                signal.cancel()
+
+    # --- writing ---
+
+    def _flush(self) -> None:
+        """Write everything that waits, unless a write is under way."""
+        if self._sending is not None or self._over.done():
+            return
+        assert self._send is not None
+        unsent, self._unsent = self._unsent, []
+        self._written = self._loop.time()
+        message = {"type": "http.response.body", "body": unsent[0] if len(unsent) == 1 else b"".join(unsent), "more_body": not self._last}
+        sending = self._send(message)
+        assert isinstance(sending, Coroutine)
+        try:
+            waits_for = sending.send(None)  # what does not wait is done when this returns: no task, no future
+        except StopIteration:
+            self._sent()
+        except Exception as error:
+            self._over.set_exception(error)
+        else:
+            self._sending = self._loop.create_task(_resumed(sending, waits_for))
+            self._sending.add_done_callback(self._waited)
+
+    def _sent(self) -> None:
+        if self._last and not self._unsent and not self._over.done():
+            self._over.set_result(None)
+
+    def _waited(self, sending: asyncio.Task[None]) -> None:
+        self._sending = None
+        if sending.cancelled() or self._over.done():
+            return
+        if (error := sending.exception()) is not None:
+            self._over.set_exception(error)
+        elif self._unsent and self._send is not None:
+            self._flush()
+        else:
+            self._sent()
+
+
+@types.coroutine
+def _resumed(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """The rest of a coroutine that was run by hand until it waited, for a task to go on with."""
+    with contextlib.closing(coroutine):
+        while True:
+            try:
+                try:
+                    value = yield waits_for
+                except BaseException as error:
+                    waits_for = coroutine.throw(error)
+                else:
+                    waits_for = coroutine.send(value)
+            except StopIteration:
+                return

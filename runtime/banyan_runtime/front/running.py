@@ -1,0 +1,44 @@
+"""What runs, by the ids that clients know it by: who asks for an id that is taken is refused, and /abort_request ends by id."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Abortable(Protocol):
+    def abort(self) -> None:
+        """End it wherever it is. Never waits, never raises."""
+        ...
+
+
+class Running:
+    """The sequences that somebody waits for. Several may share an id: the choices of one request."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, list[Abortable]] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def __len__(self) -> int:
+        return sum(len(sequences) for sequences in self._by_id.values())
+
+    def add(self, request_id: str, sequence: Abortable) -> None:
+        self._by_id.setdefault(request_id, []).append(sequence)
+
+    def remove(self, request_id: str, sequence: Abortable) -> None:
+        """Forget one sequence; no error when it is not there."""
+        sequences = self._by_id.get(request_id, [])
+        if sequence in sequences:
+            sequences.remove(sequence)
+        if not sequences:
+            self._by_id.pop(request_id, None)
+
+    def abort(self, request_id: str) -> None:
+        """End all sequences of this id; whoever reads them sees them finish with reason abort. No error for an unknown id."""
+        for sequence in tuple(self._by_id.get(request_id, ())):
+            sequence.abort()
+
+    def abort_all(self) -> None:
+        for request_id in tuple(self._by_id):
+            self.abort(request_id)
