@@ -13,7 +13,8 @@ import torch
 import transformers
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model.runner import TorchRunner, load
+from banyan_runtime.model.runner import TorchRunner
+from banyan_runtime.model.runners import load
 
 VOCAB = 503
 LLAMA3 = {
@@ -74,7 +75,9 @@ class TinyModel:
 
     def load(self, **options: Any) -> TorchRunner:
         settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192} | options
-        return load(ServerConfig(model_path=str(self.folder), **settings), self.folder, lambda *_: None)
+        runner = load(ServerConfig(model_path=str(self.folder), **settings), self.folder, lambda *_: None)
+        assert isinstance(runner, TorchRunner)
+        return runner
 
 
 def make(folder: Path, family: str, **changes: Any) -> TinyModel:

@@ -16,8 +16,8 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.model.layers import PackedKernels
-from banyan_runtime.model.runner import TorchRunner, load
-from banyan_runtime.step import Handle, RunnerInfo, Step, TableShape
+from banyan_runtime.model.runners import load
+from banyan_runtime.step import Handle, Runner, RunnerInfo, Step, TableShape
 from banyan_runtime.wire import Failed, Finish, Sampling, StepOutput, Submit, pack_ids, unpack_ids
 
 from .conftest import DEVICES, VOCAB, TinyModel
@@ -30,7 +30,7 @@ FLIGHT = 32
 class Watched:
     """The runner, and what the steps it was given looked like."""
 
-    runner: TorchRunner
+    runner: Runner
     rows: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)  # of prefill steps
     chunks: int = 0  # sequences of a prefill step that did not sample
@@ -58,7 +58,7 @@ class Run:
     lines: list[str]
 
 
-def serve(runner: TorchRunner, config: ServerConfig, prompts: list[list[int]], sampling: Sampling, together: int = 8) -> Run:
+def serve(runner: Runner, config: ServerConfig, prompts: list[list[int]], sampling: Sampling, together: int = 8) -> Run:
     """All prompts at once but for a few turns between groups of them, until every request has ended."""
     watched, lines = Watched(runner), list[str]()
     engine = Engine(watched, EngineLimits.of(config, runner.info), time.monotonic, lines.append)

@@ -14,7 +14,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device, host
 from banyan_runtime.model.pool import cell_bytes
-from banyan_runtime.model.runner import load
+from banyan_runtime.model.runners import load
 from banyan_runtime.model.spec import read
 
 from .conftest import TinyModel

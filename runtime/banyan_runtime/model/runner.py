@@ -1,16 +1,9 @@
-"""The torch runner: loads a model and computes steps with it, behind `step.Runner`.
-
-It is the reference on every device. A native runner for the CPU will stand beside it behind the same seam; nothing outside
-this file knows which one computes.
-"""
+"""The torch runner: computes steps with the decoder, behind `step.Runner`. It is the reference on every device."""
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -18,34 +11,47 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import edits, host, loader, logprobs, sampler
-from banyan_runtime.model import layout as layouts
-from banyan_runtime.model import spec as specs
-from banyan_runtime.model.attention.torch_native import TorchAttention
+from banyan_runtime.model import edits, logprobs, sampler
+from banyan_runtime.model.attention import Attention
+from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
-from banyan_runtime.model.loader import Progress
+from banyan_runtime.model.layers import PackedKernels, PlainKernels
 from banyan_runtime.model.penalties import Penalties
-from banyan_runtime.model.pool import KvPool, choose_tokens
+from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Feature, Pulse, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, UnsupportedStep
 
-log = logging.getLogger("banyan")
-
-_GIB = 1 << 30
-
 I64 = npt.NDArray[np.int64]
 
-FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask"})
+
+class TorchModel:
+    """Weights in the form that torch computes with. Takes them over."""
+
+    name = "torch"
+
+    def __init__(self, choice: Choice, weights: dict[str, Tensor], pulse: Pulse) -> None:
+        self._choice = choice
+        self._pulse = pulse
+        packed = choice.device.type == "cpu" and PackedKernels.supports(choice.dtype)
+        rope = Rope(choice.spec, choice.dtype, choice.device)
+        self._decoder = Decoder(choice.spec, weights, PackedKernels() if packed else PlainKernels(), rope, pulse)
+
+    def runner(self, info: RunnerInfo, page_size: int, report: Callable[[str], None]) -> TorchRunner:
+        choice = self._choice
+        pool = KvPool(choice.spec, info.pool_tokens, page_size, choice.dtype, choice.device)
+        attention = choice.attention(choice.spec, pool, self._pulse)
+        info = replace(info, kv_bytes=pool.bytes, available_bytes=devices.available_bytes(choice.device), features=TorchRunner.FEATURES)
+        return TorchRunner(self._decoder, attention, pool, info, report)
 
 
 class TorchRunner:
     """Computes steps in the order in which they are launched. `report` is told of every row without usable logits."""
 
-    def __init__(self, decoder: Decoder, attention: TorchAttention, pool: KvPool, info: RunnerInfo, report: Callable[[str], None]) -> None:
+    FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask"})
+
+    def __init__(self, decoder: Decoder, attention: Attention, pool: KvPool, info: RunnerInfo, report: Callable[[str], None]) -> None:
         self.info = info
         self._report = report
         self._decoder = decoder
@@ -188,74 +194,6 @@ def refuse(step: Step, features: frozenset[Feature]) -> None:
     for feature, wanted in asked.items():
         if wanted and feature not in features:
             raise UnsupportedStep(feature)
-
-
-def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse = lambda: None) -> TorchRunner:
-    """Read the model in a folder and allocate its KV pool.
-
-    `progress(phase, percent, detail)` is told how far the weights are; `pulse` is given while steps are
-    computed. Raises ModelError for what is wrong with the files,
-    ConfigError for options that do not fit the machine.
-    """
-    torch.set_num_threads(host.cores())
-    device = devices.choose_device(config)
-    spec = specs.read(model_dir, config.json_model_override_args)
-    dtype = devices.choose_dtype(config, spec, device)
-    context_len = config.context_length or spec.context_len
-    if context_len > spec.context_len:
-        log.warning("context_length=%d is larger than the %d tokens that the model was made for.", context_len, spec.context_len)
-    if config.attention_backend is None:
-        log.info("Attention backend not set. Use %s backend by default.", TorchAttention.name)
-    free = devices.available_bytes(device)
-    started = time.monotonic()
-    layout = layouts.layout(spec)
-    weights_bytes = layout.elements() * dtype.itemsize
-    decoder = Decoder(
-        spec, _weights(config, model_dir, layout, dtype, device, progress), _kernels(device, dtype), Rope(spec, dtype, device), pulse
-    )
-    log.info(
-        "Load weight end. type=%s, dtype=%s, avail mem=%.2f GB, mem usage=%.2f GB.",
-        spec.architecture, dtype, devices.available_bytes(device) / _GIB, weights_bytes / _GIB,
-    )  # fmt: skip
-    loaded = time.monotonic()
-    tokens = choose_tokens(config, spec, context_len, dtype, device, free)
-    pool = KvPool(spec, tokens, config.page_size, dtype, device)
-    half = pool.bytes / 2 / _GIB
-    log.info("KV Cache is allocated. #tokens: %d, K size: %.2f GB, V size: %.2f GB", tokens, half, half)
-    attention = TorchAttention(spec, pool, pulse)
-    available = devices.available_bytes(device)
-    log.info("Memory pool end. avail mem=%.2f GB", available / _GIB)
-    info = RunnerInfo(
-        architecture=spec.architecture,
-        model_type=spec.model_type,
-        vocab_size=spec.vocab_size,
-        context_len=context_len,
-        pool_tokens=tokens,
-        dtype=devices.name(dtype),
-        device=device.type,
-        attention_backend=attention.name,
-        weights_bytes=weights_bytes,
-        kv_bytes=pool.bytes,
-        available_bytes=available,
-        features=FEATURES,
-        phase_seconds={"load_weights": loaded - started, "kv_alloc": time.monotonic() - loaded},
-    )
-    return TorchRunner(decoder, attention, pool, info, log.warning if config.enable_nan_detection else lambda message: None)
-
-
-def _weights(
-    config: ServerConfig, model_dir: Path, layout: layouts.Layout, dtype: torch.dtype, device: torch.device, progress: Progress
-) -> dict[str, Tensor]:
-    log.info("Load weight begin. avail mem=%.2f GB", devices.available_bytes(device) / _GIB)
-    progress("loading", 0, str(model_dir))
-    if config.load_format == "dummy":
-        return loader.dummy(layout, dtype, device, progress)
-    log.info("Using model weights format ['*.safetensors']")
-    return loader.load(model_dir, layout, dtype, device, progress)
-
-
-def _kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    return PackedKernels() if device.type == "cpu" and PackedKernels.supports(dtype) else PlainKernels()
 
 
 def _cells(columns: SamplingColumns, rows: I64) -> SamplingColumns:

@@ -108,7 +108,7 @@ def start(boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog) -> t
     from banyan_runtime.engine.limits import EngineLimits
     from banyan_runtime.engine.loop import Engine
     from banyan_runtime.engine.report import startup_line
-    from banyan_runtime.model.runner import load
+    from banyan_runtime.model.runners import load
 
     def progress(phase: str, percent: int, detail: str) -> None:
         faulthandler.dump_traceback_later(SILENT_PHASE_S)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from banyan_runtime.model.pool import KvPool
+from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import Step
+from banyan_runtime.step import Pulse, Step
 
 
 class Attention(Protocol):
@@ -24,3 +27,15 @@ class Attention(Protocol):
         q and the result: [T, heads, head_dim]. Prefill and decode are told apart by the plan: a query sees the positions up
         to its own, whether they were computed in this step, an earlier one, or by another request with the same prefix.
         """
+
+
+class AttentionKind(Protocol):
+    """Makes a backend; a class."""
+
+    name: str
+
+    def __call__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> Attention:
+        """`pulse` is called before every group of products."""
+
+    def refusal(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why this backend cannot compute such a model there, in words that go on after "is not used:"; or None."""

@@ -51,6 +51,10 @@ class TorchAttention:
         self._slots = torch.empty(0, dtype=torch.int64)
         self._groups: list[_Planned] = []
 
+    @staticmethod
+    def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+        return None
+
     def plan(self, step: Step, table: SlotTable) -> None:
         device = self._pool.device
         self._slots = tensor(step.out_slots, device)

@@ -1,0 +1,34 @@
+"""Which attention backend computes: --attention-backend, or the first that can."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import torch
+
+from banyan_runtime.errors import ConfigError
+from banyan_runtime.model.attention import AttentionKind
+from banyan_runtime.model.attention.torch_native import TorchAttention
+from banyan_runtime.model.spec import ModelSpec
+
+log = logging.getLogger("banyan")
+
+BACKENDS: Final[dict[str, AttentionKind]] = {kind.name: kind for kind in (TorchAttention,)}
+"""By name, the best first. The last one computes everything."""
+
+
+def choose(name: str | None, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> AttentionKind:
+    """Raises ConfigError when the backend that was asked for cannot compute this."""
+    if name is not None:
+        if reason := BACKENDS[name].refusal(spec, device, dtype):
+            raise ConfigError(f"--attention-backend={name}: {reason}; leave it out for one that fits")
+        log.info("Use %s attention backend, as --attention-backend says.", name)
+        return BACKENDS[name]
+    for kind in BACKENDS.values():
+        if reason := kind.refusal(spec, device, dtype):
+            log.info("Attention backend %s is not used: %s.", kind.name, reason)
+        else:
+            log.info("Attention backend not set. Use %s backend by default.", kind.name)
+            return kind
+    raise AssertionError("the last backend computes everything")

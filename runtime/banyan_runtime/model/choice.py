@@ -1,0 +1,37 @@
+"""What a server computes with, settled before a weight is read."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.model import device as devices
+from banyan_runtime.model import spec as specs
+from banyan_runtime.model.attention import AttentionKind, backends
+from banyan_runtime.model.spec import ModelSpec
+
+log = logging.getLogger("banyan")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    spec: ModelSpec
+    device: torch.device
+    dtype: torch.dtype
+    context_len: int  # tokens
+    attention: AttentionKind
+
+
+def choose(config: ServerConfig, model_dir: Path) -> Choice:
+    """Raises ModelError for a config.json that we cannot serve, ConfigError for options that do not fit the machine."""
+    device = devices.choose_device(config)
+    spec = specs.read(model_dir, config.json_model_override_args)
+    dtype = devices.choose_dtype(config, spec, device)
+    context_len = config.context_length or spec.context_len
+    if context_len > spec.context_len:
+        log.warning("context_length=%d is larger than the %d tokens that the model was made for.", context_len, spec.context_len)
+    return Choice(spec, device, dtype, context_len, backends.choose(config.attention_backend, spec, device, dtype))
