@@ -104,6 +104,9 @@ class ServerConfig:
     )
     api_keys_file: str | None = option(None, help="File with one API key a line; read again when it changes.", group="http")
     max_queued_requests: int = option(10_000, check=at_least(1), help="Requests that may wait; beyond it: 503 queue_full.", group="http")
+    prepare_timeout: float = option(
+        30.0, check=at_least(1), help="Seconds that reading, templating and tokenizing one request may take; then: 503.", group="http"
+    )
     stream_interval: int = option(1, check=at_least(1), help="Tokens per streamed event.", group="http")
     enable_cache_report: bool = option(True, help="Fill usage.prompt_tokens_details.cached_tokens.", group="http")
     reasoning_parser: str | None = option(

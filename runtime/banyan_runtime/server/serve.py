@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +34,10 @@ from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineClient, EngineError
 from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.ops.http import HttpCounter
+from banyan_runtime.front.prepare.pool import PreparerPool
+from banyan_runtime.front.prepare.zygote import Zygote
 from banyan_runtime.front.state import ServerState
+from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.server import termination
 from banyan_runtime.server.engine_child import EngineChild, private_folder
@@ -106,6 +108,7 @@ class Server:
         )
         self._hold = logs.Hold(logging.getLogger("uvicorn.error"))
         self._engine: EngineChild | None = None
+        self._zygote: Zygote | None = None
         self._folder: Path | None = None
         self._stop = asyncio.Event()
         self._died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -159,8 +162,15 @@ class Server:
         watch = PulseWatch(Pulse(pulse_file), time.monotonic())
         self._engine = await EngineChild.start(config, model_dir, address, pulse_file)
         self._watcher = asyncio.create_task(self._watch_engine(self._engine))
-        self._context.text = await on_thread(load_text, config, model_dir)
+        tokenizer_dir = await on_thread(find_tokenizer, config)
+        # Each reads the text files for itself, side by side: the front to write text, the other to read it.
+        self._zygote = Zygote(config, model_dir, tokenizer_dir)
+        self._context.text, _ = await asyncio.gather(on_thread(Text.load, config, model_dir, tokenizer_dir), self._zygote.start())
         info = await self._client.wait_ready()
+        self._zygote.serve(info)
+        pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout)
+        await pool.warm_up()
+        self._context.preparer = pool
         self._state.context_length = info.context_len
         self._metrics.engine_ready(info, kv_cache_dtype=config.kv_cache_dtype)
         self._hold.release()
@@ -312,13 +322,15 @@ class Server:
             await self._engine.end(ENGINE_EXIT_S)
         self._forget_folder()
         await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + 2)
+        if self._zygote is not None:
+            self._zygote.close()
         self._client.close()
 
 
-def load_text(config: ServerConfig, model_dir: Path) -> Text:
-    """The tokenizer and template of --tokenizer-path, which may be an address, or of the model."""
+def find_tokenizer(config: ServerConfig) -> Path | None:
+    """The folder of --tokenizer-path where that is an address; None: the path itself, or the model's folder."""
     path = config.tokenizer_path
-    return Text.load(config, model_dir, hub.resolve(path, config.download_dir) if path and "://" in path else None)
+    return hub.resolve(path, config.download_dir) if path and "://" in path else None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -369,14 +381,6 @@ def with_environment(config: ServerConfig, argv: Sequence[str]) -> ServerConfig:
         raise ConfigError(f"BANYAN_DRAIN_SECONDS={text} must be a number of seconds") from None
 
 
-def _hide_torch() -> None:
-    """Let transformers (tokenizers) find no torch in this process: importing it would cost seconds and 200 MB, for nothing.
-    Nor may it ask a hub: a folder is taken as it is."""
-    assert "torch" not in sys.modules, "the front process must not have torch"
-    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own way to say: not there
-    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
-
-
 def main(argv: Sequence[str]) -> int:
     """Run a server; returns the exit code. Raises ConfigError for a command line that asks for nothing sensible."""
     if {"--help", "-h"} & set(argv):
@@ -385,7 +389,7 @@ def main(argv: Sequence[str]) -> int:
         parser.print_help()
         return 0
     config = with_environment(options.parse(argv), argv)
-    _hide_torch()
+    isolate()
     writer = logs.configure("api", level=config.log_level, http_level=config.log_level_http, form=config.log_format)
 
     async def serve() -> int:

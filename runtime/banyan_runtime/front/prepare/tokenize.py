@@ -33,7 +33,8 @@ def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) ->
             continue_final_message=asked.continue_final_message,
             variables=asked.chat_template_kwargs,
         )
-        prompts = [render(served.text.template, asked.messages, options).text]
+        with served.guard():
+            prompts = [render(served.text.template, asked.messages, options).text]
     else:
         raise missing("prompt")
     if len(prompts) > MAX_PROMPTS:

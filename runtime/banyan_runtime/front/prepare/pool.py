@@ -1,0 +1,201 @@
+"""Plans made by a few processes beside the event loop, so that no request holds up the tokens of others."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import time
+from typing import Final
+
+import msgspec
+
+from banyan_runtime.front.errors import ApiError, internal
+from banyan_runtime.front.plan import Endpoint, Plan, Preparer, RefusalPlan
+from banyan_runtime.front.prepare.channel import Channel, ChannelError
+from banyan_runtime.front.prepare.frames import PLAN, RENDERING, TOKENIZING, request_head, unpack, unpack_head
+from banyan_runtime.front.prepare.worker import template_failed
+from banyan_runtime.front.prepare.zygote import Zygote
+
+log = logging.getLogger("banyan")
+
+WORKERS: Final = 3
+LARGE_BYTES: Final = 65_536  # of a body; one worker is kept free of such requests
+MAX_WAITING: Final = 2048
+MAX_WAITING_BYTES: Final = 256 << 20
+RENDER_S: Final = 10.0  # a template that does not end by itself after its 2 s of computing time
+TRIES: Final = 2  # workers that one request may take down with it
+HUGE_BYTES: Final = 1 << 20  # a body that may well have been too much for its worker's memory
+
+
+class _Slot:
+    """The place of one worker; there may be none in it just now."""
+
+    def __init__(self) -> None:
+        self.channel: Channel | None = None
+
+    def empty(self) -> None:
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            channel.close()
+
+
+class _Lanes:
+    """Who gets the next free worker: the oldest, except that large requests leave one worker to the small ones."""
+
+    def __init__(self, slots: list[_Slot]) -> None:
+        self._idle = slots
+        self._large_limit = max(1, len(slots) - 1)
+        self._large_running = 0
+        self._waiting: dict[bool, collections.deque[tuple[float, int, asyncio.Future[_Slot]]]] = {
+            False: collections.deque(),
+            True: collections.deque(),
+        }
+        self._waiting_bytes = 0
+
+    async def take(self, body_bytes: int) -> _Slot:
+        """A place for one request, to be given back. Raises ApiError when too many wait already."""
+        large = body_bytes > LARGE_BYTES
+        if sum(map(len, self._waiting.values())) >= MAX_WAITING or self._waiting_bytes + body_bytes > MAX_WAITING_BYTES:
+            raise ApiError(503, "The request queue is full.", code="queue_full", headers={"Retry-After": "1"})
+        future: asyncio.Future[_Slot] = asyncio.get_running_loop().create_future()
+        self._waiting[large].append((time.monotonic(), body_bytes, future))
+        self._waiting_bytes += body_bytes
+        self._hand_out()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.over(body_bytes)
+                self.give(future.result())
+            raise
+
+    def over(self, body_bytes: int) -> None:
+        """A request that had a place is done with."""
+        self._large_running -= body_bytes > LARGE_BYTES
+        self._hand_out()
+
+    def give(self, slot: _Slot) -> None:
+        """A place is free again."""
+        self._idle.append(slot)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._idle:
+            lanes = [self._waiting[large] for large in (False, True) if not large or self._large_running < self._large_limit]
+            heads = [lane for lane in lanes if lane]
+            if not heads:
+                return
+            lane = min(heads, key=lambda lane: lane[0][0])
+            _, body_bytes, future = lane.popleft()
+            self._waiting_bytes -= body_bytes
+            if not future.done():  # nobody waits for a cancelled one
+                self._large_running += lane is self._waiting[True]
+                future.set_result(self._idle.pop())
+
+
+class PreparerPool(Preparer):
+    """`workers` processes, forked from one that has loaded the model's text files."""
+
+    def __init__(self, zygote: Zygote, *, timeout_s: float, workers: int = WORKERS) -> None:
+        self._zygote = zygote
+        self._timeout_s = timeout_s
+        self._slots = [_Slot() for _ in range(workers)]
+        self._lanes = _Lanes(list(self._slots))
+        self._refills: set[asyncio.Task[None]] = set()
+
+    async def plan(self, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                slot = await self._lanes.take(len(body))
+                try:
+                    return await self._planned(slot, endpoint, body, request_id)
+                finally:
+                    self._lanes.over(len(body))
+                    self._free(slot)
+        except TimeoutError:
+            message = f"The request could not be prepared within {self._timeout_s:g} s."
+            raise ApiError(503, message, code="timeout", headers={"Retry-After": "1"}) from None
+
+    async def warm_up(self) -> None:
+        """Fork all workers, so that the first requests need not wait for them."""
+        for slot in self._slots:
+            if slot.channel is None:
+                slot.channel = await self._zygote.fork()
+
+    def _free(self, slot: _Slot) -> None:
+        """Give a place back, with a worker in it."""
+        if slot.channel is not None:
+            self._lanes.give(slot)
+            return
+        task = asyncio.create_task(self._refill(slot))
+        self._refills.add(task)
+        task.add_done_callback(self._refills.discard)
+
+    async def _refill(self, slot: _Slot) -> None:
+        with contextlib.suppress(ChannelError, ApiError):  # whoever gets the place tries again
+            slot.channel = await self._zygote.fork()
+        self._lanes.give(slot)
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.empty()
+        self._zygote.close()
+
+    async def _planned(self, slot: _Slot, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
+        """Planning is pure: what one worker could not finish because it was ended, another can do again. Raises ApiError."""
+        exchange = _Exchange(endpoint)
+        for _ in range(TRIES):
+            whole = False
+            try:
+                if slot.channel is None:
+                    slot.channel = await self._zygote.fork()
+                plan, last = await exchange.run(slot.channel, body, request_id)
+                whole = not last
+            except ChannelError:
+                continue
+            finally:
+                if not whole:  # also when nobody waits for the answer any more: the worker may be at it for long
+                    slot.empty()
+            if isinstance(plan, RefusalPlan):
+                raise ApiError(plan.status, plan.message, code=plan.code, param=plan.param, headers=plan.headers)
+            return plan
+        if len(body) > HUGE_BYTES:
+            raise ApiError(413, "The request takes too much memory to be prepared.", code="request_too_large")
+        if exchange.rendering:
+            raise template_failed("it took down the process that rendered it.")
+        log.error("a request took down %d of the processes that tokenize", TRIES)
+        raise internal()
+
+
+class _Exchange:
+    """One request with one worker."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.rendering = endpoint == "chat"  # as far as we know: a worker tells where it is when it takes long
+
+    async def run(self, channel: Channel, body: bytes | bytearray, request_id: str) -> tuple[Plan, bool]:
+        """The plan, and whether the worker ends with it. Raises ChannelError, and ApiError for a bug or an endless template."""
+        await channel.send(request_head(self._endpoint, request_id.encode(), len(body)), body)
+        while True:
+            kind, content = await self._frame(channel)
+            if kind == PLAN:
+                packed = unpack_head(content)
+                parts = [bytes(await channel.read(size)) for size in packed.sizes]
+                return unpack(packed, parts), packed.last
+            if kind in (RENDERING, TOKENIZING):
+                self.rendering = kind == RENDERING
+                continue
+            log.error("a request could not be planned:\n%s", msgspec.msgpack.decode(content))
+            raise internal()
+
+    async def _frame(self, channel: Channel) -> tuple[bytes, bytes | bytearray]:
+        if not self.rendering:
+            return await channel.frame()
+        try:
+            async with asyncio.timeout(RENDER_S):
+                return await channel.frame()
+        except TimeoutError:
+            raise template_failed("it did not end.") from None

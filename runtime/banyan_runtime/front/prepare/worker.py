@@ -1,0 +1,117 @@
+"""A process that plans one request after another: what its socket brings, with limits on what a request may cost."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final, NoReturn
+
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.plan import Plan, RefusalPlan
+from banyan_runtime.front.prepare.frames import BROKEN, ENDPOINTS, HELLO, RENDERING, REQUEST_HEAD, TOKENIZING, frame, pack
+from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.host import limit_memory, resident_bytes
+
+TEMPLATE_CPU_S: Final = 2.0
+SLOW_S: Final = 0.05  # a request that takes longer tells what it is at, so that the front knows whom to blame
+MEMORY_BYTES: Final = 1 << 30  # that one request may take
+GROWN_BYTES: Final = 64 << 20  # by which a worker may have grown before a fresh one takes its place
+
+
+class _OutOfTime(BaseException):
+    """Raised in the midst of a template, past its and Jinja's handlers."""
+
+
+def template_failed(reason: str) -> ApiError:
+    return ApiError(400, f"The chat template failed: {reason}", param="messages")
+
+
+class Worker:
+    """Serves one connection until it ends."""
+
+    def __init__(self, connection: socket.socket, planner: Planner) -> None:
+        self._connection = connection
+        self._planner = planner.guarded(self._rendering)
+        self._started = 0.0
+
+    def run(self) -> None:
+        limit_memory(MEMORY_BYTES)
+        self._connection.sendall(frame(HELLO, os.getpid()))
+        fresh = resident_bytes()
+        last = False
+        while not last:
+            head = self._read(REQUEST_HEAD.size)
+            endpoint, id_bytes, body_bytes = REQUEST_HEAD.unpack(head)
+            request_id = bytes(self._read(id_bytes)).decode()
+            body = self._read(body_bytes)
+            self._started = time.monotonic()
+            try:
+                plan: Plan = self._planner.plan(ENDPOINTS[endpoint], body, request_id)
+            except ApiError as error:
+                plan = RefusalPlan(status=error.status, message=error.message, code=error.code, param=error.param, headers=error.headers)
+            except BaseException:
+                self._connection.sendall(frame(BROKEN, traceback.format_exc()))
+                return  # whatever it was may have left something behind
+            last = resident_bytes() - fresh > GROWN_BYTES
+            self._send(pack(plan, last=last))
+            del body, plan
+
+    @contextlib.contextmanager
+    def _rendering(self) -> Iterator[None]:
+        """Limit the time that a chat template may compute. Raises ApiError when it is over."""
+
+        def expire(number: int, at: FrameType | None) -> NoReturn:
+            raise _OutOfTime
+
+        self._mark(RENDERING)
+        signal.signal(signal.SIGPROF, expire)
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_PROF, TEMPLATE_CPU_S)
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+        except _OutOfTime:
+            raise template_failed(f"it took more than {TEMPLATE_CPU_S:g} s of computing time.") from None
+        self._mark(TOKENIZING)
+
+    def _mark(self, kind: bytes) -> None:
+        if time.monotonic() - self._started > SLOW_S:
+            self._connection.sendall(frame(kind, None))
+
+    def _read(self, size: int) -> bytearray:
+        """Raises EOFError when the front has gone."""
+        raw = bytearray(size)
+        view, filled = memoryview(raw), 0
+        while filled < size:
+            got = self._connection.recv_into(view[filled:])
+            if not got:
+                raise EOFError
+            filled += got
+        return raw
+
+    def _send(self, pieces: list[bytes]) -> None:
+        small = b"".join(piece for piece in pieces) if sum(map(len, pieces)) < 65_536 else None
+        for piece in pieces if small is None else [small]:
+            self._connection.sendall(piece)
+
+
+def serve(connection: socket.socket, planner: Planner) -> NoReturn:
+    """The life of a freshly forked worker."""
+    gc.freeze()  # what came with the fork stays as it is: looking through it would copy its pages
+    code = 0
+    try:
+        Worker(connection, planner).run()
+    except (EOFError, ConnectionError):
+        pass  # the front has gone, or does not want this worker any more
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)

@@ -1,0 +1,165 @@
+"""The front's hold on the process that forks workers: started, watched, started again when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from banyan_runtime import wire
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError, ModelError, UserError
+from banyan_runtime.front.errors import unavailable
+from banyan_runtime.front.prepare.channel import Channel, ChannelError
+from banyan_runtime.front.prepare.frames import HELLO
+from banyan_runtime.front.prepare.process import BOOT, FAILED, FORK, HEAD, INFO, Boot, Failure, message
+
+log = logging.getLogger("banyan")
+
+AGAIN_AFTER_S: Final = (0.0, 0.5, 2.0, 5.0, 15.0)  # between one end and the next start
+HELLO_S: Final = 10.0  # a fork takes milliseconds
+
+
+class Zygote:
+    """`start` it, and let it `serve` when the engine is ready; then it forks."""
+
+    def __init__(self, config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None) -> None:
+        folder = None if tokenizer_dir is None else str(tokenizer_dir)
+        self._boot = Boot(config.engine_json(), str(model_dir), folder, os.getpid())
+        self._control: socket.socket | None = None
+        self._process: Process | None = None
+        self._info: wire.EngineInfo | None = None
+        self._usable = asyncio.Event()
+        self._closed = False
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process and wait until it has read the model's text files.
+
+        Must run on the main thread: the kernel's parent-death signal follows the thread that starts the process. Raises
+        ModelError or ConfigError for files that cannot be used.
+        """
+        try:
+            await self._load()
+        except BaseException:
+            self._drop()
+            raise
+        self._watcher = asyncio.create_task(self._watch())
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def serve(self, info: wire.EngineInfo) -> None:
+        """The engine is there: from here on workers can be had."""
+        self._info = info
+        self._tell()
+
+    async def fork(self) -> Channel:
+        """A fresh worker. Waits while there is no process to fork it. Raises ChannelError when that one goes away now,
+        ApiError after `close`."""
+        await self._usable.wait()
+        if self._closed:
+            raise unavailable("The server is shutting down.")
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        channel = Channel(ours)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])
+            async with asyncio.timeout(HELLO_S):
+                kind, content = await channel.frame()
+            assert kind == HELLO, kind
+            channel.pid = msgspec.msgpack.decode(content, type=int)
+        except BaseException as error:
+            channel.close()
+            if isinstance(error, OSError):  # a time-out is one too
+                raise ChannelError from error
+            raise
+        return channel
+
+    def close(self) -> None:
+        """End the process; its workers end with it."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._drop()
+        self._closed = True
+        self._usable.set()
+
+    async def _load(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads do not survive a fork
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "banyan_runtime.front.prepare.process", stdin=theirs.fileno(), env=environment
+            )
+        self._control = ours
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_sendall(ours, message(BOOT, self._boot))
+            kind, size = HEAD.unpack(await _read(ours, HEAD.size))
+            content = await _read(ours, size)
+        except (OSError, EOFError):
+            code = await self._process.wait()
+            raise RuntimeError(f"the process that loads the tokenizer ended with exit code {code}") from None
+        if kind == FAILED:
+            failure = msgspec.msgpack.decode(content, type=Failure)
+            kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError}
+            raise kinds.get(failure.exit_code, UserError)(failure.message)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._info is None or self._control is None:
+            return
+        with contextlib.suppress(OSError):  # it is gone: the watcher knows
+            self._control.send(message(INFO, self._info))
+            self._usable.set()
+
+    async def _watch(self) -> None:
+        """Start the process again whenever it ends."""
+        failures = 0
+        while True:
+            assert self._process is not None
+            code = await self._process.wait()
+            self._drop()
+            log.error("the process that tokenizes ended with exit code %d; starting another", code)
+            while True:
+                await asyncio.sleep(AGAIN_AFTER_S[min(failures, len(AGAIN_AFTER_S) - 1)])
+                failures += 1
+                try:
+                    await self._load()
+                    break
+                except Exception as error:
+                    log.error("it cannot be started: %s", error)
+                    self._drop()
+
+    def _drop(self) -> None:
+        self._usable.clear()
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+
+
+async def _read(connection: socket.socket, size: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    raw = b""
+    while len(raw) < size:
+        piece = await loop.sock_recv(connection, size - len(raw))
+        if not piece:
+            raise EOFError
+        raw += piece
+    return raw

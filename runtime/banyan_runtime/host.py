@@ -1,0 +1,60 @@
+"""What the operating system knows of this process, and does for it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+PAGE_BYTES: Final = resource.getpagesize()
+
+
+def resident_bytes() -> int:
+    """Memory that is in use now; where there is no /proc, the most that ever was."""
+    if sys.platform == "linux":
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Let this process have so much memory beyond what it has; beyond that, allocations fail. Of all processes here the
+    kernel ends this one first when memory runs out."""
+    if sys.platform != "linux":
+        return
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = size + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel end this process when `parent`, or its thread that started us, ends. Only Linux does so."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the signal was asked for
+        os._exit(0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Make sure that this process does not outlive `parent`, which holds the other end of our standard input.
+
+    Two ways, because each has a gap: the kernel's signal exists on Linux alone, the end of the pipe can't be seen by a
+    process that is stopped.
+    """
+    die_with(parent)
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
