@@ -218,7 +218,7 @@ async def test_too_many_that_wait_are_told_to_come_again(tiny_chat: Path, monkey
     async with pool_of(tiny_chat, workers=1) as pool:
         answers = await asyncio.gather(*(pool.plan("chat", CHAT, "request") for _ in range(10)), return_exceptions=True)
         refused = [answer for answer in answers if isinstance(answer, ApiError)]
-        assert {(error.status, error.code) for error in refused} == {(503, "queue_full")}
+        assert {(error.status, error.code) for error in refused} == {(429, "queue_full")}
         assert 0 < len(refused) < 10
         assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
 

@@ -1,30 +1,51 @@
-"""Reading the bytes of a request; what they mean is found out elsewhere (`prepare/`)."""
+"""Reading the bytes of a request. What those of a prompt mean is found out beside the event loop (`prepare/`); a short command
+is read at once."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from banyan_runtime.front.errors import ClientGone, media_type, too_large
+from banyan_runtime.front.errors import ClientGone, malformed_json, media_type, too_large
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
+MAX_COMMAND_BYTES: Final = 64 * 1024
 
 
-async def read_body(request: Request) -> bytearray:
+async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytearray:
     """The body of a request for a JSON route. Raises ApiError for another media type or too many bytes, ClientGone."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise media_type()
     announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
-        raise too_large(MAX_BODY_BYTES)
+    if announced.isdigit() and int(announced) > limit:
+        raise too_large(limit)
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk  # grows in place: a large block is moved by the kernel, not copied
-            if len(body) > MAX_BODY_BYTES:
-                raise too_large(MAX_BODY_BYTES)
+            if len(body) > limit:
+                raise too_large(limit)
     except ClientDisconnect:
         raise ClientGone from None
     return body
+
+
+async def read_command(request: Request) -> dict[str, Any]:
+    """A short body as a JSON object. Raises ApiError, also for one that would take long to read, ClientGone."""
+    return decode_object(await read_body(request, MAX_COMMAND_BYTES))
+
+
+def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """Raises ApiError for anything but a JSON object."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise malformed_json(str(error)) from None
+    except RecursionError:
+        raise malformed_json("it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise malformed_json("it must be an object")
+    return value

@@ -9,10 +9,11 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from banyan_runtime.front.admission import admit
+from banyan_runtime.front.body import read_command
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineError
 from banyan_runtime.front.errors import ApiError, invalid, of_engine
-from banyan_runtime.front.limits import admit, read_json
 from banyan_runtime.front.parsing import RequestModel, parse
 
 MAX_WAIT_S: Final = 300.0
@@ -51,7 +52,7 @@ class AbortRequest(RequestModel):
 
 async def abort_request(context: Context, request: Request) -> Response:
     """End requests by their exact id, or all. Ids that are not known are no error: they may just have finished."""
-    asked = parse(AbortRequest, await read_json(request))
+    asked = parse(AbortRequest, await read_command(request))
     if asked.abort_all:
         context.running.abort_all()
     elif asked.rid:

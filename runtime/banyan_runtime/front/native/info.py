@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from banyan_runtime import __version__
+from banyan_runtime.front.admission import admit
 from banyan_runtime.front.answers import to_json
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.limits import admit
 
 
 async def model_info(context: Context, request: Request) -> Response:

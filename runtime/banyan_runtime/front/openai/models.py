@@ -7,10 +7,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from banyan_runtime.front.admission import admit
 from banyan_runtime.front.answers import to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import unknown_model
-from banyan_runtime.front.limits import admit
 
 
 def _card(context: Context, name: str) -> dict[str, Any]:

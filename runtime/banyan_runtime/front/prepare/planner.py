@@ -7,11 +7,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from banyan_runtime import wire
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.front.errors import ApiError, malformed_json
+from banyan_runtime.front.body import decode_object
+from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import Endpoint, Plan
 from banyan_runtime.front.prepare.chat import plan_chat
 from banyan_runtime.front.prepare.completions import plan_completion
@@ -46,19 +45,6 @@ class Planner:
     def plan(self, endpoint: Endpoint, body: Body, request_id: str) -> Plan:
         """Raises ApiError for whatever is wrong with the request."""
         try:
-            return _PLANS[endpoint](self._served, _decode(body), request_id)
+            return _PLANS[endpoint](self._served, decode_object(body), request_id)
         except MemoryError:
             raise ApiError(413, "The request takes too much memory to read.", code="request_too_large") from None
-
-
-def _decode(body: Body) -> dict[str, Any]:
-    """The body as a JSON object. Raises ApiError."""
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise malformed_json(str(error)) from None
-    except RecursionError:
-        raise malformed_json("it is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise malformed_json("it must be an object")
-    return value

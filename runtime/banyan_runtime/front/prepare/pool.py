@@ -58,7 +58,7 @@ class _Lanes:
         """A place for one request, to be given back. Raises ApiError when too many wait already."""
         large = body_bytes > LARGE_BYTES
         if sum(map(len, self._waiting.values())) >= MAX_WAITING or self._waiting_bytes + body_bytes > MAX_WAITING_BYTES:
-            raise ApiError(503, "The request queue is full.", code="queue_full", headers={"Retry-After": "1"})
+            raise ApiError(429, "The request queue is full.", code="queue_full", headers={"Retry-After": "1"})
         future: asyncio.Future[_Slot] = asyncio.get_running_loop().create_future()
         self._waiting[large].append((time.monotonic(), body_bytes, future))
         self._waiting_bytes += body_bytes

@@ -84,8 +84,9 @@ def main() -> int:
             assert connection is not None
             if os.fork() == 0:
                 control.close()
-                os.close(0)
-                os.open(os.devnull, os.O_RDONLY)
+                nothing = os.open(os.devnull, os.O_RDWR)
+                for descriptor in (0, 1, 2):  # what libraries write when they run out of memory is no line of our log
+                    os.dup2(nothing, descriptor)
                 die_with(ours)
                 serve(connection, planner)
             connection.close()

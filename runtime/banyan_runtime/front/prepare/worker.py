@@ -106,12 +106,6 @@ class Worker:
 def serve(connection: socket.socket, planner: Planner) -> NoReturn:
     """The life of a freshly forked worker."""
     gc.freeze()  # what came with the fork stays as it is: looking through it would copy its pages
-    code = 0
-    try:
+    with contextlib.suppress(EOFError, ConnectionError):  # the front has gone, or does not want this worker any more
         Worker(connection, planner).run()
-    except (EOFError, ConnectionError):
-        pass  # the front has gone, or does not want this worker any more
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    os._exit(code)
+    os._exit(0)

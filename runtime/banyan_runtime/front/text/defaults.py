@@ -14,7 +14,7 @@ from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.front.sampling import RANGES, Range
 from banyan_runtime.front.text.tokenizer import read_json
 
-_RANGES: Final[Mapping[str, Range]] = {**RANGES, "top_k": Range(-1, math.inf)}
+_RANGES: Final[Mapping[str, Range]] = {**RANGES, "top_k": Range(-1, 2**31 - 1)}
 FROM_MODEL: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

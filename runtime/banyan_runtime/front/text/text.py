@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError
@@ -17,9 +16,6 @@ from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.text.defaults import GenerationDefaults
 from banyan_runtime.front.text.tokenizer import Tokenizer, read_json
-
-THREAD_ABOVE: Final = 8192
-"""Characters above which rendering and tokenizing (about 0.5 ms per 1,000 tokens) leave the event loop."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +57,6 @@ class Text:
             frozenset() if template is None else _turn_end(template, tokenizer),
             model_config,
         )
-
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a prompt of any length; a long one is tokenized beside the event loop. Raises ApiError."""
-        tokenizer = self.needed_tokenizer
-        if len(text) <= THREAD_ABOVE:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
 
 def _template(config: ServerConfig, folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
