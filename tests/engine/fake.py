@@ -2,17 +2,18 @@
 
 Each slot holds a hash of the token written there, its position and all tokens before it. The next token of a row is a hash
 over all of the row's slots, so one slot that was freed too early, shared wrongly or read by the wrong row changes the text;
-`continuation` computes the same text without any cache. Every step is checked for being well formed.
+`continuation` computes the same text without any cache. All that the runner knows of rows it has from the steps: a mirror of
+the slot table and the tokens that penalties count. Every step is checked for being well formed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from banyan_runtime.step import RunnerInfo, Step, StepResult
+from banyan_runtime.step import I32, U64, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, TokenLogprobs
 from banyan_runtime.wire import Sampling
 
 VOCAB = 50
@@ -32,9 +33,9 @@ def _scramble(total: int) -> int:
     return total ^ (total >> 29)
 
 
-def _draw(total: int, seed: int, banned: Sequence[int] = (), history: int = 0) -> int:
+def _draw(total: int, seed: int, banned: Sequence[int] = (), mark: int = 0) -> int:
     """The next token, or -1 for NaN."""
-    drawn = _scramble((total + seed * D + history) & MASK)
+    drawn = _scramble((total + seed * D + mark) & MASK)
     if seed & NAN_SEED and drawn % 8 == 0:
         return -1
     token = drawn % VOCAB
@@ -43,12 +44,38 @@ def _draw(total: int, seed: int, banned: Sequence[int] = (), history: int = 0) -
     return token
 
 
-def _history(tokens: Sequence[int], prompt_len: int) -> int:
-    return (sum(tokens[:prompt_len]) * 31 + sum(tokens[prompt_len:]) * 7 + len(tokens)) * A
+@dataclass
+class Counted:
+    """What penalties count: tokens of the prompt and of the output."""
+
+    prompt: int
+    output: int
+    tokens: int
+
+    @staticmethod
+    def of(tokens: Sequence[int], prompt_len: int) -> Counted:
+        return Counted(sum(tokens[:prompt_len]), sum(tokens[prompt_len:]), len(tokens))
+
+    def add(self, token: int) -> None:
+        self.output += token
+        self.tokens += 1
+
+    @property
+    def mark(self) -> int:
+        return (self.prompt * 31 + self.output * 7 + self.tokens) * A
 
 
 def penalised(sampling: Sampling) -> bool:
     return bool(sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1.0)
+
+
+def totals(tokens: Sequence[int]) -> Iterator[int]:
+    """For each position the hash over the slots up to it."""
+    slot = total = 0
+    for position, token in enumerate(tokens):
+        slot = _link(slot, token, position)
+        total += slot
+        yield total & MASK
 
 
 def continuation(prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
@@ -58,17 +85,61 @@ def continuation(prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
     for position, token in enumerate(tokens):
         slot = _link(slot, token, position)
         total += slot
+    counted = Counted.of(tokens, len(tokens)) if penalised(sampling) else None
     while True:
-        outputs = len(tokens) - len(prompt)
-        banned = sampling.stop_token_ids if outputs < sampling.min_new_tokens else ()
-        history = _history(tokens, len(prompt)) if penalised(sampling) else 0
-        token = _draw(total & MASK, sampling.seed, banned, history)
+        banned = sampling.stop_token_ids if len(tokens) - len(prompt) < sampling.min_new_tokens else ()
+        token = _draw(total & MASK, sampling.seed, banned, counted.mark if counted else 0)
         yield token
         if token < 0:
             return
         slot = _link(slot, token, len(tokens))
         total += slot
         tokens.append(token)
+        if counted:
+            counted.add(token)
+
+
+def logprob(total: int, token: int) -> float:
+    """The log probability of `token` where the hash over all slots before it is `total`; exact in float32."""
+    return -(_scramble(total ^ (token * D & MASK)) % 4096) / 64
+
+
+def likeliest(total: int, count: int) -> list[int]:
+    return [(_scramble(total) + index) % VOCAB for index in range(count)]
+
+
+def _logprobs(asked: Sequence[tuple[int, int, int]]) -> TokenLogprobs:
+    """Of (total, token, likeliest tokens wanted)."""
+    width = max((top for _, _, top in asked), default=0)
+    ids = [likeliest(total, width) for total, _, _ in asked]
+    return TokenLogprobs(
+        np.array([logprob(total, token) for total, token, _ in asked], dtype=np.float32),
+        np.array(ids, dtype=np.int32).reshape(len(asked), width),
+        np.array(
+            [[logprob(total, token) for token in row] for (total, _, _), row in zip(asked, ids, strict=True)], dtype=np.float32
+        ).reshape(len(asked), width),
+    )
+
+
+class Mirror:
+    """The slot table and the counted tokens as the steps tell them."""
+
+    def __init__(self, shape: TableShape) -> None:
+        self.table: I32 = np.full((shape.rows, shape.positions), -1, dtype=np.int32)
+        self.counted: dict[int, Counted] = {}
+
+    def follow(self, step: Step) -> None:
+        if step.updates is not None:
+            rows, starts = step.updates.rows.tolist(), step.updates.starts.tolist()
+            assert len(rows) == len(starts) == len(step.updates.slots) > 0
+            for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
+                slots = step.updates.slots[index]
+                assert len(slots), "an update of nothing"
+                self.table[row, start : start + len(slots)] = slots
+        self.table[np.repeat(step.rows, step.query_lens), step.positions] = step.out_slots
+        if step.histories is not None:
+            for index, (row, prompt_len) in enumerate(zip(step.histories.rows.tolist(), step.histories.prompt_lens.tolist(), strict=True)):
+                self.counted[row] = Counted.of(step.histories.tokens[index].tolist(), prompt_len)
 
 
 @dataclass
@@ -85,8 +156,8 @@ class FakeHandle:
 
 @dataclass
 class FakeRunner:
-    """With `lazy`, a step reads the table only when its result is asked for, which is as late as a device may; otherwise
-    at launch, which is as early as it may."""
+    """With `lazy`, a step is read only when its result is asked for, which is as late as a device may; otherwise at launch,
+    which is as early as it may."""
 
     pool_tokens: int
     page_size: int = 1
@@ -97,11 +168,13 @@ class FakeRunner:
     steps: int = 0
     log: list[tuple[str, int, int]] = field(default_factory=list)  # (phase, sequences, tokens) of each step, if `logging`
     logging: bool = False
+    watch: Callable[[], None] = lambda: None  # called with each step, when `launched` holds what it says
 
     def __post_init__(self) -> None:
-        self._slots = np.zeros(self.pool_tokens + self.page_size, dtype=np.uint64)
+        self._slots: U64 = np.zeros(self.pool_tokens + self.page_size, dtype=np.uint64)
         self._sampled: dict[int, int] = {}  # by row, of the step before
         self._pending: list[FakeHandle] = []
+        self._columns: tuple[list[int], SamplingColumns] | None = None
 
     @property
     def info(self) -> RunnerInfo:
@@ -111,6 +184,11 @@ class FakeRunner:
             kv_bytes=8 * self.pool_tokens, available_bytes=0,
         )  # fmt: skip
 
+    def prepare(self, shape: TableShape) -> None:
+        assert not self.steps
+        self._read = Mirror(shape)
+        self.launched = Mirror(shape) if self.lazy else self._read
+
     def launch(self, step: Step) -> FakeHandle:
         self.steps += 1
         if self.logging:
@@ -119,8 +197,11 @@ class FakeRunner:
             self._check(step)
         handle = FakeHandle(self, step)
         self._pending.append(handle)
-        if not self.lazy:
+        if self.lazy:
+            self.launched.follow(step)
+        else:
             self.run_up_to(handle)
+        self.watch()
         return handle
 
     def run_up_to(self, handle: FakeHandle) -> None:
@@ -137,19 +218,28 @@ class FakeRunner:
         assert min(slots) >= self.page_size, "the padding page was given out"
         if step.mode == "decode":
             assert step.positions.tolist() == [length - 1 for length in step.kv_lens.tolist()]
-            assert step.table[rows, step.positions].tolist() == slots
+            assert step.histories is None
+            assert step.prompt_scores is None
         else:
             assert bool((lens >= 1).all())
-            where = np.repeat(rows, lens)
-            assert bool((step.out_slots == step.table[where, step.positions]).all())
             ends = np.cumsum(lens)
             starts = ends - lens
             assert bool((step.positions[starts] == step.kv_lens - lens).all())
             assert bool((step.positions[ends - 1] == step.kv_lens - 1).all())
             assert int(step.token_ids.min()) >= 0, "a prompt is always known"
+        if step.banned is not None:
+            assert len(step.banned) == len(rows)
+        if step.histories is not None:
+            lengths = dict(zip(rows.tolist(), step.kv_lens.tolist(), strict=True))
+            for index, row in enumerate(step.histories.rows.tolist()):
+                assert len(step.histories.tokens[index]) == lengths[row], "a history is that of all tokens so far"
+        if self._columns is not None and self._columns[0] == rows.tolist() and self._columns[1] is not step.sampling:
+            assert step.mode == "prefill", "the same rows, and columns made anew"
+        self._columns = rows.tolist(), step.sampling
 
     def _run(self, step: Step) -> StepResult:
-        slots, table = self._slots, step.table
+        self._read.follow(step)
+        slots, table = self._slots, self._read.table
         kv_lens, rows = step.kv_lens.tolist(), step.rows.tolist()
         token_ids = step.token_ids.tolist()
         widest = max(kv_lens)
@@ -173,18 +263,48 @@ class FakeRunner:
             slots[step.out_slots] = values
         read = slots[table[step.rows, :widest]]
         read[np.arange(widest) >= step.kv_lens[:, None]] = 0
-        totals = read.sum(axis=1, dtype=np.uint64).tolist()
-        drawn, self._sampled = [], {}
-        sampling = step.sampling
-        for index, (total, seed, samples) in enumerate(zip(totals, sampling.seed.tolist(), step.samples.tolist(), strict=True)):
+        sums = read.sum(axis=1, dtype=np.uint64).tolist()
+        drawn, failed = self._sample(step, rows, sums)
+        logprobs = None
+        if step.top_logprobs is not None:
+            drawing = [index for index, count in enumerate(step.samples.tolist()) if count]
+            tops = step.top_logprobs.tolist()
+            asked = zip([sums[index] for index in drawing], drawn, [tops[index] for index in drawing], strict=True)
+            logprobs = _logprobs([(total, token, top) for total, token, top in asked if top >= 0])
+        return StepResult(
+            token_ids=np.array(drawn, dtype=np.int32),
+            failed=np.array(failed, dtype=np.bool_),
+            logprobs=logprobs,
+            prompt_logprobs=self._score(step, rows),
+        )
+
+    def _sample(self, step: Step, rows: list[int], sums: list[int]) -> tuple[list[int], list[bool]]:
+        sampling, counted = step.sampling, self._read.counted
+        counting = (sampling.frequency_penalty != 0) | (sampling.presence_penalty != 0) | (sampling.repetition_penalty != 1)
+        drawn, failed = [], []
+        self._sampled = {}
+        for index, (row, total, seed, samples, counts) in enumerate(
+            zip(rows, sums, sampling.seed.tolist(), step.samples.tolist(), counting.tolist(), strict=True)
+        ):
+            failed.append(False)
             if not samples:
-                drawn.append(-1)
                 continue
-            history = sampling.histories[index]
-            banned = sampling.banned[index]
-            mark = 0 if history is None else _history([*history.prompt.tolist(), *history.output.tolist()], len(history.prompt))
-            token = _draw(total, seed, () if banned is None else banned.tolist(), mark)
+            banned = () if step.banned is None else step.banned[index].tolist()
+            token = _draw(total, seed, banned, counted[row].mark if counts else 0)
+            failed[-1] = token < 0
             drawn.append(token)
-            self._sampled[rows[index]] = max(token, 0)
-        ids = np.array(drawn, dtype=np.int32)
-        return StepResult(token_ids=ids, failed=(ids < 0) & step.samples)
+            self._sampled[row] = max(token, 0)
+            if counts:
+                counted[row].add(max(token, 0))
+        return drawn, failed
+
+    def _score(self, step: Step, rows: list[int]) -> TokenLogprobs | None:
+        asked = step.prompt_scores
+        if asked is None:
+            return None
+        owners = np.repeat(step.rows, step.query_lens)
+        wanted = []
+        for at, target, top in zip(asked.at.tolist(), asked.targets.tolist(), asked.top.tolist(), strict=True):
+            seen = self._read.table[owners[at], : int(step.positions[at]) + 1]
+            wanted.append((int(self._slots[seen].sum(dtype=np.uint64)), target, top))
+        return _logprobs(wanted)

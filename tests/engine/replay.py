@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
-from banyan_runtime.engine.scheduler import EngineLimits
-from banyan_runtime.step import I32, RunnerInfo, Step, StepResult
+from banyan_runtime.step import I32, RunnerInfo, Step, StepResult, TableShape
 from banyan_runtime.wire import Failed, Sampling, StepOutput, Submit, pack_ids
 from tests.engine.fake import FakeRunner
 
@@ -45,14 +45,17 @@ class SilentRunner:
         self.stop_in: int | None = None
         self.stop_rows = 0
 
+    def prepare(self, shape: TableShape) -> None:
+        pass
+
     def launch(self, step: Step) -> _Done:
         self.counts[step.mode] += 1
         if step.mode == "prefill":
             self.prefilled += len(step.token_ids)
-        ids: I32 = np.where(step.samples, 0, -1).astype(np.int32)
+        ids: I32 = np.zeros(int(step.samples.sum()), dtype=np.int32)
         if step.mode == "decode" and self.counts["decode"] == self.stop_in:
             ids[-self.stop_rows :] = 1
-        return _Done(StepResult(token_ids=ids, failed=np.zeros(len(ids), dtype=np.bool_)))
+        return _Done(StepResult(token_ids=ids, failed=np.zeros(len(step.rows), dtype=np.bool_)))
 
 
 class Replay:

@@ -8,10 +8,25 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
-from banyan_runtime.engine.scheduler import EngineLimits
-from banyan_runtime.wire import Abort, EngineMessage, Failed, Finish, Sampling, Stats, StepOutput, Submit, pack_ids, unpack_ids
+from banyan_runtime.wire import (
+    Abort,
+    EngineMessage,
+    Failed,
+    Finish,
+    FinishCode,
+    LogprobRequest,
+    Proceed,
+    Sampling,
+    Stats,
+    StepOutput,
+    Submit,
+    pack_ids,
+)
+from tests.engine import invariants
 from tests.engine.fake import VOCAB, FakeRunner, continuation
+from tests.engine.outputs import Scores, tokens_of
 
 
 def limits(**changes: Any) -> EngineLimits:
@@ -24,6 +39,7 @@ class Session:
     lazy: bool = False
     now: float = 100.0
     outputs: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    scores: dict[int, Scores] = field(default_factory=dict)
     finishes: dict[int, Finish] = field(default_factory=dict)
     failures: dict[int, Failed] = field(default_factory=dict)
     stats: list[Stats] = field(default_factory=list)
@@ -35,28 +51,50 @@ class Session:
         bounds = self.limits
         self.runner = FakeRunner(bounds.pool_tokens, bounds.page_size, bounds.context_len, lazy=self.lazy, logging=True)
         self.engine = Engine(self.runner, bounds, lambda: self.now, self.lines.append)
+        self.runner.watch = lambda: invariants.check_mirror(self.engine, self.runner)
 
-    def submit(self, prompt: Sequence[int], max_new: int = 8, *, salt: str = "", **sampling: Any) -> int:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_new: int = 8,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        prefix_ids: Sequence[int] = (),
+        logprobs: LogprobRequest | None = None,
+        held: bool = False,
+        **sampling: Any,
+    ) -> int:
         id = len(self.sent) + 1
         wanted = Sampling(max_new_tokens=max_new, **sampling)
         self.sent[id] = (list(prompt), wanted)
-        self.engine.handle(Submit(id=id, token_ids=pack_ids(list(prompt)), sampling=wanted, salt=salt))
+        self.scores[id] = Scores(logprobs)
+        self.engine.handle(
+            Submit(
+                id=id,
+                token_ids=pack_ids(list(prompt)),
+                sampling=wanted,
+                priority=priority,
+                salt=salt,
+                prefix_ids=pack_ids(list(prefix_ids)),
+                logprobs=logprobs,
+                held=held,
+            )
+        )
         return id
 
     def abort(self, id: int) -> None:
         self.engine.handle(Abort(id=id))
 
+    def proceed(self, id: int) -> None:
+        self.engine.handle(Proceed(id=id))
+
     def turn(self, seconds: float = 0.01) -> None:
         self.now += seconds
         for message in self.engine.turn():
             match message:
-                case StepOutput(ids=ids, token_ids=raw, finished=finished):
-                    for request, token in zip(ids, unpack_ids(raw).tolist(), strict=True):
-                        assert not self.ended(request)
-                        self.outputs[request].append(token)
-                    for finish in finished:
-                        assert not self.ended(finish.id)
-                        self.finishes[finish.id] = finish
+                case StepOutput():
+                    self._take(message)
                 case Failed(id=id):
                     assert not self.ended(id)
                     self.failures[id] = message
@@ -64,6 +102,19 @@ class Session:
                     self.stats.append(message)
                 case _:
                     self.others.append(message)
+
+    def _take(self, output: StepOutput) -> None:
+        for told in output.prompt_logprobs:
+            assert not self.ended(told.id)
+            self.scores[told.id].take_prompt(told)
+        for id, tokens in tokens_of(output):
+            assert not self.ended(id)
+            for token, score in tokens:
+                self.outputs[id].append(token)
+                self.scores[id].output.append(score)
+        for finish in output.finished:
+            assert not self.ended(finish.id)
+            self.finishes[finish.id] = finish
 
     def drain(self) -> None:
         while self.engine.has_work:
@@ -77,8 +128,10 @@ class Session:
         return list(islice(continuation(*self.sent[id]), len(self.outputs[id])))
 
     def check_texts(self) -> None:
-        for id in self.sent:
+        for id, (prompt, _) in self.sent.items():
             assert self.outputs[id] == self.expected(id), f"request {id}"
+            whole = id in self.finishes and self.finishes[id].code is not FinishCode.ABORT
+            self.scores[id].check(prompt, self.outputs[id], whole_prompt=whole)
 
     @property
     def prefilled(self) -> int:

@@ -12,10 +12,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any, Final
 
+import msgspec
+
+from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
-from banyan_runtime.engine.scheduler import EngineLimits
 from banyan_runtime.wire import (
     Abort,
     EngineMessage,
@@ -23,20 +26,21 @@ from banyan_runtime.wire import (
     FinishCode,
     Flush,
     Flushed,
-    Ping,
-    Pong,
+    LogprobRequest,
+    Proceed,
     Sampling,
     Stats,
     StepOutput,
     Submit,
     pack_ids,
-    unpack_ids,
 )
 from tests.engine import invariants
-from tests.engine.fake import NAN_SEED, VOCAB, FakeRunner, continuation
+from tests.engine.fake import NAN_SEED, VOCAB, FakeRunner, continuation, penalised
+from tests.engine.outputs import Scores, tokens_of
 
 WORLD_STEPS = 2_000  # scheduler steps before a new world (configuration and load) is drawn
-FULL_CHECK_EVERY = 101  # turns between checks of I2 to I6; I1 the engine checks after each, and logs when it does not hold
+FULL_CHECK_EVERY = 101  # turns between full checks; the balance the engine checks after each and logs, the mirror each step
+PENALTIES: Final[tuple[dict[str, float], ...]] = ({"presence_penalty": 0.5}, {"frequency_penalty": -1.0}, {"repetition_penalty": 1.1})
 
 
 @dataclass
@@ -54,8 +58,9 @@ class Sent:
 
     prompt: list[int]
     sampling: Sampling
-    max_new: int
+    scores: Scores
     turn: int
+    held: bool
     aborted: bool = False
     outputs: list[int] = field(default_factory=list)
 
@@ -74,6 +79,10 @@ class Totals:
     retractions: int = 0
     cached: int = 0
     evicted: int = 0
+    held: int = 0
+    penalised: int = 0
+    scored: int = 0  # tokens whose log probability was told
+    scored_prompts: int = 0  # prompt tokens, likewise
     longest_stay: int = 0  # turns from submission to the end
 
 
@@ -89,6 +98,11 @@ class Load:
     salts: tuple[str, ...]
     abort_rate: float
     nan_rate: float
+    penalty_rate: float
+    hold_rate: float
+    score_rate: float
+    own_prefix_rate: float  # requests with prefix ids of their own
+    priorities: tuple[int, ...]
 
 
 def draw_limits(rng: random.Random) -> EngineLimits:
@@ -123,7 +137,18 @@ def draw_load(rng: random.Random, limits: EngineLimits) -> Load:
         salts=rng.choice((("",), ("", "a", "b"))),
         abort_rate=rng.choice((0.0, 0.003, 0.05)),
         nan_rate=rng.choice((0.0, 0.0, 0.05)),
+        **draw_wishes(rng),
     )
+
+
+def draw_wishes(rng: random.Random) -> dict[str, Any]:
+    return {
+        "penalty_rate": rng.choice((0.0, 0.1, 1.0)),
+        "hold_rate": rng.choice((0.0, 0.0, 0.1)),
+        "score_rate": rng.choice((0.0, 0.2, 0.8)),
+        "own_prefix_rate": rng.choice((0.0, 0.0, 0.3)),
+        "priorities": (0,),
+    }
 
 
 def overload(rng: random.Random, limits: EngineLimits) -> tuple[EngineLimits, Load]:
@@ -142,7 +167,7 @@ def overload(rng: random.Random, limits: EngineLimits) -> tuple[EngineLimits, Lo
     )
     load = Load(
         rate=1.0, crowd=limits.max_running + 6, base_len=3, max_new=pool // rng.choice((2, 3, 5)), stops=((),), salts=("",),
-        abort_rate=rng.choice((0.0, 0.02)), nan_rate=rng.choice((0.0, 0.02)),
+        abort_rate=rng.choice((0.0, 0.02)), nan_rate=rng.choice((0.0, 0.02)), **draw_wishes(rng),
     )  # fmt: skip
     return limits, load
 
@@ -159,16 +184,18 @@ class World:
         self.limits, self.load, self.totals = limits, load, totals
         self.runner = FakeRunner(limits.pool_tokens, limits.page_size, limits.context_len, lazy=rng.random() < 0.5)
         self.engine = Engine(self.runner, limits, Clock(), self._log)
+        self.runner.watch = lambda: invariants.check_mirror(self.engine, self.runner)
         self.live: dict[int, Sent] = {}
+        self.held: list[int] = []
         self.texts = [[rng.randrange(VOCAB) for _ in range(load.base_len)] for _ in range(3)]
         self.next_id = 0
         self.flushes = 0
         self.turn = 0
         # One request after another in the worst case, each computed with a decode step after each piece of its prompt,
         # and put off and computed again now and then; a request without a limit of its own may take the whole pool alone.
-        pieces = 2 * -(-limits.max_req_len // (limits.chunk or limits.max_req_len))
+        pieces = 2 * -(-limits.max_model_len // (limits.chunk or limits.max_model_len))
         self._turns_of_one = load.max_new + pieces + 8
-        self._turns_of_a_giant = limits.max_req_len + pieces
+        self._turns_of_a_giant = limits.max_model_len + pieces
         self.patience = 3 * (load.crowd + 2) * self._turns_of_one
         if limits.policy == "lpm":
             self.patience += OVERDUE_BATCHES * self._turns_of_one
@@ -179,6 +206,8 @@ class World:
             self._turn()
             if not self.engine.has_work and self.load.rate < 0.1:
                 self._submit()
+        while self.held:
+            self._proceed()
         while self.engine.has_work:
             self._turn()
         invariants.check(self.engine)
@@ -197,6 +226,8 @@ class World:
         if len(self.live) < load.crowd and rng.random() < load.rate:
             for _ in range(rng.choice((1, 1, 1, 2, 5))):
                 self._submit()
+        if self.held and rng.random() < 0.1:
+            self._proceed()
         if self.live and rng.random() < load.abort_rate:
             victim = rng.choice(list(self.live))
             self.live[victim].aborted = True
@@ -205,8 +236,16 @@ class World:
         if rng.random() < 0.001:
             self.flushes += 1
             self.engine.handle(Flush(seq=self.flushes))
-            self.engine.handle(Ping(seq=self.flushes))
+            self.engine.handle(Proceed(id=self.next_id + 1))
             self.engine.handle(Abort(id=self.next_id + 1))
+
+    def _proceed(self) -> None:
+        """One of the held requests goes on, at the latest when a hundred turns have gone by for it."""
+        id = self.held.pop(self.rng.randrange(len(self.held)))
+        if id in self.live:
+            self.live[id].held = False
+            self.live[id].turn = self.turn
+        self.engine.handle(Proceed(id=id))
 
     def _submit(self) -> None:
         rng, limits, load = self.rng, self.limits, self.load
@@ -214,23 +253,47 @@ class World:
         prompt = list(base)
         if rng.random() < 0.8:
             prompt = base[: rng.randint(0, len(base))] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+        max_new = rng.randint(rng.choice((0, 1, load.max_new // 2)), load.max_new)
         if rng.random() < 0.99:
-            prompt = prompt[: max(1, limits.max_req_input_len - 1)]
-        giant = rng.random() < 0.002
-        if giant:
+            prompt = prompt[: max(1, limits.max_model_len - load.max_new)]
+            max_new = min(max_new, limits.max_model_len - len(prompt))
+        if rng.random() < 0.002:
             self.patience += self._turns_of_a_giant
+            max_new = max(0, limits.max_model_len - len(prompt))
         sampling = Sampling(
-            max_new_tokens=1 << 30 if giant else rng.randint(rng.choice((1, load.max_new // 2)), load.max_new),
+            max_new_tokens=max_new,
             min_new_tokens=rng.choice((0, 0, 0, 4)),
-            presence_penalty=rng.choice((0.0,) * 12 + (0.5,)),
             seed=rng.getrandbits(16) | (NAN_SEED if rng.random() < load.nan_rate else 0),
             stop_token_ids=rng.choice(load.stops),
+            **(rng.choice(PENALTIES) if rng.random() < load.penalty_rate else {}),
         )
+        logprobs = None
+        if rng.random() < load.score_rate:
+            logprobs = LogprobRequest(rng.randint(-1, 2), rng.choice((-1, 0, 1, rng.randint(0, len(prompt)))), rng.randint(0, 2))
+        # ids that stand for a picture in the middle of the prompt
+        prefix_ids = [-1 - token // 10 if 2 <= place < 5 else token for place, token in enumerate(prompt)]
         self.next_id += 1
-        submit = Submit(id=self.next_id, token_ids=pack_ids(prompt), sampling=sampling, salt=rng.choice(load.salts))
-        max_new = min(sampling.max_new_tokens, limits.max_req_len - len(prompt) - 1)
-        self.live[submit.id] = Sent(prompt, sampling, max_new, self.turn)
+        held = rng.random() < load.hold_rate
+        submit = Submit(
+            id=self.next_id,
+            token_ids=pack_ids(prompt),
+            sampling=sampling,
+            priority=rng.choice(load.priorities),
+            salt=rng.choice(load.salts),
+            prefix_ids=pack_ids(prefix_ids) if rng.random() < load.own_prefix_rate else b"",
+            logprobs=logprobs,
+            held=held,
+        )
+        if submit.prefix_ids:
+            # equal prefix ids speak for equal keys and values, so the pictures must be equal too
+            prompt[2:5] = [-10 * (id + 1) for id in prefix_ids[2:5]]
+            submit = msgspec.structs.replace(submit, token_ids=pack_ids(prompt))
+        self.live[submit.id] = Sent(prompt, sampling, Scores(logprobs), self.turn, held)
+        if held:
+            self.held.append(submit.id)
         self.totals.submitted += 1
+        self.totals.held += held
+        self.totals.penalised += penalised(sampling)
         self.engine.handle(submit)
 
     def _turn(self) -> None:
@@ -240,42 +303,51 @@ class World:
         if self.turn % FULL_CHECK_EVERY == 0:
             invariants.check(self.engine)
             for id, sent in self.live.items():
-                assert self.turn - sent.turn <= self.patience, f"request {id} starves"
+                assert sent.held or self.turn - sent.turn <= self.patience, f"request {id} starves"
 
     def _receive(self, message: EngineMessage) -> None:
         match message:
-            case StepOutput(ids=ids, token_ids=raw, finished=finished):
-                assert len(set(ids)) == len(ids)
-                for id, token in zip(ids, unpack_ids(raw).tolist(), strict=True):
-                    self.live[id].outputs.append(token)
-                for finish in finished:
-                    self._finished(finish.id, finish.code)
-                    self.totals.retractions += finish.retractions
-                    self.totals.cached += finish.cached_tokens
+            case StepOutput():
+                self._tokens(message)
             case Failed(id=id, code=code):
                 self._failed(self.live.pop(id), code)
             case Flushed(seq=seq, ok=ok):
                 assert seq == self.flushes
                 if ok:
                     assert self.engine.memory.prefixes.evictable == 0 or self.engine.requests
-            case Pong(seq=seq):
-                assert seq == self.flushes
-            case Stats(kv_used=used, kv_evictable=evictable, kv_free=free):
+            case Stats(kv_used=used, kv_evictable=evictable, kv_free=free, running=running, waiting=waiting, held=held):
                 assert used + evictable + free == self.limits.pool_tokens
+                assert running + waiting + held == len(self.engine.requests)
             case _:
                 raise AssertionError(message)
+
+    def _tokens(self, output: StepOutput) -> None:
+        for told in output.prompt_logprobs:
+            self.live[told.id].scores.take_prompt(told)
+            self.totals.scored_prompts += len(told.columns.values) // 4
+        for id, tokens in tokens_of(output):
+            sent = self.live[id]
+            assert not sent.held
+            sent.outputs += [token for token, _ in tokens]
+            sent.scores.output += [score for _, score in tokens]
+            self.totals.scored += sum(score is not None for _, score in tokens)
+        for finish in output.finished:
+            self._finished(finish.id, finish.code)
+            self.totals.retractions += finish.retractions
+            self.totals.cached += finish.cached_tokens
 
     def _finished(self, id: int, code: FinishCode) -> None:
         sent = self.live.pop(id)
         expected = list(islice(continuation(sent.prompt, sent.sampling), len(sent.outputs)))
         assert sent.outputs == expected, f"request {id}: the text is not the one of an engine without a cache"
+        sent.scores.check(sent.prompt, sent.outputs, whole_prompt=code is not FinishCode.ABORT)
         stops = sent.sampling.stop_token_ids
         if code is FinishCode.ABORT:
             assert sent.aborted
             self.totals.aborted += 1
         else:
-            assert (sent.outputs[-1] in stops) == (code is FinishCode.STOP)
-            assert code is FinishCode.STOP or len(sent.outputs) == sent.max_new
+            assert (sent.outputs[-1:] != [] and sent.outputs[-1] in stops) == (code is FinishCode.STOP)
+            assert code is FinishCode.STOP or len(sent.outputs) == sent.sampling.max_new_tokens
             self.totals.finished += 1
         assert not any(token in stops for token in sent.outputs[:-1])
         self.totals.longest_stay = max(self.totals.longest_stay, self.turn - sent.turn)
@@ -291,8 +363,8 @@ class World:
         elif code == "queue_full":
             assert not sent.outputs
         else:
-            assert code in ("context_length_exceeded", "kv_exhausted")
-            assert len(sent.prompt) >= self.limits.max_req_input_len
+            assert code == "context_length_exceeded"
+            assert len(sent.prompt) + sent.sampling.max_new_tokens > self.limits.max_model_len
 
 
 def worlds(seed: int) -> Iterator[int]:

@@ -5,7 +5,23 @@ from itertools import islice
 import pytest
 
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
-from banyan_runtime.wire import Abort, FinishCode, Flush, Flushed, Ping, Pong
+from banyan_runtime.wire import (
+    Abort,
+    EngineMessage,
+    FinishCode,
+    Flush,
+    Flushed,
+    FrontMessage,
+    LogprobRequest,
+    Ping,
+    Pong,
+    Sampling,
+    Shutdown,
+    Stats,
+    StepOutput,
+    Submit,
+    pack_ids,
+)
 from tests.engine import invariants
 from tests.engine.cost import lines_run
 from tests.engine.fake import continuation
@@ -107,6 +123,34 @@ def test_an_id_can_be_used_again_after_its_end() -> None:
     assert session.submit([1, 2, 3], 9) == first
     session.drain()
     assert session.outputs[first] == text
+
+
+@LOOPS
+def test_penalties_do_not_keep_steps_from_overlapping(overlap: bool) -> None:
+    session = Session(limits(overlap=overlap), lazy=True)
+    launched_early = []
+    launch = session.runner.launch
+    session.runner.launch = lambda step: (launched_early.append(bool((step.token_ids < 0).any())), launch(step))[1]  # type: ignore[method-assign]
+    session.submit([1, 2, 3], 10, repetition_penalty=1.1)
+    session.drain()
+    assert any(launched_early) == overlap
+    session.check_texts()
+
+
+def test_a_history_is_given_once_an_admission() -> None:
+    session = Session(limits(pool_tokens=64, conservativeness=0.05))
+    given = []
+    launch = session.runner.launch
+    session.runner.launch = lambda step: (given.append(0 if step.histories is None else len(step.histories.rows)), launch(step))[1]  # type: ignore[method-assign]
+    ids = []
+    for number in range(3):
+        ids.append(session.submit([number] * 4, 30, presence_penalty=0.5))
+        session.turn()
+    session.drain()
+    retractions = sum(session.finishes[id].retractions for id in ids)
+    assert retractions > 0
+    assert sum(given) == 3 + retractions
+    session.check_texts()
 
 
 # --- sharing ---
@@ -226,6 +270,42 @@ def test_a_flush_empties_the_cache_and_is_refused_while_anybody_is_there() -> No
     again = session.submit([1] * 40)
     session.drain()
     assert session.finishes[again].cached_tokens == 0
+
+
+def test_requests_share_by_their_prefix_ids_where_they_have_some() -> None:
+    session = Session(limits())
+    prompt = [5] * 40
+    hashes = [-1000 - position for position in range(20)]
+    ids = []
+    for prefix_ids in ((), [*hashes, *prompt[20:]], [*prompt[:20], *hashes], [*hashes, *prompt[20:]]):
+        ids.append(session.submit(prompt, 6, prefix_ids=prefix_ids))
+        session.drain()
+    assert [session.finishes[id].cached_tokens for id in ids] == [0, 0, 20, 39]
+    follow_up = session.submit([*prompt, *session.outputs[ids[1]], 3], 2, prefix_ids=[*hashes, *prompt[20:], *session.outputs[ids[1]], 3])
+    session.drain()
+    assert session.finishes[follow_up].cached_tokens == 40 + 5, "the output is cached behind the prefix ids"
+    session.check_texts()
+    invariants.check(session.engine)
+
+
+def test_a_retracted_request_keeps_its_prefix_ids() -> None:
+    session = Session(limits(pool_tokens=64, conservativeness=0.05))
+    ids = []
+    for number in range(3):
+        ids.append(session.submit([7] * 4, 30, prefix_ids=[-1 - number] * 4, seed=number))
+        session.turn()
+    session.drain()
+    assert any(session.finishes[id].retractions for id in ids)
+    assert [session.finishes[id].cached_tokens for id in ids] == [0, 0, 0]
+    session.check_texts()
+
+
+@pytest.mark.parametrize("prefix_ids", [[1, 2], [1, 2, 4], [1, 2, 3, 4]])
+def test_prefix_ids_that_another_request_could_have_by_accident_are_refused(prefix_ids: list[int]) -> None:
+    session = Session(limits())
+    id = session.submit([1, 2, 3], 6, prefix_ids=prefix_ids)
+    session.turn()
+    assert session.failures[id].code == "invalid_value"
 
 
 # --- memory ---
@@ -358,16 +438,136 @@ def test_decode_steps_may_run_in_a_row_before_prompts_are_looked_at(rules: str) 
     assert kinds.startswith("pdddddpdddddpdddddp")
 
 
+# --- requests that are held ---
+
+
+@LOOPS
+def test_a_held_request_holds_nobody_up_and_takes_the_place_of_its_arrival(overlap: bool) -> None:
+    session = Session(limits(overlap=overlap, max_running=1))
+    first = session.submit([1], 3)
+    held = session.submit([2], 3, held=True)
+    third, fourth = session.submit([3], 3), session.submit([4], 3)
+    while not session.ended(third):
+        session.turn()
+    assert not session.outputs[held]
+    fifth = session.submit([5], 3)
+    session.proceed(held)
+    session.proceed(held)
+    session.drain()
+    assert [id for id in session.finishes if id != fourth] == [first, third, held, fifth]
+    session.check_texts()
+
+
+def test_a_request_that_stays_held_is_counted_and_can_be_aborted() -> None:
+    session = Session(limits(max_queued=2))
+    held = [session.submit([1], held=True) for _ in range(2)]
+    refused = session.submit([1])
+    session.turn(1.0)
+    assert session.failures[refused].code == "queue_full"
+    assert (session.stats[-1].held, session.stats[-1].waiting) == (2, 0)
+    session.abort(held[0])
+    session.abort(held[1])
+    session.turn()
+    finish = session.finishes[held[0]]
+    assert (finish.code, finish.queue_s, finish.prefill_s) == (FinishCode.ABORT, None, None)
+    session.drain()
+    assert session.stats[-1].held == 0
+
+
+def test_proceeding_with_an_unknown_request_is_ignored() -> None:
+    session = Session(limits())
+    session.proceed(77)
+    running = session.submit([1], 3)
+    session.turn()
+    session.proceed(running)
+    session.drain()
+    assert len(session.outputs[running]) == 3
+
+
+# --- log probabilities ---
+
+CHUNKS = pytest.mark.parametrize("chunk", [None, 16])
+
+
+@LOOPS
+@PAGES
+@CHUNKS
+def test_log_probabilities_come_to_those_who_asked(overlap: bool, page: int, chunk: int | None) -> None:
+    session = Session(limits(overlap=overlap, page_size=page, chunk=chunk), lazy=True)
+    wishes = [None, LogprobRequest(output_top=0), None, LogprobRequest(output_top=3), LogprobRequest(0, 1, 2), LogprobRequest(-1, 7, 0)]
+    ids = [session.submit([number] * 20, 4 + number, logprobs=wish) for number, wish in enumerate(wishes)]
+    session.drain()
+    assert [len(session.scores[id].prompt) for id in ids] == [0, 0, 0, 0, 19, 13]
+    session.check_texts()
+
+
+@LOOPS
+@CHUNKS
+def test_a_cached_prompt_is_computed_again_from_where_it_is_scored(overlap: bool, chunk: int | None) -> None:
+    session = Session(limits(overlap=overlap, chunk=chunk))
+    prompt = list(range(40))
+    session.submit(prompt)
+    session.drain()
+    ids = [session.submit(prompt, logprobs=LogprobRequest(prompt_from=start)) for start in (1, 30, 39, 40)]
+    session.drain()
+    assert [session.finishes[id].cached_tokens for id in ids] == [0, 29, 38, 39]
+    session.check_texts()
+    invariants.check(session.engine)
+
+
+@LOOPS
+def test_no_prompt_score_is_sent_twice_after_a_retraction(overlap: bool) -> None:
+    session = Session(limits(overlap=overlap, pool_tokens=64, chunk=8, conservativeness=0.01))
+    ids = []
+    for number in range(4):
+        ids.append(session.submit([number] * 6, 40, logprobs=LogprobRequest(output_top=1, prompt_from=2, prompt_top=1)))
+        session.turn()
+    session.drain()
+    assert any(session.finishes[id].retractions for id in ids)
+    session.check_texts()
+
+
+@LOOPS
+@PAGES
+@CHUNKS
+def test_a_request_for_no_tokens_computes_and_scores_its_prompt(overlap: bool, page: int, chunk: int | None) -> None:
+    session = Session(limits(overlap=overlap, page_size=page, chunk=chunk))
+    prompt = [token % 50 for token in range(64)]
+    running = session.submit([9] * 3, 30)
+    plain = session.submit(prompt, 0)
+    scored = session.submit(prompt, 0, logprobs=LogprobRequest(prompt_from=1, prompt_top=1))
+    session.drain()
+    for id in (plain, scored):
+        assert session.finishes[id].code is FinishCode.LENGTH
+        assert session.finishes[id].queue_s is not None
+        assert session.finishes[id].prefill_s is None
+        assert not session.outputs[id]
+    again = session.submit([*prompt, 1], 1)
+    session.drain()
+    assert session.finishes[again].cached_tokens == 64, "it is cached as others are"
+    assert len(session.outputs[running]) == 30
+    session.check_texts()
+    invariants.check(session.engine)
+
+
 # --- what is told ---
 
 
-def test_a_ping_is_answered_by_the_next_turn_even_when_idle() -> None:
+def test_the_loop_answers_pings_at_once_serves_and_ends_with_shutdown() -> None:
     session = Session(limits())
-    session.engine.handle(Ping(seq=9))
-    assert session.engine.has_work
-    session.turn()
-    assert session.others == [Pong(seq=9)]
-    assert not session.engine.has_work
+    sampling = Sampling(max_new_tokens=3)
+    script = iter([[Ping(seq=9)], [Submit(id=1, token_ids=pack_ids([1, 2]), sampling=sampling), Ping(seq=10)], []])
+    waits, sent = list[bool](), list[EngineMessage]()
+
+    def receive(wait: bool) -> list[FrontMessage]:
+        waits.append(wait)
+        return next(script, [Shutdown()] if wait else [])
+
+    session.engine.run(receive, sent.append)
+    assert waits == [True, True, False, False, True]
+    kinds = [type(message) for message in sent]
+    assert kinds == [Pong, Pong, StepOutput, StepOutput, StepOutput, Stats]
+    assert [message.seq for message in sent if isinstance(message, Pong)] == [9, 10]
 
 
 def test_the_end_tells_how_long_a_request_waited_and_how_long_its_prompt_took() -> None:

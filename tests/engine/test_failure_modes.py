@@ -49,19 +49,29 @@ def test_rows_of_short_requests_are_not_reused_under_a_running_step(overlap: boo
 @LOOPS
 @PAGES
 @pytest.mark.parametrize("radix", [True, False], ids=["radix", "no-radix"])
-def test_the_longest_allowed_prompt_runs_and_one_token_more_is_refused_at_once(overlap: bool, page: int, radix: bool) -> None:
-    bounds = limits(overlap=overlap, page_size=page, pool_tokens=128, radix=radix)
-    session = Session(bounds)
-    longest = bounds.max_req_input_len - 1
-    fits = session.submit([7] * longest, max_new=1000)
-    too_long = session.submit([7] * (longest + 1), max_new=1)
-    session.turn()
-    assert session.failures[too_long].code == "kv_exhausted"
-    assert "128 tokens" in session.failures[too_long].message
-    session.drain()
-    assert session.finishes[fits].code is FinishCode.LENGTH
-    assert longest + len(session.outputs[fits]) == bounds.max_req_len - 1
-    session.check_texts()
+@pytest.mark.parametrize("context", [100, 128, 4096])
+def test_what_is_promised_runs_to_its_end_and_one_token_more_is_refused_at_once(
+    overlap: bool, page: int, radix: bool, context: int
+) -> None:
+    bounds = limits(overlap=overlap, page_size=page, pool_tokens=128, radix=radix, context_len=context, chunk=32)
+    longest = bounds.max_model_len
+    assert longest == min(context, 128)
+    for prompt_len in (1, 2, 31, 32, 33, longest - 1, longest):
+        session = Session(bounds)
+        session.submit([7] * 20, max_new=3)
+        session.drain()
+        fits = session.submit([7] * prompt_len, max_new=longest - prompt_len)
+        behind = session.submit([7] * prompt_len, max_new=longest - prompt_len)
+        too_long = session.submit([7] * prompt_len, max_new=longest - prompt_len + 1)
+        session.turn()
+        assert session.failures[too_long].code == "context_length_exceeded"
+        assert f"maximum context length is {longest} tokens" in session.failures[too_long].message
+        assert ("KV cache (128 tokens)" in session.failures[too_long].message) == (context > 128)
+        session.drain()
+        for id in (fits, behind):
+            assert session.finishes[id].code is FinishCode.LENGTH
+            assert prompt_len + len(session.outputs[id]) == longest
+        session.check_texts()
 
 
 @PAGES
@@ -76,7 +86,7 @@ def test_requests_that_together_want_the_whole_pool_all_run(page: int) -> None:
 
 def test_a_prompt_beyond_the_context_names_the_context() -> None:
     session = Session(limits(context_len=100))
-    refused = session.submit([1] * 94)
+    refused = session.submit([1] * 93)
     session.turn()
     assert session.failures[refused].code == "context_length_exceeded"
     assert "maximum context length is 100 tokens" in session.failures[refused].message
@@ -95,16 +105,6 @@ def test_aborting_all_that_run_lets_the_queue_in(overlap: bool, rules: str) -> N
         session.abort(id)
     session.drain()
     assert all(len(session.outputs[id]) == 30 for id in waiting)
-    session.check_texts()
-
-
-@LOOPS
-def test_a_request_alone_may_fill_the_pool_and_is_cut_where_it_ends(overlap: bool) -> None:
-    session = Session(limits(pool_tokens=64, overlap=overlap))
-    id = session.submit([1] * 10, max_new=100)
-    session.drain()
-    assert session.finishes[id].code is FinishCode.LENGTH
-    assert len(session.outputs[id]) == 64 - 1 - 10 - 1
     session.check_texts()
 
 
@@ -266,7 +266,7 @@ def test_a_thousand_invalid_requests_leave_nothing_behind() -> None:
         session.submit([50])
     session.drain()
     assert len(session.failures) == 1000
-    assert {failure.code for failure in session.failures.values()} == {"kv_exhausted", "invalid_value"}
+    assert {failure.code for failure in session.failures.values()} == {"context_length_exceeded", "invalid_value"}
     assert not session.engine.requests
     assert not session.engine.scheduler.queue
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from banyan_runtime.config import parse
+from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.report import startup_line
-from banyan_runtime.engine.scheduler import EngineLimits
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.step import RunnerInfo
 
@@ -56,12 +56,27 @@ def test_options_reach_the_engine() -> None:
 
 
 def test_the_front_is_told_the_same_limit_that_the_engine_checks() -> None:
-    limits = limits_of()
-    longest = limits.engine_info(INFO).max_req_input_len
-    assert longest == 20_480 - 1 - 5
-    assert limits.check(longest - 1) is None
-    assert limits.check(longest) is not None
-    assert limits.max_new(longest - 1, 1 << 30) >= 1
+    for pool, longest in ((20_480, 20_480), (32_767, 32_767), (32_768, 32_768), (100_000, 32_768)):
+        info = replace(INFO, pool_tokens=pool)
+        limits = limits_of(info=info)
+        told = limits.engine_info(info)
+        assert (told.max_model_len, told.max_req_input_len, told.context_len) == (longest, longest, 32_768)
+        assert limits.refusal(longest - 1, 1) is None
+        assert limits.refusal(longest - 1, 2) is not None
+
+
+def test_a_pool_that_cannot_hold_the_context_is_said_with_the_remedy() -> None:
+    warning = limits_of().warning
+    assert warning is not None
+    for word in ("20480", "32768", "--max-total-tokens", "--mem-fraction-static", "--context-length 20480"):
+        assert word in warning
+    assert limits_of(info=replace(INFO, pool_tokens=32_768)).warning is None
+
+
+def test_the_front_is_told_what_the_runner_can_do() -> None:
+    info = replace(INFO, batch_invariant=False, features=frozenset({"mask", "bias"}))
+    told = limits_of(info=info).engine_info(info)
+    assert (told.batch_invariant, told.features) == (False, ("bias", "mask"))
 
 
 def test_a_pool_too_small_for_any_request_is_refused_at_start() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from banyan_runtime.engine import rules
+from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.request import Request
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
 from banyan_runtime.engine.rules import FairRules
-from banyan_runtime.engine.scheduler import EngineLimits
 from tests.engine import invariants
 from tests.engine.replay import Replay
 

@@ -1,19 +1,19 @@
 """From scheduled requests to a `Step`: gathers the columns of the rows that run.
 
-Sampling parameters lie in persistent columns by row and are gathered again only when the composition of the batch changes;
-a decode step over the same rows costs a handful of numpy calls, whatever their number.
+What a request wants of sampling lies in persistent columns by row and is gathered again only when the composition of the
+batch changes; a decode step over the same rows costs a handful of numpy calls, whatever their number. A step owns its
+arrays: each is a copy, or is shared with other steps and never written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from banyan_runtime.engine.memory.tables import STOP_COLUMNS, Tables
+from banyan_runtime.engine.memory.tables import STOP_COLUMNS, Tables, ragged
 from banyan_runtime.engine.request import Request
-from banyan_runtime.step import F32, I32, U64, Bool, History, SamplingColumns, Step
+from banyan_runtime.step import F32, I32, U64, Bool, Histories, PromptScores, Ragged, SamplingColumns, Step
 
 
 class StepBuilder:
@@ -26,10 +26,13 @@ class StepBuilder:
         self._floats: F32 = np.zeros((6, rows), dtype=np.float32)  # in the order of SamplingColumns, without top_k
         self._top_k: I32 = np.zeros(rows, dtype=np.int32)
         self._seed: U64 = np.zeros(rows, dtype=np.uint64)
+        self._top_logprobs: I32 = np.full(rows, -1, dtype=np.int32)
+        self._free_from: I32 = np.zeros(rows, dtype=np.int32)  # length from which on stop ids are allowed
+        self._columns: tuple[I32, SamplingColumns] | None = None  # rows and what was gathered for them
         self._decode: _DecodeBatch | None = None
 
     def set_row(self, request: Request) -> None:
-        """Write the sampling parameters of a request that was just admitted."""
+        """Write what a request that was just admitted wants of sampling."""
         row, sampling = request.row, request.sampling
         self._floats[:, row] = (
             sampling.temperature,
@@ -41,20 +44,23 @@ class StepBuilder:
         )
         self._top_k[row] = sampling.top_k
         self._seed[row] = sampling.seed
+        self._top_logprobs[row] = request.output_top
+        self._free_from[row] = request.prompt_len + sampling.min_new_tokens if len(request.stop_ids) else 0
+        self._columns = None
         stops = self._tables.stops[row]
         stops[:] = -1
         stops[: min(len(request.stop_ids), STOP_COLUMNS)] = request.stop_ids[:STOP_COLUMNS]
 
     def prefill(self, requests: Sequence[Request], starts: Sequence[int], slots: Sequence[I32]) -> Step:
-        """A step in which request i computes its text from position starts[i] on, len(slots[i]) tokens of it."""
+        """A step in which request i computes its tokens from position starts[i] on, len(slots[i]) of them."""
         tables = self._tables
         rows = np.array([request.row for request in requests], dtype=np.int32)
         lens = np.array([len(part) for part in slots], dtype=np.int32)
         kv_lens = np.array(starts, dtype=np.int32) + lens
-        samples: Bool = kv_lens == tables.length[rows]
+        samples = ((kv_lens == tables.length[rows]) & (tables.max_new[rows] > 0)).astype(np.int32)
         ids = [tables.tokens[request.row, start : start + len(part)] for request, start, part in zip(requests, starts, slots, strict=True)]
         positions = [np.arange(start, start + len(part), dtype=np.int32) for start, part in zip(starts, slots, strict=True)]
-        special = _special(requests)
+        sampled = [request for request, count in zip(requests, samples.tolist(), strict=True) if count]
         return Step(
             mode="prefill",
             token_ids=np.concatenate(ids),
@@ -64,8 +70,12 @@ class StepBuilder:
             query_lens=lens,
             kv_lens=kv_lens,
             samples=samples,
-            sampling=self._sampling(rows, *self._lists(special, kv_lens)),
-            table=tables.slots,
+            sampling=self._sampling(rows),
+            updates=tables.take_changes(),
+            histories=self._histories(sampled),
+            banned=_banned(requests, (kv_lens < self._free_from[rows]) & (samples > 0)),
+            top_logprobs=_unless_none(np.where(samples > 0, self._top_logprobs[rows], np.int32(-1))),
+            prompt_scores=self._scores(requests, starts, lens),
             page_size=self._page_size,
         )
 
@@ -78,13 +88,10 @@ class StepBuilder:
         kv_lens = positions + 1
         batch = self._decode
         if batch is None or batch.rows is not rows:
-            batch = self._decode = _DecodeBatch(rows, requests, self._sampling(rows, *self._lists([], kv_lens)))
+            top, free_from = _unless_none(self._top_logprobs[rows]), self._free_from[rows]
+            batch = self._decode = _DecodeBatch(rows, requests, self._sampling(rows), top, free_from)
         token_ids = tables.tokens[rows, positions]
         token_ids[tables.length[rows] < kv_lens] = -1
-        sampling = batch.sampling
-        if batch.special:
-            histories, banned = self._lists(batch.special, kv_lens)
-            sampling = replace(sampling, histories=histories, banned=banned)
         return Step(
             mode="decode",
             token_ids=token_ids,
@@ -93,15 +100,20 @@ class StepBuilder:
             rows=rows,
             query_lens=batch.ones,
             kv_lens=kv_lens,
-            samples=batch.samples,
-            sampling=sampling,
-            table=tables.slots,
+            samples=batch.ones,
+            sampling=batch.sampling,
+            updates=tables.take_changes(),
+            banned=batch.banned(kv_lens),
+            top_logprobs=batch.top_logprobs,
             page_size=self._page_size,
         )
 
-    def _sampling(self, rows: I32, histories: list[History | None], banned: list[I32 | None]) -> SamplingColumns:
+    def _sampling(self, rows: I32) -> SamplingColumns:
+        """The same object for the same rows in the same order, while they belong to the same requests."""
+        if self._columns is not None and np.array_equal(self._columns[0], rows):
+            return self._columns[1]
         temperature, top_p, min_p, frequency, presence, repetition = self._floats[:, rows]
-        return SamplingColumns(
+        columns = SamplingColumns(
             temperature=temperature,
             top_k=self._top_k[rows],
             top_p=top_p,
@@ -110,40 +122,62 @@ class StepBuilder:
             presence_penalty=presence,
             repetition_penalty=repetition,
             seed=self._seed[rows],
-            histories=histories,
-            banned=banned,
         )
+        self._columns = (rows, columns)
+        return columns
 
-    def _lists(self, special: list[tuple[int, Request]], kv_lens: I32) -> tuple[list[History | None], list[I32 | None]]:
-        """Histories and banned ids of the few requests that need them."""
-        histories: list[History | None] = [None] * len(kv_lens)
-        banned: list[I32 | None] = [None] * len(kv_lens)
-        for index, request in special:
-            row = request.row
-            if request.penalised:
-                prompt, length = self._tables.prompt[row], self._tables.length[row]
-                text = self._tables.tokens[row]
-                histories[index] = History(prompt=text[:prompt], output=text[prompt:length])
-            if kv_lens[index] - request.prompt_len < request.sampling.min_new_tokens:
-                banned[index] = request.stop_ids
-        return histories, banned
+    def _histories(self, sampled: Sequence[Request]) -> Histories | None:
+        """Of those that are sampled for the first time since their admission: from then on the runner counts by itself."""
+        penalised = [request for request in sampled if request.penalised]
+        if not penalised:
+            return None
+        tables = self._tables
+        rows = np.array([request.row for request in penalised], dtype=np.int32)
+        tokens = ragged([tables.tokens[request.row, : tables.length[request.row]] for request in penalised])
+        return Histories(rows, tokens, tables.prompt[rows])
+
+    def _scores(self, requests: Sequence[Request], starts: Sequence[int], lens: I32) -> PromptScores | None:
+        at, targets, top = list[I32](), list[I32](), list[I32]()
+        for request, start, offset, count in zip(requests, starts, (np.cumsum(lens) - lens).tolist(), lens.tolist(), strict=True):
+            first, end = request.scored_by(start, start + count)
+            if first < end:
+                at.append(np.arange(first, end, dtype=np.int32) + np.int32(offset - start - 1))
+                targets.append(self._tables.tokens[request.row, first:end])
+                top.append(np.full(end - first, request.prompt_top, dtype=np.int32))
+        return PromptScores(np.concatenate(at), np.concatenate(targets), np.concatenate(top)) if at else None
 
 
 class _DecodeBatch:
     """What decode steps over the same rows have in common."""
 
-    def __init__(self, rows: I32, requests: Sequence[Request], sampling: SamplingColumns) -> None:
-        count = len(rows)
+    def __init__(self, rows: I32, requests: Sequence[Request], sampling: SamplingColumns, top_logprobs: I32 | None, free_from: I32) -> None:
         self.rows = rows
-        self.ones: I32 = np.ones(count, dtype=np.int32)
-        self.samples: Bool = np.ones(count, dtype=np.bool_)
-        self.special = _special(requests)
         self.sampling = sampling
+        self.top_logprobs = top_logprobs
+        self.ones: I32 = np.ones(len(rows), dtype=np.int32)
+        self._requests = requests
+        self._free_from = free_from
+        self._any_young = bool(free_from.any())
+        self._young: Bool | None = None  # who may not stop yet, and what that forbids
+        self._banned: Ragged | None = None
+
+    def banned(self, kv_lens: I32) -> Ragged | None:
+        """Made anew only when somebody has grown long enough."""
+        if not self._any_young:
+            return None
+        young = kv_lens < self._free_from
+        if self._young is None or not np.array_equal(young, self._young):
+            self._young, self._banned = young, _banned(self._requests, young)
+            self._any_young = self._banned is not None
+        return self._banned
 
 
-def _special(requests: Sequence[Request]) -> list[tuple[int, Request]]:
-    return [
-        (index, request)
-        for index, request in enumerate(requests)
-        if request.penalised or (request.sampling.min_new_tokens > 0 and len(request.stop_ids))
-    ]
+def _banned(requests: Sequence[Request], young: Bool) -> Ragged | None:
+    """The stop ids of those who may not stop yet."""
+    if not young.any():
+        return None
+    return ragged([request.stop_ids if early else request.stop_ids[:0] for request, early in zip(requests, young.tolist(), strict=True)])
+
+
+def _unless_none(top_logprobs: I32) -> I32 | None:
+    return top_logprobs if (top_logprobs >= 0).any() else None

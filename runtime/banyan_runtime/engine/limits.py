@@ -1,7 +1,7 @@
 """What the engine may do: the options and the model's sizes, resolved once at start, and the checks that follow from them.
 
-Validation and admission read the same limits: a request that `check` lets pass fits into an empty pool, so it can always be
-admitted in the end.
+Validation and admission read the same limits: a request that `refusal` lets pass fits into an empty pool with all that it may
+generate, so it is admitted in the end and runs to its end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.step import RunnerInfo
 from banyan_runtime.wire import EngineInfo
 
-INPUT_RESERVE: Final = 5  # a prompt stays this far below the longest sequence; SGLang's number
+SHORTEST_POOL: Final = 10  # tokens; with fewer a server could not even warm up
 CHUNK_CPU: Final = 2048  # tokens; SGLang's tier for the smallest devices
 CHUNK_CUDA: Final = 8192
 
@@ -48,7 +48,7 @@ class EngineLimits:
         """
         page = config.page_size
         pool = info.pool_tokens - info.pool_tokens % page
-        if min(info.context_len, pool) < 2 * INPUT_RESERVE:
+        if min(info.context_len, pool) < SHORTEST_POOL:
             raise ConfigError(
                 f"--max-total-tokens leaves {pool} tokens of KV cache for a context of {info.context_len}: too few for any request"
             )
@@ -74,31 +74,31 @@ class EngineLimits:
         )
 
     @property
-    def max_req_len(self) -> int:
-        """Longest sequence, prompt and output: one position below the context and the pool."""
-        return min(self.context_len, self.pool_tokens) - 1
+    def max_model_len(self) -> int:
+        """Longest sequence that can run, prompt and output: the context, or the pool, which one request alone may fill."""
+        return min(self.context_len, self.pool_tokens)
 
     @property
-    def max_req_input_len(self) -> int:
-        """A prompt must be shorter than this."""
-        return self.max_req_len - INPUT_RESERVE
-
-    def check(self, prompt_len: int) -> tuple[str, str] | None:
-        """The (code, message) of the refusal of a prompt that can never run, or None."""
-        longest = self.max_req_input_len
-        if prompt_len < longest:
+    def warning(self) -> str | None:
+        """What an operator should know before the first long request."""
+        if self.max_model_len == self.context_len:
             return None
-        message = (
-            f"Input length ({prompt_len} tokens) exceeds the maximum allowed length ({longest} tokens). "
-            "Use a shorter input or enable --allow-auto-truncate."
+        return (
+            f"The KV pool holds {self.pool_tokens} tokens, too few for the context of {self.context_len}: sequences end at "
+            f"{self.max_model_len} tokens. Raise --max-total-tokens or --mem-fraction-static, or set --context-length "
+            f"{self.max_model_len}."
         )
-        if self.pool_tokens < self.context_len:
-            return "kv_exhausted", f"{message} The KV cache ({self.pool_tokens} tokens) is what limits it."
-        return "context_length_exceeded", f"This model's maximum context length is {self.context_len} tokens. {message}"
 
-    def max_new(self, prompt_len: int, asked: int) -> int:
-        """How many tokens a request may generate."""
-        return min(max(asked, 1), self.max_req_len - prompt_len - 1)
+    def refusal(self, prompt_len: int, max_new: int) -> tuple[str, str] | None:
+        """The (code, message) of the refusal of a request that can never run to its end, or None."""
+        longest = self.max_model_len
+        if prompt_len + max_new <= longest:
+            return None
+        why = "" if longest == self.context_len else f" The KV cache ({self.pool_tokens} tokens) is what limits it."
+        return "context_length_exceeded", (
+            f"This model's maximum context length is {longest} tokens. However, you requested {prompt_len + max_new} tokens "
+            f"({prompt_len} in the prompt, {max_new} in the completion).{why}"
+        )
 
     def engine_info(self, info: RunnerInfo) -> EngineInfo:
         """What the front is told."""
@@ -110,11 +110,14 @@ class EngineLimits:
             attention_backend=info.attention_backend,
             vocab_size=info.vocab_size,
             context_len=self.context_len,
+            max_model_len=self.max_model_len,
             page_size=self.page_size,
             max_total_tokens=self.pool_tokens,
-            max_req_input_len=self.max_req_input_len,
+            max_req_input_len=self.max_model_len,
             max_running_requests=self.max_running,
             weights_bytes=info.weights_bytes,
             kv_bytes=info.kv_bytes,
+            batch_invariant=info.batch_invariant,
+            features=tuple(sorted(info.features)),
             phase_seconds=info.phase_seconds,
         )

@@ -1,15 +1,14 @@
-"""The engine: messages in, one scheduling turn at a time, messages out.
+"""The engine's loop: receive messages, decide a step, launch it, process the results that are due, send what the front must know.
 
-`Engine` is driven by its owner: `handle` every message that has come, `turn` as long as `has_work`. A turn decides a step,
-launches it, takes the result of the oldest step that is due, and notes its tokens. With `limits.overlap` one step stays in
-flight while the next is decided (its input tokens are then not known yet and stand as negative ids in the step); without,
-a step is waited for at once. Both are the same functions; only the number of steps that may stay in flight differs.
+With `limits.overlap` one step stays in flight while the next is decided (its input tokens are then not known yet and stand as
+negative ids in the step); without, a step is waited for at once. Both are the same functions; only the number of steps that
+may stay in flight differs. Tests drive `handle` and `turn` themselves.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,13 +17,14 @@ import numpy as np
 from banyan_runtime.engine.batch import StepBuilder
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
-from banyan_runtime.engine.memory.tables import STOP_COLUMNS
+from banyan_runtime.engine.memory.tables import SLACK, STOP_COLUMNS
 from banyan_runtime.engine.policy import POLICIES
 from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
+from banyan_runtime.engine.results import columns, prompt_scores, scored_tokens
 from banyan_runtime.engine.rules import RULES
 from banyan_runtime.engine.scheduler import ScheduledBatch, Scheduler
-from banyan_runtime.step import Handle, Runner, StepResult
+from banyan_runtime.step import I32, Handle, Runner, Step, StepResult, TableShape
 from banyan_runtime.wire import (
     Abort,
     EngineMessage,
@@ -36,10 +36,14 @@ from banyan_runtime.wire import (
     FrontMessage,
     Ping,
     Pong,
+    Proceed,
+    PromptLogprobs,
+    Shutdown,
     Stats,
     StepOutput,
     Submit,
     pack_ids,
+    unpack_ids,
 )
 
 STATS_INTERVAL_S: Final = 0.1
@@ -50,7 +54,7 @@ class _Launched:
     batch: ScheduledBatch
     handle: Handle
     started: float
-    retired: list[int] = field(default_factory=list)  # rows released while the step may still read them
+    retired: list[int] = field(default_factory=list)  # rows released before the result has come
 
 
 class Engine:
@@ -67,6 +71,7 @@ class Engine:
             context_len=limits.context_len,
             radix=limits.radix,
         )
+        runner.prepare(TableShape(limits.max_running, limits.context_len + SLACK))
         now = clock()
         self._report = Report(log, limits, now)
         self.scheduler = Scheduler(
@@ -91,34 +96,50 @@ class Engine:
     def has_work(self) -> bool:
         return self._busy or bool(self._out)
 
+    def run(self, receive: Callable[[bool], Iterable[FrontMessage]], send: Callable[[EngineMessage], None]) -> None:
+        """Serve until Shutdown. `receive(wait)` gives the messages that have come; with `wait` there is nothing to do before one
+        comes."""
+        while True:
+            for message in receive(not self.has_work):
+                if isinstance(message, Shutdown):
+                    return
+                if isinstance(message, Ping):
+                    send(Pong(message.seq))
+                else:
+                    self.handle(message)
+            for answer in self.turn():
+                send(answer)
+
+    def turn(self) -> list[EngineMessage]:
+        """Decide, launch and process: at most one step is launched. Returns what the front must know."""
+        if self._busy:
+            batch = self._decide()
+            if batch is not None:
+                self._launch(batch)
+            while len(self._in_flight) > (self._depth if batch is not None else 0):
+                self._process(self._in_flight.popleft())
+            self._look_around()
+        out, self._out = self._out, []
+        return out
+
     def handle(self, message: FrontMessage) -> None:
-        """Take one message; answers come with the next turn. Shutdown is for the owner of the loop, not for the engine."""
+        """Take one message; answers come with the next turn."""
         match message:
             case Submit():
                 self._submit(message)
+            case Proceed(id=id):
+                if id in self.requests:
+                    self.scheduler.proceed(self.requests[id])
             case Abort(id=id):
                 if id in self.requests:
-                    self._end(self.requests[id], FinishCode.ABORT, self._clock(), self._aborted)
+                    finished = list[Finish]()
+                    self._end(self.requests[id], FinishCode.ABORT, self._clock(), finished)
+                    self._out.append(StepOutput(ids=[], token_ids=b"", finished=finished))
             case Flush(seq=seq):
                 idle = not self.requests
                 if idle:
                     self.memory.evict(self.memory.prefixes.evictable)
                 self._out.append(Flushed(seq=seq, ok=idle))
-            case Ping(seq=seq):
-                self._out.append(Pong(seq=seq))
-
-    def turn(self) -> list[EngineMessage]:
-        """Decide, launch and settle: at most one step is launched. Returns what the front must know."""
-        if self._busy:
-            self._step()
-            self._check_balance()
-            now = self._clock()
-            if not self.requests and not self._in_flight:
-                self._go_idle(now)
-            elif now - self._stats_at >= STATS_INTERVAL_S:
-                self._out.append(self.stats(now))
-        out, self._out = self._out, []
-        return out
 
     def stats(self, now: float) -> Stats:
         """A snapshot of the counters, taken at `now`."""
@@ -127,6 +148,7 @@ class Engine:
         return self._report.stats(
             running=self.scheduler.running_count,
             waiting=len(self.scheduler.queue),
+            held=len(self.scheduler.queue.held),
             kv_used=memory.used,
             kv_evictable=memory.prefixes.evictable,
             kv_free=memory.pages.free_tokens,
@@ -137,14 +159,8 @@ class Engine:
     def _submit(self, submit: Submit) -> None:
         now = self._clock()
         assert submit.id not in self.requests, f"request {submit.id} is there already"
-        prompt_len = len(submit.token_ids) // 4
-        refusal = self._limits.check(prompt_len)
-        if refusal is None and len(self.scheduler.queue.newcomers) >= self._limits.max_queued:
-            refusal = "queue_full", "The request queue is full."
-        max_new = self._limits.max_new(prompt_len, submit.sampling.max_new_tokens)
-        request = Request(submit, max_new=max_new, arrival=self._arrivals, received_at=now)
-        if refusal is None and not self._known_ids(request):
-            refusal = "invalid_value", f"Token ids must be in [0, {self._limits.vocab_size})."
+        request = Request(submit, arrival=self._arrivals, received_at=now)
+        refusal = self._refusal(request)
         if refusal is not None:
             self._out.append(Failed(id=submit.id, code=refusal[0], message=refusal[1]))
             return
@@ -157,72 +173,91 @@ class Engine:
             self._many_stops.add(request.id)
         self.scheduler.add(request)
 
-    def _known_ids(self, request: Request) -> bool:
-        """An id outside the vocabulary would fail the whole step, with everybody in it."""
-        ids = request.token_ids
-        return len(ids) > 0 and int(ids.min()) >= 0 and int(ids.max()) < self._limits.vocab_size
+    def _refusal(self, request: Request) -> tuple[str, str] | None:
+        """The (code, message) with which a new request is turned away, or None."""
+        refusal = self._limits.refusal(request.prompt_len, request.max_new)
+        if refusal is None and self.scheduler.queue.uninvited >= self._limits.max_queued:
+            refusal = "queue_full", "The request queue is full."
+        if refusal is None and not _all_in(request.token_ids, self._limits.vocab_size):
+            refusal = "invalid_value", f"Token ids must be in [0, {self._limits.vocab_size})."
+        if refusal is None and not _may_stand_for(unpack_ids(request.prefix_ids), request.token_ids):
+            refusal = "invalid_value", "Prefix ids must be as many as token ids, and each the same or negative."
+        return refusal
 
-    def _step(self) -> None:
-        if self.scheduler.penalised:
-            # the step to come counts tokens that the one in flight is still sampling
-            while self._in_flight:
-                self._settle()
-        pending = bool(self._in_flight)
-        now = self._clock()
-        batch = self.scheduler.schedule(now)
+    def _decide(self) -> ScheduledBatch | None:
+        batch = self.scheduler.schedule(self._clock())
         for request, code, message in self.scheduler.failed:
             self._fail(request, code, message)
         self.scheduler.failed.clear()
-        if batch is not None:
-            launched = _Launched(batch, self._runner.launch(batch.step), now)
-            self._in_flight.append(launched)
-            self.memory.tables.retire_into(launched.retired)
-        elif not pending:
+        if batch is None and not self._in_flight:
             self.scheduler.no_batch()
-        while len(self._in_flight) > (self._depth if batch is not None else 0):
-            self._settle()
+        return batch
 
-    def _settle(self) -> None:
-        """Wait for the oldest step in flight and note what it gave."""
-        launched = self._in_flight.popleft()
+    def _launch(self, batch: ScheduledBatch) -> None:
+        started = self._clock()
+        launched = _Launched(batch, self._runner.launch(batch.step), started)
+        self._in_flight.append(launched)
+        self.memory.tables.retire_into(launched.retired)
+
+    def _process(self, launched: _Launched) -> None:
+        """Wait for a step and note what it gave."""
         result = launched.handle.result()
         self.memory.tables.retire_into(self._in_flight[-1].retired if self._in_flight else None)
         self.memory.tables.reuse(launched.retired)
         now = self._clock()
         step = launched.batch.step
         if step.mode == "prefill":
-            self._note_prefill(launched.batch, result, now)
+            self._note_each(launched.batch, result, now)
             self._report.prefill_done(len(step.token_ids), launched.started, now)
         else:
-            self._note_decode(launched.batch, result, now)
+            one_each = result.accepted is None and len(result.token_ids) == len(step.rows)
+            (self._note_one_each if one_each else self._note_each)(launched.batch, result, now)
             self._report.decode_done(len(step.rows), launched.started, now, used=self.memory.used, queued=len(self.scheduler.queue))
 
-    def _note_prefill(self, batch: ScheduledBatch, result: StepResult, now: float) -> None:
-        tables, ids, tokens, ended = self.memory.tables, list[int](), list[int](), list[Finish]()
-        rows, kv_lens = batch.step.rows.tolist(), batch.step.kv_lens.tolist()
-        samples, failed = batch.step.samples.tolist(), result.failed.tolist()
-        for index, (request, token) in enumerate(zip(batch.requests, result.token_ids.tolist(), strict=True)):
-            row = rows[index]
-            if not samples[index] or not tables.live[row]:
-                continue  # a chunk before the last, or a request that was released meanwhile
+    def _note_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> None:
+        """The results of a prefill step, or of one that drew several tokens for some rows, row by row."""
+        step, tables = batch.step, self.memory.tables
+        counts = step.samples if result.accepted is None else result.accepted
+        starts, drawn = (np.cumsum(step.samples) - step.samples).tolist(), result.token_ids.tolist()
+        kv_lens, failed = step.kv_lens.tolist(), result.failed.tolist()
+        scores = self._prompt_scores(batch, result)
+        ids, told, ended, told_counts = list[int](), list[int](), list[Finish](), list[int]()
+        for index, (request, row, count) in enumerate(zip(batch.requests, step.rows.tolist(), counts.tolist(), strict=True)):
+            if not tables.live[row]:
+                continue  # a request that was released meanwhile
             if failed[index]:
                 self._fail_row(request)
-                continue
-            self.scheduler.computed(request)
-            if request.first_token_at is None:
-                request.first_token_at = now
-            tables.tokens[row, kv_lens[index]] = token
-            tables.length[row] = kv_lens[index] + 1
-            ids.append(request.id)
-            tokens.append(token)
-            code = self._finish_code(request, token, kv_lens[index] + 1)
-            if code is None:
-                self.memory.store(request, kv_lens[index])
-            else:
-                self._end(request, code, now, ended.append)
-        self._emit(ids, pack_ids(tokens), ended)
+            elif count:
+                self.scheduler.computed(request)
+                if request.first_token_at is None:
+                    request.first_token_at = now
+                first = starts[index]
+                count, code = self._note_tokens(request, drawn[first : first + count])
+                ids.append(request.id)
+                told.extend(range(first, first + count))
+                told_counts.append(count)
+                if code is not None:
+                    self._end(request, code, now, ended)
+                elif step.mode == "prefill":
+                    self.memory.store(request, kv_lens[index])
+            elif not request.max_new and kv_lens[index] == request.prompt_len:
+                self._end(request, FinishCode.LENGTH, now, ended)
+        several = told_counts if len(told) > len(ids) else []
+        self._emit(step, result, ids, np.array(told, dtype=np.int32), ended, several, scores)
 
-    def _note_decode(self, batch: ScheduledBatch, result: StepResult, now: float) -> None:
+    def _note_tokens(self, request: Request, tokens: list[int]) -> tuple[int, FinishCode | None]:
+        """Append tokens to a row up to the one that ends it; returns how many were taken."""
+        tables, row = self.memory.tables, request.row
+        length, code, count = int(tables.length[row]), None, 0
+        while code is None and count < len(tokens):
+            tables.tokens[row, length + count] = tokens[count]
+            code = self._finish_code(request, tokens[count], length + count + 1)
+            count += 1
+        tables.length[row] = length + count
+        return count, code
+
+    def _note_one_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> None:
+        """The results of a step that drew one token for every row."""
         tables, requests, rows, token_ids = self.memory.tables, batch.requests, batch.step.rows, result.token_ids
         live = tables.live[rows]
         failed = result.failed & live
@@ -230,10 +265,11 @@ class Engine:
             for index in np.flatnonzero(failed).tolist():
                 self._fail_row(requests[index])
             live &= ~failed
+        told: I32 | None = None
         if not live.all():
-            chosen = np.flatnonzero(live)
-            rows, token_ids = rows[chosen], token_ids[chosen]
-            requests = [requests[index] for index in chosen.tolist()]
+            told = np.flatnonzero(live).astype(np.int32)
+            rows, token_ids = rows[told], token_ids[told]
+            requests = [requests[index] for index in told.tolist()]
         lengths = tables.length[rows]
         tables.tokens[rows, lengths] = token_ids
         lengths += 1
@@ -246,8 +282,46 @@ class Engine:
         for index in np.flatnonzero(ending).tolist():
             code = self._finish_code(requests[index], int(token_ids[index]), int(lengths[index]))
             if code is not None:
-                self._end(requests[index], code, now, ended.append)
-        self._emit(ids, pack_ids(token_ids), ended)
+                self._end(requests[index], code, now, ended)
+        self._emit(batch.step, result, ids, told, ended)
+
+    def _prompt_scores(self, batch: ScheduledBatch, result: StepResult) -> list[PromptLogprobs]:
+        """What the front is told of prompt tokens, each once, however often a prompt is computed."""
+        told = []
+        for index, start, scores in prompt_scores(batch.step, result):
+            request = batch.requests[index]
+            if self.memory.tables.live[batch.step.rows[index]] and not result.failed[index]:
+                request.unscored = start + len(scores.values)
+                told.append(PromptLogprobs(request.id, start, columns(scores, request.prompt_top)))
+        return told
+
+    def _emit(
+        self,
+        step: Step,
+        result: StepResult,
+        ids: list[int],
+        told: I32 | None,
+        finished: list[Finish],
+        counts: list[int] | None = None,
+        prompt_logprobs: list[PromptLogprobs] | None = None,
+    ) -> None:
+        """Tell the front which of the drawn tokens (`told`; None: all) are whose."""
+        token_ids = result.token_ids if told is None else result.token_ids[told]
+        self._report.generation_tokens += len(token_ids)
+        if not (ids or finished or prompt_logprobs):
+            return
+        scored, logprobs = scored_tokens(step, result, told)
+        self._out.append(
+            StepOutput(
+                ids=ids,
+                token_ids=pack_ids(token_ids),
+                finished=finished,
+                counts=counts or [],
+                scored=scored,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs or [],
+            )
+        )
 
     def _finish_code(self, request: Request, token: int, length: int) -> FinishCode | None:
         """Whether the request ends with this token. A stop id as the last allowed token is a stop: the model was done."""
@@ -255,26 +329,22 @@ class Engine:
             return FinishCode.STOP
         return FinishCode.LENGTH if length - request.prompt_len >= request.max_new else None
 
-    def _end(self, request: Request, code: FinishCode, now: float, tell: Callable[[Finish], None]) -> None:
+    def _end(self, request: Request, code: FinishCode, now: float, finished: list[Finish]) -> None:
         state = State.ABORTED if code is FinishCode.ABORT else State.FINISHED
         if not self.scheduler.release(request, state, keep=True):
             return
         self._forget(request)
-        admitted = now if request.admitted_at is None else request.admitted_at
-        first = admitted if request.first_token_at is None else request.first_token_at
-        tell(
+        admitted, first = request.admitted_at, request.first_token_at
+        finished.append(
             Finish(
                 id=request.id,
                 code=code,
                 cached_tokens=request.cached_tokens,
-                queue_s=admitted - request.received_at,
-                prefill_s=first - admitted,
+                queue_s=None if admitted is None else admitted - request.received_at,
+                prefill_s=None if admitted is None or first is None else first - admitted,
                 retractions=request.retractions,
             )
         )
-
-    def _aborted(self, finish: Finish) -> None:
-        self._emit([], b"", [finish])
 
     def _fail_row(self, request: Request) -> None:
         self._fail(request, "internal_error", "The model computed no valid probabilities for this request (NaN).")
@@ -289,10 +359,14 @@ class Engine:
         del self.requests[request.id]
         self._many_stops.discard(request.id)
 
-    def _emit(self, ids: list[int], token_ids: bytes, finished: list[Finish]) -> None:
-        self._report.generation_tokens += len(ids)
-        if ids or finished:
-            self._out.append(StepOutput(ids=ids, token_ids=token_ids, finished=finished))
+    def _look_around(self) -> None:
+        """What a turn owes beside its step: memory is counted, and the front hears how things are."""
+        self._check_balance()
+        now = self._clock()
+        if not self.requests and not self._in_flight:
+            self._go_idle(now)
+        elif now - self._stats_at >= STATS_INTERVAL_S:
+            self._out.append(self.stats(now))
 
     def _check_balance(self) -> None:
         """Lost KV memory is a bug that tests must find; in production it is said once and repaired at idle."""
@@ -310,3 +384,15 @@ class Engine:
         self._busy = False
         self._report.idle(now)
         self._out.append(self.stats(now))
+
+
+def _all_in(ids: I32, vocab_size: int) -> bool:
+    """An id outside the vocabulary would fail the whole step, with everybody in it."""
+    return len(ids) > 0 and int(ids.min()) >= 0 and int(ids.max()) < vocab_size
+
+
+def _may_stand_for(prefix_ids: I32, token_ids: I32) -> bool:
+    """An id that stands for something else than its token is negative, so no other request has it by accident."""
+    if not len(prefix_ids):
+        return True
+    return len(prefix_ids) == len(token_ids) and bool(((prefix_ids == token_ids) | (prefix_ids < 0)).all())

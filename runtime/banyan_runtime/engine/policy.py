@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from banyan_runtime.engine.in_batch_prefix import InBatchPrefixes
 from banyan_runtime.engine.memory.prefixes import ID_BYTES, PrefixTree
+from banyan_runtime.engine.queue import WaitingQueue, level_of
 from banyan_runtime.engine.request import Request
 
 IN_BATCH_CHECK: Final = 32  # a request with at most so many cached tokens is compared with the others that wait
@@ -16,31 +17,32 @@ OVERDUE_BATCHES: Final = 256  # prefill batches that may pass a request by befor
 
 
 class Policy(Protocol):
-    def order(self, waiting: Collection[Request], prefixes: PrefixTree, batches: int) -> Iterable[Request]:
-        """`waiting` (in order of arrival) in the order in which to admit; `batches` counts the prefill batches so far."""
+    def order(self, queue: WaitingQueue, prefixes: PrefixTree, batches: int) -> Iterable[Request]:
+        """The newcomers of `queue` in the order in which to admit; `batches` counts the prefill batches so far."""
 
 
 class Fcfs:
-    """First come, first served."""
+    """First come, first served, the higher priority first."""
 
-    def order(self, waiting: Collection[Request], prefixes: PrefixTree, batches: int) -> Iterable[Request]:
-        return waiting
+    def order(self, queue: WaitingQueue, prefixes: PrefixTree, batches: int) -> Iterable[Request]:
+        return queue.newcomers(batches)
 
 
 class LongestPrefixMatch:
-    """Longest cached prefix first, so that what is cached is used before it is evicted.
+    """Among equal priorities the longest cached prefix first, so that what is cached is used before it is evicted.
 
     Of a family that shares an uncached prefix, one goes ahead and computes it. A request that was passed by too often goes
     first whatever it shares, so that none starves.
     """
 
-    def order(self, waiting: Collection[Request], prefixes: PrefixTree, batches: int) -> Iterable[Request]:
-        if len(waiting) > LPM_AT_MOST:
-            return waiting
+    def order(self, queue: WaitingQueue, prefixes: PrefixTree, batches: int) -> Iterable[Request]:
+        if queue.newcomer_count > LPM_AT_MOST:
+            return queue.newcomers(batches)
+        waiting, top = list(queue.newcomers(batches)), queue.top
         seen = InBatchPrefixes()
-        ranks: dict[int, tuple[int, int]] = {}
+        ranks: dict[int, tuple[int, int, int]] = {}
         for request in waiting:
-            key = request.key[:-ID_BYTES]
+            key = request.key[: request.matchable * ID_BYTES]
             matched = prefixes.longest(key, request.salt)
             last = 0
             if matched <= IN_BATCH_CHECK:
@@ -50,7 +52,7 @@ class LongestPrefixMatch:
                     seen.add(key, request.salt)
             if batches - request.queued_at_batch >= OVERDUE_BATCHES:
                 last = -1
-            ranks[request.id] = (last, -matched)
+            ranks[request.id] = (-level_of(request, batches, top), last, -matched)
         return sorted(waiting, key=lambda request: ranks[request.id])
 
 

@@ -88,13 +88,14 @@ class Report:
             self._idle_since = None
 
     def stats(
-        self, *, running: int, waiting: int, kv_used: int, kv_evictable: int, kv_free: int, evicted_tokens: int, ratio: float
+        self, *, running: int, waiting: int, held: int, kv_used: int, kv_evictable: int, kv_free: int, evicted_tokens: int, ratio: float
     ) -> Stats:
         """A snapshot. The process that owns the engine adds what needs the system: `last_step_unix` is still on the
         engine's clock, `cpu_seconds` and `resident_bytes` are 0."""
         return Stats(
             running=running,
             waiting=waiting,
+            held=held,
             kv_used=kv_used,
             kv_evictable=kv_evictable,
             kv_free=kv_free,

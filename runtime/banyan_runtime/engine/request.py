@@ -1,6 +1,6 @@
 """One request inside the engine, with its state.
 
-While a request waits it owns its text; while it is admitted (row >= 0) its text, lengths and slots are columns of
+While a request waits it owns its tokens; while it is admitted (row >= 0) its tokens, lengths and slots are columns of
 `memory.tables`, so that a step over many requests is a few numpy calls.
 """
 
@@ -13,17 +13,19 @@ import numpy as np
 
 from banyan_runtime.engine.memory.prefixes import Node
 from banyan_runtime.step import I32
-from banyan_runtime.wire import Sampling, Submit, unpack_ids
+from banyan_runtime.wire import LogprobRequest, Sampling, Submit, unpack_ids
 
 
 class State(enum.Enum):
     WAITING = "waiting"  # never admitted
     PREFILL = "prefill"  # has a row; its prompt is being computed, its next token is not known yet
     RUNNING = "running"  # decodes
-    RETRACTED = "retracted"  # waits again, keeps its text, holds no memory
+    RETRACTED = "retracted"  # waits again, keeps its tokens, holds no memory
     FINISHED = "finished"
     ABORTED = "aborted"  # by the front, or because it failed
 
+
+NO_LOGPROBS: Final = LogprobRequest()
 
 _NEXT: Final[dict[State, frozenset[State]]] = {
     State.WAITING: frozenset({State.PREFILL, State.ABORTED}),
@@ -43,14 +45,20 @@ class Request:
         "arrival",
         "cached_tokens",
         "first_token_at",
+        "held",
         "held_back",
         "id",
         "key",
         "max_new",
         "merged",
         "node",
+        "output_top",
         "outputs",
+        "place",
+        "prefix_ids",
+        "priority",
         "prompt_len",
+        "prompt_top",
         "queued_at_batch",
         "received_at",
         "retractions",
@@ -60,18 +68,27 @@ class Request:
         "state",
         "stop_ids",
         "token_ids",
+        "unscored",
+        "waited",
     )
 
-    def __init__(self, submit: Submit, *, max_new: int, arrival: int, received_at: float) -> None:
+    def __init__(self, submit: Submit, *, arrival: int, received_at: float) -> None:
+        logprobs = submit.logprobs or NO_LOGPROBS
         self.id = submit.id
         self.arrival = arrival
+        self.priority = submit.priority
         self.salt = submit.salt
         self.sampling: Sampling = submit.sampling
-        self.max_new = max_new  # sampling.max_new_tokens, cut to what fits
+        self.max_new = submit.sampling.max_new_tokens
         self.stop_ids: I32 = np.array(submit.sampling.stop_token_ids, dtype=np.int32)
-        self.key = submit.token_ids  # the text as bytes: what the prefix tree compares
-        self.token_ids: I32 = unpack_ids(submit.token_ids)  # prompt and output as of the last time it waited
+        self.prefix_ids = submit.prefix_ids  # what the prefix cache compares in place of the prompt, if not the prompt itself
+        self.key = submit.prefix_ids or submit.token_ids  # as bytes: what the prefix cache compares
+        self.token_ids: I32 = unpack_ids(submit.token_ids)  # prompt and output as of the last time it waited; no copy
         self.prompt_len = len(self.token_ids)
+        self.output_top = logprobs.output_top
+        self.prompt_top = logprobs.prompt_top
+        self.unscored = max(logprobs.prompt_from, 1) if logprobs.prompt_from >= 0 else self.prompt_len
+        """First prompt position whose log probability is wanted and was not told yet; prompt_len: none is."""
         self.merged = False  # whether it is among those that decode
         self.outputs = 0  # output tokens as of the last time it had no row
         self.state = State.WAITING
@@ -82,8 +99,11 @@ class Request:
         self.first_token_at: float | None = None
         self.cached_tokens = 0  # at first admission
         self.retractions = 0
-        self.held_back = False  # whether it waits, or has waited, for a text that another one computes
+        self.held = submit.held  # waits for something other than memory
+        self.place = 0  # among the newcomers of its priority
+        self.held_back = False  # whether it waits, or has waited, for a prefix that another one computes
         self.queued_at_batch = 0  # prefill batches formed before it was queued: what its age is counted in
+        self.waited = 0  # prefill batches that it had waited when it was last admitted
 
     def enter(self, state: State) -> None:
         assert state in _NEXT[self.state], f"request {self.id}: {self.state.value} -> {state.value}"
@@ -92,6 +112,28 @@ class Request:
     @property
     def over(self) -> bool:
         return not _NEXT[self.state]
+
+    @property
+    def matchable(self) -> int:
+        """How many of its leading tokens may come from the prefix cache: not the last one, whose logits are wanted, nor one
+        whose logits score a token of the prompt."""
+        return (self.unscored if self.unscored < self.prompt_len else len(self.token_ids)) - 1
+
+    def scored_by(self, start: int, end: int) -> tuple[int, int]:
+        """The range of prompt positions to be scored when the tokens at positions `start` up to `end` are computed."""
+        return max(self.unscored, start + 1), min(end + 1, self.prompt_len)
+
+    def key_of(self, tokens: I32) -> bytes:
+        """What the prefix cache compares in place of `tokens`, the first ones of this request."""
+        if not self.prefix_ids:
+            return tokens.tobytes()
+        return self.prefix_ids[: len(tokens) * tokens.itemsize] + tokens[self.prompt_len :].tobytes()
+
+    def keep(self, tokens: I32) -> None:
+        """Own these tokens, prompt and output so far: it waits again. Key and tokens are the same bytes where they can be."""
+        self.key = self.key_of(tokens)
+        self.token_ids = tokens.copy() if self.prefix_ids else unpack_ids(self.key)
+        self.outputs = len(tokens) - self.prompt_len
 
     @property
     def penalised(self) -> bool:

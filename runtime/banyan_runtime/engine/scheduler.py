@@ -15,11 +15,11 @@ import numpy as np
 
 from banyan_runtime.engine.admission import Budget, PrefillChunk, Selection, Verdict
 from banyan_runtime.engine.batch import StepBuilder
-from banyan_runtime.engine.limits import EngineLimits as EngineLimits
+from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.memory.prefixes import ID_BYTES
 from banyan_runtime.engine.policy import Policy
-from banyan_runtime.engine.queue import WaitingQueue
+from banyan_runtime.engine.queue import WaitingQueue, level_of
 from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW, RETRACT_DECODE_STEPS, NewTokenRatio, keep_order
@@ -30,7 +30,7 @@ HOLD_BACK_FROM: Final = 64
 """Uncached tokens that a request must share with one being computed right now to wait for it.
 
 Waiting costs a request one step, about what a decode step takes; on no device that was measured does computing fewer than
-some 64 more prompt tokens beside others take longer than that. A text that is wholly contained in the other one is held
+some 64 more prompt tokens beside others take longer than that. A prompt that is wholly contained in the other one is held
 back at any length, because then nothing but its last token is left to compute.
 """
 HELD_AT_MOST: Final = 128  # requests held back in one turn, so that a long queue of equal prompts is not walked to its end
@@ -62,7 +62,6 @@ class Scheduler:
         self.ratio = NewTokenRatio(limits.conservativeness)
         self.chunked: Request | None = None  # the one whose prompt is computed over several steps
         self.failed: list[tuple[Request, str, str]] = []  # (request, code, message), for the loop to report
-        self.penalised = 0  # admitted requests whose sampling needs their tokens
         self._last: list[Request] = []  # the last step's requests, if it was a prefill; they run from the next turn on
         self._computing: dict[int, Request] = {}  # admitted, and not yet in the tree as a whole
         self._dead = 0  # members of `running` that ended
@@ -73,8 +72,16 @@ class Scheduler:
         self._decodes_in_a_row = 0
 
     def add(self, request: Request) -> None:
+        """Queue a new request; a held one is not looked at before `proceed`."""
         request.queued_at_batch = self._batches
-        self.queue.append(request)
+        if request.held:
+            self.queue.hold(request)
+        else:
+            self.queue.append(request)
+
+    def proceed(self, request: Request) -> None:
+        """What a held request waited for is there."""
+        self.queue.proceed(request)
 
     def schedule(self, now: float) -> ScheduledBatch | None:
         """The next step, with its slots allocated; None when there is nothing to compute."""
@@ -86,7 +93,7 @@ class Scheduler:
         return None
 
     def release(self, request: Request, state: State, *, keep: bool) -> bool:
-        """End `request` in whatever phase it is, and take back all it holds; with `keep`, its computed text stays cached.
+        """End `request` in whatever phase it is, and take back all it holds; with `keep`, what it computed stays cached.
 
         The only way out of the engine. False if it had ended before.
         """
@@ -96,8 +103,10 @@ class Scheduler:
             row, tables = request.row, self._memory.tables
             length = int(tables.length[row])
             request.outputs = length - request.prompt_len
-            # the last known token was not computed yet; of a prompt in chunks only a part was
-            self._leave_row(request, keep=min(length - 1, int(tables.allocated[row])) if keep else 0)
+            # a token that was sampled last was not computed yet; of a prompt in chunks only a part was
+            computed = length - (request.state is State.RUNNING)
+            self._leave_row(request, keep=min(computed, int(tables.allocated[row])) if keep else 0)
+            self._full = self._full and request.merged
         else:
             self.queue.remove(request)
         if request.merged:
@@ -107,7 +116,7 @@ class Scheduler:
         return True
 
     def computed(self, request: Request) -> None:
-        """The whole text of `request` is computed: share it, and let it run."""
+        """All tokens of `request` are computed, and its next one is known: it runs."""
         self._computing.pop(request.id, None)
         if request.state is State.PREFILL:
             request.enter(State.RUNNING)
@@ -128,12 +137,7 @@ class Scheduler:
     @property
     def running_count(self) -> int:
         """Requests that hold memory."""
-        return (
-            len(self.running)
-            - self._dead
-            + sum(not request.over for request in self._last)
-            + (self.chunked is not None and self.chunked not in self._last)
-        )
+        return int(np.count_nonzero(self._memory.tables.live))
 
     def _order(self) -> tuple[Callable[[float], ScheduledBatch | None], ...]:
         """Prefill first, unless running requests have waited long enough for their next token."""
@@ -149,7 +153,7 @@ class Scheduler:
         if self.chunked is not None:
             self._memory.store(self.chunked, int(self._memory.tables.allocated[self.chunked.row]))
         if self._last:
-            fresh = [request for request in self._last if not request.over and request is not self.chunked]
+            fresh = [request for request in self._last if not request.over and request is not self.chunked and request.max_new]
             if len(fresh) < len(self._last):
                 self._full = False
             for request in fresh:
@@ -204,10 +208,20 @@ class Scheduler:
         return total
 
     def _candidates(self) -> Iterable[Request]:
-        victims = list(self.queue.victims.values())
-        yield from victims
-        if all(victim.state is State.PREFILL for victim in victims):
-            yield from self._policy.order(self.queue.newcomers.values(), self._memory.prefixes, self._batches)
+        """By level; of equals victims first, and no newcomer overtakes one of them."""
+        top, batches = self.queue.top, self._batches
+        victims = sorted(self.queue.victims.values(), key=lambda victim: -level_of(victim, batches, top))
+        asked, overtakable = 0, True
+        for newcomer in self._policy.order(self.queue, self._memory.prefixes, batches):
+            level = level_of(newcomer, batches, top)
+            while asked < len(victims) and level_of(victims[asked], batches, top) >= level:
+                yield victims[asked]
+                overtakable = overtakable and victims[asked].state is State.PREFILL
+                asked += 1
+            if not overtakable:
+                return
+            yield newcomer
+        yield from victims[asked:]
 
     def _continue_chunk(self, request: Request, chosen: Selection) -> bool:
         """Put the next piece of the chunked prompt into the step. False while there is no memory for any of it."""
@@ -235,14 +249,14 @@ class Scheduler:
             request.held_back = True
             chosen.held += 1
             return Verdict.ROOM
-        node, matched = prefixes.match(request.key[:-ID_BYTES], request.salt)
+        node, matched = prefixes.match(request.key[: request.matchable * ID_BYTES], request.salt)
         extend = length - matched
         expected = self._rules.charge(request)
         alone = not chosen.chunks and len(self.running) == self._dead
         if alone and length + expected >= budget.total:
             # With nobody else there, what it can still generate is all that counts, or it would wait for ever.
             expected = min(request.remaining, CLIP_MAX_NEW)
-        if extend + expected >= budget.total:
+        if extend + expected >= budget.total + alone:
             return Verdict.NO_TOKEN
         if chosen.chunks and not budget.input_fits(memory.whole_pages(extend)):
             return Verdict.STEP_FULL
@@ -258,8 +272,8 @@ class Scheduler:
         if request.admitted_at is None:
             request.admitted_at = now
             request.cached_tokens = matched
+        request.waited = self._batches - request.queued_at_batch
         request.enter(State.PREFILL)
-        self.penalised += request.penalised
         self._computing[request.id] = request
         chosen.computing.add(request.key, request.salt)
         chosen.cached += matched
@@ -274,12 +288,13 @@ class Scheduler:
         return budget.verdict()
 
     def _pays_to_wait(self, request: Request, chosen: Selection) -> bool:
-        """Whether enough of the text is being computed right now for another request, so that it will be cached."""
+        """Whether enough of its prefix is being computed right now for another request, so that it will be cached."""
         shared = chosen.computing.longest(request.key, request.salt)
         if not shared:
             return False
         prefixes, length = self._memory.prefixes, len(request.token_ids)
-        gain = prefixes.accepts(min(shared, length - 1)) - prefixes.longest(request.key[:-ID_BYTES], request.salt)
+        most = request.matchable
+        gain = prefixes.accepts(min(shared, most)) - prefixes.longest(request.key[: most * ID_BYTES], request.salt)
         # who waits already does so to the end, though the tree holds more of it with each chunk
         return gain >= HOLD_BACK_FROM or (gain > 0 and (request.held_back or shared >= length))
 
@@ -368,14 +383,12 @@ class Scheduler:
         return self._memory.pages.free_tokens >= need
 
     def _preempt(self, request: Request) -> None:
-        """Take the memory of `request`, and keep its text."""
+        """Take the memory of `request`, and keep its tokens."""
         tables, row = self._memory.tables, request.row
         length = int(tables.length[row])
-        request.token_ids = tables.tokens[row, :length].copy()
-        request.key = request.token_ids.tobytes()
-        request.outputs = length - request.prompt_len
+        request.keep(tables.tokens[row, :length])
         request.retractions += 1
-        request.queued_at_batch = self._batches
+        request.queued_at_batch = self._batches - request.waited
         self._report.preempted_tokens += int(tables.allocated[row] - tables.shared[row])
         self._leave_row(request, keep=0)
         request.merged = False
@@ -384,6 +397,5 @@ class Scheduler:
     def _leave_row(self, request: Request, *, keep: int) -> None:
         self._memory.release(request, keep)
         self._computing.pop(request.id, None)
-        self.penalised -= request.penalised
         if self.chunked is request:
             self.chunked = None

@@ -24,7 +24,7 @@ from banyan_runtime.errors import UserError
 from banyan_runtime.server.process import die_with_parent, resident_bytes
 from banyan_runtime.server.pulse import Pulse
 from banyan_runtime.server.termination import EXIT_INTERNAL
-from banyan_runtime.step import Handle, Runner, RunnerInfo, Step
+from banyan_runtime.step import Handle, Runner, RunnerInfo, Step, TableShape
 
 if TYPE_CHECKING:
     from banyan_runtime.engine.loop import Engine
@@ -53,6 +53,9 @@ class CountedRunner:
         self._runner = runner
         self.info: RunnerInfo = runner.info
         self.steps = 0
+
+    def prepare(self, shape: TableShape) -> None:
+        self._runner.prepare(shape)
 
     def launch(self, step: Step) -> Handle:
         self.steps += 1
@@ -122,6 +125,8 @@ def start(boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog) -> t
     known = runner.info
     limits = EngineLimits.of(config, known)
     log.info("%s", startup_line(limits, known))
+    if limits.warning is not None:
+        log.warning("%s", limits.warning)
     counted = CountedRunner(runner)
     return Engine(counted, limits, time.monotonic, log.info), counted, limits.engine_info(known)
 

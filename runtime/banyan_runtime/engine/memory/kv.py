@@ -70,7 +70,9 @@ class KvMemory:
         row = tables.take()
         ids = request.token_ids
         tables.tokens[row, : len(ids)] = ids
-        self.prefixes.gather(node, tables.slots[row])
+        if matched:
+            self.prefixes.gather(node, tables.slots[row])
+            tables.changed(row, 0, matched)
         tables.length[row] = len(ids)
         tables.prompt[row] = request.prompt_len
         tables.max_new[row] = request.max_new
@@ -129,13 +131,19 @@ class KvMemory:
     def store(self, request: Request, upto: int) -> None:
         """Hand the first `upto` computed tokens to the tree (whole pages), so that others find them; the request goes on
         with the tree's slots, under a lock."""
+        start, end = self._share(request, upto)
+        if end > start:
+            self.tables.changed(request.row, start, end)
+
+    def _share(self, request: Request, upto: int) -> tuple[int, int]:
+        """Do what `store` says; returns the range of positions whose slots were replaced by the tree's own."""
         tables, row = self.tables, request.row
         keep = self.prefixes.accepts(upto)
         shared = int(tables.shared[row])
         if keep <= shared:
-            return
+            return 0, 0
         slots = tables.slots[row]
-        node, present = self.prefixes.insert(tables.tokens[row, :keep].tobytes(), slots[:keep], request.salt)
+        node, present = self.prefixes.insert(request.key_of(tables.tokens[row, :keep]), slots[:keep], request.salt)
         self.prefixes.lock(node)
         if present > shared:
             own = slots[shared:present].copy()
@@ -145,12 +153,13 @@ class KvMemory:
         self.prefixes.unlock(request.node)
         request.node = node
         tables.shared[row] = keep
+        return shared, present
 
     def release(self, request: Request, keep: int) -> None:
         """Take everything back: the first `keep` tokens stay in the tree for others, the rest is free."""
         tables, row = self.tables, request.row
         if keep:
-            self.store(request, keep)
+            self._share(request, keep)
         start, end = int(tables.shared[row]), int(tables.allocated[row])
         self._give(tables.slots[row, start:end])
         assert request.node is not None

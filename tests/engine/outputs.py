@@ -1,0 +1,81 @@
+"""What the front gets, taken apart, and what the fake model's log probabilities must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+from banyan_runtime.wire import LogprobColumns, LogprobRequest, PromptLogprobs, StepOutput, unpack_ids
+from tests.engine.fake import likeliest, logprob, totals
+
+Score = tuple[float, list[int], list[float]]
+"""Log probability of a token, the likeliest tokens, and theirs."""
+
+
+def unpack(columns: LogprobColumns) -> list[Score]:
+    values = np.frombuffer(columns.values, dtype="<f4")
+    shape = len(values), columns.width
+    ids = np.frombuffer(columns.top_ids, dtype="<i4").reshape(shape)
+    tops = np.frombuffer(columns.top_values, dtype="<f4").reshape(shape)
+    return list(zip(values.tolist(), ids.tolist(), tops.tolist(), strict=True))
+
+
+def tokens_of(output: StepOutput) -> Iterator[tuple[int, list[tuple[int, Score | None]]]]:
+    """For each request its tokens, each with what was told of its probability."""
+    assert len(set(output.ids)) == len(output.ids)
+    tokens = unpack_ids(output.token_ids).tolist()
+    scored = unpack_ids(output.scored).tolist()
+    assert scored == sorted(set(scored))
+    assert bool(scored) == (output.logprobs is not None)
+    scores = dict(zip(scored, unpack(output.logprobs), strict=True)) if output.logprobs else {}
+    start = 0
+    for id, count in zip(output.ids, output.counts or [1] * len(output.ids), strict=True):
+        yield id, [(tokens[index], scores.get(index)) for index in range(start, start + count)]
+        start += count
+    assert start == len(tokens)
+
+
+class Scores:
+    """What one request was told of the probabilities of its tokens."""
+
+    def __init__(self, asked: LogprobRequest | None) -> None:
+        self._asked = asked or LogprobRequest()
+        self.prompt: dict[int, Score] = {}  # by position
+        self.output: list[Score | None] = []
+
+    def take_prompt(self, told: PromptLogprobs) -> None:
+        for position, score in enumerate(unpack(told.columns), told.start):
+            assert position not in self.prompt, f"position {position} is told twice"
+            self.prompt[position] = score
+
+    def check(self, prompt: Sequence[int], outputs: Sequence[int], *, whole_prompt: bool) -> None:
+        """`whole_prompt`: every score that was asked for must have come."""
+        asked, tokens = self._asked, [*prompt, *outputs]
+        if asked.output_top < 0:
+            assert not any(self.output)
+        if asked.prompt_from < 0:
+            assert not self.prompt
+        elif whole_prompt:
+            assert sorted(self.prompt) == list(range(max(asked.prompt_from, 1), len(prompt)))
+        if asked == LogprobRequest():
+            return
+        before = list(islice(totals(tokens), len(tokens)))
+        for position, score in self.prompt.items():
+            assert _trimmed(score, asked.prompt_top) == _expected(before[position - 1], tokens[position], asked.prompt_top)
+            assert len(score[1]) == asked.prompt_top, "no wider than it was asked for"
+        if asked.output_top >= 0:
+            assert len(self.output) == len(outputs)
+            for position, score in enumerate(self.output, len(prompt)):
+                assert score is not None
+                assert _trimmed(score, asked.output_top) == _expected(before[position - 1], tokens[position], asked.output_top)
+
+
+def _trimmed(score: Score, top: int) -> Score:
+    return score[0], score[1][:top], score[2][:top]
+
+
+def _expected(total: int, token: int, top: int) -> Score:
+    ids = likeliest(total, top)
+    return logprob(total, token), ids, [logprob(total, id) for id in ids]
