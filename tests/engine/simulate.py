@@ -186,7 +186,6 @@ class World:
         self.engine = Engine(self.runner, limits, Clock(), self._log)
         self.runner.watch = lambda: invariants.check_mirror(self.engine, self.runner)
         self.live: dict[int, Sent] = {}
-        self.held: list[int] = []
         self.texts = [[rng.randrange(VOCAB) for _ in range(load.base_len)] for _ in range(3)]
         self.next_id = 0
         self.flushes = 0
@@ -239,12 +238,15 @@ class World:
             self.engine.handle(Proceed(id=self.next_id + 1))
             self.engine.handle(Abort(id=self.next_id + 1))
 
+    @property
+    def held(self) -> list[int]:
+        return [id for id, sent in self.live.items() if sent.held]
+
     def _proceed(self) -> None:
-        """One of the held requests goes on, at the latest when a hundred turns have gone by for it."""
-        id = self.held.pop(self.rng.randrange(len(self.held)))
-        if id in self.live:
-            self.live[id].held = False
-            self.live[id].turn = self.turn
+        """One of the held requests goes on."""
+        id = self.rng.choice(self.held)
+        self.live[id].held = False
+        self.live[id].turn = self.turn
         self.engine.handle(Proceed(id=id))
 
     def _submit(self) -> None:
@@ -289,8 +291,6 @@ class World:
             prompt[2:5] = [-10 * (id + 1) for id in prefix_ids[2:5]]
             submit = msgspec.structs.replace(submit, token_ids=pack_ids(prompt))
         self.live[submit.id] = Sent(prompt, sampling, Scores(logprobs), self.turn, held)
-        if held:
-            self.held.append(submit.id)
         self.totals.submitted += 1
         self.totals.held += held
         self.totals.penalised += penalised(sampling)

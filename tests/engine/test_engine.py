@@ -465,6 +465,7 @@ def test_a_request_that_stays_held_is_counted_and_can_be_aborted() -> None:
     session.turn(1.0)
     assert session.failures[refused].code == "queue_full"
     assert (session.stats[-1].held, session.stats[-1].waiting) == (2, 0)
+    assert not session.engine.has_work, "the loop sleeps meanwhile"
     session.abort(held[0])
     session.abort(held[1])
     session.turn()

@@ -85,7 +85,7 @@ class Engine:
         self.requests: dict[int, Request] = {}  # by id, all that have not ended
         self._many_stops: set[int] = set()  # ids of requests with more stop ids than a row has columns
         self._in_flight: deque[_Launched] = deque()
-        self._busy = False  # from the first request until a turn finds everything done
+        self._busy = False  # from the first message about a request until a turn finds nothing to do
         self._depth = 1 if limits.overlap else 0
         self._out: list[EngineMessage] = []
         self._arrivals = 0
@@ -129,11 +129,13 @@ class Engine:
                 self._submit(message)
             case Proceed(id=id):
                 if id in self.requests:
+                    self._wake(self._clock())
                     self.scheduler.proceed(self.requests[id])
             case Abort(id=id):
                 if id in self.requests:
-                    finished = list[Finish]()
-                    self._end(self.requests[id], FinishCode.ABORT, self._clock(), finished)
+                    now, finished = self._clock(), list[Finish]()
+                    self._wake(now)
+                    self._end(self.requests[id], FinishCode.ABORT, now, finished)
                     self._out.append(StepOutput(ids=[], token_ids=b"", finished=finished))
             case Flush(seq=seq):
                 idle = not self.requests
@@ -165,13 +167,16 @@ class Engine:
             self._out.append(Failed(id=submit.id, code=refusal[0], message=refusal[1]))
             return
         self._arrivals += 1
-        if not self._busy:
-            self._busy = True
-            self._report.busy(now)
+        self._wake(now)
         self.requests[submit.id] = request
         if len(request.stop_ids) > STOP_COLUMNS:
             self._many_stops.add(request.id)
         self.scheduler.add(request)
+
+    def _wake(self, now: float) -> None:
+        if not self._busy:
+            self._busy = True
+            self._report.busy(now)
 
     def _refusal(self, request: Request) -> tuple[str, str] | None:
         """The (code, message) with which a new request is turned away, or None."""
@@ -363,7 +368,7 @@ class Engine:
         """What a turn owes beside its step: memory is counted, and the front hears how things are."""
         self._check_balance()
         now = self._clock()
-        if not self.requests and not self._in_flight:
+        if len(self.requests) == len(self.scheduler.queue.held) and not self._in_flight:
             self._go_idle(now)
         elif now - self._stats_at >= STATS_INTERVAL_S:
             self._out.append(self.stats(now))
