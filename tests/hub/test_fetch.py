@@ -185,7 +185,7 @@ def test_a_truncated_weight_file_is_named(shelf: Path, tmp_path: Path) -> None:
     folder = resolve("catalog://tiny", str(tmp_path / "cache"))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read as safetensors"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: is truncated .*tensor .* ends at byte"):
         inspect(folder)
 
 

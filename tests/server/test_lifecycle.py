@@ -84,7 +84,7 @@ def test_the_log_of_a_start_reads_in_the_order_that_scripts_expect(start_server:
         r"INFO:     Waiting for application startup\.",
         r"INFO:     Application startup complete\.",
         r"INFO:     Uvicorn running on http://127\.0\.0\.1:\d+ \(Press CTRL\+C to quit\)",
-        r"Prefill group\. #new-seq: 1, #new-token: \d+, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
+        r"Prefill batch\. #new-seq: 1, #new-token: \d+, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
         r"The server is fired up and ready to roll!$",
     ]
     at = -1

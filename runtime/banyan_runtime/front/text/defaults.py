@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any, Final
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError
-from banyan_runtime.front.text.tokenizer import read_json
+from banyan_runtime.hub.files import read_object_if_any, shown, token_ids
 
 _VALID: Final[Mapping[str, Callable[[float], bool]]] = {
     "temperature": lambda value: 0 <= value <= 2,
     "top_p": lambda value: 0 < value <= 1,
-    "top_k": lambda value: value >= -1,
+    "top_k": lambda value: -1 <= value < 1 << 31,
     "min_p": lambda value: 0 <= value <= 1,
     "repetition_penalty": lambda value: 0 < value <= 2,
     "frequency_penalty": lambda value: -2 <= value <= 2,
@@ -36,15 +35,16 @@ class GenerationDefaults:
     @staticmethod
     def load(config: ServerConfig, folder: Path, tokenizer_eos: int | None) -> GenerationDefaults:
         """From generation_config.json, or the end token of config.json, and --preferred-sampling-params."""
-        generation = read_json(folder / "generation_config.json")
+        generation = read_object_if_any(folder / "generation_config.json")
         preferred = _preferred(config.preferred_sampling_params)
         names = () if config.sampling_defaults == "neutral" else FROM_MODEL
         model = {name: value for name in names if (value := generation.get(name)) is not None}
         for name, value in model.items():
             if (problem := _problem(name, value)) is not None:
                 raise ModelError(f"{folder / 'generation_config.json'}: {problem}; correct it or use --sampling-defaults neutral")
-        named = generation.get("eos_token_id") if "eos_token_id" in generation else read_json(folder / "config.json").get("eos_token_id")
-        ids = {value for value in (named if isinstance(named, list) else [named]) if isinstance(value, int)}
+        ids = set(token_ids(generation, "eos_token_id", str(folder / "generation_config.json")))
+        if "eos_token_id" not in generation:
+            ids |= token_ids(read_object_if_any(folder / "config.json"), "eos_token_id", str(folder / "config.json"))
         if tokenizer_eos is not None:
             ids.add(tokenizer_eos)
         return GenerationDefaults(openai={**model, **preferred}, native=preferred, eos_ids=frozenset(ids))
@@ -61,6 +61,6 @@ def _preferred(text: str | None) -> dict[str, float]:
 def _problem(name: str, value: Any) -> str | None:
     if name not in _VALID:
         return f"{name} is no sampling field that can have a default; known are {', '.join(_VALID)}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not _VALID[name](value):
-        return f"{name} is {value!r}, which is out of its range"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _VALID[name](value):
+        return f"{name} is {shown(value)}, which is out of its range"
     return None
