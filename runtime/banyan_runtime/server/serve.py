@@ -37,6 +37,7 @@ from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.ops.http import HttpCounter
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
+from banyan_runtime.model import spec
 from banyan_runtime.server import termination
 from banyan_runtime.server.engine_child import EngineChild, private_folder
 from banyan_runtime.server.process import resident_bytes
@@ -148,6 +149,7 @@ class Server:
             loop.call_soon_threadsafe(self._progress, phase, percent, detail)
 
         model_dir = await on_thread(hub.resolve, config.model_path, config.download_dir, report)
+        await on_thread(spec.read, model_dir, config.json_model_override_args)  # before two readers each blame it in their words
         self._note_phase("download", since="downloading")
         self._progress("loading", 0, "")
         self._folder = private_folder()
