@@ -153,7 +153,7 @@ def timed(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict[
             way()
             seconds[name].append(time.perf_counter() - began)
     return {
-        name: {"median_ms": statistics.median(found) * 1e3, "p99_ms": statistics.quantiles(found, n=100)[98] * 1e3}
+        name: {"median_ms": round(statistics.median(found) * 1e3, 4), "p99_ms": round(statistics.quantiles(found, n=100)[98] * 1e3, 4)}
         for name, found in seconds.items()
     }
 
@@ -226,7 +226,7 @@ async def scraped(metrics: Metrics, rng: random.Random, seconds: float, page: Ca
     if watch:
         work.append(look())
     await asyncio.gather(*work)
-    return statistics.median(longest) * 1e3 if watch else (time.process_time() - cpu) / seconds * 100
+    return round(statistics.median(longest) * 1e3 if watch else (time.process_time() - cpu) / seconds * 100, 2)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from banyan_runtime import wire
 from banyan_runtime.front import exposition
 from banyan_runtime.front.metrics import Metrics, RequestRecord
-from banyan_runtime.front.state import ServerState
+from banyan_runtime.front.state import PhaseName, ServerState
 
 GOLDEN = Path(__file__).parent / "metrics.golden"
 
@@ -148,6 +148,16 @@ def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
     assert value("banyan_process_resident_memory_bytes", component="api") == 12_345_678
     assert value("banyan_log_dropped_total") == 3
     assert value("banyan_startup_phase_seconds", phase="load_weights") == 1.5
+
+
+@pytest.mark.parametrize(
+    ("phase", "hung", "shown"), [("ready", False, "ready"), ("ready", True, "hung"), ("draining", True, "hung"), ("dead", True, "dead")]
+)
+def test_the_server_is_in_one_state_the_one_that_readyz_tells(phase: PhaseName, hung: bool, shown: str) -> None:
+    state = ServerState("x", phase=phase, hung=hung)
+    seen = samples(rendered(Metrics("tiny", state)))
+    states = {dict(labels)["state"]: value for (name, labels), value in seen.items() if name == "banyan_engine_state"}
+    assert [name for name, value in states.items() if value] == [shown] == [state.payload()["state"]]
 
 
 def test_a_finished_request_is_counted_once_in_each_of_its_series() -> None:

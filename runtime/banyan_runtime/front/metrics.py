@@ -27,6 +27,7 @@ ENDPOINTS: Final = ("chat", "completions", "embeddings", "other")
 FINISH_REASONS: Final = ("stop", "length", "tool_calls", "abort", "error")
 REJECTIONS: Final = ("queue_full", "too_long", "draining", "loading", "auth", "invalid", "other")
 STARTUP_PHASES: Final = ("download", "load_weights", "kv_alloc", "graph_capture", "warmup", "total")
+STATES: Final = (*PHASES, "hung")
 METHODS: Final = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")
 MAX_HTTP_SERIES: Final = 200  # handlers are route templates, so this is reached only by a mistake of ours
 REWRITE_EVERY_S: Final = 0.25  # endpoint pickers scrape 20 times a second, each replica of them, but read the load gauges alone
@@ -156,8 +157,9 @@ class Metrics:
         return self.load_page.text()
 
     def _take_own(self) -> None:
-        for phase in PHASES:
-            self._engine_state[(phase,)].value = int(phase == self._state.phase)
+        current = "hung" if self._state.hung and self._state.phase != "dead" else self._state.phase
+        for (state,), cell in self._engine_state.items():
+            cell.value = int(state == current)
         self._cpu[("api",)].value = time.process_time()
         self._resident[("api",)].value = self.resident_bytes()
         self._dropped.value = self.log_dropped()
@@ -195,7 +197,7 @@ class Metrics:
         self._build_info = to.open_family("banyan_build_info", "gauge", "The software that runs.", "version")
         model = ("model", "architecture", "dtype", "kv_cache_dtype", "attention_backend", "device")
         self._model_info = to.open_family("banyan_model_info", "gauge", "The model that is served.", *model)
-        self._engine_state = to.cells("banyan_engine_state", "gauge", "1 for the state the server is in.", state=PHASES)
+        self._engine_state = to.cells("banyan_engine_state", "gauge", "1 for the state the server is in.", state=STATES)
         self._last_step = to.cell("banyan_engine_last_step_timestamp_seconds", "gauge", "Unix time of the last finished step.")
         self._startup = to.cells("banyan_startup_phase_seconds", "gauge", "How long each phase of the start took.", phase=STARTUP_PHASES)
         self._waiting_by_reason = to.cells(
