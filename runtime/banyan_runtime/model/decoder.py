@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.attention import Attention
-from banyan_runtime.model.invariance import round_up
-from banyan_runtime.model.layers import Kernels, RmsNorm
+from banyan_runtime.model.invariance import aligned, report
+from banyan_runtime.model.layers import Head, Kernels
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.spec import ModelSpec
 
@@ -26,26 +28,37 @@ class Decoder:
         self.embed = weights.pop("embed")
         self.dtype = self.embed.dtype
         self.blocks = [_Block(spec, index, weights, kernels, rope) for index in range(spec.layers)]
-        self.norm = RmsNorm(weights.pop("norm"), spec.norm_eps)
-        self.head = kernels.linear(self.embed if spec.tied else weights.pop("head"), None)
+        self.norm = kernels.norm(weights.pop("norm"), spec.norm_eps)
+        self.head = Head(self.embed if spec.tied else weights.pop("head"), kernels)
         assert not weights, f"no layer took {sorted(weights)}"
+        self.rows = kernels.rows
+        if self.embed.device.type == "cpu":
+            report("layers are", self.rows)
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether the bits of a token's results are the same whatever else is in the step."""
+        return self.rows.invariant
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Last hidden states [T, hidden_size] of tokens [T] at positions [T]; `attention` was planned for them."""
         tokens = token_ids.shape[0]
-        padding = round_up(tokens, self.kernels.row_multiple) - tokens
-        h = F.embedding(F.pad(token_ids, (0, padding)) if padding else token_ids, self.embed)
-        at = self.rope.at(positions)
+        sizes = self.rows.split(tokens)
+        if padding := sum(sizes) - tokens:
+            token_ids, positions = F.pad(token_ids, (0, padding)), F.pad(positions, (0, padding))
+        h = [F.embedding(ids, self.embed) for ids in torch.split(token_ids, sizes)]
+        at = [self.rope.at(block) for block in torch.split(positions, sizes)]
         for block in self.blocks:
             h = block(h, tokens, at, attention)
-        return h[:tokens]
+        return _joined(h)[:tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocab_size] of n hidden states."""
         rows = hidden.shape[0]
-        padding = round_up(rows, self.kernels.row_multiple) - rows
-        normed = self.norm(F.pad(hidden, (0, 0, 0, padding)) if padding else hidden)
-        return self.head(normed)[:rows].float()
+        sizes = self.rows.split(rows)
+        if padding := sum(sizes) - rows:
+            hidden = F.pad(hidden, (0, 0, 0, padding))
+        return _joined([self.head(self.norm(aligned(block))) for block in torch.split(hidden, sizes)])[:rows]
 
 
 class _Block:
@@ -60,23 +73,37 @@ class _Block:
         self.rope = rope
         self.heads = [spec.heads, spec.kv_heads, spec.kv_heads]
         self.head_dim = spec.head_dim
-        self.input_norm = RmsNorm(take("input_norm"), spec.norm_eps)
+        self.input_norm = kernels.norm(take("input_norm"), spec.norm_eps)
         self.qkv = kernels.linear(take("qkv"), bias("qkv_bias", spec.qkv_bias))
-        self.q_norm = RmsNorm(take("q_norm"), spec.norm_eps) if spec.qk_norm else None
-        self.k_norm = RmsNorm(take("k_norm"), spec.norm_eps) if spec.qk_norm else None
+        self.q_norm = kernels.norm(take("q_norm"), spec.norm_eps, spec.heads) if spec.qk_norm else None
+        self.k_norm = kernels.norm(take("k_norm"), spec.norm_eps, spec.kv_heads) if spec.qk_norm else None
         self.out = kernels.linear(take("out"), bias("out_bias", spec.output_bias))
-        self.mlp_norm = RmsNorm(take("mlp_norm"), spec.norm_eps)
+        self.mlp_norm = kernels.norm(take("mlp_norm"), spec.norm_eps)
         self.gate_up = kernels.gated(take("gate_up"), bias("gate_up_bias", spec.mlp_bias))
         self.down = kernels.linear(take("down"), bias("down_bias", spec.mlp_bias))
 
-    def __call__(self, h: Tensor, tokens: int, at: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
-        """h [rows, hidden_size], of which the first `tokens` rows are real and the rest padding."""
-        qkv = self.qkv(self.input_norm(h))[:tokens].view(tokens, -1, self.head_dim)
-        q, k, v = torch.split(qkv, self.heads, 1)
+    def __call__(self, h: list[Tensor], tokens: int, at: list[tuple[Tensor, Tensor]], attention: Attention) -> list[Tensor]:
+        """h: blocks [rows, hidden_size], of which the first `tokens` rows are real and the rest padding. Everything but
+        attention is computed block by block."""
+        q, k, v = (_joined(parts)[:tokens] for parts in zip(*map(self._project, h, at), strict=True))
+        attended = attention.attend(self.index, q, k, v).view(tokens, -1)
+        sizes = [block.shape[0] for block in h]
+        if padding := sum(sizes) - tokens:
+            attended = F.pad(attended, (0, 0, 0, padding))
+        return [self._finish(block, aligned(part)) for block, part in zip(h, torch.split(attended, sizes), strict=True)]
+
+    def _project(self, h: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [rows, heads, head_dim] of a block, at their positions."""
+        q, k, v = torch.split(self.qkv(self.input_norm(h)).view(h.shape[0], -1, self.head_dim), self.heads, 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        attended = attention.attend(self.index, self.rope.rotate(q, at), self.rope.rotate(k, at), v).view(tokens, -1)
-        if tokens < h.shape[0]:
-            attended = F.pad(attended, (0, 0, 0, h.shape[0] - tokens))
+        return self.rope.rotate(q, at), self.rope.rotate(k, at), v
+
+    def _finish(self, h: Tensor, attended: Tensor) -> Tensor:
+        """What attention [rows, heads * head_dim] and MLP add to a block."""
         h = h + self.out(attended)
         return h + self.down(self.gate_up(self.mlp_norm(h)))
+
+
+def _joined(blocks: Sequence[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks))

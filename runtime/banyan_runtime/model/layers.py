@@ -1,21 +1,24 @@
-"""The blocks' parts: norm, linear, gated MLP. Plain callables on [rows, width] tensors, no module machinery: a step of a
+"""The blocks' parts: norm, linear, gated MLP, head. Plain callables on [rows, width] tensors, no module machinery: a step of a
 small model is bound by the number of Python calls.
 
 `Kernels` chooses how matrices are multiplied, once at start: `PlainKernels` anywhere, `PackedKernels` on the CPU, where
 weights are stored in oneDNN's blocked layout. Measured on 2 cores, 3072x576: bf16 83 us against 128 us for one row and
 185 against 253 us for 16 rows; fp32 92 against 136 us and 300 against 518 us.
+
+On the CPU every part is measured when it is made (`invariance.py`), with the shape that it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from banyan_runtime.model.invariance import probe_input, probe_weight, row_multiple
+from banyan_runtime.model.invariance import LADDER, Measured, RowSizes, agreement, probe_row, probe_weight
 
 
 class Layer(Protocol):
@@ -28,8 +31,11 @@ class Kernels(Protocol):
     """Makes layers of weights; may take the weights over in another form."""
 
     @property
-    def row_multiple(self) -> int:
-        """Rows must be padded to a multiple of this for results that do not depend on their number."""
+    def rows(self) -> RowSizes:
+        """The numbers of rows with which all layers made so far must be called for results that do not depend on them."""
+
+    def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
+        """The norm of vectors like weight [width], of which each row has `heads`."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
         """x @ weight.T + bias; weight [out, in], bias [out]."""
@@ -51,22 +57,46 @@ class RmsNorm:
         return (wide * scale).to(x.dtype) * self.weight
 
 
+class Head:
+    """The vocabulary's logits in fp32. On the CPU in slices, which are small enough to be measured with the shape they have."""
+
+    SLICE: Final = 4096  # tokens; a slice more costs 5 us a step
+
+    def __init__(self, weight: Tensor, kernels: Kernels) -> None:
+        self._outputs = weight.shape[0]
+        slices = torch.split(weight, self.SLICE) if weight.device.type == "cpu" else [weight]
+        self._slices: Sequence[Layer] = [kernels.linear(part, None) for part in slices]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, width]; the result [rows, vocab_size]."""
+        if len(self._slices) == 1:
+            return self._slices[0](x).float()
+        logits = torch.empty(x.shape[0], self._outputs, dtype=torch.float32, device=x.device)
+        for part, layer in zip(torch.split(logits, self.SLICE, 1), self._slices, strict=True):
+            part.copy_(layer(x))
+        return logits
+
+
 class PlainKernels:
     """torch's own products."""
 
     def __init__(self) -> None:
-        self._rows = _RowCounts()
+        self._measured = _MeasuredLayers()
 
     @property
-    def row_multiple(self) -> int:
-        return self._rows.multiple
+    def rows(self) -> RowSizes:
+        return self._measured.rows
+
+    def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
+        self._measured.norm(weight, heads)
+        return RmsNorm(weight, eps)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        self._rows.measure(weight, lambda probe: _PlainLinear(probe, None))
+        self._measured.product(_PlainLinear, weight, bias)
         return _PlainLinear(weight, bias)
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        self._rows.measure(weight, lambda probe: _PlainLinear(probe, None))
+        self._measured.product(_PlainGated, weight, bias)
         return _PlainGated(weight, bias)
 
 
@@ -74,11 +104,11 @@ class PackedKernels:
     """oneDNN products over packed weights, on the CPU."""
 
     def __init__(self) -> None:
-        self._rows = _RowCounts()
+        self._measured = _MeasuredLayers()
 
     @property
-    def row_multiple(self) -> int:
-        return self._rows.multiple
+    def rows(self) -> RowSizes:
+        return self._measured.rows
 
     @staticmethod
     def supports(dtype: torch.dtype) -> bool:
@@ -87,36 +117,63 @@ class PackedKernels:
             return False
         return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
+    def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
+        self._measured.norm(weight, heads)
+        return RmsNorm(weight, eps)
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        self._rows.measure(weight, lambda probe: _PackedLinear(probe, None, "none"))
-        return _PackedLinear(weight, bias, "none")
+        self._measured.product(_PackedLinear, weight, bias)
+        return _PackedLinear(weight, bias)
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        inner = weight.shape[0] // 2
-        gate_bias, up_bias = (None, None) if bias is None else (bias[:inner].contiguous(), bias[inner:].contiguous())
-        self._rows.measure(weight[:inner], lambda probe: _PackedLinear(probe, None, "swish"))
-        return _PackedGated(_PackedLinear(weight[:inner], gate_bias, "swish"), _PackedLinear(weight[inner:], up_bias, "none"))
+        self._measured.product(_PackedGated, weight, bias)
+        return _PackedGated(weight, bias)
 
 
-class _RowCounts:
-    """Measures each shape once, on the CPU: only there results are promised not to depend on the number of rows."""
+class _MeasuredLayers:
+    """Measures each kind of layer and shape once, on the CPU: only there results are promised not to depend on the number of
+    rows."""
 
-    # A vocabulary's head is measured by fewer outputs of the same alignment: its probe would take as much memory again.
-    MOST_OUTPUTS = 4096
+    # What was found holds for the process: neither the library nor the processor changes, and threads are part of the key.
+    KNOWN: Final[dict[Hashable, dict[int, int | None]]] = {}
 
     def __init__(self) -> None:
-        self.multiple = 1
-        self._measured: set[torch.Size] = set()
+        self._measured = Measured()
 
-    def measure(self, weight: Tensor, layer: Callable[[Tensor], Layer]) -> None:
-        if weight.device.type != "cpu" or weight.shape in self._measured:
+    @cached_property
+    def rows(self) -> RowSizes:
+        return self._measured.sizes()
+
+    def product(self, kind: Callable[[Tensor, Tensor | None], Layer], weight: Tensor, bias: Tensor | None) -> None:
+        """A bias of zeros takes part where there is one: it chooses the kernel, and hides no rounding errors."""
+
+        def make() -> Callable[[int], Tensor]:
+            (outputs, width), dtype = weight.shape, weight.dtype
+            layer = kind(probe_weight(outputs, width, dtype), None if bias is None else torch.zeros(outputs, dtype=dtype))
+            row = probe_row(width, dtype)
+            return lambda rows: layer(row.expand(rows, -1).contiguous())
+
+        self._measure((kind, weight.shape, weight.dtype, bias is None), weight, make)
+
+    def norm(self, weight: Tensor, heads: int) -> None:
+        """In fp32 whatever the model's type is: the norm computes in it, and rounding would hide how."""
+
+        def make() -> Callable[[int], Tensor]:
+            norm, row = RmsNorm(torch.ones(weight.shape), 0.0), probe_row(weight.shape[0], torch.float32)
+            if heads == 1:
+                return lambda rows: norm(row.expand(rows, -1).contiguous())
+            return lambda rows: norm(row.expand(rows, heads + 1, -1).contiguous()[:, :heads])  # beside others, as in qkv
+
+        self._measure((RmsNorm, weight.shape, heads), weight, make)
+
+    def _measure(self, layer: Hashable, weight: Tensor, make: Callable[[], Callable[[int], Tensor]]) -> None:
+        key = (layer, torch.get_num_threads())
+        if weight.device.type != "cpu" or key in self._measured:
             return
-        self._measured.add(weight.shape)
-        outputs, width = weight.shape
-        if outputs > 2 * self.MOST_OUTPUTS:
-            outputs = self.MOST_OUTPUTS + outputs % self.MOST_OUTPUTS
-        found = row_multiple(layer(probe_weight(outputs, width, weight.dtype)), probe_input((), width, weight.dtype))
-        self.multiple = max(self.multiple, found)
+        if key not in self.KNOWN:
+            self.KNOWN[key] = agreement(make(), LADDER)
+        self._measured.add(key, self.KNOWN[key])
+        self.__dict__.pop("rows", None)
 
 
 class _PlainLinear:
@@ -143,7 +200,7 @@ class _PackedLinear:
     # The layout hint changes the speed by at most 20 %; 256 rows did best for few and for many rows.
     HINT = 256
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none") -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self.HINT)
         self.bias = bias
         self.activation = activation
@@ -157,9 +214,11 @@ class _PackedGated:
     """The activation is part of the gate's product: torch's own silu computes the ends of each thread's share with another
     exponential than the rest, so its last bits depend on the number of rows (measured with 176 columns)."""
 
-    def __init__(self, gate: Layer, up: Layer) -> None:
-        self.gate = gate
-        self.up = up
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        inner = weight.shape[0] // 2
+        gate_bias, up_bias = (None, None) if bias is None else (bias[:inner].contiguous(), bias[inner:].contiguous())
+        self.gate = _PackedLinear(weight[:inner], gate_bias, "swish")
+        self.up = _PackedLinear(weight[inner:], up_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.gate(x).mul_(self.up(x))
