@@ -264,7 +264,9 @@ def test_when_the_engine_is_killed_streams_fail_probes_tell_and_the_server_ends(
     server.eventually(lambda: server.status("/livez") == 503, "a failing /livez", 2)
     assert time.monotonic() - killed < 2
     assert server.get("/readyz").json()["state"] == "dead"
-    assert reader.error(2)["code"] == "internal_error"
+    error = reader.error(2)
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert "the engine process ended with exit code -9" in error["message"]
     assert server.post("/v1/completions", LONG).status_code in (500, 503)
     assert server.wait(10) == 70
     assert f"Child process unexpectedly failed with exitcode=-9. pid={engine.pid}" in server.log
@@ -288,7 +290,9 @@ def test_a_stopped_engine_fails_livez_until_it_goes_on(start_server: StartServer
     engine = server.engine
     engine.suspend()
     server.eventually(lambda: server.status("/livez") == 503, "a failing /livez", 5)
-    assert server.status("/readyz") == 503
+    readyz = server.get("/readyz")
+    assert (readyz.status_code, readyz.json()["state"]) == (503, "hung")
+    assert re.fullmatch(r"the engine has not answered for [1-9]\d* s", readyz.json()["detail"])
     engine.resume()
     server.eventually(lambda: server.status("/livez") == 200, "recovery", 5)
     assert server.status("/readyz") == 200

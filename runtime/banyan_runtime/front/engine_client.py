@@ -155,7 +155,7 @@ class EngineClient:
     def generate(self, token_ids: wire.TokenIds | list[int], sampling: wire.Sampling, *, priority: int = 0, salt: str = "") -> Stream:
         """Start one request. Raises EngineError at once when the engine is gone, not there yet, or far too busy."""
         if self._dead is not None:
-            raise EngineError("internal_error", self._dead)
+            raise EngineError("engine_died", self._dead)
         if self._info is None:
             raise EngineError("unavailable", "The model is still loading.")
         if len(self._streams) >= self.max_open:
@@ -170,7 +170,7 @@ class EngineClient:
     async def flush(self, timeout_s: float = 20.0) -> bool:
         """Empty the prefix cache; False when the engine refuses because requests run or wait."""
         if self._dead is not None:
-            raise EngineError("internal_error", self._dead)
+            raise EngineError("engine_died", self._dead)
         number = self._next_id
         self._next_id += 1
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -203,7 +203,7 @@ class EngineClient:
         """Wait for the engine's Ready. Raises EngineError when it ends before."""
         await self._ready.wait()
         if self._dead is not None:
-            raise EngineError("internal_error", self._dead)
+            raise EngineError("engine_died", self._dead)
         return self.info
 
     def heartbeat(self) -> float:
@@ -223,10 +223,10 @@ class EngineClient:
     def died(self, message: str) -> None:
         """The engine is gone: fail every open request, and every later one."""
         self._dead = message
-        self.fail_open("internal_error", message)
+        self.fail_open("engine_died", message)
         for future in self._flushes.values():
             if not future.done():
-                future.set_exception(EngineError("internal_error", message))
+                future.set_exception(EngineError("engine_died", message))
         self._ping = None
         self._ready.set()
 
