@@ -16,7 +16,7 @@ import tokenizers
 from banyan_runtime.errors import ModelError
 from banyan_runtime.front.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from banyan_runtime.front.text.vocabulary import token_bytes
-from banyan_runtime.hub.files import read_object_if_any, shown
+from banyan_runtime.hub.files import read_object_if_any, read_text, shown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -62,6 +62,8 @@ class Tokenizer:
         settings = read_object_if_any(folder / "tokenizer_config.json")
         _check_settings(settings, folder / "tokenizer_config.json")
         _check_settings(read_object_if_any(folder / "special_tokens_map.json"), folder / "special_tokens_map.json")
+        if (folder / "chat_template.jinja").is_file():  # transformers reads it too
+            read_text(folder / "chat_template.jinja")
         declared = _declared(folder)
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
