@@ -10,6 +10,7 @@ row, wherever it stands, the same bits as all others in use; more rows are cut i
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -91,22 +92,34 @@ class Measured:
 def agreement(product: Callable[[Size], Tensor], sizes: Iterable[Size]) -> dict[Size, int | None]:
     """Which sizes give a row the same bits: equal numbers for those that agree, None for a size whose rows differ.
 
-    `product` computes a size of equal rows: [..., outputs], all rows of which should be equal. Each size is computed once; a
-    product that does not repeat itself shows in sizes that do not agree.
+    `product` computes a size of equal rows: [..., outputs], all rows of which should be equal. A size that agrees with no other
+    must at least agree with itself when it is computed again.
     """
     seen: list[Tensor] = []
+    first_of: list[Size] = []
     classes: dict[Size, int | None] = {}
     for size in sizes:
-        rows = product(size).flatten(0, -2)
-        first = rows[:1].clone()
-        if not torch.equal(rows, first.expand_as(rows)):
+        row = _common_row(product(size))
+        if row is None:
             classes[size] = None
             continue
-        same = (number for number, other in enumerate(seen) if torch.equal(first, other))
-        classes[size] = next(same, len(seen))
-        if classes[size] == len(seen):
-            seen.append(first)
+        same = (number for number, other in enumerate(seen) if torch.equal(row, other))
+        number = classes[size] = next(same, len(seen))
+        if number == len(seen):
+            seen.append(row)
+            first_of.append(size)
+    shared = Counter(classes.values())
+    for number, size in enumerate(first_of):
+        if shared[number] == 1:
+            row = _common_row(product(size))
+            if row is None or not torch.equal(row, seen[number]):
+                classes[size] = None
     return classes
+
+
+def _common_row(results: Tensor) -> Tensor | None:
+    rows = results.flatten(0, -2)
+    return rows[0].clone() if torch.equal(rows, rows[:1].expand_as(rows)) else None
 
 
 def probe_weight(rows: int, width: int, dtype: torch.dtype) -> Tensor:
