@@ -161,8 +161,11 @@ def test_a_download_that_is_far_too_large_is_given_up(shelf: Path, tmp_path: Pat
 
 def test_a_source_archive_in_the_wheels_place_is_never_run(shelf: Path, tmp_path: Path) -> None:
     next(shelf.glob("*.whl")).unlink()
-    code = f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom setuptools import setup\nsetup(name='tiny-gguf', version='1.0')\n"
-    files = {"setup.py": code, "PKG-INFO": "Metadata-Version: 2.1\nName: tiny-gguf\nVersion: 1.0\n"}
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: tiny-gguf\nVersion: 1.0\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": f"open({str(tmp_path / 'ran')!r}, 'w')\n",
+    }
     with tarfile.open(shelf / "tiny-gguf-1.0.tar.gz", "w:gz") as archive:
         for name, text in files.items():
             member = tarfile.TarInfo(f"tiny-gguf-1.0/{name}")
