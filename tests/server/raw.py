@@ -9,12 +9,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import uvloop
 from starlette.types import ASGIApp
 
 from banyan_runtime.server.http import Http, Limits
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""May come at any time before an answer; a half-closed client gets one so that the server can tell whether it is there."""
 
 
 class RawClient:

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from banyan_runtime.server.http import Limits
-from tests.server.raw import RawClient, eventually, head, post, refused, serving
+from tests.server.raw import CONTINUE, RawClient, eventually, head, post, refused, serving
 
 LIMITS = Limits(
     head_s=1.0, body_s=2.0, body_bytes=1000, idle_s=3.0, write_s=2.0, linger_s=1.0, pipelined=4, connections=4, crowded_idle_s=1.0
@@ -190,7 +190,7 @@ def test_a_half_closed_client_gets_every_answer_it_asked_for(url: str, app: App)
         eventually(lambda: app.waiting == 1)
         time.sleep(0.5)  # longer than until it is asked whether it is there
         app.release.set()
-        answer = client.rest().replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+        answer = client.rest().replace(CONTINUE, b"")
         assert answer.startswith(b"HTTP/1.1 200")
         assert answer.index(b"done:/wait") < answer.index(b"done:/second")
 

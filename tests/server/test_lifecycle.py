@@ -258,6 +258,14 @@ def test_a_second_sigterm_ends_it_without_waiting(start_server: StartServer) -> 
 def test_when_the_engine_is_killed_streams_fail_probes_tell_and_the_server_ends(start_server: StartServer) -> None:
     server = start_server().ready()
     reader = Reader.reading(server)
+    whole: list[httpx.Response] = []
+    waiter = threading.Thread(
+        target=lambda: whole.append(
+            httpx.post(server.url + "/v1/completions", json={**LONG, "stream": False}, headers={"x-request-id": "mine"})
+        )
+    )
+    waiter.start()
+    server.eventually(lambda: server.metric("banyan_requests_running") == 2, "two running requests")
     engine = server.engine
     engine.kill()
     killed = time.monotonic()
@@ -267,6 +275,9 @@ def test_when_the_engine_is_killed_streams_fail_probes_tell_and_the_server_ends(
     error = reader.error(2)
     assert (error["type"], error["code"]) == ("server_error", "internal_error")
     assert "the engine process ended with exit code -9" in error["message"]
+    waiter.join(5)
+    assert (whole[0].status_code, whole[0].json()["error"]) == (500, error)
+    assert re.search(r"request mine failed: POST /v1/completions\n(.*\n)*?Traceback", server.log)
     assert server.post("/v1/completions", LONG).status_code in (500, 503)
     assert server.wait(10) == 70
     assert f"Child process unexpectedly failed with exitcode=-9. pid={engine.pid}" in server.log
