@@ -48,6 +48,7 @@ async def silent() -> AsyncGenerator[bytes, None]:
 
 
 async def refused() -> AsyncGenerator[bytes, None]:
+    await asyncio.sleep(0.005)
     raise unavailable("not here")
     yield b""
 
@@ -178,7 +179,11 @@ def test_a_stream_that_is_read_to_its_end_is_closed_once(url: str, site: Site, n
 
 @pytest.mark.parametrize("name", ["endless", "silent"])
 @pytest.mark.parametrize("half_closes_first", [False, True])
-def test_a_client_that_goes_away_ends_the_stream(url: str, site: Site, name: str, half_closes_first: bool) -> None:
+def test_a_client_that_goes_away_ends_the_stream(
+    url: str, site: Site, name: str, half_closes_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One that closes altogether is noticed at once; one that lived on for a while, with the next comment.
+    monkeypatch.setattr(transport, "KEEP_ALIVE_S", 0.5 if half_closes_first else 60.0)
     with RawClient(url) as client:
         client.send(head("GET", f"/stream/{name}"))
         client.until(b"\r\n\r\n")
