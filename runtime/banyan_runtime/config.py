@@ -36,6 +36,11 @@ def chunk_size(value: int) -> str | None:
     return None if value == -1 or value >= 1 else "must be at least 1, or -1 for no chunking"
 
 
+def origins(values: Sequence[str]) -> str | None:
+    wrong = [value for value in values if value != "*" and (value.count("/") != 2 or "://" not in value or value.endswith("/"))]
+    return f"must be * or origins like https://chat.example, without a path: {wrong[0]}" if wrong else None
+
+
 def json_object(value: str) -> str | None:
     try:
         parsed = json.loads(value)
@@ -103,9 +108,16 @@ class ServerConfig:
         None, secret=True, help="Key that clients must send. Prefer --api-keys-file: arguments can be read by others (ps).", group="http"
     )
     api_keys_file: str | None = option(None, help="File with one API key a line; read again when it changes.", group="http")
-    max_queued_requests: int = option(10_000, check=at_least(1), help="Requests that may wait; beyond it: 503 queue_full.", group="http")
+    max_queued_requests: int = option(10_000, check=at_least(1), help="Requests that may wait; beyond it: 429 queue_full.", group="http")
     prepare_timeout: float = option(
         30.0, check=at_least(1), help="Seconds that reading, templating and tokenizing one request may take; then: 503.", group="http"
+    )
+    cors_allow_origins: tuple[str, ...] = option(
+        (),
+        metavar="ORIGIN",
+        check=origins,
+        help="Web pages that may use the server from a browser: origins (https://chat.example), separated by spaces, or *. Default: none.",
+        group="http",
     )
     stream_interval: int = option(1, check=at_least(1), help="Tokens per streamed event.", group="http")
     enable_cache_report: bool = option(True, help="Fill usage.prompt_tokens_details.cached_tokens.", group="http")
@@ -230,9 +242,7 @@ class ServerConfig:
 
     @staticmethod
     def from_engine_json(text: str) -> ServerConfig:
-        values = json.loads(text)
-        values["served_model_name"] = tuple(values["served_model_name"])
-        return ServerConfig(**values)
+        return ServerConfig(**_tuples(json.loads(text)))
 
 
 def flag(name: str) -> str:
@@ -368,10 +378,12 @@ def parse(argv: Sequence[str]) -> ServerConfig:
     add_options(parser)
     namespace, rest = parser.parse_known_args(list(argv))
     _refuse(rest)
-    values = vars(namespace)
-    if "served_model_name" in values:
-        values["served_model_name"] = tuple(values["served_model_name"])
-    return ServerConfig(**values)
+    return ServerConfig(**_tuples(vars(namespace)))
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """Options of several values as the frozen class holds them; argparse and JSON make lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _refuse(rest: Sequence[str]) -> None:

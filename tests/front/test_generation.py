@@ -151,7 +151,7 @@ def test_a_parser_that_fails_costs_no_text() -> None:
 @pytest.mark.parametrize(
     ("code", "status", "retry_after"),
     [
-        ("queue_full", 503, "1"),
+        ("queue_full", 429, "1"),
         ("kv_exhausted", 503, "1"),
         ("unavailable", 503, "5"),
         ("internal_error", 500, None),

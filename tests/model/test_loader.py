@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from banyan_runtime.errors import ModelError
-from banyan_runtime.model import loader, spec
+from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.model import host, loader, spec
 from banyan_runtime.model.layout import layout
 
 from .conftest import TinyModel, make
@@ -156,3 +157,21 @@ def test_dummy_weights_depend_on_size_and_type_only(tiny_model: Callable[[str], 
     assert torch.equal(weights["layers.0.qkv"], weights["layers.2.qkv"])
     assert 0.9e-3 < weights["embed"].abs().max().item() <= 1e-3
     assert weights["embed"].std().item() == pytest.approx(2e-3 / 12**0.5, rel=0.05)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_allocated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = layout(spec.read(folder))
+    monkeypatch.setattr(host, "memory_available", lambda: small.elements() * 4 - 1)
+    for start in (lambda: load(folder), lambda: loader.dummy(small, torch.float32, CPU, lambda *_: None)):
+        with pytest.raises(ConfigError, match=r"the weights need 0\.00 GB in float32 and 0\.00 GB of memory are available on cpu; use"):
+            start()
+    assert load(folder, torch.bfloat16)
+
+
+def test_an_index_that_leads_out_of_the_folder_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "model.safetensors"
+    (folder / "model.safetensors").rename(outside)
+    places = dict.fromkeys(layout(spec.read(folder)).places, os.path.relpath(outside, folder))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(ModelError, match=r"index\.json: weight_map\['model.embed_tokens.weight'\] is '\.\./.*below the model's own folder"):
+        load(folder)

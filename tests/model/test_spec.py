@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from banyan_runtime.errors import ModelError
-from banyan_runtime.model.spec import LinearRope, Llama3Rope, PlainRope, parse, read
+from banyan_runtime.model.layout import layout
+from banyan_runtime.model.spec import SUPPORTED, LinearRope, Llama3Rope, ModelSpec, PlainRope, parse, read
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 2048,
 }  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+WINDOW: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}
 
 
 def test_a_llama_config_of_transformers_4_is_read() -> None:
@@ -81,6 +87,34 @@ def test_sliding_windows_by_layer(architecture: str, keys: dict[str, Any], windo
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported are LlamaForCausalLM, MistralForCausalLM"),
         ({"architectures": None}, "'architectures' is missing; supported are LlamaForCausalLM"),
         ({"vocab_size": None}, "'vocab_size' is missing"),
+        ({"hidden_size": 10**12}, "'hidden_size' is 1000000000000; at most 131072 is supported"),
+        ({"hidden_size": True}, "'hidden_size' is True, not a positive integer"),
+        ({"hidden_size": {"value": 64}}, "'hidden_size' is {'value': 64}, not a positive integer"),
+        ({"num_hidden_layers": 10**9}, "'num_hidden_layers' is 1000000000; at most 1024"),
+        ({"num_attention_heads": 0}, "'num_attention_heads' is 0, not a positive integer"),
+        ({"vocab_size": 2**40}, "'vocab_size' is 1099511627776; at most 4194304"),
+        ({"head_dim": 3 * 10**9}, "'head_dim' is 3000000000; at most 1024"),
+        ({"max_position_embeddings": 2**62}, "'max_position_embeddings' is 4611686018427387904; at most 16777216"),
+        ({"max_position_embeddings": 2048.0}, "'max_position_embeddings' is 2048.0, not a positive integer"),
+        ({"max_position_embeddings": 10**400}, "'max_position_embeddings' is 1000"),
+        ({"rope_theta": "abc"}, "'rope_theta' is 'abc', not a positive number"),
+        ({"rope_theta": float("inf")}, "'rope_theta' is inf; supported are 1 to 1e+15"),
+        ({"rope_theta": float("nan")}, "'rope_theta' is nan; supported are"),
+        ({"rope_theta": 10**400}, "'rope_theta' is 1000"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "'rope factor' is 0, not a positive number"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "'rope factor' is 1e+300; supported are 1 to 1e+06"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e5}}, "max_position_embeddings times the rope factor 100000 is more than"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "rope low_freq_factor=4 is not below high_freq_factor=4"),
+        ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 8192.5}}, "'rope original_max_position_embeddings' is 8192.5"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope settings of their own for 'full_attention'"),
+        ({"rope_parameters": [1]}, "rope settings are [1], not an object"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architecture ['LlamaForCausalLM'] is not supported"),
+        ({"model_type": 5}, "'model_type' is 5, not text"),
+        ({"dtype": {"a": 1}}, "'dtype' is {'a': 1}, not text"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": 3}, "'use_sliding_window' is 3, not true or false"),
+        (WINDOW | {"max_window_layers": "3"}, "'max_window_layers' is '3', not a number of layers"),
+        (WINDOW | {"layer_types": 5}, "'layer_types' is 5, not a list"),
+        (WINDOW | {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types names 'linear_attention'"),
         ({"hidden_size": "64"}, "'hidden_size' is '64', not a positive integer"),
         ({"num_attention_heads": 5}, "hidden_size=64 is not a multiple of num_attention_heads=5"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
@@ -104,6 +138,52 @@ def test_what_a_config_cannot_mean_is_named(keys: dict[str, Any], message: str) 
 def test_overrides_replace_keys_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     assert read(tmp_path, '{"max_position_embeddings": 77, "num_hidden_layers": 1}').context_len == 77
+
+
+def test_an_override_that_does_not_fit_is_told_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    with pytest.raises(ModelError, match=r"config\.json with --json-model-override-args: 'hidden_size' is -1"):
+        read(tmp_path, '{"hidden_size": -1}')
+
+
+KEYS = sorted({*BASE, *LLAMA3, "rope_theta", "rope_scaling", "rope_parameters", "dtype", "torch_dtype", "head_dim", "num_key_value_heads",
+    "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "tie_word_embeddings", "sliding_window", "use_sliding_window",
+    "max_window_layers", "layer_types", "partial_rotary_factor", "quantization_config", "type"})  # fmt: skip
+WORDS = st.sampled_from(["llama3", "linear", "default", "silu", "full_attention", "sliding_attention", "bfloat16", *SUPPORTED])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 300) | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=9) | WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4), architecture=st.sampled_from(SUPPORTED))
+def test_any_config_gives_a_spec_with_a_layout_or_one_line_that_names_the_file(changes: dict[str, Any], architecture: str) -> None:
+    found = outcome(lambda: parse(BASE | {"architectures": [architecture], **WINDOW, **changes}, "DIR/config.json"))
+    if isinstance(found, ModelError):
+        assert str(found).startswith("DIR/config.json: ")
+        assert "\n" not in str(found)
+    else:
+        assert layout(found).elements() > 0
+        assert len(found.windows) == found.layers
+        assert 1 <= found.context_len <= 1 << 24
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(content=st.binary(max_size=50) | st.builds(lambda value: json.dumps(value).encode(), VALUES))
+def test_any_content_of_config_json_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    found = outcome(lambda: read(tmp_path))
+    assert isinstance(found, ModelError)
+    assert str(tmp_path / "config.json") in str(found)
+
+
+def outcome(make: Callable[[], ModelSpec]) -> ModelSpec | ModelError:
+    try:
+        return make()
+    except ModelError as error:
+        return error
 
 
 @pytest.mark.parametrize(("content", "message"), [(None, "there is no config.json"), ("{", "cannot be read as JSON"), ("[]", "is list")])

@@ -71,7 +71,7 @@ def test_lists_in_give_lists_out_in_order(server: ServerProcess) -> None:
     singles = [generate(server, text=prompt, sampling_params=GREEDY) for prompt in prompts]
     assert answers[0]["text"] == singles[0]["text"]
     assert answers[1]["output_ids"] == singles[1]["output_ids"][:3]
-    assert [answer["meta_info"]["id"] for answer in answers] == ["batch_0", "batch_1"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["group_0", "group_1"]
     assert isinstance(generate(server, text=[PROMPT], sampling_params=GREEDY), list)
     last = {event["index"]: event["text"] for event in events(server, text=prompts, sampling_params=GREEDY)}
     assert last == {index: single["text"] for index, single in enumerate(singles)}
@@ -124,12 +124,12 @@ def test_the_cache_is_flushed_unless_a_request_runs(server: ServerProcess) -> No
     thread = threading.Thread(target=generate, args=(server,), kwargs={"text": "a", "sampling_params": endless, "rid": "busy"})
     thread.start()
     server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request", 10)
-    refused = httpx.get(f"{server.url}/flush_cache")
+    refused = httpx.post(f"{server.url}/flush_cache")
     assert (refused.status_code, "running" in refused.json()["error"]["message"]) == (400, True)
     httpx.post(f"{server.url}/abort_request", json={"rid": "busy"})
     thread.join(10)
     began = time.monotonic()
-    assert httpx.get(f"{server.url}/flush_cache?timeout=5").status_code == 200
+    assert httpx.post(f"{server.url}/flush_cache?timeout=5").status_code == 200
     assert time.monotonic() - began < 5
 
 

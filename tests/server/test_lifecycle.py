@@ -84,7 +84,7 @@ def test_the_log_of_a_start_reads_in_the_order_that_scripts_expect(start_server:
         r"INFO:     Waiting for application startup\.",
         r"INFO:     Application startup complete\.",
         r"INFO:     Uvicorn running on http://127\.0\.0\.1:\d+ \(Press CTRL\+C to quit\)",
-        r"Prefill group\. #new-seq: 1, #new-token: \d+, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
+        r"Prefill batch\. #new-seq: 1, #new-token: \d+, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
         r"The server is fired up and ready to roll!$",
     ]
     at = -1
@@ -258,13 +258,26 @@ def test_a_second_sigterm_ends_it_without_waiting(start_server: StartServer) -> 
 def test_when_the_engine_is_killed_streams_fail_probes_tell_and_the_server_ends(start_server: StartServer) -> None:
     server = start_server().ready()
     reader = Reader.reading(server)
+    whole: list[httpx.Response] = []
+    waiter = threading.Thread(
+        target=lambda: whole.append(
+            httpx.post(server.url + "/v1/completions", json={**LONG, "stream": False}, headers={"x-request-id": "mine"})
+        )
+    )
+    waiter.start()
+    server.eventually(lambda: server.metric("banyan_requests_running") == 2, "two running requests")
     engine = server.engine
     engine.kill()
     killed = time.monotonic()
     server.eventually(lambda: server.status("/livez") == 503, "a failing /livez", 2)
     assert time.monotonic() - killed < 2
     assert server.get("/readyz").json()["state"] == "dead"
-    assert reader.error(2)["code"] == "internal_error"
+    error = reader.error(2)
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert "the engine process ended with exit code -9" in error["message"]
+    waiter.join(5)
+    assert (whole[0].status_code, whole[0].json()["error"]) == (500, error)
+    assert re.search(r"request mine failed: POST /v1/completions\n(.*\n)*?Traceback", server.log)
     assert server.post("/v1/completions", LONG).status_code in (500, 503)
     assert server.wait(10) == 70
     assert f"Child process unexpectedly failed with exitcode=-9. pid={engine.pid}" in server.log
@@ -288,7 +301,9 @@ def test_a_stopped_engine_fails_livez_until_it_goes_on(start_server: StartServer
     engine = server.engine
     engine.suspend()
     server.eventually(lambda: server.status("/livez") == 503, "a failing /livez", 5)
-    assert server.status("/readyz") == 503
+    readyz = server.get("/readyz")
+    assert (readyz.status_code, readyz.json()["state"]) == (503, "hung")
+    assert re.fullmatch(r"the engine has not answered for [1-9]\d* s", readyz.json()["detail"])
     engine.resume()
     server.eventually(lambda: server.status("/livez") == 200, "recovery", 5)
     assert server.status("/readyz") == 200

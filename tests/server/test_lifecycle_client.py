@@ -32,7 +32,7 @@ class Peer(threading.Thread):
         with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(self._address)
-            socket.send(wire.encode(wire.Phase("loading", 40, "half")))
+            socket.send(wire.encode(wire.StartupProgress("loading", 40, "half")))
             socket.send(wire.encode(wire.Ready(INFO)))
             while True:
                 message = wire.decode_front(socket.recv())
@@ -132,7 +132,7 @@ def test_many_streams_of_one_step_each_get_their_own_column(tmp_path: Path) -> N
 
         gaps: list[int] = []
         async with connected(tmp_path, together) as (client, _):
-            client.on_gap = lambda gap, requests: gaps.append(requests)
+            client.on_inter_token_latency = lambda gap, requests: gaps.append(requests)
             streams = [client.generate([1], GREEDY) for _ in range(50)]
             for stream, deltas in zip(streams, await asyncio.gather(*map(collect, streams)), strict=True):
                 assert [token for delta in deltas for token in delta.ids] == [stream.id * 10, stream.id * 10 + 1]
@@ -195,7 +195,7 @@ def test_when_the_engine_dies_every_open_and_every_later_request_fails(tmp_path:
             for task in (*waiting, flush):
                 with pytest.raises(EngineError, match="it fell over") as caught:
                     await task
-                assert caught.value.code == "internal_error"
+                assert caught.value.code == "engine_died"
             with pytest.raises(EngineError, match="it fell over"):
                 client.generate([1], GREEDY)
             assert client.open_requests == 0

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from banyan_runtime import wire
 from banyan_runtime.front import exposition
 from banyan_runtime.front.metrics import Metrics, RequestRecord
-from banyan_runtime.front.state import ServerState
+from banyan_runtime.front.state import PhaseName, ServerState
 
 GOLDEN = Path(__file__).parent / "metrics.golden"
 
@@ -150,6 +150,16 @@ def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
     assert value("banyan_startup_phase_seconds", phase="load_weights") == 1.5
 
 
+@pytest.mark.parametrize(
+    ("phase", "hung", "shown"), [("ready", False, "ready"), ("ready", True, "hung"), ("draining", True, "hung"), ("dead", True, "dead")]
+)
+def test_the_server_is_in_one_state_the_one_that_readyz_tells(phase: PhaseName, hung: bool, shown: str) -> None:
+    state = ServerState("x", phase=phase, hung=hung)
+    seen = samples(rendered(Metrics("tiny", state)))
+    states = {dict(labels)["state"]: value for (name, labels), value in seen.items() if name == "banyan_engine_state"}
+    assert [name for name, value in states.items() if value] == [shown] == [state.payload()["state"]]
+
+
 def test_a_finished_request_is_counted_once_in_each_of_its_series() -> None:
     page = metrics()
     page.request_finished(record())
@@ -203,15 +213,17 @@ def test_an_unknown_path_or_method_opens_no_series_of_its_own() -> None:
     assert seen["banyan_http_requests_in_flight", frozenset()] == 0
 
 
-def test_the_page_is_rendered_at_most_every_50_ms() -> None:
+def test_load_gauges_are_of_now_and_all_else_is_written_at_most_every_250_ms() -> None:
     clock = Clock()
     page = metrics(clock)
-    first = rendered(page)
+    refused = ("banyan_admission_rejections_total", frozenset({("reason", "auth")}))
+    rendered(page)
     page.rejected("auth")
-    clock.now += 0.049
-    assert rendered(page) is first
+    clock.now += 0.249
+    seen = samples(rendered(page, STATS))
+    assert (seen[refused], seen["banyan_requests_waiting", frozenset()]) == (0, 5)
     clock.now += 0.002
-    assert samples(rendered(page))["banyan_admission_rejections_total", frozenset({("reason", "auth")})] == 1
+    assert samples(rendered(page, STATS))[refused] == 1
 
 
 def test_while_a_page_is_written_the_loop_does_other_work_and_a_second_scrape_waits_for_the_same_page(
@@ -219,7 +231,14 @@ def test_while_a_page_is_written_the_loop_does_other_work_and_a_second_scrape_wa
 ) -> None:
     monkeypatch.setattr(exposition, "HOLD_S", 0.0)
     page = metrics()
-    turns = 0
+    turns = written = 0
+
+    def rss() -> int:
+        nonlocal written
+        written += 1
+        return 0
+
+    page.resident_bytes = rss
 
     async def scrape_twice_beside_other_work() -> tuple[bytes, bytes]:
         nonlocal turns
@@ -230,7 +249,8 @@ def test_while_a_page_is_written_the_loop_does_other_work_and_a_second_scrape_wa
         return await scrapes
 
     first, second = asyncio.run(scrape_twice_beside_other_work())
-    assert first is second
+    assert first == second
+    assert written == 1
     assert turns > 30
     assert len(samples(first)) > 300
 

@@ -228,4 +228,4 @@ def test_with_a_key_everything_but_probes_and_metrics_asks_for_one(start_server:
     with pytest.raises(openai.AuthenticationError, match=r"Incorrect API key provided\."):
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0).models.list()
     assert "alpha" not in server.log
-    assert server.metric('banyan_admission_rejections_total{reason="auth"}') > 0
+    server.eventually(lambda: server.metric('banyan_admission_rejections_total{reason="auth"}') > 0, "a count", 2)

@@ -7,6 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
@@ -28,12 +29,15 @@ from banyan_runtime.front.native.schema import DetokenizeRequest, NativeGenerate
 from banyan_runtime.front.openai import chat, completions, models
 from banyan_runtime.front.openai.schema import ChatRequest, CompletionRequest
 from banyan_runtime.front.ops.routes import router as ops_router
+from banyan_runtime.front.origins import Origins
 from banyan_runtime.front.parsing import RequestModel
+from banyan_runtime.front.transport import Exchange
 
 log = logging.getLogger("banyan")
 
 Handler = Callable[[Context, Request], Awaitable[Response]]
 CLIENT_CLOSED: Final = 499
+_ID: Final = "banyan.request_id"  # in the scope
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 _ROUTES: Final[tuple[tuple[str, tuple[str, ...], Handler, type[RequestModel] | None], ...]] = (
@@ -47,7 +51,7 @@ _ROUTES: Final[tuple[tuple[str, tuple[str, ...], Handler, type[RequestModel] | N
     ("/server_info", ("GET",), info.server_info, None),
     ("/get_server_info", ("GET",), info.server_info, None),
     ("/version", ("GET",), info.version, None),
-    ("/flush_cache", ("GET", "POST"), control.flush_cache, None),
+    ("/flush_cache", ("POST",), control.flush_cache, None),
     ("/abort_request", ("POST",), control.abort_request, control.AbortRequest),
     ("/tokenize", ("POST",), tokenize.tokenize, TokenizeRequest),
     ("/v1/tokenize", ("POST",), tokenize.tokenize, TokenizeRequest),
@@ -61,11 +65,18 @@ def create_app(context: Context) -> FastAPI:
     """The application over one front process. Raises ConfigError when the API keys cannot be read."""
     keys = Keys.of(context.config)
     middleware = [
-        Middleware(_RequestIds, context=context),
-        Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]),
+        Middleware(_RequestIds),
+        Middleware(Exchange),
+        Middleware(_HeadAsGet),
     ]
+    origins = context.config.cors_allow_origins
+    if origins:
+        cors: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
+        middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), **cors))
     if keys is not None:
         middleware.append(Middleware(Auth, keys=keys, metrics=context.metrics))
+    else:
+        middleware.append(Middleware(Origins, allowed=origins))
     app = FastAPI(title="Banyan", version=__version__, middleware=middleware, redirect_slashes=False)
     for path, methods, handler, model in _ROUTES:
         app.add_api_route(
@@ -94,6 +105,8 @@ def _endpoint(context: Context, handler: Handler) -> Callable[[Request], Awaitab
             reason = rejection(context, error)
             if reason is not None:
                 context.metrics.rejected(reason)
+            if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                log.error("request %s failed: %s %s", request.scope[_ID], request.method, request.scope["path"], exc_info=error)
             return error.response()
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED)  # for the log and the counters: nobody reads it
@@ -126,19 +139,33 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
 
 
+class _HeadAsGet:
+    """ASGI middleware: HEAD is answered wherever GET is. The server leaves the body away, as its own scope still says HEAD."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        get = {**scope, "method": "GET"}
+        await self._app(get, receive, send)
+        scope["route"] = get.get("route")  # for the counters
+
+
 class _RequestIds:
     """ASGI middleware, the outermost of the application: gives each request an id, and no exception gets past it."""
 
-    def __init__(self, app: ASGIApp, context: Context) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = scope[_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         started = False
 
         async def named(message: Message) -> None:

@@ -96,7 +96,7 @@ class Auth:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] != "OPTIONS" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             key = presented_key(Headers(scope=scope))
             if key is None or not self._keys.valid(key):
                 self._metrics.rejected("auth")

@@ -49,6 +49,31 @@ class ClientGone(Exception):
     """The client closed the connection before its answer; there is nobody to tell."""
 
 
+# --- the HTTP protocol ---
+
+
+def malformed_http(reason: str = "it does not follow HTTP/1.1") -> ApiError:
+    return ApiError(400, f"We could not read your request: {reason}.", code="malformed_request")
+
+
+def head_too_large(limit: int, headers: int) -> ApiError:
+    return ApiError(431, f"The request's headers are larger than {limit} bytes, or more than {headers}.", code="headers_too_large")
+
+
+def request_timeout(what: str) -> ApiError:
+    return ApiError(408, f"The request's {what} took too long to arrive.", code="request_timeout")
+
+
+def too_many_connections() -> ApiError:
+    headers = {"Retry-After": "5", "Connection": "close"}
+    return ApiError(503, "Too many connections are open.", code="too_many_connections", headers=headers)
+
+
+def foreign_origin(origin: str) -> ApiError:
+    message = f"Web pages of origin '{origin[:_ECHOED]}' may not use this server. Start it with --cors-allow-origins to let them."
+    return ApiError(403, message, code="origin_not_allowed")
+
+
 # --- the request itself ---
 
 
@@ -112,7 +137,7 @@ def internal() -> ApiError:
 def of_engine(error: EngineError, param: str) -> ApiError:
     """The answer for a request that the engine would not or could not go on with."""
     if error.code == "queue_full":
-        return ApiError(503, "The request queue is full.", code="queue_full", headers={"Retry-After": "1"})
+        return ApiError(429, "The request queue is full.", code="queue_full", headers={"Retry-After": "1"})
     if error.code == "unavailable":
         return unavailable(error.message)
     if error.code == "kv_exhausted":

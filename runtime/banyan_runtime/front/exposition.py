@@ -59,8 +59,8 @@ class Family(Collector):
     def __init__(self, name: str, help: str, constant: Mapping[str, str], names: Sequence[str]) -> None:
         self.name = name
         self.help = help
-        self._labels = [*constant, *names]
-        self._constant = list(constant.values())
+        self.constant = constant
+        self.names = names
 
     @abstractmethod
     def collect(self) -> Iterator[Metric]:
@@ -72,7 +72,7 @@ class CellFamily(Family):
 
     def __init__(self, kind: Literal["gauge", "counter"], name: str, help: str, constant: Mapping[str, str], names: Sequence[str]) -> None:
         super().__init__(name, help, constant, names)
-        self._kind = kind
+        self.kind: Final = kind
         self.cells: dict[tuple[str, ...], Cell] = {}
 
     def cell(self, *values: str) -> Cell:
@@ -83,9 +83,9 @@ class CellFamily(Family):
 
     def collect(self) -> Iterator[Metric]:
         if self.cells:
-            family = _KINDS[self._kind](self.name, self.help, labels=self._labels)
+            family = _KINDS[self.kind](self.name, self.help, labels=[*self.constant, *self.names])
             for values, cell in self.cells.items():
-                family.add_metric([*self._constant, *values], cell.value)
+                family.add_metric([*self.constant.values(), *values], cell.value)
             yield family
 
 
@@ -94,26 +94,26 @@ class HistogramFamily(Family):
 
     def __init__(self, name: str, help: str, constant: Mapping[str, str], names: Sequence[str], bounds: Sequence[float]) -> None:
         super().__init__(name, help, constant, names)
-        self._bounds = bounds
+        self.bounds = bounds
         self._edges = [*(str(float(bound)) for bound in bounds), "+Inf"]
         self.histograms: dict[tuple[str, ...], Histogram] = {}
 
     def histogram(self, *values: str) -> Histogram:
         """As `CellFamily.cell`."""
         if (histogram := self.histograms.get(values)) is None:
-            histogram = self.histograms[values] = Histogram(self._bounds)
+            histogram = self.histograms[values] = Histogram(self.bounds)
         return histogram
 
     def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self.name, self.help, labels=self._labels)
+        family = HistogramMetricFamily(self.name, self.help, labels=[*self.constant, *self.names])
         for values, histogram in self.histograms.items():
             buckets = list(zip(self._edges, accumulate(histogram.counts), strict=True))
-            family.add_metric([*self._constant, *values], buckets, histogram.sum)
+            family.add_metric([*self.constant.values(), *values], buckets, histogram.sum)
         yield family
 
 
-class Exposition:
-    """All families of a process, in the order of their declaration; `constant` labels stand on every series."""
+class Page:
+    """Families in the order of their declaration; `constant` labels stand on every series."""
 
     def __init__(self, constant: Mapping[str, str]) -> None:
         self.constant = dict(constant)
@@ -146,14 +146,8 @@ class Exposition:
     def histogram(self, name: str, help: str, bounds: Sequence[float]) -> Histogram:
         return self.histograms(name, help, bounds)[()]
 
-    def beginning(self) -> Exposition:
-        """A page of the families declared so far, over the same series."""
-        page = Exposition(self.constant)
-        page.families = list(self.families)
-        return page
-
     def text(self) -> bytes:
-        """The page in Prometheus' text format, written in one go: for short ones."""
+        """The page in Prometheus' text format, written in one go: 8 us a series."""
         return b"".join(generate_latest(family) for family in self.families)
 
     async def text_by_turns(self) -> bytes:

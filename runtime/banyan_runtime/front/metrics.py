@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from banyan_runtime import __version__, wire
-from banyan_runtime.front.exposition import Exposition
+from banyan_runtime.front.exposition import Page
 from banyan_runtime.front.state import PHASES, ServerState
 
 LATENCY_BUCKETS: Final = (
@@ -27,9 +27,10 @@ ENDPOINTS: Final = ("chat", "completions", "embeddings", "other")
 FINISH_REASONS: Final = ("stop", "length", "tool_calls", "abort", "error")
 REJECTIONS: Final = ("queue_full", "too_long", "draining", "loading", "auth", "invalid", "other")
 STARTUP_PHASES: Final = ("download", "load_weights", "kv_alloc", "graph_capture", "warmup", "total")
+STATES: Final = (*PHASES, "hung")
 METHODS: Final = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")
 MAX_HTTP_SERIES: Final = 200  # handlers are route templates, so this is reached only by a mistake of ours
-RENDER_EVERY_S: Final = 0.05  # endpoint pickers scrape 20 times a second, each replica of them
+REWRITE_EVERY_S: Final = 0.25  # endpoint pickers scrape 20 times a second, each replica of them, but read the load gauges alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +60,12 @@ class Metrics:
     def __init__(self, model_name: str, state: ServerState, *, queue_limit: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._clock = clock
-        self._rendered = b""
-        self._rendered_at = float("-inf")
-        self._rendering = asyncio.Lock()
-        self._declare(Exposition({"model_name": model_name}))
+        self._written = b""
+        self._written_at = float("-inf")
+        self._writing = asyncio.Lock()
+        self.load_page = Page({"model_name": model_name})
+        self.page = Page({"model_name": model_name})  # all but what is on the load page
+        self._declare(self.load_page, self.page)
         self._build_info.cell(__version__).value = 1
         self._queue_limit.value = queue_limit
         self.log_dropped: Callable[[], int] = lambda: 0  # lines since the start
@@ -133,26 +136,30 @@ class Metrics:
     # --- the text ---
 
     async def render(self, stats: wire.Stats | None) -> bytes:
-        """The page for /metrics, at most 50 ms old. `stats` is the engine's newest snapshot, None before the first."""
-        async with self._rendering:  # who comes while a page is being written waits for it
+        """The text of /metrics: load gauges as they are, all else at most 250 ms old.
+
+        `stats` is the engine's newest snapshot, None before the first.
+        """
+        async with self._writing:  # who comes while the page is being written waits for it
             now = self._clock()
-            if now - self._rendered_at >= RENDER_EVERY_S:
+            if now - self._written_at >= REWRITE_EVERY_S:
                 self._take_own()
                 if stats is not None:
                     self._take(stats)
-                self._rendered = await self._all.text_by_turns()
-                self._rendered_at = now
-            return self._rendered
+                self._written = await self.page.text_by_turns()
+                self._written_at = now
+            return self.render_load(stats) + self._written
 
     def render_load(self, stats: wire.Stats | None) -> bytes:
-        """The load gauges alone, for pickers that poll many times a second."""
+        """The text of /metrics/load: the load gauges alone, for pickers that poll many times a second."""
         if stats is not None:
             self._take_load(stats)
-        return self._load.text()
+        return self.load_page.text()
 
     def _take_own(self) -> None:
-        for phase in PHASES:
-            self._engine_state[(phase,)].value = int(phase == self._state.phase)
+        current = "hung" if self._state.hung and self._state.phase != "dead" else self._state.phase
+        for (state,), cell in self._engine_state.items():
+            cell.value = int(state == current)
         self._cpu[("api",)].value = time.process_time()
         self._resident[("api",)].value = self.resident_bytes()
         self._dropped.value = self.log_dropped()
@@ -163,7 +170,6 @@ class Metrics:
         self._usage.value = stats.kv_used / self._capacity.value if self._capacity.value else 0.0
 
     def _take(self, stats: wire.Stats) -> None:
-        self._take_load(stats)
         self._waiting_by_reason[("capacity",)].value = stats.waiting
         self._last_step.value = stats.last_step_unix
         for state, tokens in (("used", stats.kv_used), ("evictable", stats.kv_evictable), ("free", stats.kv_free)):
@@ -181,19 +187,17 @@ class Metrics:
         self._cpu[("engine",)].value = stats.cpu_seconds
         self._resident[("engine",)].value = stats.resident_bytes
 
-    def _declare(self, to: Exposition) -> None:
-        """Every series, in the order of the page. Load gauges come first: pickers take the first series of a name."""
-        self._all = to
-        self._running = to.cell("banyan_requests_running", "gauge", "Requests in the running batch.")
-        self._waiting = to.cell("banyan_requests_waiting", "gauge", "Requests that wait for admission.")
-        self._usage = to.cell("banyan_kv_cache_usage_ratio", "gauge", "Locked tokens over capacity, 0 to 1; evictable ones count as free.")
-        self._page_size = to.cell("banyan_kv_cache_page_size_tokens", "gauge", "Tokens per KV page.")
-        self._capacity = to.cell("banyan_kv_cache_capacity_tokens", "gauge", "Tokens that the KV pool holds.")
-        self._load = to.beginning()
+    def _declare(self, load: Page, to: Page) -> None:
+        """Every series, in the order of the text."""
+        self._running = load.cell("banyan_requests_running", "gauge", "Requests in the running batch.")
+        self._waiting = load.cell("banyan_requests_waiting", "gauge", "Requests that wait for admission.")
+        self._usage = load.cell("banyan_kv_cache_usage_ratio", "gauge", "Locked tokens over capacity, 0 to 1; evictable ones are free.")
+        self._page_size = load.cell("banyan_kv_cache_page_size_tokens", "gauge", "Tokens per KV page.")
+        self._capacity = load.cell("banyan_kv_cache_capacity_tokens", "gauge", "Tokens that the KV pool holds.")
         self._build_info = to.open_family("banyan_build_info", "gauge", "The software that runs.", "version")
         model = ("model", "architecture", "dtype", "kv_cache_dtype", "attention_backend", "device")
         self._model_info = to.open_family("banyan_model_info", "gauge", "The model that is served.", *model)
-        self._engine_state = to.cells("banyan_engine_state", "gauge", "1 for the state the server is in.", state=PHASES)
+        self._engine_state = to.cells("banyan_engine_state", "gauge", "1 for the state the server is in.", state=STATES)
         self._last_step = to.cell("banyan_engine_last_step_timestamp_seconds", "gauge", "Unix time of the last finished step.")
         self._startup = to.cells("banyan_startup_phase_seconds", "gauge", "How long each phase of the start took.", phase=STARTUP_PHASES)
         self._waiting_by_reason = to.cells(

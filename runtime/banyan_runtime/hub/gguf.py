@@ -7,14 +7,15 @@ rows come in the interleaved order of llama.cpp's rope and are put back into the
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.errors import ConfigError, ModelError, UserError
 from banyan_runtime.hub.progress import Bar, Report, silent
 
 _LAYER_NAMES = {
@@ -32,17 +33,33 @@ _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "
 
 Field = Callable[[str], Any]
 
+_MOST_PIECES: Final = 1_000_000  # of a header: the one tokenizer that can be converted takes 300,000; each costs 250 bytes and 13 us
+_SHOWN_CHARACTERS: Final = 300  # of a library's own words
+
 
 def convert(source: Path, folder: Path, report: Report = silent) -> None:
     """Write the model of the GGUF file `source` into the new folder `folder`.
 
-    Raises ModelError for another architecture or tokenizer than this converter knows.
+    Raises ModelError for another architecture or tokenizer than this converter knows, and for a file that is damaged; then
+    nothing is left of the folder.
     """
     try:
         import gguf
     except ImportError:
         raise ConfigError("converting a GGUF file needs the package gguf: pip install 'banyan-runtime[fetch]'") from None
-    reader = gguf.GGUFReader(source)
+    folder.mkdir(parents=True)
+    try:
+        _convert(gguf, source, folder, report)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, UserError | OSError) or not isinstance(error, Exception):
+            raise
+        words = " ".join(str(error).split())[:_SHOWN_CHARACTERS]  # whatever a damaged file makes the libraries raise
+        raise ModelError(f"{source}: is damaged or cannot be converted ({type(error).__name__}: {words}); fetch it again") from error
+
+
+def _convert(gguf: Any, source: Path, folder: Path, report: Report) -> None:
+    reader = _bounded_reader(gguf)(source)
 
     def field(key: str) -> Any:
         found = reader.get_field(key)
@@ -50,8 +67,10 @@ def convert(source: Path, folder: Path, report: Report = silent) -> None:
             raise ModelError(f"{source.name}: key '{key}' is missing")
         return found.contents()
 
+    # Tensors that share their bytes would let a small file ask for any amount of memory.
+    if (promised := sum(int(tensor.n_bytes) for tensor in reader.tensors)) > source.stat().st_size:
+        raise ModelError(f"{source}: its tensors have {promised} bytes together, more than the file")
     config = _config(source, field, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
-    folder.mkdir(parents=True)
     tensors: dict[str, npt.NDArray[np.uint16]] = {}
     with Bar(f"Converting {source.stem}", len(reader.tensors), unit="tensor", phase="loading", report=report) as bar:
         for tensor in reader.tensors:
@@ -66,6 +85,24 @@ def convert(source: Path, folder: Path, report: Report = silent) -> None:
     _write(folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
     _write_tokenizer(source, folder, field)
     _write(folder / "config.json", config)  # last: its presence says that the folder is whole
+
+
+def _bounded_reader(gguf: Any) -> Any:
+    """The library's reader, with bounds: by itself it reads behind the end of the file, as nothing, for as long as a count says."""
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]
+        _pieces = 0
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *more: Any, **options: Any) -> Any:
+            found = super()._get(offset, dtype, count, *more, **options)
+            self._pieces += 1
+            if len(found) < int(count):
+                raise ValueError(f"the file ends where {int(count)} values of {np.dtype(dtype)} should be, at byte {offset}")
+            if self._pieces > _MOST_PIECES:
+                raise ValueError(f"more than {_MOST_PIECES} values in its header")
+            return found
+
+    return Reader
 
 
 def _name(source: Path, name: str) -> str:

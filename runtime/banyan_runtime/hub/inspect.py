@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from banyan_runtime.errors import ModelError
+from banyan_runtime.hub import checkpoint
+from banyan_runtime.hub.files import read_object, read_object_if_any, shown
 
-_ITEM_BYTES = {
-    "F64": 8,
-    "I64": 8,
-    "F32": 4,
-    "I32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-}
+_LARGEST = 1 << 24  # of a size in config.json: the products of sizes below stay printable
 
 
 @dataclass(frozen=True)
@@ -46,66 +35,42 @@ class Summary:
 
 def inspect(folder: Path) -> Summary:
     """Summarise a model folder. Raises ModelError naming the file that is missing or broken."""
-    config = _json(folder / "config.json")
-    files = _weight_files(folder)
-    parameters = weight_bytes = 0
-    dtypes: dict[str, int] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - a safe_open is no dict
-                    piece = tensors.get_slice(name)
-                    count = 1
-                    for size in piece.get_shape():
-                        count *= size
-                    kind = piece.get_dtype()
-                    parameters += count
-                    weight_bytes += count * _ITEM_BYTES.get(kind, 1)
-                    dtypes[kind] = dtypes.get(kind, 0) + 1
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file}: cannot be read as safetensors ({error}); the file is truncated or damaged, fetch it again") from None
-    heads = config.get("num_attention_heads", 0)
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)
-    layers = config.get("num_hidden_layers", 0)
-    item = max((_ITEM_BYTES.get(kind, 1) for kind in dtypes), default=2)
-    tokenizer_config = folder / "tokenizer_config.json"
-    template = (folder / "chat_template.jinja").exists() or (tokenizer_config.exists() and "chat_template" in _json(tokenizer_config))
+    path = folder / "config.json"
+    try:
+        config = read_object(path)
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file, so {folder} is not a whole model folder") from None
+    files = checkpoint.files(folder)
+    tensors = [tensor for file in files for tensor in checkpoint.header(file)]
+    heads = _count(config, "num_attention_heads", path) or 0
+    kv_heads = _count(config, "num_key_value_heads", path) or heads
+    head_dim = _count(config, "head_dim", path) or ((_count(config, "hidden_size", path) or 0) // heads if heads else 0)
+    layers = _count(config, "num_hidden_layers", path) or 0
+    item = max((tensor.nbytes // (math.prod(tensor.shape) or 1) for tensor in tensors), default=2)
+    kv_bytes = 2 * layers * kv_heads * head_dim * item
+    if kv_bytes >= 1 << 63:
+        raise ModelError(f"{path}: its sizes make {kv_bytes} bytes per token, which no model has")
+    named = config.get("architectures")
     return Summary(
-        architecture=", ".join(config.get("architectures") or ["(none named)"]),
-        parameters=parameters,
-        weight_bytes=weight_bytes,
-        dtypes=dtypes,
+        architecture=", ".join(map(str, named)) if isinstance(named, list) and named else "(none named)",
+        parameters=sum(math.prod(tensor.shape) for tensor in tensors),
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        dtypes=dict(Counter(tensor.dtype for tensor in tensors)),
         files=len(files),
         layers=layers,
-        context_length=config.get("max_position_embeddings"),
-        kv_bytes_per_token=2 * layers * kv_heads * head_dim * item,
-        vocabulary=config.get("vocab_size"),
+        context_length=_count(config, "max_position_embeddings", path),
+        kv_bytes_per_token=kv_bytes,
+        vocabulary=_count(config, "vocab_size", path),
         tokenizer=(folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists(),
-        chat_template=template,
+        chat_template=(folder / "chat_template.jinja").exists() or "chat_template" in read_object_if_any(folder / "tokenizer_config.json"),
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file, so {path.parent} is not a whole model folder") from None
-    except ValueError as error:
-        raise ModelError(f"{path}: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: holds no JSON object")
+def _count(config: Mapping[str, Any], key: str, path: Path) -> int | None:
+    value = config.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST):
+        raise ModelError(f"{path}: '{key}' is {shown(value)}, not a number of at most {_LARGEST}")
     return value
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(_json(index).get("weight_map", {}).values()))
-        if gone := [name for name in names if not (folder / name).exists()]:
-            raise ModelError(f"{index}: names the shards {', '.join(gone)}, which are not in {folder}")
-        return [folder / name for name in names]
-    return sorted(folder.glob("*.safetensors"))
 
 
 def describe(folder: Path, summary: Summary) -> str:

@@ -4,66 +4,64 @@ model and one tensor. Everything is checked against the layout before the first 
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from banyan_runtime.errors import ModelError
-from banyan_runtime.model.layout import COMPUTED, Layout, Shape
+from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.hub import checkpoint
+from banyan_runtime.hub.checkpoint import StoredTensor
+from banyan_runtime.hub.files import shown
+from banyan_runtime.model import device as devices
+from banyan_runtime.model.layout import COMPUTED, Layout
 
 Progress = Callable[[str, int, str], None]
 """(phase, percent of the phase, detail)"""
 
 DUMMY_SEED: Final = 1234  # per parameter, so a value depends on the parameter's size and type only
 DUMMY_RANGE: Final = 1e-3
-_INDEX: Final = "model.safetensors.index.json"
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _NAMED: Final = 10  # tensors named in one error
+_GIB: Final = 1 << 30
 
 log = logging.getLogger("banyan")
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A tensor as its file's header describes it."""
-
-    file: Path
-    shape: Shape
-    dtype: str
 
 
 def load(model_dir: Path, layout: Layout, dtype: torch.dtype, device: torch.device, progress: Progress) -> dict[str, Tensor]:
     """All parameters of the layout, filled from the *.safetensors files of a folder.
 
-    Raises ModelError that names file and tensor for what is missing, truncated, of another shape, or surplus.
+    Raises ModelError that names file and tensor for what is missing, truncated, of another shape, or surplus; ConfigError
+    where the device has less memory than the parameters need.
     """
     files = _files(model_dir)
-    found = _headers(files)
-    _check(model_dir, layout, found)
+    _check(model_dir, layout, _headers(files))
+    _fit(layout, dtype, device)
     parameters = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in layout.parameters.items()}
     with torch.no_grad(), _Report(len(layout.places), progress, "Loading safetensors") as report:
         for file in files:
-            with safe_open(str(file), framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 - a shard cannot be iterated
-                    if (place := layout.places.get(name)) is not None:
-                        rows = slice(place.first_row, place.first_row + place.shape[0])
-                        parameters[place.parameter][rows].copy_(shard.get_tensor(name))
-                        report.advance(file.name)
+            try:
+                with safe_open(str(file), framework="pt") as shard:
+                    for name in shard.keys():  # noqa: SIM118 - a shard cannot be iterated
+                        if (place := layout.places.get(name)) is not None:
+                            rows = slice(place.first_row, place.first_row + place.shape[0])
+                            parameters[place.parameter][rows].copy_(shard.get_tensor(name))
+                            report.advance(file.name)
+            except (SafetensorError, OSError) as error:  # the file has changed since its header was read
+                raise ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again") from error
     return parameters
 
 
 def dummy(layout: Layout, dtype: torch.dtype, device: torch.device, progress: Progress) -> dict[str, Tensor]:
-    """Parameters of the layout with small random values: for schedules, memory and speed, never for text."""
+    """Parameters of the layout with small random values: for schedules, memory and speed, never for text. Raises ConfigError."""
+    _fit(layout, dtype, device)
     parameters: dict[str, Tensor] = {}
     with _Report(len(layout.parameters), progress, "Making dummy weights") as report:
         for name, shape in layout.parameters.items():
@@ -74,62 +72,36 @@ def dummy(layout: Layout, dtype: torch.dtype, device: torch.device, progress: Pr
     return parameters
 
 
+def _fit(layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse what cannot fit before anything is allocated: later the kernel would end this process without a word."""
+    needed, available = layout.elements() * dtype.itemsize, devices.available_bytes(device)
+    if needed > available:
+        raise ConfigError(
+            f"the weights need {needed / _GIB:,.2f} GB in {devices.name(dtype)} and {available / _GIB:,.2f} GB of memory are available on "
+            f"{device.type}; use a machine or a memory limit with more, a smaller --dtype, or a smaller model"
+        )
+
+
 def _files(model_dir: Path) -> list[Path]:
-    """The shards to read: those of the index, else model.safetensors, else every *.safetensors."""
-    if (index := model_dir / _INDEX).exists():
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{index}: cannot be read as a safetensors index ({error!r}); fetch the model again") from error
-        files = [model_dir / name for name in sorted(names)]
-        for file in files:
-            if not file.is_file():
-                raise ModelError(f"{model_dir}: {file.name} is missing, {_INDEX} names it; fetch the model again")
-    elif (single := model_dir / "model.safetensors").exists():
-        files = [single]
-    else:
-        files = sorted(model_dir.glob("*.safetensors"))
+    files = checkpoint.files(model_dir)
     if not files:
         hint = "only *.safetensors are read" if any(model_dir.glob("*.bin")) else "fetch the model, or use --load-format dummy"
         raise ModelError(f"Cannot find any model weights with `{model_dir}`; {hint}")
     return files
 
 
-def _headers(files: list[Path]) -> dict[str, _Found]:
-    found: dict[str, _Found] = {}
+def _headers(files: list[Path]) -> dict[str, StoredTensor]:
+    found: dict[str, StoredTensor] = {}
     for file in files:
-        for name, shape, dtype in _header(file):
-            if name in found:
-                raise ModelError(f"{file.name}: tensor '{name}' is also in {found[name].file.name}; remove the stray file")
-            found[name] = _Found(file, shape, dtype)
+        for tensor in checkpoint.header(file):
+            if tensor.name in found:
+                other = found[tensor.name].file.name
+                raise ModelError(f"{file.name}: tensor {shown(tensor.name)} is also in {other}; remove the stray file")
+            found[tensor.name] = tensor
     return found
 
 
-def _header(file: Path) -> Iterator[tuple[str, Shape, str]]:
-    try:
-        with safe_open(str(file), framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118 - a shard cannot be iterated
-                view = shard.get_slice(name)
-                yield name, tuple(view.get_shape()), str(view.get_dtype())
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again{_cut_tensor(file)}") from error
-
-
-def _cut_tensor(file: Path) -> str:
-    """Which tensor a truncated file ends in: its header is read without the library, which refuses the whole file."""
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            size = file.stat().st_size
-            header: dict[str, Any] = json.loads(stream.read(length)) if length < size else {}
-        spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-        cut = sorted((8 + length + end, name) for name, (_, end) in spans.items() if 8 + length + end > size)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ""
-    return f". It holds {size} bytes; tensor '{cut[0][1]}' ends at byte {cut[0][0]}" if cut else ""
-
-
-def _check(model_dir: Path, layout: Layout, found: dict[str, _Found]) -> None:
+def _check(model_dir: Path, layout: Layout, found: dict[str, StoredTensor]) -> None:
     """Compare the files' headers with the layout, before anything is copied."""
     missing = [name for name in layout.places if name not in found]
     if missing:
@@ -153,9 +125,9 @@ def _check(model_dir: Path, layout: Layout, found: dict[str, _Found]) -> None:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:_NAMED])
+    listed = ", ".join(shown(name) for name in names[:_NAMED])
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"tensor {shown} is" if len(names) == 1 else f"{len(names)} tensors ({shown}{more}) are"
+    return f"tensor {listed} is" if len(names) == 1 else f"{len(names)} tensors ({listed}{more}) are"
 
 
 class _Report:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from banyan_runtime.errors import ModelError
+from banyan_runtime.hub.files import read_object, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,28 @@ _FAMILIES: Final[dict[str, _Family]] = {
 }
 SUPPORTED: Final = tuple(_FAMILIES)
 
+_LARGEST: Final = {
+    # Several times what the largest known models have: beyond that a config is broken, and nothing may be allocated by it.
+    "vocab_size": 1 << 22,  # known: 262,208
+    "hidden_size": 1 << 17,  # known: 18,432
+    "intermediate_size": 1 << 20,  # known: 73,728
+    "num_hidden_layers": 1024,  # known: 126
+    "num_attention_heads": 4096,  # known: 128
+    "num_key_value_heads": 4096,
+    "head_dim": 1024,  # known: 256
+    "max_position_embeddings": 1 << 24,  # float32, in which rotary angles are computed, holds every position up to here
+    "original_max_position_embeddings": 1 << 24,
+    "sliding_window": (1 << 31) - 1,  # positions are 32-bit integers
+}
+_RANGES: Final = {
+    "rms_norm_eps": (1e-38, 1.0),  # added to a mean square in float32
+    "rope_theta": (1.0, 1e15),  # known: 1e4 to 5e8; float32 must hold it and its inverse
+    "factor": (1.0, 1e6),  # known: 2 to 40; below 1 the context would shrink
+    "low_freq_factor": (1e-3, 1e6),  # known: 1
+    "high_freq_factor": (1e-3, 1e6),  # known: 4
+}
+_KINDS_OF_LAYERS: Final = {"full_attention", "sliding_attention"}
+
 
 def read(model_dir: Path, overrides: str = "{}") -> ModelSpec:
     """The spec of the model in a folder; `overrides` is a JSON object whose keys replace those of config.json.
@@ -101,16 +124,13 @@ def read(model_dir: Path, overrides: str = "{}") -> ModelSpec:
     """
     path = model_dir / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_object(path)
     except FileNotFoundError:
         raise ModelError(
             f"{model_dir}: there is no config.json; --model-path must be a folder with config.json and *.safetensors"
         ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON ({error}); fetch the model again") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path}: is {type(config).__name__}, not a JSON object; fetch the model again")
-    return parse(config | json.loads(overrides), where=str(path))
+    replaced = json.loads(overrides)
+    return parse(config | replaced, where=f"{path} with --json-model-override-args" if replaced else str(path))
 
 
 def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
@@ -123,7 +143,7 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
             f"{where}: quantization_config is set; quantized checkpoints are not supported, use the model's bfloat16 or float16 files"
         )
     if (act := config.get("hidden_act", "silu")) != "silu":
-        raise ModelError(f"{where}: hidden_act={act} is not supported; the supported models use silu")
+        raise ModelError(f"{where}: hidden_act={_bare(act)} is not supported; the supported models use silu")
     hidden, heads, layers = keys.size("hidden_size"), keys.size("num_attention_heads"), keys.size("num_hidden_layers")
     kv_heads = keys.size("num_key_value_heads", family.kv_heads or heads)
     if heads % kv_heads:
@@ -134,10 +154,15 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
     if head_dim % 2:
         raise ModelError(f"{where}: head_dim={head_dim} is odd; rotary embeddings need an even one")
     theta, rope, stretch = keys.rope()
-    dtype = config.get("dtype", config.get("torch_dtype"))
+    context_len = int(keys.size("max_position_embeddings") * stretch)
+    if context_len > _LARGEST["max_position_embeddings"]:
+        raise ModelError(
+            f"{where}: max_position_embeddings times the rope factor {stretch:g} is more than {_LARGEST['max_position_embeddings']}"
+        )
+    dtype = keys.text("dtype") or keys.text("torch_dtype")
     return ModelSpec(
         architecture=architecture,
-        model_type=str(config.get("model_type", architecture.removesuffix("ForCausalLM").lower())),
+        model_type=keys.text("model_type") or architecture.removesuffix("ForCausalLM").lower(),
         vocab_size=keys.size("vocab_size"),
         hidden_size=hidden,
         intermediate_size=keys.size("intermediate_size"),
@@ -154,8 +179,8 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
         rope_theta=theta,
         rope=rope,
         windows=keys.windows(family, layers),
-        context_len=int(keys.size("max_position_embeddings") * stretch),
-        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        context_len=context_len,
+        dtype=None if dtype is None else dtype.removeprefix("torch."),
     )
 
 
@@ -171,9 +196,11 @@ class _Keys:
         if not isinstance(named, list) or not named:
             raise ModelError(f"{self.where}: 'architectures' is missing; supported are {', '.join(SUPPORTED)}")
         for name in named:
-            if name in _FAMILIES:
-                return str(name)
-        raise ModelError(f"{self.where}: architecture {', '.join(map(str, named))} is not supported; supported are {', '.join(SUPPORTED)}")
+            if isinstance(name, str) and name in _FAMILIES:
+                return name
+        raise ModelError(
+            f"{self.where}: architecture {', '.join(map(_bare, named[:4]))} is not supported; supported are {', '.join(SUPPORTED)}"
+        )
 
     def size(self, key: str, default: int | None = None) -> int:
         value = self.config.get(key)
@@ -181,60 +208,97 @@ class _Keys:
             value = default
         if value is None:
             raise ModelError(f"{self.where}: '{key}' is missing; the file is not a complete config of a language model")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelError(f"{self.where}: '{key}' is {value!r}, not a positive integer")
-        return value
+        return _size(value, key, self.where)
 
     def number(self, key: str, default: float) -> float:
         return _number(self.config.get(key, default), key, self.where)
+
+    def text(self, key: str) -> str | None:
+        value = self.config.get(key)
+        if value is not None and not isinstance(value, str):
+            raise ModelError(f"{self.where}: '{key}' is {shown(value)}, not text")
+        return value
 
     def switch(self, value: bool | str) -> bool:
         if isinstance(value, bool):
             return value
         found = self.config.get(value) or False
         if not isinstance(found, bool):
-            raise ModelError(f"{self.where}: '{value}' is {found!r}, not true or false")
+            raise ModelError(f"{self.where}: '{value}' is {shown(found)}, not true or false")
         return found
 
     def rope(self) -> tuple[float, RopeScaling, float]:
         """Theta, the scaling, and by how much the scaling stretches max_position_embeddings."""
         rope: Any = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
         if not isinstance(rope, dict):
-            raise ModelError(f"{self.where}: rope settings are {rope!r}, not an object")
+            raise ModelError(f"{self.where}: rope settings are {shown(rope)}, not an object")
+        if nested := [key for key, value in rope.items() if isinstance(value, dict)]:
+            raise ModelError(f"{self.where}: rope settings of their own for {shown(nested[0])} are not supported")
         theta = _number(rope.get("rope_theta", self.config.get("rope_theta", 10_000.0)), "rope_theta", self.where)
         kind = rope.get("rope_type", rope.get("type", "default"))
         if rope.get("partial_rotary_factor", self.config.get("partial_rotary_factor", 1.0)) != 1.0:
             raise ModelError(f"{self.where}: partial_rotary_factor is not supported; the supported models rotate whole heads")
 
         def value(key: str) -> float:
-            return _number(rope.get(key), f"rope {key}", self.where)
+            return _number(rope.get(key), key, self.where, "rope ")
 
         if kind == "default":
             return theta, PlainRope(), 1.0
         if kind == "linear":
             return theta, LinearRope(value("factor")), value("factor")
         if kind == "llama3":  # max_position_embeddings is already the long context
-            original = int(value("original_max_position_embeddings"))
-            return theta, Llama3Rope(value("factor"), value("low_freq_factor"), value("high_freq_factor"), original), 1.0
-        raise ModelError(f"{self.where}: rope_type={kind} is not supported; supported are default, linear, llama3")
+            original = _size(rope.get("original_max_position_embeddings"), "original_max_position_embeddings", self.where, "rope ")
+            scaling = Llama3Rope(value("factor"), value("low_freq_factor"), value("high_freq_factor"), original)
+            if scaling.low_freq_factor >= scaling.high_freq_factor:
+                raise ModelError(
+                    f"{self.where}: rope low_freq_factor={scaling.low_freq_factor:g} is not below "
+                    f"high_freq_factor={scaling.high_freq_factor:g}"
+                )
+            return theta, scaling, 1.0
+        raise ModelError(f"{self.where}: rope_type={_bare(kind)} is not supported; supported are default, linear, llama3")
 
     def windows(self, family: _Family, layers: int) -> tuple[int | None, ...]:
         """How far each layer looks back."""
         window = self.config.get("sliding_window", family.window)
-        if family.window_switch and not self.config.get("use_sliding_window", False):
+        if family.window_switch and not self.switch("use_sliding_window"):
             window = None
         if window is None or (family.window is None and not family.window_switch):
             return (None,) * layers
         window = self.size("sliding_window", window)
-        if isinstance(kinds := self.config.get("layer_types"), list):
+        kinds = self.config.get("layer_types")
+        if isinstance(kinds, list):
             if len(kinds) != layers:
                 raise ModelError(f"{self.where}: layer_types has {len(kinds)} entries for {layers} layers")
+            if strange := [kind for kind in kinds if not isinstance(kind, str) or kind not in _KINDS_OF_LAYERS]:
+                raise ModelError(
+                    f"{self.where}: layer_types names {shown(strange[0])}; supported are {', '.join(sorted(_KINDS_OF_LAYERS))}"
+                )
             return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        if kinds is not None:
+            raise ModelError(f"{self.where}: 'layer_types' is {shown(kinds)}, not a list")
         first = self.config.get("max_window_layers", 28) if family.window_switch else 0
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise ModelError(f"{self.where}: 'max_window_layers' is {shown(first)}, not a number of layers")
         return tuple(window if layer >= first else None for layer in range(layers))
 
 
-def _number(value: object, key: str, where: str) -> float:
+def _size(value: object, key: str, where: str, prefix: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"{where}: '{prefix}{key}' is {shown(value)}, not a positive integer")
+    if value > _LARGEST[key]:
+        raise ModelError(f"{where}: '{prefix}{key}' is {shown(value)}; at most {_LARGEST[key]} is supported")
+    return value
+
+
+def _number(value: object, key: str, where: str, prefix: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ModelError(f"{where}: '{key}' is {value!r}, not a positive number")
+        raise ModelError(f"{where}: '{prefix}{key}' is {shown(value)}, not a positive number")
+    low, high = _RANGES[key]
+    if not low <= value <= high:
+        raise ModelError(f"{where}: '{prefix}{key}' is {shown(value)}; supported are {low:g} to {high:g}")
     return float(value)
+
+
+def _bare(value: object) -> str:
+    """A name as it is where it is one, else as errors show any value."""
+    return value if isinstance(value, str) and value.isidentifier() else shown(value)

@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import uvicorn
 import uvloop
 
 from banyan_runtime import config as options
@@ -39,8 +38,10 @@ from banyan_runtime.front.prepare.zygote import Zygote
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.front.text.text import Text
+from banyan_runtime.model import spec
 from banyan_runtime.server import termination
 from banyan_runtime.server.engine_child import EngineChild, private_folder
+from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, Http
 from banyan_runtime.server.process import resident_bytes
 from banyan_runtime.server.pulse import NAME as PULSE_NAME
 from banyan_runtime.server.pulse import Pulse, PulseWatch
@@ -58,23 +59,12 @@ HANG_VARIABLE: Final = "BANYAN_TEST_HANG_SECONDS"  # for tests alone: another HA
 LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine is gone
 DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
 ENGINE_EXIT_S: Final = 2.0
-CONNECTIONS_CLOSE_S: Final = 2
-BACKLOG: Final = 2048  # connections that may wait to be accepted
-KEEP_ALIVE_S: Final = 75  # longer than the idle time-out of common load balancers and client pools (60 s)
 
 
 class EngineDied(UserError):
     """The engine process has ended by itself, or cannot generate."""
 
     exit_code = termination.EXIT_INTERNAL
-
-
-class Http(uvicorn.Server):
-    """uvicorn without its signal handlers: when to stop is this module's business."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        yield
 
 
 class Server:
@@ -93,19 +83,7 @@ class Server:
         self._client.on_startup_progress = self._on_startup_progress
         self._context = Context(config, self._client, None, self._metrics, self._state)
         self._counter = HttpCounter(create_app(self._context), self._metrics)
-        self._http = Http(
-            uvicorn.Config(
-                self._counter,
-                log_config=None,
-                http="httptools",
-                ws="none",
-                lifespan="on",
-                server_header=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=CONNECTIONS_CLOSE_S,
-            )
-        )
+        self._http = Http(self._counter)
         self._hold = logs.Hold(logging.getLogger("uvicorn.error"))
         self._engine: EngineChild | None = None
         self._zygote: Zygote | None = None
@@ -153,6 +131,7 @@ class Server:
             loop.call_soon_threadsafe(self._progress, phase, percent, detail)
 
         model_dir = await on_thread(hub.resolve, config.model_path, config.download_dir, report)
+        await on_thread(spec.read, model_dir, config.json_model_override_args)  # before two readers each blame it in their words
         self._note_phase("download", since="downloading")
         self._progress("loading", 0, "")
         self._folder = private_folder()

@@ -35,6 +35,8 @@ async def list_models(context: Context, request: Request) -> Response:
 async def one_model(context: Context, request: Request) -> Response:
     admit(context)
     name = request.path_params["name"]
+    if name == "default":  # as in requests
+        name = context.config.names[0]
     if name not in context.config.names:
         raise unknown_model(name)
     return Response(to_json(_card(context, name)), media_type="application/json")

@@ -31,7 +31,7 @@ def router(context: Context) -> APIRouter:
         return Response(status_code=200 if state.alive else 503)
 
     async def readyz(request: Request) -> Response:
-        body = json.dumps(state.payload()).encode()
+        body = json.dumps(state.payload(time.monotonic() - client.last_heard)).encode()
         return Response(body, 200 if state.ready else 503, {} if state.ready else RETRY_AFTER, "application/json")
 
     async def health_generate(request: Request) -> Response:

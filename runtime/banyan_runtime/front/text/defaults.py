@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Final
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.front.sampling import RANGES, Range
-from banyan_runtime.front.text.tokenizer import read_json
+from banyan_runtime.hub.files import read_object_if_any, shown, token_ids
 
 _RANGES: Final[Mapping[str, Range]] = {**RANGES, "top_k": Range(-1, 2**31 - 1)}
 FROM_MODEL: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -29,15 +28,16 @@ class GenerationDefaults:
     @staticmethod
     def load(config: ServerConfig, folder: Path, tokenizer_eos: int | None) -> GenerationDefaults:
         """From generation_config.json, or the end token of config.json, and --preferred-sampling-params."""
-        generation = read_json(folder / "generation_config.json")
+        generation = read_object_if_any(folder / "generation_config.json")
         preferred = _preferred(config.preferred_sampling_params)
         names = () if config.sampling_defaults == "neutral" else FROM_MODEL
         model = {name: value for name in names if (value := generation.get(name)) is not None}
         for name, value in model.items():
             if (problem := _problem(name, value)) is not None:
                 raise ModelError(f"{folder / 'generation_config.json'}: {problem}; correct it or use --sampling-defaults neutral")
-        named = generation.get("eos_token_id") if "eos_token_id" in generation else read_json(folder / "config.json").get("eos_token_id")
-        ids = {value for value in (named if isinstance(named, list) else [named]) if isinstance(value, int)}
+        ids = set(token_ids(generation, "eos_token_id", str(folder / "generation_config.json")))
+        if "eos_token_id" not in generation:
+            ids |= token_ids(read_object_if_any(folder / "config.json"), "eos_token_id", str(folder / "config.json"))
         if tokenizer_eos is not None:
             ids.add(tokenizer_eos)
         return GenerationDefaults(openai={**model, **preferred}, native=preferred, eos_ids=frozenset(ids))
@@ -54,6 +54,6 @@ def _preferred(text: str | None) -> dict[str, float]:
 def _problem(name: str, value: Any) -> str | None:
     if name not in _RANGES:
         return f"{name} is no sampling field that can have a default; known are {', '.join(_RANGES)}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value not in _RANGES[name]:
-        return f"{name} is {value!r}, which is out of its range"
+    if isinstance(value, bool) or not isinstance(value, int | float) or value not in _RANGES[name]:
+        return f"{name} is {shown(value)}, which is out of its range"
     return None

@@ -15,7 +15,8 @@ from banyan_runtime.front.chat.reasoning import FORMATS
 from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.text.defaults import GenerationDefaults
-from banyan_runtime.front.text.tokenizer import Tokenizer, read_json
+from banyan_runtime.front.text.tokenizer import Tokenizer
+from banyan_runtime.hub.files import read_object_if_any, read_text
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Text:
     def load(config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None) -> Text:
         """Read the text files of a model. Raises ModelError for broken files, ConfigError for options that do not fit."""
         folder = tokenizer_dir or (Path(config.tokenizer_path) if config.tokenizer_path else model_dir)
-        model_config = read_json(model_dir / "config.json")
+        model_config = read_object_if_any(model_dir / "config.json")
         if config.skip_tokenizer_init:
             return Text(None, None, GenerationDefaults.load(config, model_dir, None), None, frozenset(), model_config)
         tokenizer = Tokenizer.load(folder)
@@ -69,7 +70,8 @@ def _template(config: ServerConfig, folder: Path, tokenizer: Tokenizer) -> ChatT
     try:
         template = ChatTemplate(source, tokenizer.named)
         render(template, hello, ChatOptions())
-    except (TemplateError, ApiError) as error:
+    except (TemplateError, ApiError, SyntaxError, RecursionError, MemoryError, OverflowError, ValueError) as error:
+        # The latter are what Python says of a template that is nested too deeply or makes something huge while it is compiled.
         message = f"{where}: the chat template does not work: {error}"
         raise (ConfigError(message) if config.chat_template else ModelError(message)) from error
     return template
@@ -85,7 +87,7 @@ def _template_source(config: ServerConfig, folder: Path, tokenizer: Tokenizer) -
             raise ConfigError(f"--chat-template={config.chat_template} cannot be read: {error}") from error
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8"), str(file)
+        return read_text(file), str(file)
     listed = tokenizer.settings.get("chat_template")
     if isinstance(listed, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in listed if isinstance(entry, dict)}

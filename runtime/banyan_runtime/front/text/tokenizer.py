@@ -7,17 +7,24 @@ transformers would import torch where it finds it. The front must not: `serve.py
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import tokenizers
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.front.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from banyan_runtime.front.text.vocabulary import token_bytes
+from banyan_runtime.hub.files import read_object_if_any, read_text, shown
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _FILES: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")  # any of these makes a tokenizer
+_BESIDE: Final = ("merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja")
+_LARGEST_FILE: Final = 128 << 20  # the largest known, of a vocabulary of 262,144 tokens, has 35 MB; reading takes ten times that
+_LARGEST_ID: Final = (1 << 22) - 1  # a table has a row for every id, used or not; the largest known vocabulary has 262,208
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -34,7 +41,9 @@ class Tokenizer:
         self.added: Mapping[str, int] = {token.content: token_id for token_id, token in beside.items()}  # beside the vocabulary proper
         self.special_ids = frozenset(token_id for token_id, token in beside.items() if token.special)
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.size = 1 + max(vocabulary.values(), default=-1)  # ids may have gaps: what counts is the highest one
+        if (highest := max(vocabulary.values(), default=-1)) > _LARGEST_ID:
+            raise ModelError(f"tokenizer.json: a token has the id {highest}; at most {_LARGEST_ID} is supported")
+        self.size = 1 + highest  # ids may have gaps: what counts is the highest one
         decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
         self._table = token_bytes(backend, decoder, vocabulary, self.added)
 
@@ -46,14 +55,25 @@ class Tokenizer:
                 f"{folder}: holds no tokenizer (tokenizer.json); put it there, name another folder with --tokenizer-path, or serve "
                 "token ids only with --skip-tokenizer-init"
             )
+        for name in (*_FILES, *_BESIDE):
+            file = folder / name
+            if file.is_file() and (size := file.stat().st_size) > _LARGEST_FILE:
+                raise ModelError(f"{file}: has {size} bytes; at most {_LARGEST_FILE} are read, no tokenizer needs more")
+        settings = read_object_if_any(folder / "tokenizer_config.json")
+        _check_settings(settings, folder / "tokenizer_config.json")
+        _check_settings(read_object_if_any(folder / "special_tokens_map.json"), folder / "special_tokens_map.json")
+        if (folder / "chat_template.jinja").is_file():  # transformers reads it too
+            read_text(folder / "chat_template.jinja")
+        declared = _declared(folder)
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        settings = read_json(folder / "tokenizer_config.json")
         try:
-            loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # whatever a file that is missing or broken makes the libraries raise
+            loaded = AutoTokenizer.from_pretrained(str(folder), config=declared, local_files_only=True, trust_remote_code=False)
+        except BaseException as error:  # whatever a file that is missing or broken makes the libraries raise
+            if not _is_failure(error):
+                raise
             raise ModelError(
-                f"{folder}: the tokenizer cannot be loaded ({type(error).__name__}: {error}). A model folder needs tokenizer.json and "
+                f"{_culprit(folder)}: the tokenizer cannot be loaded ({_one_line(error)}). A model folder needs tokenizer.json and "
                 "tokenizer_config.json; --skip-tokenizer-init serves token ids without them"
             ) from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
@@ -108,17 +128,87 @@ class Tokenizer:
         return WindowDetokenizer(lambda ids: self._backend.decode(list(ids), skip_special_tokens=False), skip)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the model; {} where there is no such file. Raises ModelError when it is no JSON object."""
-    if not path.is_file():
-        return {}
+def _declared(folder: Path) -> PretrainedConfig:
+    """What tells transformers the kind of tokenizer: the model's type, and nothing else of config.json. The whole of it would
+    be judged by transformers' rules, and a key that nobody needs here would look like a broken tokenizer."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    file = folder / "config.json"
+    config = read_object_if_any(file)
+    for key in ("model_type", "tokenizer_class", "transformers_version"):  # transformers looks for the latter itself
+        if not isinstance(config.get(key), str | None):
+            raise ModelError(f"{file}: '{key}' is {shown(config[key])}, not text")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object")
-    return value
+        declared = AutoConfig.for_model(config.get("model_type") or "")
+    except Exception:  # a type that transformers does not know, or cannot make of nothing: tokenizer_config.json decides alone
+        declared = PretrainedConfig()
+    if config.get("tokenizer_class"):
+        declared.tokenizer_class = config["tokenizer_class"]
+    return declared
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether something failed, as opposed to somebody asking to stop. A panic in Rust is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _culprit(folder: Path) -> Path:
+    """The file to blame when a tokenizer cannot be loaded: tokenizer.json if it is broken by itself, else the folder."""
+    file = folder / "tokenizer.json"
+    try:
+        if file.is_file():
+            tokenizers.Tokenizer.from_file(str(file))
+    except BaseException as error:
+        if not _is_failure(error):
+            raise
+        return file
+    return folder
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_SHOWN_CHARACTERS]}"
+
+
+def _check_settings(settings: Mapping[str, Any], file: Path) -> None:
+    """Raises ModelError for a key of tokenizer_config.json or special_tokens_map.json that is of the wrong type."""
+    for key, (fits, form) in _FORMS.items():
+        if (value := settings.get(key)) is not None and not fits(value):
+            raise ModelError(f"{file}: '{key}' is {shown(value)}, not {form}")
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_template(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list)
+        and all(
+            isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str) for entry in value
+        )
+    )
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_token, value))
+
+
+def _are_tokens_by_id(value: Any) -> bool:
+    return isinstance(value, dict) and all(key.isdecimal() and int(key[:10]) <= _LARGEST_ID and _is_token(value[key]) for key in value)
+
+
+_FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    **dict.fromkeys(_NAMED, (_is_token, "a token's text or an object with its 'content'")),
+    "additional_special_tokens": (_are_tokens, "a list of tokens"),
+    "added_tokens_decoder": (_are_tokens_by_id, f"an object of tokens by id, of at most {_LARGEST_ID}"),
+    "chat_template": (_is_template, "text or a list of objects with 'name' and 'template'"),
+    "tokenizer_class": (_is_text, "text"),
+}
+_SHOWN_CHARACTERS: Final = 300  # of a library's own words
 
 
 def _token_text(value: Any) -> str | None:
