@@ -355,7 +355,7 @@ def test_a_client_that_goes_away_frees_its_place_within_two_seconds(server: Serv
     body = {**LONG, "stream": stream, "max_tokens": 2000}
     with contextlib.suppress(httpx.ReadTimeout), httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=0.3) as response:
         next(response.iter_lines())
-    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty group", 2)
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 2)
     server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 1, "no other open request than this scrape", 2)
     assert server.metric("banyan_generation_tokens_total") - before < 1900, "it ran on to its end"
 

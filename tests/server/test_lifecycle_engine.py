@@ -59,7 +59,9 @@ def start_engine(tmp_path: Path, tiny_chat: Path) -> Iterator[StartEngine]:
             stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert process.stdin is not None
-        boot = Boot(config.parse(["--model-path", str(model), *flags]).engine_json(), str(model), address, str(tmp_path / "pulse"), os.getpid())
+        boot = Boot(
+            config.parse(["--model-path", str(model), *flags]).engine_json(), str(model), address, str(tmp_path / "pulse"), os.getpid()
+        )
         process.stdin.write(msgspec.json.encode(boot) + b"\n")
         process.stdin.flush()
         benches.append(Bench(socket, process))

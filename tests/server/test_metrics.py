@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).parent / "metrics.golden"
 
 INFO = wire.EngineInfo(
     architecture="Qwen3ForCausalLM", model_type="qwen3", dtype="float32", device="cpu", attention_backend="torch_native", vocab_size=896,
-    context_len=2048, page_size=16, max_total_tokens=8192, max_req_input_len=2042, max_running_requests=64, weights_bytes=1000,
+    context_len=2048, max_model_len=2048, page_size=16, max_total_tokens=8192, max_req_input_len=2042, max_running_requests=64, weights_bytes=1000,
     kv_bytes=2000, phase_seconds={"load_weights": 1.5},
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ def step_stats(steps: int) -> wire.StepStats:
 
 
 STATS = wire.Stats(
-    running=3, waiting=5, kv_used=2048, kv_evictable=1024, kv_free=5120, last_step_unix=1_750_000_000.5, prompt_tokens_computed=11,
+    running=3, waiting=5, held=0, kv_used=2048, kv_evictable=1024, kv_free=5120, last_step_unix=1_750_000_000.5, prompt_tokens_computed=11,
     prompt_tokens_cached=22, generation_tokens=33, preemptions=1, preempted_tokens=44, evicted_tokens=55, new_token_ratio=0.5,
     gen_throughput=6.25, prefill=step_stats(7), decode=step_stats(8), cpu_seconds=9.5, resident_bytes=4096,
 )  # fmt: skip

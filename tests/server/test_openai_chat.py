@@ -168,7 +168,7 @@ def test_a_stop_string_ends_the_request_in_the_engine_too(client: openai.OpenAI,
     before = server.metric("banyan_generation_tokens_total")
     choice = ask(client, LIST, stop="France", max_tokens=1500, extra_body={**NO_THINKING, "ignore_eos": True}).choices[0]
     assert choice.message.content == "1. "
-    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty group", 3)
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 3)
     assert server.metric("banyan_generation_tokens_total") - before < 200
 
 

@@ -57,7 +57,7 @@ def test_of_many_requests_at_once_each_is_counted_and_logged_once(server: Server
         assert list(pool.map(ask, range(48))) == [200] * 48
     server.eventually(lambda: server.metric(ended) == before + 48, "48 counts", 2)
     server.eventually(lambda: server.log.count("Finished cmpl-") == lines + 48, "48 lines", 2)
-    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty group", 2)
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 2)
     server.eventually(lambda: server.metric('banyan_kv_cache_tokens{state="used"}') == 0, "no used tokens", 2)
 
 

@@ -19,8 +19,8 @@ def run(code: str, **options: int) -> list[str]:
 
 
 def test_a_text_line_starts_with_the_time_in_brackets() -> None:
-    (line,) = run("logs.configure('engine'); logging.getLogger('banyan').info('Decode group. #running-req: %d', 3)")
-    assert re.fullmatch(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Decode group\. #running-req: 3", line)
+    (line,) = run("logs.configure('engine'); logging.getLogger('banyan').info('Decode batch. #running-req: %d', 3)")
+    assert re.fullmatch(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Decode batch\. #running-req: 3", line)
 
 
 def test_lines_of_uvicorn_keep_their_level_in_front() -> None:

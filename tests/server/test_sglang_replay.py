@@ -1,8 +1,8 @@
-"""The seeds' replay: the calls of five SGLang tutorials, in their order, through the real `openai` package.
+"""The calls of five SGLang tutorials, in their order, through the real `openai` package, compared with what SGLang logged.
 
-With the Qwen2.5 tokenizer, dummy weights and the seeds' flags, the scheduler must print the seeds' own numbers: how many prompt
+With the Qwen2.5 tokenizer, dummy weights and the tutorials' flags, the scheduler must print SGLang's own numbers: how many prompt
 tokens each call computes and how many the prefix cache already holds. (Weights decide when a text ends, so the lengths of
-the answers are not the seeds'; everything that depends on prompts alone is.)
+the answers are not SGLang's; everything that depends on prompts alone is.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import openai
 import pytest
 
 MODEL = "qwen/qwen2.5-0.5b-instruct"
-SEED_FLAGS = [
+TUTORIAL_FLAGS = [
     "--mem-fraction-static", "0.8", "--max-running-requests", "200", "--max-total-tokens", "20480", "--disable-cuda-graph",
     "--chunked-prefill-size", "8192", "--max-prefill-tokens", "16384", "--page-size", "1",
     "--scheduling-rules", "sglang", "--random-seed", "42",
@@ -48,7 +48,7 @@ class Server:
 
     def prefills(self) -> list[tuple[int, int]]:
         """(new, cached) tokens of each prefill line so far."""
-        pairs = re.findall(r"Prefill group\. #new-seq: \d+, #new-token: (\d+), #cached-token: (\d+)", self.log.read_text())
+        pairs = re.findall(r"Prefill batch\. #new-seq: \d+, #new-token: (\d+), #cached-token: (\d+)", self.log.read_text())
         return [(int(new), int(cached)) for new, cached in pairs]
 
 
@@ -87,17 +87,17 @@ def qwen2_folder(folder: Path, tokenizer: Path, **config: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seeds_server(tmp_path_factory: pytest.TempPathFactory, qwen25_tokenizer: Path) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("seeds")
+def tutorial_server(tmp_path_factory: pytest.TempPathFactory, qwen25_tokenizer: Path) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("tutorials")
     model = qwen2_folder(folder / "qwen2.5", qwen25_tokenizer)
-    server = start(model, folder / "server.log", "--served-model-name", MODEL, *SEED_FLAGS)
+    server = start(model, folder / "server.log", "--served-model-name", MODEL, *TUTORIAL_FLAGS)
     yield server
     server.process.terminate()
     assert server.process.wait(30) == 0
 
 
-def test_the_seeds_calls_print_the_seeds_numbers(seeds_server: Server) -> None:
-    client = openai.Client(base_url=f"{seeds_server.url}/v1", api_key="None")
+def test_the_tutorials_calls_print_sglangs_numbers(tutorial_server: Server) -> None:
+    client = openai.Client(base_url=f"{tutorial_server.url}/v1", api_key="None")
 
     chat = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "List 3 countries and their capitals."}], temperature=0, max_tokens=64
@@ -163,17 +163,17 @@ def test_the_seeds_calls_print_the_seeds_numbers(seeds_server: Server) -> None:
     assert story.usage.prompt_tokens == 9
 
     # warm-up; chat; history; stream; completions; story
-    assert seeds_server.prefills() == [(6, 0), (37, 0), (49, 5), (10, 24), (8, 0), (9, 0)]
+    assert tutorial_server.prefills() == [(6, 0), (37, 0), (49, 5), (10, 24), (8, 0), (9, 0)]
 
 
-def test_the_seeds_poll_for_models_and_the_warm_up_call_work(seeds_server: Server) -> None:
-    client = openai.Client(base_url=f"{seeds_server.url}/v1", api_key="None")
+def test_the_tutorials_poll_for_models_and_the_warm_up_call_work(tutorial_server: Server) -> None:
+    client = openai.Client(base_url=f"{tutorial_server.url}/v1", api_key="None")
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-def test_the_log_reads_in_the_seeds_order(seeds_server: Server) -> None:
-    text = seeds_server.log.read_text()
+def test_the_log_reads_in_sglangs_order(tutorial_server: Server) -> None:
+    text = tutorial_server.log.read_text()
     expected = [
         r"server_args=ServerArgs\(",
         r"Load weight begin\. avail mem=[\d.]+ GB",
@@ -185,7 +185,7 @@ def test_the_log_reads_in_the_seeds_order(seeds_server: Server) -> None:
         r"INFO:     Waiting for application startup\.",
         r"INFO:     Application startup complete\.",
         r"INFO:     Uvicorn running on http://127\.0\.0\.1:\d+ \(Press CTRL\+C to quit\)",
-        r"Prefill group\. #new-seq: 1, #new-token: 6, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
+        r"Prefill batch\. #new-seq: 1, #new-token: 6, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
         r"The server is fired up and ready to roll!",
     ]
     position = 0
