@@ -17,8 +17,8 @@ GOLDEN = Path(__file__).parent / "metrics.golden"
 
 INFO = wire.EngineInfo(
     architecture="Qwen3ForCausalLM", model_type="qwen3", dtype="float32", device="cpu", attention_backend="torch_native", vocab_size=896,
-    context_len=2048, max_model_len=2048, page_size=16, max_total_tokens=8192, max_req_input_len=2042, max_running_requests=64, weights_bytes=1000,
-    kv_bytes=2000, phase_seconds={"load_weights": 1.5},
+    context_len=2048, max_model_len=2048, page_size=16, max_total_tokens=8192, max_req_input_len=2042,
+    max_running_requests=64, weights_bytes=1000, kv_bytes=2000, phase_seconds={"load_weights": 1.5},
 )  # fmt: skip
 
 
