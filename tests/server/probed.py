@@ -16,18 +16,18 @@ from banyan_runtime.server.serve import Server
 
 TOLD_MS = 5.0
 
+_log = os.open(os.environ["PROBE_LOG"], os.O_WRONLY | os.O_CREAT)
 _run = Server.run
 
 
 async def _probe() -> None:
-    with open(os.environ["PROBE_LOG"], "w", buffering=1) as log:
-        last = time.thread_time()
-        while True:
-            await asyncio.sleep(0.001)
-            now = time.thread_time()
-            if (took := 1000 * (now - last)) > TOLD_MS:
-                log.write(f"{took:.1f}\n")
-            last = now
+    last = time.thread_time()
+    while True:
+        await asyncio.sleep(0.001)
+        now = time.thread_time()
+        if (took := 1000 * (now - last)) > TOLD_MS:
+            os.write(_log, b"%.1f\n" % took)
+        last = now
 
 
 async def _probed(server: Server) -> int:
