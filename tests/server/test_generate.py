@@ -71,7 +71,7 @@ def test_lists_in_give_lists_out_in_order(server: ServerProcess) -> None:
     singles = [generate(server, text=prompt, sampling_params=GREEDY) for prompt in prompts]
     assert answers[0]["text"] == singles[0]["text"]
     assert answers[1]["output_ids"] == singles[1]["output_ids"][:3]
-    assert [answer["meta_info"]["id"] for answer in answers] == ["batch_0", "batch_1"]
+    assert [answer["meta_info"]["id"] for answer in answers] == ["group_0", "group_1"]
     assert isinstance(generate(server, text=[PROMPT], sampling_params=GREEDY), list)
     last = {event["index"]: event["text"] for event in events(server, text=prompts, sampling_params=GREEDY)}
     assert last == {index: single["text"] for index, single in enumerate(singles)}

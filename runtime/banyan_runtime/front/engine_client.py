@@ -12,11 +12,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
 import zmq
 
 from banyan_runtime import wire
@@ -38,8 +38,7 @@ class EngineError(Exception):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """What one request got since its listener was last told. `finish` comes with the last of a request, whose `ids` may be empty."""
 
     ids: list[int]
