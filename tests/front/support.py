@@ -1,20 +1,39 @@
-"""Cutting a text in every way that a stream may cut it, and small tokenizers made on the spot."""
+"""Cutting a text in every way that a stream may cut it, small tokenizers made on the spot, and an engine that tests play."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import json
 import random
-from collections.abc import Iterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
+import numpy as np
+import uvicorn
+import uvloop
+import zmq
+import zmq.asyncio
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as kinds
 
 from banyan_runtime import wire
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.front.app import create_app
+from banyan_runtime.front.context import Context
+from banyan_runtime.front.engine_client import EngineClient
+from banyan_runtime.front.metrics import Metrics, RequestRecord
+from banyan_runtime.front.plan import Endpoint, Plan
+from banyan_runtime.front.state import ServerState
+from banyan_runtime.front.text.defaults import GenerationDefaults
+from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.text.tokenizer import Tokenizer as OurTokenizer
 
+T = TypeVar("T")
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -106,3 +125,191 @@ def _write(folder: Path, tokenizer: Tokenizer, settings: dict[str, object]) -> P
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+# --- an engine that tests play ---
+
+INFO = wire.EngineInfo(
+    architecture="Qwen3ForCausalLM", model_type="qwen3", dtype="float32", device="cpu", attention_backend="torch_native",
+    vocab_size=259, context_len=2048, max_model_len=2048, page_size=1, max_total_tokens=8192, max_req_input_len=2047,
+    max_running_requests=256, weights_bytes=1, kv_bytes=1,
+)  # fmt: skip
+STATS = wire.Stats(
+    running=3, waiting=5, held=0, kv_used=2048, kv_evictable=1024, kv_free=5120, last_step_unix=1_750_000_000.5,
+    prompt_tokens_computed=11, prompt_tokens_cached=22, generation_tokens=33, preemptions=1, preempted_tokens=44, evicted_tokens=55,
+    new_token_ratio=0.5, gen_throughput=6.25, prefill=wire.StepStats(0, wire.HistogramCounts([]), wire.HistogramCounts([])),
+    decode=wire.StepStats(0, wire.HistogramCounts([]), wire.HistogramCounts([])), cpu_seconds=9.5, resident_bytes=4096,
+)  # fmt: skip
+LIMIT_S = 20.0
+
+
+def run(scenario: Callable[[], Awaitable[T]]) -> T:
+    """Run one scenario on the loop that the server uses; it may not take longer than 20 s."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(LIMIT_S):
+            return await scenario()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(bounded())
+
+
+def finish(request_id: int, code: wire.FinishCode = wire.FinishCode.LENGTH, **numbers: Any) -> wire.Finish:
+    return wire.Finish(request_id, code, **{"cached_tokens": 2, "queue_s": 0.25, "prefill_s": 0.5, "retractions": 0, **numbers})
+
+
+def columns(values: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]] = ()) -> wire.LogprobColumns:
+    """Log probabilities as the engine sends them; `tops`: as many (id, value) pairs for each."""
+    width = len(tops[0]) if tops else 0
+    ids = [token_id for row in tops for token_id, _ in row]
+    likely = [value for row in tops for _, value in row]
+    return wire.LogprobColumns(_floats(values), width, wire.pack_ids(ids), _floats(likely))
+
+
+def _floats(values: Sequence[float]) -> bytes:
+    return np.asarray(values, dtype="<f4").tobytes()
+
+
+class FakeEngine:
+    """The other end of a real wire, played by the test: `async with FakeEngine(folder) as engine`.
+
+    `client` is the front's end, ready for requests.
+    """
+
+    def __init__(self, folder: Path, **options: int) -> None:
+        self.client = EngineClient(**options)
+        self.sockets = zmq.asyncio.Context()
+        self._socket = self.sockets.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._address = f"ipc://{folder}/engine"
+
+    async def __aenter__(self) -> Self:
+        self.client.bind(self._address)
+        self._socket.connect(self._address)
+        await self.send(wire.Ready(INFO))
+        await self.client.wait_ready()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+        self.client.close()
+
+    async def send(self, *messages: wire.EngineMessage) -> None:
+        for message in messages:
+            await self._socket.send(wire.encode(message))
+
+    async def step(self, rows: Mapping[int, Sequence[int]] | None = None, *finished: wire.Finish, **columns: Any) -> None:
+        """One step: tokens by request, in this order, and requests that end with it."""
+        rows = rows or {}
+        tokens = [token for row in rows.values() for token in row]
+        counts = [] if all(len(row) == 1 for row in rows.values()) else [len(row) for row in rows.values()]
+        await self.send(wire.StepOutput(list(rows), wire.pack_ids(tokens), list(finished), counts=counts, **columns))
+
+    async def next(self) -> wire.FrontMessage:
+        """The front's next message."""
+        return wire.decode_front(await self._socket.recv())
+
+    async def submits(self, number: int = 1) -> list[wire.Submit]:
+        """The front's next messages, which are new requests."""
+        messages = [await self.next() for _ in range(number)]
+        assert all(isinstance(message, wire.Submit) for message in messages), messages
+        return messages  # type: ignore[return-value]
+
+    async def submitted(self) -> int:
+        """The id of the request that comes next."""
+        return (await self.submits())[0].id
+
+    async def aborted(self) -> int:
+        """The id of the request whose end is asked for next."""
+        message = await self.next()
+        assert isinstance(message, wire.Abort), message
+        return message.id
+
+    def kill(self) -> None:
+        """Vanish, as a killed process does."""
+        self._socket.close()
+        self.sockets.term()
+
+
+class Planned:
+    """A preparer whose plans are made by the test."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+
+    async def plan(self, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
+        return self.plans.pop(0)
+
+
+class Front:
+    """A front process's parts around a played engine; `records` are the requests as they were counted."""
+
+    def __init__(self, engine: FakeEngine, tokenizer: OurTokenizer | None, **options: Any) -> None:
+        self.engine = engine
+        self.records: list[RequestRecord] = []
+        state = ServerState("tiny")
+        state.enter("ready")
+        metrics = Metrics("tiny", state)
+        metrics.request_finished = self.records.append  # type: ignore[method-assign]
+        self.rejections: list[str] = []
+        metrics.rejected = self.rejections.append  # type: ignore[method-assign]
+        self.preparer = Planned()
+        defaults = GenerationDefaults(openai={}, native={}, eos_ids=frozenset({2}))
+        text = Text(tokenizer, None, defaults, None, frozenset(), {})
+        config = ServerConfig(model_path="tiny", served_model_name=("tiny",))
+        self.context = Context(config, engine.client, text, metrics, state, self.preparer)
+
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[tuple[str, int]]:
+        """Serve the application on a free port of this machine: (host, port)."""
+        config = uvicorn.Config(create_app(self.context), http="httptools", ws="none", lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.create_task(server._serve([listening]))
+            try:
+                yield listening.getsockname()
+            finally:
+                server.should_exit = server.force_exit = True
+                await serving
+
+
+class Connection:
+    """A client's socket: what it sends and reads, byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @staticmethod
+    async def post(address: tuple[str, int], path: str, body: bytes = b"{}") -> Connection:
+        reader, writer = await asyncio.open_connection(*address)
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        return Connection(reader, writer)
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Status and headers of the answer."""
+        status, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        return int(status.split()[1]), dict(line.lower().split(": ", 1) for line in lines if line)
+
+    async def chunk(self) -> str:
+        """The next write of a stream; "" at its end."""
+        size = int(await self._reader.readline(), 16)
+        return (await self._reader.readexactly(size + 2))[:-2].decode()
+
+    async def events(self) -> list[Any]:
+        """Everything up to [DONE], comments left out."""
+        text = ""
+        while piece := await self.chunk():
+            text += piece
+        *found, done, rest = text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in found if not event.startswith(":")]
+
+    async def json(self) -> Any:
+        """The body of a whole answer."""
+        _, headers = await self.head()
+        return json.loads(await self._reader.readexactly(int(headers["content-length"])))
+
+    def close(self) -> None:
+        self._writer.close()

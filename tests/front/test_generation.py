@@ -1,140 +1,187 @@
-"""The path of a generation where the engine misbehaves on demand: a scripted client stands in for it."""
+"""The path of a generation where the engine misbehaves on demand: the test plays the engine, over a real wire."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from banyan_runtime import wire
+from banyan_runtime.front import generation
 from banyan_runtime.front.chat.events import Event
-from banyan_runtime.front.engine_client import EngineError, Tokens
+from banyan_runtime.front.engine_client import EngineError
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.generation import Delta, GenerateRequest, GenerationGroup
-from banyan_runtime.front.text.detokenizer import ByteDetokenizer
+from banyan_runtime.front.generation import Call, Delta, GenerationGroup
+from banyan_runtime.front.logprobs import PromptTokens, TokenLogprob
+from banyan_runtime.front.plan import GenerateRequest
+from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.wire import FinishCode
+from tests.front.support import FakeEngine, Front, columns, finish, run
 
-LETTERS = [bytes([letter]) for letter in b"abcdefghij"]
-Step = Tokens | EngineError
+A, B, C, D, E = IDS = [67, 68, 69, 70, 71]  # the letters a to e in the byte-level vocabulary
+CALL = Call(endpoint="chat", streaming=True, received=0.0)
 
 
-class Stream:
-    """Plays its steps, then waits for ever; after an abort it ends as the engine's would."""
+class Reader:
+    """A consumer that keeps everything."""
 
-    first_token = None
+    def __init__(self) -> None:
+        self.deltas: list[tuple[int, Delta]] = []
+        self.ended: asyncio.Future[ApiError | None] = asyncio.get_running_loop().create_future()
+        self.news = asyncio.Event()
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = list(steps)
-        self.aborted = False
+    def add(self, index: int, delta: Delta) -> None:
+        self.deltas.append((index, delta))
+        self.news.set()
 
-    def __aiter__(self) -> Stream:
-        return self
+    def end(self, error: ApiError | None) -> None:
+        self.ended.set_result(error)
 
-    async def __anext__(self) -> Tokens:
-        await asyncio.sleep(0)
-        if self.aborted:
-            return Tokens([9], wire.Finish(1, FinishCode.ABORT, 2, 0.0, 0.0, 0))
-        if not self.steps:
-            await asyncio.sleep(60)
-        step = self.steps.pop(0)
-        if isinstance(step, EngineError):
-            raise step
-        return step
+    async def all(self) -> list[Delta]:
+        """Of one sequence. Raises the error that it ended with."""
+        if (error := await self.ended) is not None:
+            raise error
+        return [delta for _, delta in self.deltas]
 
-    def abort(self) -> None:
-        self.aborted = True
+    async def heard(self) -> None:
+        await self.news.wait()
+        self.news.clear()
 
 
 class World:
-    """What a Context needs to run the scripts, one per generation."""
+    """A front around a played engine."""
 
-    def __init__(self, *scripts: Sequence[Step] | EngineError) -> None:
-        self.scripts = list(scripts)
-        self.streams: list[Stream] = []
-        self.records: list[Any] = []
-        self.live: dict[str, list[Any]] = {}
-        self.client = SimpleNamespace(generate=self._generate)
-        self.metrics = SimpleNamespace(request_finished=self.records.append)
+    def __init__(self, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+        self.engine = engine
+        self.front = Front(engine, tokenizer)
+        self.context = self.front.context
+        self.records = self.front.records
 
-    def _generate(self, ids: list[int], sampling: wire.Sampling, *, priority: int, salt: str) -> Stream:
-        script = self.scripts.pop(0)
-        if isinstance(script, EngineError):
-            raise script
-        self.streams.append(Stream(script))
-        return self.streams[-1]
+    def start(self, *requests: GenerateRequest) -> tuple[GenerationGroup, Reader]:
+        reader = Reader()
+        return GenerationGroup(self.context, CALL, requests, ["r"] * len(requests), reader), reader
 
-    def run(self, *requests: GenerateRequest) -> list[tuple[int, Delta]]:
-        async def read() -> list[tuple[int, Delta]]:
-            async with GenerationGroup(self, requests) as group:  # type: ignore[arg-type]
-                await group.admitted()
-                return [(index, delta) async for index, deltas in group for delta in deltas]
 
-        async def bounded() -> list[tuple[int, Delta]]:
-            return await asyncio.wait_for(read(), 5)
+Scenario = Callable[[World], Awaitable[None]]
+Play = Callable[[Scenario], None]
 
-        return asyncio.run(bounded())
+
+@pytest.fixture
+def play(tmp_path: Path, bytes_tokenizer: Tokenizer) -> Play:
+    def play(scenario: Scenario) -> None:
+        assert bytes_tokenizer.encode("abcde", add_special_tokens=False) == IDS
+
+        async def played() -> None:
+            async with FakeEngine(tmp_path) as engine:
+                await scenario(World(engine, bytes_tokenizer))
+
+        run(played)
+
+    return play
 
 
 def request(**options: Any) -> GenerateRequest:
-    limits = {"min_new_tokens": options.pop("min_tokens", 0)}
-    sampling = wire.Sampling(max_new_tokens=16, **limits)
-    return GenerateRequest(
-        token_ids=[1, 2, 3], sampling=sampling, detokenizer=ByteDetokenizer(LETTERS, frozenset()), request_id="r", **options
-    )
+    sampling = wire.Sampling(options.pop("max_new_tokens", 16), options.pop("min_new_tokens", 0))
+    return GenerateRequest(token_ids=wire.pack_ids([1, 2, 3]), sampling=sampling, **options)
 
 
-def end(code: FinishCode, *ids: int) -> Tokens:
-    return Tokens(list(ids), wire.Finish(1, code, 2, 0.0, 0.0, 0))
+def text(deltas: Sequence[Delta]) -> str:
+    return "".join(delta.content for delta in deltas)
 
 
-def test_pieces_hold_as_many_tokens_as_asked_for_however_they_arrive() -> None:
-    world = World([Tokens([0]), Tokens([1, 2, 3, 4]), Tokens([5, 6]), end(FinishCode.LENGTH, 7)])
-    deltas = [delta for _, delta in world.run(request(group=3))]
-    assert [delta.content for delta in deltas] == ["abc", "def", "gh"]
-    assert deltas[-1].finished is not None
-    assert [delta.completion_tokens for delta in deltas] == [3, 6, 8]
-
-
-def test_a_stop_token_has_no_text_unless_it_shall_be_kept() -> None:
-    script = [Tokens([0]), end(FinishCode.STOP, 1)]
-    for include, text in ((False, "a"), (True, "ab")):
-        deltas = [delta for _, delta in World(script).run(request(include_stop=include))]
-        assert "".join(delta.content for delta in deltas) == text
+def test_deltas_hold_as_many_tokens_as_asked_for_however_they_arrive(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(stream_interval=3))
+        one = await world.engine.submitted()
+        for ids in ([A], [B, C, D, E], [A, B]):
+            await world.engine.step({one: ids})
+        await world.engine.step({one: [C]}, finish(one))
+        deltas = await reader.all()
+        assert [delta.content for delta in deltas] == ["abc", "dea", "bc"]
         assert deltas[-1].finished is not None
-        assert (deltas[-1].finished.reason, deltas[-1].finished.matched) == ("stop", 1)
-        assert deltas[-1].completion_tokens == 2
+        assert [delta.completion_tokens for delta in deltas] == [3, 6, 8]
+
+    play(scenario)
 
 
-def test_what_was_computed_beyond_a_stop_string_is_neither_shown_nor_counted() -> None:
-    world = World([Tokens([0, 1, 2, 3, 4])])
-    deltas = [delta for _, delta in world.run(request(stops=["cd"]))]
-    assert "".join(delta.content for delta in deltas) == "ab"
-    last = deltas[-1]
-    assert (last.completion_tokens, last.token_ids) == (4, [0, 1, 2, 3])
-    assert last.finished is not None
-    assert (last.finished.matched, last.finished.cached_tokens) == ("cd", 2)
-    assert world.streams[0].aborted
-    assert [record.finish_reason for record in world.records] == ["stop"]
+def test_several_tokens_of_a_step_reach_their_own_streams_in_order(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(), request(), request())
+        one, two, three = [submit.id for submit in await world.engine.submits(3)]
+        await world.engine.step({one: [A, B, C], two: [], three: [D]})
+        await world.engine.step({two: [E, A]}, finish(one), finish(two), finish(three))
+        assert await reader.ended is None
+        for index, expected in enumerate(("abc", "ea", "d")):
+            assert text([delta for at, delta in reader.deltas if at == index]) == expected
+
+    play(scenario)
 
 
-def test_a_stop_string_wins_over_the_limit_that_is_reached_with_it() -> None:
-    (_, delta), *rest = World([end(FinishCode.LENGTH, 0, 1, 2)]).run(request(stops=["bc"]))
-    assert not rest
-    assert delta.finished is not None
-    assert (delta.content, delta.finished.reason, delta.finished.matched) == ("a", "stop", "bc")
+@pytest.mark.parametrize(("include", "expected"), [(False, "a"), (True, "ab")])
+def test_a_stop_token_has_no_text_unless_it_shall_be_kept(play: Play, include: bool, expected: str) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(include_stop=include))
+        one = await world.engine.submitted()
+        await world.engine.step({one: [A]})
+        await world.engine.step({one: [B]}, finish(one, FinishCode.STOP))
+        deltas = await reader.all()
+        assert text(deltas) == expected
+        end = deltas[-1].finished
+        assert end is not None
+        assert (end.reason, end.matched, deltas[-1].completion_tokens) == ("stop", B, 2)
+
+    play(scenario)
 
 
-def test_stop_strings_do_not_count_before_min_tokens() -> None:
-    world = World([Tokens([0, 1]), Tokens([0, 1]), end(FinishCode.LENGTH, 2)])
-    deltas = [delta for _, delta in world.run(request(stops=["ab"], min_tokens=3))]
-    assert "".join(delta.content for delta in deltas) == "ab"
-    assert deltas[-1].completion_tokens == 4
+def test_what_was_computed_beyond_a_stop_string_is_neither_shown_nor_counted(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(stops=("cd",), logprobs=wire.LogprobRequest(output_top=0)))
+        one = await world.engine.submitted()
+        scored = wire.pack_ids([0, 1, 2, 3, 4])
+        await world.engine.step({one: [A, B, C, D, E]}, scored=scored, logprobs=columns([-1, -2, -3, -4, -5]))
+        assert await world.engine.aborted() == one
+        await world.engine.step(None, finish(one, FinishCode.ABORT))
+        deltas = await reader.all()
+        last = deltas[-1]
+        assert (text(deltas), last.completion_tokens, last.token_ids) == ("ab", 4, [A, B, C, D])
+        assert [entry.logprob for delta in deltas for entry in delta.logprobs] == [-1, -2, -3, -4]
+        assert last.finished is not None
+        assert (last.finished.matched, last.finished.cached_tokens) == ("cd", 2)
+        assert [record.finish_reason for record in world.records] == ["stop"]
+
+    play(scenario)
 
 
-def test_a_parser_that_fails_costs_no_text() -> None:
+def test_a_stop_string_wins_over_the_limit_that_is_reached_with_it(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(stops=("bc",)))
+        one = await world.engine.submitted()
+        await world.engine.step({one: [A, B, C]}, finish(one))
+        (delta,) = await reader.all()
+        assert delta.finished is not None
+        assert (delta.content, delta.finished.reason, delta.finished.matched) == ("a", "stop", "bc")
+
+    play(scenario)
+
+
+def test_stop_strings_do_not_count_before_min_tokens(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(stops=("ab",), min_new_tokens=3))
+        one = await world.engine.submitted()
+        await world.engine.step({one: [A, B]})
+        await world.engine.step({one: [A, B]})
+        await world.engine.aborted()
+        await world.engine.step(None, finish(one, FinishCode.ABORT))
+        deltas = await reader.all()
+        assert (text(deltas), deltas[-1].completion_tokens) == ("ab", 4)
+
+    play(scenario)
+
+
+def test_a_parser_that_fails_costs_no_text(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         reasoning_tokens = 0
 
@@ -144,51 +191,266 @@ def test_a_parser_that_fails_costs_no_text() -> None:
         def finish(self) -> list[Event]:
             raise RuntimeError("bug")
 
-    deltas = World([Tokens([0, 1]), end(FinishCode.LENGTH, 2)]).run(request(parser=Broken()))
-    assert "".join(delta.content for _, delta in deltas) == "abc"
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(generation, "_parser", lambda *_: Broken())
+        _, reader = world.start(request())
+        one = await world.engine.submitted()
+        await world.engine.step({one: [A, B]})
+        await world.engine.step({one: [C]}, finish(one))
+        assert text(await reader.all()) == "abc"
+
+    play(scenario)
+
+
+# --- log probabilities ---
+
+
+def test_log_probabilities_reach_those_who_asked_and_nobody_else(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(logprobs=wire.LogprobRequest(output_top=2)), request(), request(logprobs=wire.LogprobRequest(0)))
+        one, two, three = [submit.id for submit in await world.engine.submits(3)]
+        told = columns([-0.5, -1.5, -2.5], [[(A, -0.5), (D, -3.0)], [(B, -1.5), (D, -4.0)], [(E, -0.25), (A, -2.5)]])
+        await world.engine.step({one: [A, B], two: [C], three: [A]}, scored=wire.pack_ids([0, 1, 3]), logprobs=told)
+        await world.engine.step(None, finish(one), finish(two), finish(three))
+        assert await reader.ended is None
+        by_index = [[entry for at, delta in reader.deltas if at == index for entry in delta.logprobs] for index in range(3)]
+        assert by_index == [
+            [TokenLogprob(A, -0.5, [(A, -0.5), (D, -3.0)]), TokenLogprob(B, -1.5, [(B, -1.5), (D, -4.0)])],
+            [],
+            [TokenLogprob(A, -2.5, [(E, -0.25), (A, -2.5)])],
+        ]
+
+    play(scenario)
+
+
+def test_values_that_json_does_not_have_become_the_floor(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(logprobs=wire.LogprobRequest(output_top=1)))
+        one = await world.engine.submitted()
+        told = columns([float("-inf"), -1e30], [[(A, float("nan"))], [(B, -1e30)]])
+        await world.engine.step({one: [A, B]}, finish(one), scored=wire.pack_ids([0, 1]), logprobs=told)
+        (delta,) = await reader.all()
+        assert delta.logprobs == [TokenLogprob(A, -9999.0, [(A, -9999.0)]), TokenLogprob(B, -9999.0, [(B, -9999.0)])]
+
+    play(scenario)
+
+
+def test_the_log_probabilities_of_a_prompt_that_is_computed_in_chunks_come_with_the_first_delta(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        prompt = wire.pack_ids([A, B, C, D])
+        scored = GenerateRequest(token_ids=prompt, sampling=wire.Sampling(4), logprobs=wire.LogprobRequest(prompt_from=1, prompt_top=1))
+        _, reader = world.start(scored)
+        one = await world.engine.submitted()
+        first = wire.PromptLogprobs(one, 1, columns([-1.0], [[(B, -1.0)]]))
+        second = wire.PromptLogprobs(one, 2, columns([-2.0, -3.0], [[(A, -0.125)], [(D, -3.0)]]))
+        await world.engine.step(None, prompt_logprobs=[first])
+        await world.engine.step({one: [E]}, prompt_logprobs=[second])
+        await world.engine.step({one: [A]}, finish(one))
+        deltas = await reader.all()
+        assert PromptTokens(prompt, 0).scored(deltas[0].prompt_logprobs) == [
+            TokenLogprob(A, None, ()),
+            TokenLogprob(B, -1.0, [(B, -1.0)]),
+            TokenLogprob(C, -2.0, [(A, -0.125)]),
+            TokenLogprob(D, -3.0, [(D, -3.0)]),
+        ]
+        assert PromptTokens(prompt, 2).scored(deltas[0].prompt_logprobs) == [TokenLogprob(C, None, ()), TokenLogprob(D, -3.0, [(D, -3.0)])]
+        assert [len(delta.prompt_logprobs) for delta in deltas[1:]] == [0] * (len(deltas) - 1)
+
+    play(scenario)
+
+
+def test_a_request_for_no_tokens_needs_the_engine_only_for_the_prompts_log_probabilities(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, alone = world.start(request(max_new_tokens=0))
+        (delta,) = await alone.all()
+        assert delta.finished is not None
+        assert (delta.finished.reason, delta.completion_tokens) == ("length", 0)
+        _, scored = world.start(request(max_new_tokens=0, logprobs=wire.LogprobRequest(prompt_from=1)))
+        (submit,) = await world.engine.submits()
+        assert (submit.sampling.max_new_tokens, submit.logprobs) == (0, wire.LogprobRequest(prompt_from=1))
+        part = wire.PromptLogprobs(submit.id, 1, columns([-1.0, -2.0]))
+        await world.engine.step(None, finish(submit.id, prefill_s=None), prompt_logprobs=[part])
+        (delta,) = await scored.all()
+        assert delta.finished is not None
+        assert (delta.finished.reason, delta.prompt_logprobs) == ("length", [part])
+        assert [(record.queue_s, record.prefill_s) for record in world.records] == [(None, None), (0.25, None)]
+
+    play(scenario)
+
+
+# --- refusals and failures ---
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "retry_after"),
-    [
-        ("queue_full", 429, "1"),
-        ("kv_exhausted", 503, "1"),
-        ("unavailable", 503, "5"),
-        ("internal_error", 500, None),
-        ("else", 500, None),
-    ],
+    ("code", "retry_after"),
+    [("queue_full", "1"), ("kv_exhausted", "1"), ("unavailable", "5"), ("internal_error", None), ("else", None)],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_the_engines_refusals_become_http_errors(code: str, status: int, retry_after: str | None, at_once: bool) -> None:
-    error = EngineError(code, "details of the engine")
-    world = World(error if at_once else [error])
-    with pytest.raises(ApiError) as raised:
-        world.run(request())
-    assert (raised.value.status, raised.value.headers.get("Retry-After")) == (status, retry_after)
-    assert status != 500 or "details" not in raised.value.message
-    assert world.live == {}
+def test_the_engines_refusals_become_http_errors(
+    play: Play, monkeypatch: pytest.MonkeyPatch, code: str, retry_after: str | None, at_once: bool
+) -> None:
+    async def scenario(world: World) -> None:
+        if at_once:
+            error = EngineError(code, "details of the engine")
+            monkeypatch.setattr(world.engine.client, "submit", lambda *_, **__: (_ for _ in ()).throw(error))
+            with pytest.raises(ApiError) as raised:
+                world.start(request())
+        else:
+            _, reader = world.start(request())
+            await world.engine.send(wire.Failed(await world.engine.submitted(), code, "details of the engine"))
+            with pytest.raises(ApiError) as raised:
+                await reader.all()
+        assert raised.value.headers.get("Retry-After") == retry_after
+        assert (raised.value.status == 500) == (retry_after is None)
+        assert raised.value.status != 500 or "details" not in raised.value.message
+        assert len(world.context.running) == 0
+
+    play(scenario)
 
 
-def test_only_admitted_requests_are_counted_as_requests() -> None:
-    for script, reasons in (([EngineError("queue_full", "")], []), ([Tokens([0]), EngineError("kv_exhausted", "")], ["error"])):
-        world = World(script)
-        with pytest.raises(ApiError):
-            world.run(request())
-        assert [record.finish_reason for record in world.records] == reasons
+def test_after_the_engines_death_the_error_says_what_happened(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request())
+        await world.engine.step({await world.engine.submitted(): [A]})
+        await reader.heard()
+        world.engine.client.died("the engine process ended with exit code -9")
+        with pytest.raises(ApiError, match="exit code -9") as raised:
+            await reader.all()
+        assert (raised.value.status, raised.value.code) == (500, "internal_error")
+        assert [record.finish_reason for record in world.records] == ["error"]
+
+    play(scenario)
 
 
-def test_when_one_of_several_fails_the_others_are_aborted() -> None:
-    world = World([Tokens([0])], [Tokens([0]), EngineError("kv_exhausted", "full")], [Tokens([0])])
-    with pytest.raises(ApiError, match="full"):
-        world.run(request(), request(), request())
-    assert [stream.aborted for stream in world.streams] == [True, False, True]
-    assert sorted(record.finish_reason for record in world.records) == ["abort", "abort", "error"]
-    assert world.live == {}
+def test_only_admitted_requests_are_counted_as_requests(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        for code, tokens, reasons in (("queue_full", [], []), ("kv_exhausted", [A], ["error"])):
+            _, reader = world.start(request())
+            one = await world.engine.submitted()
+            if tokens:
+                await world.engine.step({one: tokens})
+            await world.engine.send(wire.Failed(one, code, ""))
+            with pytest.raises(ApiError):
+                await reader.all()
+            assert [record.finish_reason for record in world.records] == reasons
+
+    play(scenario)
 
 
-def test_when_one_of_several_is_refused_none_runs() -> None:
-    world = World([Tokens([0])], EngineError("queue_full", ""))
-    with pytest.raises(ApiError, match="queue is full"):
-        world.run(request(), request())
-    assert [stream.aborted for stream in world.streams] == [True]
-    assert world.live == {}
+def test_when_one_of_several_fails_the_others_are_aborted(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(), request(), request())
+        one, two, three = [submit.id for submit in await world.engine.submits(3)]
+        await world.engine.step({one: [A], two: [A], three: [A]})
+        await world.engine.send(wire.Failed(two, "kv_exhausted", "full"))
+        with pytest.raises(ApiError, match="full"):
+            await reader.all()
+        assert [await world.engine.aborted(), await world.engine.aborted()] == [one, three]
+        await world.engine.step(None, finish(one, FinishCode.ABORT), finish(three, FinishCode.ABORT))
+        _, probe = world.start(request(max_new_tokens=0))
+        await probe.all()
+        while world.engine.client.open_requests:  # noqa: ASYNC110  the wire has no event for it
+            await asyncio.sleep(0.001)
+        assert sorted(record.finish_reason for record in world.records) == ["abort", "abort", "error", "length"]
+        assert len(world.context.running) == 0
+
+    play(scenario)
+
+
+def test_when_one_of_several_is_refused_none_runs(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        world.engine.client.max_open = 1
+        with pytest.raises(ApiError, match="queue is full"):
+            world.start(request(), request())
+        one = await world.engine.submitted()
+        assert await world.engine.aborted() == one
+        assert len(world.context.running) == 0
+
+    play(scenario)
+
+
+def test_a_consumer_that_fails_ends_its_own_request_alone(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, broken = world.start(request())
+        _, other = world.start(request())
+        broken.add = None  # type: ignore[assignment]
+        one, two = [submit.id for submit in await world.engine.submits(2)]
+        await world.engine.step({one: [A], two: [B]})
+        error = await broken.ended
+        assert error is not None
+        assert error.code == "internal_error"
+        assert await world.engine.aborted() == one
+        await world.engine.step({two: [C]}, finish(two))
+        assert text(await other.all()) == "bc"
+
+    play(scenario)
+
+
+# --- the end ---
+
+
+def test_a_reader_who_leaves_is_recorded_with_the_engines_own_times(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        group, reader = world.start(request())
+        one = await world.engine.submitted()
+        await world.engine.step({one: [A]})
+        await reader.heard()
+        group.close()
+        group.close()
+        assert world.records == [], "the engine has not had its last word yet"
+        assert "r" not in world.context.running
+        assert await world.engine.aborted() == one
+        await world.engine.step({one: [B]})
+        await world.engine.step(None, finish(one, FinishCode.ABORT, queue_s=0.125, prefill_s=0.75))
+        while not world.records:  # noqa: ASYNC110  the wire has no event for it
+            await asyncio.sleep(0.001)
+        (record,) = world.records
+        assert (record.finish_reason, record.completion_tokens, record.queue_s, record.prefill_s) == ("abort", 1, 0.125, 0.75)
+        assert len(reader.deltas) == 1
+
+    play(scenario)
+
+
+def test_a_reader_who_leaves_a_dead_engine_is_recorded_without_times(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        group, reader = world.start(request())
+        await world.engine.step({await world.engine.submitted(): [A]})
+        await reader.heard()
+        group.close()
+        world.engine.client.died("gone")
+        (record,) = world.records
+        assert (record.finish_reason, record.queue_s, record.prefill_s) == ("abort", None, None)
+
+    play(scenario)
+
+
+def test_closing_ends_all_generations_also_when_the_engine_has_vanished(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        group, reader = world.start(request(), request())
+        one, two = [submit.id for submit in await world.engine.submits(2)]
+        await world.engine.step({one: [A], two: [A]})
+        await reader.heard()
+        world.engine.kill()
+        while not world.engine.client.lost:
+            world.engine.client.heartbeat()
+            world.engine.client._ping = None
+            await asyncio.sleep(0.001)
+        group.close()
+        assert len(world.context.running) == 0
+        world.engine.client.died("gone")
+        assert [record.finish_reason for record in world.records] == ["abort", "abort"]
+
+    play(scenario)
+
+
+def test_an_abort_by_id_ends_all_choices_with_what_they_have(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(), request())
+        one, two = [submit.id for submit in await world.engine.submits(2)]
+        world.context.running.abort("unknown")
+        world.context.running.abort("r")
+        assert [await world.engine.aborted(), await world.engine.aborted()] == [one, two]
+        await world.engine.step({one: [A]}, finish(one, FinishCode.ABORT), finish(two, FinishCode.ABORT))
+        assert [delta.finished.reason for delta in await reader.all() if delta.finished is not None] == ["abort", "abort"]
+
+    play(scenario)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from banyan_runtime import wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.native.schema import (
+    TOKENIZE_UNSUPPORTED,
+    UNSUPPORTED,
+    DetokenizeRequest,
+    NativeGenerateRequest,
+    NativeSampling,
+    TokenizeRequest,
+)
+from banyan_runtime.front.openai.schema import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ChatRequest, CompletionRequest
 from banyan_runtime.front.plan import AnswerPlan, ChatPlan, CompletionPlan, Endpoint, NativePlan, Plan
+from banyan_runtime.front.prepare.frames import FRAME_HEAD, pack, unpack, unpack_head
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.text.text import Text
 from tests.front.support import engine_info
@@ -274,3 +286,63 @@ def test_without_a_tokenizer_only_ids_are_planned(tiny_chat: Path) -> None:
 def test_what_is_no_json_object_is_named_as_such(planner: Planner, body: bytes) -> None:
     with pytest.raises(ApiError, match="We could not parse the JSON body of your request"):
         planner.plan("chat", body, "request")
+
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, -1, 0, 1, 3, 2**31, 2**63, 2**70, -(2**70), 10**400, 1e308, -1e308, 5e-324, 1e-38, -0.0, -0.5, 2.0,
+    "", "a", "\x00", "é", "\u2028", "high", "auto", "none", "a" * 5000,
+    [], [[]], [None], [1], [1.0], [2**70], [-1], ["a"], [""], ["a", 1], [[1], "a"], [[1], [2]], [True], [{"n": 2}],
+    {}, {"a": 1}, {"type": "text"}, {"tools": []}, {"enable_thinking": False}, {"include_usage": True}, {"effort": "none"},
+    {"max_new_tokens": 2**70}, {"temperature": 10**400}, {"stop": ["a"], "n": 2}, {"stop_token_ids": [0, 5]},
+    [{"type": "text"}], [{"role": "user", "content": "x"}], [{"role": "assistant", "content": None}],
+    [{"role": "user", "content": [{"type": "text", "text": "x"}]}], [{"role": "tool", "tool_calls": [{"function": {"name": "f"}}]}],
+)  # fmt: skip
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def outcome(planner: Planner, endpoint: Endpoint, body: dict[str, Any]) -> Plan | ApiError:
+    try:
+        return plan(planner, endpoint, body)
+    except ApiError as error:
+        return error
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_values_are_in_whatever_fields_the_plan_is_made_or_refused_and_can_be_sent(planner: Planner, seed: int) -> None:
+    dice = random.Random(seed)
+    values = (*VALUES, nested(50), nested(900))
+    fields: dict[Endpoint, list[str]] = {
+        "chat": [*ChatRequest.model_fields, *CHAT_UNSUPPORTED, "user"],
+        "completions": [*CompletionRequest.model_fields, *COMPLETION_UNSUPPORTED],
+        "generate": [*NativeGenerateRequest.model_fields, *UNSUPPORTED],
+        "tokenize": [*TokenizeRequest.model_fields, *TOKENIZE_UNSUPPORTED],
+        "detokenize": list(DetokenizeRequest.model_fields),
+    }
+    basis: dict[str, Any] = {"chat": {"messages": USER}, "completions": {"prompt": "a"}, "generate": {"text": "a"}}
+    planned = 0
+    for _ in range(2500):
+        endpoint = dice.choice(list(fields))
+        body: dict[str, Any] = dict(basis.get(endpoint, {}))
+        for field in dice.sample(fields[endpoint], dice.randrange(1, 3)):
+            body[field] = dice.choice(values)
+        if endpoint == "generate" and dice.random() < 0.5:
+            body["sampling_params"] = {name: dice.choice(values) for name in dice.sample(list(NativeSampling.model_fields), 2)}
+        made = outcome(planner, endpoint, body)
+        if isinstance(made, ApiError):
+            assert 400 <= made.status < 500, body
+            assert len(json.dumps(made.body())) < 2000, body
+            continue
+        planned += 1
+        head, *parts = pack(made)
+        assert unpack(unpack_head(head[FRAME_HEAD.size :]), parts) == made, body
+        for request in () if isinstance(made, AnswerPlan) else getattr(made, "requests", ()):
+            sent = wire.Submit(1, request.token_ids, request.sampling, request.priority, request.salt, logprobs=request.logprobs)
+            assert wire.decode_front(wire.encode(sent)) == sent, body
+            assert all(numpy.isfinite(numpy.float32(getattr(request.sampling, name))) for name in ("temperature", "top_p", "min_p"))
+    assert planned > 30

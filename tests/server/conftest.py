@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,17 +22,20 @@ T = TypeVar("T")
 START_LIMIT_S = 90.0
 ADDRESS = re.compile(r"Listening on (http://[\d.]+:\d+)")
 MODEL = "tiny"  # the name under which every test server serves
+PROGRAM = ("-m", "banyan_runtime")
 READY = "The server is fired up and ready to roll!"
 
 
 class ServerProcess:
     """`banyan-runtime serve` as a process of its own, its log in a file."""
 
-    def __init__(self, model: Path, log: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, model: Path, log: Path, *flags: str, environment: dict[str, str] | None = None, program: Sequence[str] = PROGRAM
+    ) -> None:
         self.log_file = log
         self.termination_log = log.with_suffix(".termination")
         self.http = httpx.Client(timeout=30, verify=False)  # no TLS: loading certificates would take longer than most tests
-        command = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(model), "--served-model-name", MODEL]
+        command = [sys.executable, *program, "serve", "--model-path", str(model), "--served-model-name", MODEL]
         command += ["--port", "0", *flags]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "BANYAN_TERMINATION_LOG": str(self.termination_log), **(environment or {})}
         with log.open("w") as file:
@@ -101,6 +104,11 @@ class ServerProcess:
         """Its engine process, from the moment there is one."""
         return self.eventually(lambda: self._child("banyan_runtime.server.engine_process"), "the engine process")
 
+    @property
+    def zygote(self) -> psutil.Process:
+        """The process that forks those that tokenize, from the moment there is one."""
+        return self.eventually(lambda: self._child("banyan_runtime.front.prepare.process"), "the process that forks")
+
     def _child(self, module: str) -> psutil.Process | None:
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -131,9 +139,11 @@ def start_server(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Path) -> I
     """Start servers of the tiny model (or `model=`) with more flags; all are stopped with the module."""
     started: list[ServerProcess] = []
 
-    def start(*flags: str, model: Path = tiny_chat, environment: dict[str, str] | None = None) -> ServerProcess:
+    def start(
+        *flags: str, model: Path = tiny_chat, environment: dict[str, str] | None = None, program: Sequence[str] = PROGRAM
+    ) -> ServerProcess:
         log = tmp_path_factory.mktemp("server") / "server.log"
-        server = ServerProcess(model, log, *flags, environment=environment)
+        server = ServerProcess(model, log, *flags, environment=environment, program=program)
         started.append(server)
         return server
 

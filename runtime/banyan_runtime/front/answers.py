@@ -211,13 +211,14 @@ class Streamed:
         self._context = context
         self._writer = writer
         self._stream = EventStream(writer.opening(), headers)
+        self._push = self._stream.push if len(requests) == 1 else self._stream.push_soon  # a step's choices leave in one write
         self._stream.on_close = GenerationGroup(context, call, requests, ids, self).close
 
     async def response(self, http: Request) -> Response:
         return await self._stream.begin(http)
 
     def add(self, index: int, delta: Delta) -> None:
-        self._stream.push(self._writer.render(index, delta))
+        self._push(self._writer.render(index, delta))
 
     def end(self, error: ApiError | None) -> None:
         if error is None:

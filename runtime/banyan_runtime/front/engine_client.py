@@ -12,11 +12,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
 import zmq
 
 from banyan_runtime import wire
@@ -38,8 +38,7 @@ class EngineError(Exception):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """What one request got since its listener was last told. `finish` comes with the last of a request, whose `ids` may be empty."""
 
     ids: list[int]
@@ -171,8 +170,8 @@ class EngineClient:
         self._next_id = 1
         self._ping: tuple[int, float] | None = None  # the unanswered one: number, monotonic seconds
         self._dead: str | None = None  # why the engine is gone
-        self._unreachable = False  # nobody is at the other end of the socket any more; whoever watches the process will say why
-        self._unreachable = False  # nobody is at the other end of the socket any more; whoever watches the process will say why
+        self.lost = False  # nobody is at the other end of the socket any more; whoever watches the process will say why
+        self.lost = False  # nobody is at the other end of the socket any more; whoever watches the process will say why
         self._ready = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
@@ -317,9 +316,9 @@ class EngineClient:
             self._socket.send(wire.encode(message), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             # Sends have no limit, so this is a peer that is gone. What it was is for `died` to say, which fails all that is open.
-            if not self._unreachable:
+            if not self.lost:
                 log.warning("the engine cannot be reached: %s", error)
-            self._unreachable = True
+            self.lost = True
             return
         # ZeroMQ's descriptor is edge-triggered: sending may swallow the edge of a message that came meanwhile.
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -372,6 +371,8 @@ class EngineClient:
         gaps: dict[float, int] = {}  # requests decoded in the same two steps share the time of the last token
         tokens = wire.unpack_ids(output.token_ids).tolist()
         pieces = _cut(tokens, output.counts) if output.counts else [[token] for token in tokens]
+        if len(pieces) != len(output.ids):
+            raise ValueError(f"tokens for {len(pieces)} requests, ids of {len(output.ids)}")
         for request_id, ids in zip(output.ids, pieces, strict=True):
             submission = submissions.get(request_id)
             if submission is None:

@@ -17,6 +17,7 @@ from banyan_runtime.front.transport import KEEP_ALIVE_S, _gone
 
 FIRST_EVENT_S: Final = 0.05  # a refusal by the engine comes within moments, and is worth a status of its own
 EXCHANGE: Final = "banyan.exchange"
+DIRECT_SEND: Final = "banyan.send"  # in the scope: the server's own `send`, past all middleware
 HALF_CLOSED: Final = "banyan.half_closed"
 _COMMENT: Final = b": keep-alive\n\n"
 
@@ -44,6 +45,7 @@ class EventStream(Response):
         self._last = False  # nothing more will be pushed
         self._send: Send | None = None  # while events may be written
         self._sending: asyncio.Task[None] | None = None  # a write that waits for the client
+        self._scheduled = False  # a write of what several pushes bring
         self._written = self._loop.time()
         self._closed = False
 
@@ -57,6 +59,21 @@ class EventStream(Response):
                 self._flush()
             elif not self._first.done():
                 self._first.set_result(None)
+
+    def push_soon(self, events: bytes) -> None:
+        """As `push`, in one write with everything else that comes in this turn of the loop."""
+        if events:
+            self._unsent.append(events)
+            if not self._first.done():
+                self._first.set_result(None)
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._push_scheduled)
+
+    def _push_scheduled(self) -> None:
+        self._scheduled = False
+        if self._unsent and self._send is not None:
+            self._flush()
 
     def end(self, events: bytes) -> None:
         """The last events."""
@@ -91,7 +108,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            self._send = send
+            self._send = scope.get(DIRECT_SEND, send)
             if self._unsent:
                 self._flush()
             await self._watch(scope, receive)
@@ -145,8 +162,7 @@ class EventStream(Response):
         unsent, self._unsent = self._unsent, []
         self._written = self._loop.time()
         message = {"type": "http.response.body", "body": unsent[0] if len(unsent) == 1 else b"".join(unsent), "more_body": not self._last}
-        sending = self._send(message)
-        assert isinstance(sending, Coroutine)
+        sending: Any = self._send(message)  # a coroutine
         try:
             waits_for = sending.send(None)  # what does not wait is done when this returns: no task, no future
         except StopIteration:

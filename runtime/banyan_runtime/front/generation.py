@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
+import msgspec
+
 from banyan_runtime import wire
 from banyan_runtime.front.chat.events import Event, OutputParser, Reasoning
 from banyan_runtime.front.chat.reasoning import Start
@@ -58,8 +60,7 @@ class Finished:
     reasoning_tokens: int | None  # None where nothing looks for reasoning
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """What became certain since the last delta. Text may lag behind its tokens, never the other way round."""
 
     content: str
@@ -110,7 +111,7 @@ class Generation:
         self._parser = _parser(text, request)
         self._detokenizer = _detokenizer(text, request)
         self._stops = StopMatcher(request.stops, include=request.include_stop) if request.stops else None
-        self._plain = self._parser is None and self._stops is None and self._interval == 0
+        self._plain = self._parser is None and self._stops is None
         self._completion_tokens = 0
         self._content: list[str] = []  # from here on: what no delta has taken along yet
         self._reasoning: list[str] = []
@@ -159,10 +160,9 @@ class Generation:
             self._prompt_logprobs += tokens.prompt_logprobs
         if finish is None:
             self._take(ids, logprobs, len(ids), over=False)
-            if self._matched is None:
-                return
-            self._state = _State.MATCHED
-            self.abort()
+            if self._stops is not None and self._stops.matched is not None:
+                self._state = _State.MATCHED
+                self.abort()
             return
         stop_id = ids[-1] if finish.code is wire.FinishCode.STOP and ids else None
         silent = stop_id is not None and not self._include_stop
@@ -198,17 +198,17 @@ class Generation:
     def _take(self, ids: list[int], logprobs: Sequence[TokenLogprob], spoken: int, *, over: bool) -> None:
         """Turn tokens into deltas. Only the first `spoken` ones have a text; `over`: they are the last of all, and what is left
         of them goes with the end."""
-        if self._plain:
-            self._completion_tokens += len(ids)
-            text = "" if self._detokenizer is None else self._detokenizer.feed(ids if spoken == len(ids) else ids[:spoken])
+        interval, number = self._interval, len(ids)
+        if self._plain and (interval == 0 or interval == number == 1):  # the frequent case: nothing is held back, nothing cut up
+            self._completion_tokens += number
+            text = "" if self._detokenizer is None else self._detokenizer.feed(ids if spoken == number else ids[:spoken])
             if over:
                 self._content.append(text)
                 self._token_ids += ids
                 self._logprobs += logprobs
-            elif ids:
+            elif number:
                 self._group.add(self._index, Delta(text, "", ids, self._completion_tokens, logprobs, self._prompt_once()))
             return
-        interval = self._interval
         for position, token_id in enumerate(ids):
             self._token_ids.append(token_id)
             self._completion_tokens += 1
@@ -219,7 +219,7 @@ class Generation:
                 self._say("" if self._detokenizer is None else self._detokenizer.feed(one), one)
             if self._matched is not None:
                 return  # what the engine computed beyond the stop string is nobody's business
-            if interval and len(self._token_ids) >= interval and not (over and position == len(ids) - 1):
+            if interval and len(self._token_ids) >= interval and not (over and position == number - 1):
                 self._flush()
         if not interval and ids and not over:
             self._flush()

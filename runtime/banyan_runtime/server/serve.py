@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import logging
 import os
 import shutil
@@ -159,6 +160,8 @@ class Server:
             await self._warm_up()
         self._note_phase("warmup", since="warming")
         self._metrics.startup_phase("total", time.monotonic() - self._state.started)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: looking through it again would hold up the event loop for a tenth of a second
         self._state.enter("ready")
         log.info("The server is fired up and ready to roll!")
         await self._watch_pulse(self._engine, watch)
