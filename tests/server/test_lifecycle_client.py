@@ -233,7 +233,7 @@ def test_the_age_of_an_unanswered_ping_grows_and_its_answer_resets_it(tmp_path: 
         async with connected(tmp_path, slow) as (client, _):
             client.heartbeat()
             await asyncio.sleep(0.2)
-            assert client.heartbeat() >= 0.2
+            assert client.heartbeat() >= 0.19  # the loop wakes up to a millisecond early
             answers.set()
             await asyncio.sleep(1.5)  # on a busy machine 0.2 s was not enough for the answer to arrive
             assert client.heartbeat() == 0.0
