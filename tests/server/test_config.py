@@ -86,7 +86,7 @@ def test_every_option_says_what_it_does() -> None:
 
 @pytest.mark.parametrize("origin", ["chat.example", "https://chat.example/", "https://chat.example/app", ""])
 def test_what_is_no_origin_is_refused(origin: str) -> None:
-    with pytest.raises(ConfigError, match="must be \\* or origins like https://chat.example"):
+    with pytest.raises(ConfigError, match=r"must be \* or origins like https://chat\.example"):
         asked("--cors-allow-origins", "http://localhost:3000", origin)
 
 
