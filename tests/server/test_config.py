@@ -84,6 +84,12 @@ def test_every_option_says_what_it_does() -> None:
         assert len(field.metadata["help"]) > 10
 
 
+@pytest.mark.parametrize("origin", ["chat.example", "https://chat.example/", "https://chat.example/app", ""])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be \* or origins like https://chat\.example"):
+        asked("--cors-allow-origins", "http://localhost:3000", origin)
+
+
 def test_secrets_reach_neither_the_log_nor_the_engine() -> None:
     config = asked("--api-key", "s3cret-key")
     assert config.api_key == "s3cret-key"
@@ -92,5 +98,5 @@ def test_secrets_reach_neither_the_log_nor_the_engine() -> None:
 
 
 def test_the_engine_gets_the_same_options() -> None:
-    config = asked("--served-model-name", "a", "b", "--page-size", "16", "--dtype", "float32")
+    config = asked("--served-model-name", "a", "b", "--page-size", "16", "--dtype", "float32", "--cors-allow-origins", "*")
     assert ServerConfig.from_engine_json(config.engine_json()) == config

@@ -231,7 +231,7 @@ class EngineClient:
             self._send(wire.Flush(number))
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
-            raise EngineError("internal_error", f"The engine did not answer within {timeout_s:g} s.") from None
+            raise EngineError("timeout", f"The engine did not answer within {timeout_s:g} s.") from None
         finally:
             self._flushes.pop(number, None)
 

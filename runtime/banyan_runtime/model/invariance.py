@@ -149,7 +149,8 @@ def aligned(block: Tensor) -> Tensor:
 def report(what: str, rows: RowSizes) -> None:
     """Log what was found for layers or attention on the CPU."""
     if rows.sizes is not None:
-        log.info("Batch invariance: %s computed in blocks of %d rows at most, one of %d sizes.", what, rows.sizes[-1], len(rows.sizes))
+        sizes = rows.sizes
+        log.info("Batch invariance: %s computed in blocks of %d to %d rows, of %d sizes.", what, sizes[0], sizes[-1], len(sizes))
         return
     amx = "amx_bf16" in host.instruction_sets()
     log.warning(

@@ -190,10 +190,17 @@ class _PlainGated:
         self.weight = weight
         self.bias = bias
         self.inner = weight.shape[0] // 2
+        self.activation = _silu_on_cpu if weight.device.type == "cpu" else F.silu
 
     def __call__(self, x: Tensor) -> Tensor:
         both = F.linear(x, self.weight, self.bias)
-        return F.silu(both[:, : self.inner]) * both[:, self.inner :]
+        return self.activation(both[:, : self.inner]) * both[:, self.inner :]
+
+
+def _silu_on_cpu(x: Tensor) -> Tensor:
+    """torch's own silu computes the ends of each thread's share with another exponential than the rest, so its last bits would
+    depend on where a row stands. In fp64 they are gone after rounding."""
+    return F.silu(x.double()).to(x.dtype)
 
 
 class _PackedLinear:
@@ -211,8 +218,7 @@ class _PackedLinear:
 
 
 class _PackedGated:
-    """The activation is part of the gate's product: torch's own silu computes the ends of each thread's share with another
-    exponential than the rest, so its last bits depend on the number of rows (measured with 176 columns)."""
+    """The activation is part of the gate's product, where every result is computed alike."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         inner = weight.shape[0] // 2

@@ -95,7 +95,7 @@ class Http(uvicorn.Server):
             self._look_at(connection, Connection.probe, now)
         if counter % 10 == 0:
             if self.crowded and not self._was_crowded:
-                log.warning("more than %d connections: requests on further ones are answered with 503", self.limits.connections)
+                log.warning("more than %d connections are open: until some end only probes are answered", self.limits.connections)
             self._was_crowded = self.crowded
             for each in list(self.server_state.connections):
                 assert isinstance(each, Connection)
