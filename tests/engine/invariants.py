@@ -30,7 +30,7 @@ def check(engine: Engine) -> None:
     assert sorted(request.row for request in holders) == np.flatnonzero(tables.live).tolist()
     if not engine.requests:
         assert memory.prefixes.protected == 0 == memory.private, "idle: nothing is held"
-        assert not engine.scheduler.chunked
+        assert not engine.scheduler.prefill.chunked
     if not engine.has_work:
         assert tables.free_rows == len(tables.live), "idle: every row is free"
 

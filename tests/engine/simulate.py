@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -19,6 +20,8 @@ import msgspec
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
+from banyan_runtime.engine.queue import AGEING_BATCHES
+from banyan_runtime.engine.request import Request
 from banyan_runtime.wire import (
     Abort,
     EngineMessage,
@@ -41,6 +44,8 @@ from tests.engine.outputs import Scores, tokens_of
 WORLD_STEPS = 2_000  # scheduler steps before a new world (configuration and load) is drawn
 FULL_CHECK_EVERY = 101  # turns between full checks; the balance the engine checks after each and logs, the mirror each step
 PENALTIES: Final[tuple[dict[str, float], ...]] = ({"presence_penalty": 0.5}, {"frequency_penalty": -1.0}, {"repetition_penalty": 1.1})
+
+LINES: Final = ("Prefill batch. ", "Decode batch. ", "KV cache pool is full. ", "Requests of lower priority give way. ")
 
 
 @dataclass
@@ -81,6 +86,7 @@ class Totals:
     evicted: int = 0
     held: int = 0
     penalised: int = 0
+    passed: int = 0  # times that a request was passed by for its priority
     scored: int = 0  # tokens whose log probability was told
     scored_prompts: int = 0  # prompt tokens, likewise
     longest_stay: int = 0  # turns from submission to the end
@@ -147,7 +153,7 @@ def draw_wishes(rng: random.Random) -> dict[str, Any]:
         "hold_rate": rng.choice((0.0, 0.0, 0.1)),
         "score_rate": rng.choice((0.0, 0.2, 0.8)),
         "own_prefix_rate": rng.choice((0.0, 0.0, 0.3)),
-        "priorities": (0,),
+        "priorities": rng.choice(((0,), (0,), (0, 0, 1), (-5, 0, 0, 3))),
     }
 
 
@@ -172,6 +178,48 @@ def overload(rng: random.Random, limits: EngineLimits) -> tuple[EngineLimits, Lo
     return limits, load
 
 
+class Order:
+    """Priorities: who was admitted was the most urgent, and none is passed by for ever. Ages are counted anew here."""
+
+    def __init__(self, engine: Engine, limits: EngineLimits, top: int) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.top = top
+        self.passed = Counter[int]()  # by request id: prefill batches in which a later and more urgent one was admitted
+        self._waited = Counter[int]()  # prefill batches that went by while a request waited
+        self._batches = 0
+        self._rows: dict[int, int] = {}  # of those that had one at the last launch, by id
+
+    def check(self) -> None:
+        requests = self.engine.requests
+        had, self._rows = self._rows, {id: request.row for id, request in requests.items() if request.row >= 0}
+        batches, self._batches = self._batches, self.engine.scheduler.prefill.batches
+        if self._batches == batches:
+            return
+        admitted = [requests[id] for id in self._rows if id not in had]
+        waiting = [request for request in requests.values() if request.row < 0 and request.id not in self.engine.scheduler.queue.held]
+        top = max((request.priority for request in [*waiting, *admitted]), default=0)
+        if self.limits.scheduling_rules == "fair":
+            for late in admitted:
+                for request in waiting:
+                    if not request.held_back:
+                        assert self._level(request, top) <= self._level(late, top), f"{late.id} was admitted before {request.id}"
+            self._count(admitted, waiting)
+        self._waited.update(request.id for request in requests.values() if request.row < 0)
+
+    def _count(self, admitted: list[Request], waiting: list[Request]) -> None:
+        for request in waiting:
+            if any(late.arrival > request.arrival and late.priority > request.priority and not late.retractions for late in admitted):
+                if request.held_back:
+                    continue
+                self.passed[request.id] += 1
+                bound = AGEING_BATCHES * (self.top - request.priority) + (OVERDUE_BATCHES if self.limits.policy == "lpm" else 0)
+                assert self.passed[request.id] <= bound, f"request {request.id} is passed by for ever"
+
+    def _level(self, request: Request, top: int) -> int:
+        return min(top, request.priority + self._waited[request.id] // AGEING_BATCHES)
+
+
 class World:
     """One configuration under one load, until it is drained."""
 
@@ -184,7 +232,8 @@ class World:
         self.limits, self.load, self.totals = limits, load, totals
         self.runner = FakeRunner(limits.pool_tokens, limits.page_size, limits.context_len, lazy=rng.random() < 0.5)
         self.engine = Engine(self.runner, limits, Clock(), self._log)
-        self.runner.watch = lambda: invariants.check_mirror(self.engine, self.runner)
+        self.runner.watch = self._launched
+        self.order = Order(self.engine, self.limits, max(load.priorities))
         self.live: dict[int, Sent] = {}
         self.texts = [[rng.randrange(VOCAB) for _ in range(load.base_len)] for _ in range(3)]
         self.next_id = 0
@@ -196,6 +245,7 @@ class World:
         self._turns_of_one = load.max_new + pieces + 8
         self._turns_of_a_giant = limits.max_model_len + pieces
         self.patience = 3 * (load.crowd + 2) * self._turns_of_one
+        self.patience += AGEING_BATCHES * (max(load.priorities) - min(load.priorities)) * self._turns_of_one
         if limits.policy == "lpm":
             self.patience += OVERDUE_BATCHES * self._turns_of_one
 
@@ -215,10 +265,15 @@ class World:
         self.totals.steps += self.runner.steps
         self.totals.turns += self.turn
         self.totals.worlds += 1
+        self.totals.passed += sum(self.order.passed.values())
         self.totals.evicted += self.engine.memory.evicted_tokens
 
     def _log(self, line: str) -> None:
-        assert line.startswith(("Prefill batch. ", "Decode batch. ", "KV cache pool is full. ")), line
+        assert line.startswith(LINES), line
+
+    def _launched(self) -> None:
+        invariants.check_mirror(self.engine, self.runner)
+        self.order.check()
 
     def _act(self) -> None:
         rng, load = self.rng, self.load

@@ -5,6 +5,7 @@ from itertools import islice
 import pytest
 
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
+from banyan_runtime.engine.queue import AGEING_BATCHES
 from banyan_runtime.wire import (
     Abort,
     EngineMessage,
@@ -436,6 +437,113 @@ def test_decode_steps_may_run_in_a_row_before_prompts_are_looked_at(rules: str) 
             session.turn()
     kinds = "".join(phase[0] for phase, _, _ in session.runner.log)
     assert kinds.startswith("pdddddpdddddpdddddp")
+
+
+# --- priorities ---
+
+POLICIES = pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+
+
+@POLICIES
+def test_the_higher_priority_goes_first_and_equals_by_arrival(policy: str) -> None:
+    session = Session(limits(max_running=1, policy=policy))
+    for priority in (0, 0, 5, -1, 5, 0):
+        session.submit([3], 2, priority=priority)
+    session.drain()
+    assert started(session) == [3, 5, 1, 2, 6, 4]
+
+
+@LOOPS
+def test_a_running_request_of_lower_priority_gives_its_row_to_an_urgent_one(overlap: bool) -> None:
+    session = Session(limits(max_running=2, overlap=overlap), lazy=True)
+    low = [session.submit([number], 30, priority=priority) for number, priority in enumerate((-1, -2))]
+    for _ in range(4):
+        session.turn()
+    urgent = session.submit([9, 9], 5, priority=0)
+    session.drain()
+    assert list(session.finishes) == [urgent, *low]
+    assert [session.finishes[id].retractions for id in low] == [0, 1], "the lowest went"
+    session.check_texts()
+    invariants.check(session.engine)
+
+
+@LOOPS
+@PAGES
+def test_running_requests_of_lower_priority_give_their_memory_newest_first_and_only_if_it_is_enough(overlap: bool, page: int) -> None:
+    session = Session(limits(pool_tokens=256, overlap=overlap, page_size=page))
+    high = session.submit([1] * 64, 60, priority=5)
+    session.turn()
+    low = [session.submit([2 + number] * 32, 20) for number in range(2)]
+    for _ in range(3):
+        session.turn()
+    too_much = session.submit([8] * 150, 60, priority=3)
+    for _ in range(3):
+        session.turn()
+    assert session.engine.requests[too_much].row < 0
+    assert all(session.engine.requests[id].retractions == 0 for id in low), "both together would not be enough"
+    session.abort(too_much)
+    urgent = session.submit([9] * 60, 10, priority=3)
+    session.turn()
+    session.turn()
+    session.turn()
+    assert [session.engine.requests[id].retractions for id in low] == [0, 1]
+    session.drain()
+    assert session.finishes[high].retractions == 0
+    assert len(session.outputs[urgent]) == 10
+    session.check_texts()
+    invariants.check(session.engine)
+
+
+def test_equal_priorities_give_way_to_nobody() -> None:
+    session = Session(limits(max_running=1))
+    first, second = session.submit([1], 10, priority=7), session.submit([2], 10, priority=7)
+    session.drain()
+    assert list(session.finishes) == [first, second]
+    assert session.finishes[first].retractions == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_low_priority_is_passed_by_boundedly_often_and_then_is_not_pushed_aside(overlap: bool) -> None:
+    session = Session(limits(max_running=1, overlap=overlap))
+    session.submit([1], 3, priority=2)
+    patient = session.submit([2], 40, priority=0)
+    passed = 0
+    while not session.ended(patient):
+        if len(session.engine.scheduler.queue) < 3:
+            session.submit([3], 2, priority=2)
+        before = session.engine.scheduler.prefill.batches
+        session.turn()
+        passed += session.engine.scheduler.prefill.batches - before
+    assert 2 * AGEING_BATCHES <= passed <= 2 * AGEING_BATCHES + 3
+    assert session.finishes[patient].retractions == 0, "it has aged to the level of the others"
+    session.drain()
+    session.check_texts()
+
+
+def test_a_request_that_was_pushed_aside_keeps_its_age() -> None:
+    session = Session(limits(max_running=1))
+    patient = session.submit([2], 200, priority=0)
+    while not session.ended(patient):
+        # urgent ones come and go, and let the patient one in between
+        if session.engine.requests[patient].row >= 0 and not session.engine.scheduler.queue:
+            session.submit([3], 1, priority=1)
+        session.turn()
+        assert session.finishes.get(patient) or session.engine.requests[patient].retractions <= AGEING_BATCHES
+    assert session.finishes[patient].retractions > 10
+    session.check_texts()
+
+
+@LOOPS
+def test_a_full_pool_sends_the_lowest_priority_back_first(overlap: bool) -> None:
+    session = Session(limits(pool_tokens=128, conservativeness=0.02, overlap=overlap))
+    ids = []
+    for number, priority in enumerate((0, 1, 1)):
+        ids.append(session.submit([number] * 4, 60, priority=priority))
+        session.turn()
+    session.drain()
+    assert session.finishes[ids[0]].retractions > 0, "though it is the furthest"
+    assert session.finishes[ids[1]].retractions == 0
+    session.check_texts()
 
 
 # --- requests that are held ---

@@ -125,6 +125,18 @@ def test_when_the_pool_is_full_and_nobody_can_leave_the_request_fails_and_the_en
     invariants.check(session.engine)
 
 
+def test_a_prompt_that_is_only_scored_does_not_fail_the_one_that_runs_beside_it() -> None:
+    for turns in range(1, 30):
+        session = Session(limits(pool_tokens=64, page_size=16, overlap=True, conservativeness=0.01), lazy=True)
+        runs = session.submit([1] * 18, 28)
+        for _ in range(turns):
+            session.turn()
+        session.submit([2] * 19, 0)
+        session.drain()
+        assert len(session.outputs[runs]) == 28
+        session.check_texts()
+
+
 @LOOPS
 @pytest.mark.parametrize("rules", ["fair", "sglang"])
 def test_a_victim_whose_text_and_full_length_exceed_the_pool_is_admitted_when_alone(overlap: bool, rules: str) -> None:

@@ -238,6 +238,12 @@ def test_one_request_cannot_ask_for_thousands_of_sequences(planner: Planner) -> 
     assert refused(planner, "generate", text=["a"] * 1024, sampling_params={"n": 2}).param == "n"
 
 
+def test_the_stop_conditions_of_a_list_are_bounded_together(planner: Planner) -> None:
+    each = {"stop": ["s" * 1000 + str(number) for number in range(32)]}
+    assert native(planner, text=["a"] * 2, sampling_params=[each] * 2).requests
+    assert refused(planner, "generate", text=["a"] * 3, sampling_params=[each] * 3).code == "array_above_max_length"
+
+
 def test_generate_keeps_ids_and_stream_intervals_by_prompt(planner: Planner) -> None:
     made = native(planner, text=["a", "b"], rid="x", stream=True, sampling_params=[{"n": 2, "stream_interval": 4}, {"n": 2}], priority=-3)
     assert made.rids == ("x_0", "x_0", "x_1", "x_1")

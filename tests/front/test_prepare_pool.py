@@ -239,3 +239,6 @@ async def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(ti
     config = ServerConfig(model_path=str(tiny_chat), chat_template="{% for %}")
     with pytest.raises(ConfigError, match="the chat template does not work"):
         await Zygote(config, tiny_chat).start()
+    endless = ENDLESS.replace("endless", "Hello")  # the message that is tried at start
+    with pytest.raises(ConfigError, match="it took more than 2 s of computing time"):
+        await Zygote(ServerConfig(model_path=str(tiny_chat), chat_template=endless), tiny_chat).start()

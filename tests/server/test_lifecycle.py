@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -316,6 +317,25 @@ def test_an_engine_that_stays_stopped_is_ended_and_the_server_with_it(start_serv
     engine.suspend()
     assert server.wait(20) == 70
     assert gone(engine)
+
+
+def test_a_step_that_takes_long_is_not_taken_for_a_hang(start_server: StartServer, tmp_path: Path) -> None:
+    # 48 layers in one step of 4,000 tokens: seconds on any CPU, of which none without the end of a layer
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 512, "hidden_size": 512, "intermediate_size": 2048,
+        "num_hidden_layers": 48, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ["--load-format", "dummy", "--skip-tokenizer-init", "--prefill-step-seconds", "0", "--chunked-prefill-size", "-1"]
+    server = start_server(*flags, "--watchdog-timeout", "1.5", model=tmp_path, environment={"BANYAN_TEST_HANG_SECONDS": "1.5"}).ready()
+    body = {"input_ids": [5] * 4000, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answer = pool.submit(httpx.post, server.url + "/generate", json=body, timeout=120)
+        while not answer.done():
+            assert server.status("/livez") == 200
+            time.sleep(0.1)
+    assert answer.result().status_code == 200
+    assert server.metric('banyan_step_duration_seconds_sum{phase="prefill"}') > 2, "too fast a machine for this test: make the model larger"
 
 
 def test_the_watchdog_ends_a_loop_that_stands_still_and_shows_where(tmp_path: Path) -> None:

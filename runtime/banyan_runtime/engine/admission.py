@@ -59,6 +59,10 @@ class Budget:
         if self.chunk is not None:
             self.chunk -= size
 
+    def withdraw(self, expected_output: float) -> None:
+        """Running requests that were promised so much have left."""
+        self._promised -= expected_output
+
     def verdict(self) -> Verdict:
         if self.total <= 0 or self.current <= 0:
             return Verdict.NO_TOKEN
@@ -83,6 +87,6 @@ class Selection:
     budget: Budget
     chunks: list[PrefillChunk] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)  # those of them that come from the queue
-    computing: InBatchPrefixes = field(default_factory=InBatchPrefixes)  # texts that are not in the tree yet
+    computing: InBatchPrefixes = field(default_factory=InBatchPrefixes)  # keys that are not in the tree yet
     cached: int = 0  # prompt tokens found in the tree
-    held: int = 0  # requests that wait for a text in `computing`
+    held_back: int = 0  # requests that wait for a prefix in `computing`

@@ -8,12 +8,21 @@ arrays: each is a copy, or is shared with other steps and never written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from banyan_runtime.engine.memory.tables import STOP_COLUMNS, Tables, ragged
 from banyan_runtime.engine.request import Request
 from banyan_runtime.step import F32, I32, U64, Bool, Histories, PromptScores, Ragged, SamplingColumns, Step
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step and whose it is; `requests[i]` is row i of the step."""
+
+    step: Step
+    requests: list[Request]
 
 
 class StepBuilder:

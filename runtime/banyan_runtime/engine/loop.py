@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from banyan_runtime.engine.batch import StepBuilder
+from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.memory.tables import SLACK, STOP_COLUMNS
@@ -23,7 +23,7 @@ from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.results import columns, prompt_scores, scored_tokens
 from banyan_runtime.engine.rules import RULES
-from banyan_runtime.engine.scheduler import ScheduledBatch, Scheduler
+from banyan_runtime.engine.scheduler import Scheduler
 from banyan_runtime.step import I32, Handle, Runner, Step, StepResult, TableShape
 from banyan_runtime.wire import (
     Abort,
@@ -130,7 +130,7 @@ class Engine:
             case Proceed(id=id):
                 if id in self.requests:
                     self._wake(self._clock())
-                    self.scheduler.proceed(self.requests[id])
+                    self.scheduler.prefill.proceed(self.requests[id])
             case Abort(id=id):
                 if id in self.requests:
                     now, finished = self._clock(), list[Finish]()
@@ -171,7 +171,7 @@ class Engine:
         self.requests[submit.id] = request
         if len(request.stop_ids) > STOP_COLUMNS:
             self._many_stops.add(request.id)
-        self.scheduler.add(request)
+        self.scheduler.prefill.add(request)
 
     def _wake(self, now: float) -> None:
         if not self._busy:
@@ -233,7 +233,7 @@ class Engine:
             if failed[index]:
                 self._fail_row(request)
             elif count:
-                self.scheduler.computed(request)
+                self.scheduler.prefill.computed(request)
                 if request.first_token_at is None:
                     request.first_token_at = now
                 first = starts[index]

@@ -69,9 +69,13 @@ class WaitingQueue:
 
     @property
     def top(self) -> int | None:
-        """The highest priority that waits, if there are several: None, if all that wait are equal."""
-        priorities = {*self._newcomers, *(victim.priority for victim in self.victims.values())}
+        """The highest priority that waits; None, if all that wait are equal."""
+        priorities = self.priorities
         return max(priorities) if len(priorities) > 1 else None
+
+    @property
+    def priorities(self) -> set[int]:
+        return {*self._newcomers, *(victim.priority for victim in self.victims.values())}
 
     def newcomers(self, batches: int) -> Iterator[Request]:
         """By level, then by arrival. `batches` counts the prefill batches so far."""

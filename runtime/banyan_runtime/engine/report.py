@@ -55,6 +55,9 @@ class Report:
             f"KV cache pool is full. Retract requests. #retracted_reqs: {requests}, #new_token_ratio: {old_ratio:.4f} -> {new_ratio:.4f}"
         )
 
+    def preemption(self, *, requests: int) -> None:
+        self._log(f"Requests of lower priority give way. #preempted_reqs: {requests}")
+
     def prefill_done(self, tokens: int, started: float, now: float) -> None:
         self._prefill.add(tokens, now - max(started, self._last_step))
         self._last_step = now

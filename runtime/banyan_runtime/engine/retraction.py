@@ -36,7 +36,7 @@ class NewTokenRatio:
         self.value = min(1.0, (outputs + RETRACT_DECODE_STEPS * survivors) / max_new)
 
 
-def keep_order(outputs: Sequence[int], prompts: Sequence[int]) -> list[int]:
-    """Indices of the running requests, those to keep longest first: most outputs, then shortest prompt, then oldest.
+def keep_order(levels: Sequence[int], outputs: Sequence[int], prompts: Sequence[int]) -> list[int]:
+    """Indices of the running requests, those to keep longest first: highest level, then most outputs, shortest prompt, oldest.
     Victims come off the end, so what is thrown away is the least work done."""
-    return sorted(range(len(outputs)), key=lambda index: (-outputs[index], prompts[index]))
+    return sorted(range(len(outputs)), key=lambda index: (-levels[index], -outputs[index], prompts[index]))

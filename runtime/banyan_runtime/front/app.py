@@ -24,7 +24,6 @@ from banyan_runtime.front.answers import rejection
 from banyan_runtime.front.auth import Auth, Keys
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError, ClientGone, internal, unknown_url, wrong_method
-from banyan_runtime.front.event_stream import DIRECT_SEND
 from banyan_runtime.front.native import control, generate, info, tokenize
 from banyan_runtime.front.native.schema import DetokenizeRequest, NativeGenerateRequest, TokenizeRequest
 from banyan_runtime.front.openai import chat, completions, models
@@ -176,7 +175,6 @@ class _RequestIds:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        scope[DIRECT_SEND] = send  # for events: what lies in between looks at the head of a response, not at its body
         try:
             await self._app(scope, receive, named)
         except Exception:

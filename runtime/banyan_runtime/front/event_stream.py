@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import types
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -17,7 +15,9 @@ from banyan_runtime.front.transport import KEEP_ALIVE_S, _gone
 
 FIRST_EVENT_S: Final = 0.05  # a refusal by the engine comes within moments, and is worth a status of its own
 EXCHANGE: Final = "banyan.exchange"
-DIRECT_SEND: Final = "banyan.send"  # in the scope: the server's own `send`, past all middleware
+DIRECT_WRITE: Final = "banyan.write"
+"""In scope["extensions"]: the server's `(bytes) -> bool`, which writes a part of a response's body at once, past all middleware (that
+looks at the head of a response only); False where that cannot be, and `send` must be awaited. Several times cheaper than `send`."""
 HALF_CLOSED: Final = "banyan.half_closed"
 _COMMENT: Final = b": keep-alive\n\n"
 
@@ -44,7 +44,8 @@ class EventStream(Response):
         self._unsent = [opening] if opening else []
         self._last = False  # nothing more will be pushed
         self._send: Send | None = None  # while events may be written
-        self._sending: asyncio.Task[None] | None = None  # a write that waits for the client
+        self._write: Callable[[bytes], bool] | None = None
+        self._sending: asyncio.Task[None] | None = None  # a write that may wait for the client
         self._scheduled = False  # a write of what several pushes bring
         self._written = self._loop.time()
         self._closed = False
@@ -78,7 +79,11 @@ class EventStream(Response):
     def end(self, events: bytes) -> None:
         """The last events."""
         self._last = True
-        self.push(events)
+        self._unsent.append(events)
+        if self._send is not None:
+            self._flush()
+        elif not self._first.done():
+            self._first.set_result(None)
 
     def fail(self, error: ApiError, events: bytes) -> None:
         """The end by an error: `begin` raises it, or if that is over, `events` tell of it."""
@@ -108,7 +113,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            self._send = scope.get(DIRECT_SEND, send)
+            self._send, self._write = send, scope.get("extensions", {}).get(DIRECT_WRITE)
             if self._unsent:
                 self._flush()
             await self._watch(scope, receive)
@@ -155,51 +160,37 @@ class EventStream(Response):
     # --- writing ---
 
     def _flush(self) -> None:
-        """Write everything that waits, unless a write is under way."""
+        """Write everything that waits, unless the client keeps an earlier write waiting."""
         if self._sending is not None or self._over.done():
             return
-        assert self._send is not None
-        unsent, self._unsent = self._unsent, []
-        self._written = self._loop.time()
-        message = {"type": "http.response.body", "body": unsent[0] if len(unsent) == 1 else b"".join(unsent), "more_body": not self._last}
-        sending: Any = self._send(message)  # a coroutine
-        try:
-            waits_for = sending.send(None)  # what does not wait is done when this returns: no task, no future
-        except StopIteration:
-            self._sent()
-        except Exception as error:
-            self._over.set_exception(error)
-        else:
-            self._sending = self._loop.create_task(_resumed(sending, waits_for))
-            self._sending.add_done_callback(self._waited)
-
-    def _sent(self) -> None:
-        if self._last and not self._unsent and not self._over.done():
-            self._over.set_result(None)
-
-    def _waited(self, sending: asyncio.Task[None]) -> None:
-        self._sending = None
-        if sending.cancelled() or self._over.done():
-            return
-        if (error := sending.exception()) is not None:
-            self._over.set_exception(error)
-        elif self._unsent and self._send is not None:
-            self._flush()
-        else:
-            self._sent()
-
-
-@types.coroutine
-def _resumed(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """The rest of a coroutine that was run by hand until it waited, for a task to go on with."""
-    with contextlib.closing(coroutine):
-        while True:
-            try:
-                try:
-                    value = yield waits_for
-                except BaseException as error:
-                    waits_for = coroutine.throw(error)
-                else:
-                    waits_for = coroutine.send(value)
-            except StopIteration:
+        if self._write is not None and not self._last:
+            body = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent)
+            if self._write(body):
+                self._unsent.clear()
+                self._written = self._loop.time()
                 return
+        self._sending = self._loop.create_task(self._send_all())
+
+    async def _send_all(self) -> None:
+        """The way that may wait: for a client that is slow, and for the end."""
+        try:
+            while self._unsent and self._send is not None:
+                body = b"".join(self._unsent)
+                self._unsent.clear()
+                self._written = self._loop.time()
+                over = self._last
+                await self._send({"type": "http.response.body", "body": body, "more_body": not over})
+                if over:
+                    self._end()
+        except Exception as error:
+            self._end(error)
+        finally:
+            self._sending = None
+
+    def _end(self, error: Exception | None = None) -> None:
+        if self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)

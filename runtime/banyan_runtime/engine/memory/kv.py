@@ -54,6 +54,10 @@ class KvMemory:
             held = -(-held // self.page_size) * self.page_size
         return int(held.sum()) - int(self.tables.shared.sum())
 
+    def private_of(self, row: int) -> int:
+        """Tokens that come free when this row is released, beside those it shares with the tree."""
+        return self.whole_pages(int(self.tables.allocated[row])) - int(self.tables.shared[row])
+
     def imbalance(self) -> int:
         """Tokens that are missing from, or counted twice in, free + evictable + protected + private. 0 unless there is a
         bug."""

@@ -9,7 +9,7 @@ pages; the rest of a sequence stays with its request.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -139,6 +139,16 @@ class PrefixTree:
                 self.protected -= len(part.slots)
                 if not part.children:
                     self._leaves[part] = None
+
+    def freed_by(self, nodes: Iterable[Node | None]) -> Iterator[int]:
+        """How many tokens would become evictable with each of these locks, if they went one after another; changes nothing."""
+        gone: dict[Node, int] = {}
+        for node in nodes:
+            freed = 0
+            for part in node.path() if node is not None else ():
+                gone[part] = gone.get(part, 0) + 1
+                freed += len(part.slots) if gone[part] == part.locks else 0
+            yield freed
 
     def evict(self, tokens: int) -> list[I32]:
         """Drop least recently used leaves until at least `tokens` tokens are out or no unlocked one is left.

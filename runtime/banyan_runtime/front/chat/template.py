@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -20,6 +21,10 @@ _MAX_REPEATED: Final = 1_000_000  # length of a sequence that a template may mak
 
 class TemplateError(Exception):
     """The template refused the messages, or failed on them. The text is fit for the client."""
+
+
+Guard = Callable[[], AbstractContextManager[None]]
+"""What each rendering happens in: it may limit the time, with a TemplateError."""
 
 
 class _Generation(Extension):
@@ -67,8 +72,9 @@ class ChatTemplate:
     Raises TemplateError when `source` is no valid template.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, tokens: Mapping[str, str], guard: Guard = nullcontext) -> None:
         self.source = source
+        self.guard = guard
         self.tokens = dict(tokens)  # bos_token, eos_token …
         try:
             self._template = _environment().from_string(source)
@@ -93,16 +99,20 @@ class ChatTemplate:
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
         }
-        pieces: list[str] = []
-        length = 0
         try:
-            for piece in self._template.generate(scope):
-                length += len(piece)
-                if length > _MAX_RENDERED:
-                    raise TemplateError(f"the prompt is longer than {_MAX_RENDERED} characters")
-                pieces.append(piece)
+            with self.guard():
+                return self._rendered(scope)
         except (jinja2.TemplateError, TypeError, ValueError, OverflowError, LookupError, AttributeError, ArithmeticError) as error:
             raise TemplateError(str(error) or type(error).__name__) from error
         except RecursionError as error:
             raise TemplateError("the messages are nested too deeply") from error
+
+    def _rendered(self, scope: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        length = 0
+        for piece in self._template.generate(scope):
+            length += len(piece)
+            if length > _MAX_RENDERED:
+                raise TemplateError(f"the prompt is longer than {_MAX_RENDERED} characters")
+            pieces.append(piece)
         return "".join(pieces)

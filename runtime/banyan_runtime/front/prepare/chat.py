@@ -27,8 +27,7 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
         continue_final_message=asked.continue_final_message,
         variables=asked.template_variables(),
     )
-    with served.guard():
-        prompt = render(text.template, asked.messages, options)
+    prompt = render(text.template, asked.messages, options)
     frame = Frame(
         param="messages",
         default_max_tokens=None,

@@ -14,6 +14,7 @@ from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_
 from banyan_runtime.front.sampling import SamplingParams, resolve, shown
 
 DEFAULT_MAX_TOKENS: Final = 128
+MAX_STOP_CONDITIONS: Final = 65_536  # characters and token ids, of all prompts together
 T = TypeVar("T")
 
 
@@ -89,6 +90,9 @@ def _params(served: Served, samplings: Sequence[NativeSampling]) -> list[Samplin
     params = [resolve(sampling.fields(), text.defaults.native, eos_ids, vocab_size) for sampling in samplings]
     if len({each.n for each in params}) > 1:
         raise invalid("sampling_params", "n must be the same for all items.")
+    if len(params) > 1 and sum(len(each.stop_token_ids) + sum(map(len, each.stops)) for each in params) > MAX_STOP_CONDITIONS:
+        message = f"the stop strings and stop_token_ids of all items together can have at most {MAX_STOP_CONDITIONS} characters and ids."
+        raise invalid("sampling_params", message, "array_above_max_length")
     return params
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,7 +13,7 @@ from banyan_runtime.front.plan import Endpoint, Plan
 from banyan_runtime.front.prepare.chat import plan_chat
 from banyan_runtime.front.prepare.completions import plan_completion
 from banyan_runtime.front.prepare.native import plan_generate
-from banyan_runtime.front.prepare.sequences import Guard, Served
+from banyan_runtime.front.prepare.sequences import Served
 from banyan_runtime.front.prepare.tokenize import answer_detokenize, answer_tokenize
 from banyan_runtime.front.text.text import Text
 
@@ -35,12 +33,6 @@ class Planner:
 
     def __init__(self, config: ServerConfig, text: Text, info: wire.EngineInfo) -> None:
         self._served = Served(config, text, info)
-
-    def guarded(self, guard: Guard) -> Planner:
-        """The same, with chat templates rendered in `guard`."""
-        planner = copy.copy(self)
-        planner._served = dataclasses.replace(self._served, guard=guard)
-        return planner
 
     def plan(self, endpoint: Endpoint, body: Body, request_id: str) -> Plan:
         """Raises ApiError for whatever is wrong with the request."""

@@ -15,7 +15,6 @@ from banyan_runtime.front.errors import ApiError, internal
 from banyan_runtime.front.plan import Endpoint, Plan, Preparer, RefusalPlan
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
 from banyan_runtime.front.prepare.frames import PLAN, RENDERING, TOKENIZING, request_head, unpack, unpack_head
-from banyan_runtime.front.prepare.worker import template_failed
 from banyan_runtime.front.prepare.zygote import Zygote
 
 log = logging.getLogger("banyan")
@@ -164,7 +163,7 @@ class PreparerPool(Preparer):
         if len(body) > HUGE_BYTES:
             raise ApiError(413, "The request takes too much memory to be prepared.", code="request_too_large")
         if exchange.rendering:
-            raise template_failed("it took down the process that rendered it.")
+            raise _template_failed("it took down the process that rendered it.")
         log.error("a request took down %d of the processes that tokenize", TRIES)
         raise internal()
 
@@ -198,4 +197,8 @@ class _Exchange:
             async with asyncio.timeout(RENDER_S):
                 return await channel.frame()
         except TimeoutError:
-            raise template_failed("it did not end.") from None
+            raise _template_failed("it did not end.") from None
+
+
+def _template_failed(reason: str) -> ApiError:
+    return ApiError(400, f"The chat template failed: {reason}", param="messages")

@@ -61,12 +61,14 @@ def main() -> int:
     die_with(boot.parent)
     isolate()
     config = ServerConfig.from_engine_json(boot.config)
+    from banyan_runtime.front.prepare.clock import template_time
     from banyan_runtime.front.prepare.planner import Planner
     from banyan_runtime.front.prepare.worker import serve
     from banyan_runtime.front.text.text import Text
 
     try:
-        text = Text.load(config, Path(boot.model_dir), None if boot.tokenizer_dir is None else Path(boot.tokenizer_dir))
+        tokenizer_dir = None if boot.tokenizer_dir is None else Path(boot.tokenizer_dir)
+        text = Text.load(config, Path(boot.model_dir), tokenizer_dir, template_time)
     except UserError as error:
         control.sendall(message(FAILED, Failure(error.exit_code, str(error))))
         return 0
@@ -88,7 +90,7 @@ def main() -> int:
                 for descriptor in (0, 1, 2):  # what libraries write when they run out of memory is no line of our log
                     os.dup2(nothing, descriptor)
                 die_with(ours)
-                serve(connection, planner)
+                serve(connection, planner, text.template)
             connection.close()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,10 +19,6 @@ MAX_SALT: Final = 1024
 _INT32: Final = 1 << 31
 
 
-Guard = Callable[[], AbstractContextManager[None]]
-"""What a chat template is rendered in: it may limit the time, with an ApiError."""
-
-
 @dataclass(frozen=True)
 class Served:
     """What is served, and how: all that a plan depends on beside the request."""
@@ -32,7 +26,6 @@ class Served:
     config: ServerConfig
     text: Text
     info: wire.EngineInfo
-    guard: Guard = nullcontext
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) ->
             continue_final_message=asked.continue_final_message,
             variables=asked.chat_template_kwargs,
         )
-        with served.guard():
-            prompts = [render(served.text.template, asked.messages, options).text]
+        prompts = [render(served.text.template, asked.messages, options).text]
     else:
         raise missing("prompt")
     if len(prompts) > MAX_PROMPTS:

@@ -5,41 +5,34 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import socket
 import time
 import traceback
 from collections.abc import Iterator
-from types import FrameType
 from typing import Final, NoReturn
 
+from banyan_runtime.front.chat.template import ChatTemplate
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import Plan, RefusalPlan
+from banyan_runtime.front.prepare.clock import template_time
 from banyan_runtime.front.prepare.frames import BROKEN, ENDPOINTS, HELLO, RENDERING, REQUEST_HEAD, TOKENIZING, frame, pack
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.host import limit_memory, resident_bytes
 
-TEMPLATE_CPU_S: Final = 2.0
 SLOW_S: Final = 0.05  # a request that takes longer tells what it is at, so that the front knows whom to blame
 MEMORY_BYTES: Final = 1 << 30  # that one request may take
 GROWN_BYTES: Final = 64 << 20  # by which a worker may have grown before a fresh one takes its place
 
 
-class _OutOfTime(BaseException):
-    """Raised in the midst of a template, past its and Jinja's handlers."""
-
-
-def template_failed(reason: str) -> ApiError:
-    return ApiError(400, f"The chat template failed: {reason}", param="messages")
-
-
 class Worker:
     """Serves one connection until it ends."""
 
-    def __init__(self, connection: socket.socket, planner: Planner) -> None:
+    def __init__(self, connection: socket.socket, planner: Planner, template: ChatTemplate | None) -> None:
         self._connection = connection
-        self._planner = planner.guarded(self._rendering)
+        self._planner = planner
         self._started = 0.0
+        if template is not None:
+            template.guard = self._rendering
 
     def run(self) -> None:
         limit_memory(MEMORY_BYTES)
@@ -65,21 +58,9 @@ class Worker:
 
     @contextlib.contextmanager
     def _rendering(self) -> Iterator[None]:
-        """Limit the time that a chat template may compute. Raises ApiError when it is over."""
-
-        def expire(number: int, at: FrameType | None) -> NoReturn:
-            raise _OutOfTime
-
         self._mark(RENDERING)
-        signal.signal(signal.SIGPROF, expire)
-        try:
-            try:
-                signal.setitimer(signal.ITIMER_PROF, TEMPLATE_CPU_S)
-                yield
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-        except _OutOfTime:
-            raise template_failed(f"it took more than {TEMPLATE_CPU_S:g} s of computing time.") from None
+        with template_time():
+            yield
         self._mark(TOKENIZING)
 
     def _mark(self, kind: bytes) -> None:
@@ -103,9 +84,9 @@ class Worker:
             self._connection.sendall(piece)
 
 
-def serve(connection: socket.socket, planner: Planner) -> NoReturn:
+def serve(connection: socket.socket, planner: Planner, template: ChatTemplate | None) -> NoReturn:
     """The life of a freshly forked worker."""
     gc.freeze()  # what came with the fork stays as it is: looking through it would copy its pages
     with contextlib.suppress(EOFError, ConnectionError):  # the front has gone, or does not want this worker any more
-        Worker(connection, planner).run()
+        Worker(connection, planner, template).run()
     os._exit(0)

@@ -83,6 +83,8 @@ class Zygote:
             channel.pid = msgspec.msgpack.decode(content, type=int)
         except BaseException as error:
             channel.close()
+            if isinstance(error, TimeoutError):
+                self._drop()  # it hangs; the watcher starts another
             if isinstance(error, OSError):  # a time-out is one too
                 raise ChannelError from error
             raise

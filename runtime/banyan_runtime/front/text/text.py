@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.front.chat.messages import ChatMessage
 from banyan_runtime.front.chat.prompt import ChatOptions, ReasoningReader, render
 from banyan_runtime.front.chat.reasoning import FORMATS
-from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
+from banyan_runtime.front.chat.template import ChatTemplate, Guard, TemplateError
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.text.defaults import GenerationDefaults
 from banyan_runtime.front.text.tokenizer import Tokenizer
@@ -42,14 +43,15 @@ class Text:
         return self.needed_tokenizer.encode(text, add_special_tokens=True)
 
     @staticmethod
-    def load(config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None) -> Text:
-        """Read the text files of a model. Raises ModelError for broken files, ConfigError for options that do not fit."""
+    def load(config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None, guard: Guard = nullcontext) -> Text:
+        """Read the text files of a model; its chat template renders in `guard`. Raises ModelError for broken files, ConfigError
+        for options that do not fit."""
         folder = tokenizer_dir or (Path(config.tokenizer_path) if config.tokenizer_path else model_dir)
         model_config = read_object_if_any(model_dir / "config.json")
         if config.skip_tokenizer_init:
             return Text(None, None, GenerationDefaults.load(config, model_dir, None), None, frozenset(), model_config)
         tokenizer = Tokenizer.load(folder)
-        template = _template(config, folder, tokenizer)
+        template = _template(config, folder, tokenizer, guard)
         return Text(
             tokenizer,
             template,
@@ -60,7 +62,7 @@ class Text:
         )
 
 
-def _template(config: ServerConfig, folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+def _template(config: ServerConfig, folder: Path, tokenizer: Tokenizer, guard: Guard) -> ChatTemplate | None:
     """--chat-template, else chat_template.jinja, else tokenizer_config.json. It is tried on one message, so that a broken one
     stops the start and not the first request."""
     source, where = _template_source(config, folder, tokenizer)
@@ -68,7 +70,7 @@ def _template(config: ServerConfig, folder: Path, tokenizer: Tokenizer) -> ChatT
         return None
     hello = [ChatMessage(role="user", content="Hello")]
     try:
-        template = ChatTemplate(source, tokenizer.named)
+        template = ChatTemplate(source, tokenizer.named, guard)
         render(template, hello, ChatOptions())
     except (TemplateError, ApiError, SyntaxError, RecursionError, MemoryError, OverflowError, ValueError) as error:
         # The latter are what Python says of a template that is nested too deeply or makes something huge while it is compiled.

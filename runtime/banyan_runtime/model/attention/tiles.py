@@ -1,8 +1,9 @@
 """How a step's attention is cut into batched products. Pure numpy, no torch.
 
 The unit is a tile: up to `TILE` consecutive queries of one sequence against all keys up to the last of them. Keys are cut
-into chunks of `CHUNK` at absolute positions. Tiles of similar size form a group, padded to the largest and computed by one
-batched product; padding changes nothing in the results, so which tiles share a group is only a matter of speed.
+into chunks of `CHUNK` at absolute positions, and long contexts into blocks of chunks, one computed after another, so that
+memory does not grow with the context. Tiles of similar size form a group, padded to the largest and computed by one batched
+product; padding changes nothing in the results, so which tiles share a group is only a matter of speed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ I64 = npt.NDArray[np.int64]
 TILE: Final = 64  # queries
 CHUNK: Final = 128  # keys; a multiple of every page size
 MAX_SCORES: Final = 1 << 20  # cells of one group's score matrix: 4 MB in fp32, so that the passes over it stay in the cache
+MAX_GATHERED: Final = 1 << 22  # numbers in the keys that are copied together: 16 MB in fp32
+_MOST_CHUNKS: Final = 16  # of a block
 _GATHER_WORTH: Final = 8  # copying a chunk of keys costs about as much as 8 queries against it
 _GROUP_WORTH: Final = 150  # what one more group costs in (queries + _GATHER_WORTH) · chunks: a dozen operator calls
 
@@ -43,6 +46,23 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """What of a model decides how large tiles and blocks may be."""
+
+    heads: int
+    kv_width: int  # numbers in a token's keys of one layer
+    block: int  # chunks; a constant of the model, for blocks decide the order of summation
+
+    @classmethod
+    def of(cls, heads: int, kv_heads: int, head_dim: int) -> Sizes:
+        """With the largest block in which one tile's scores and keys stay small."""
+        block, width = _MOST_CHUNKS, kv_heads * head_dim
+        while block > 1 and (TILE * heads * block * CHUNK > 2 * MAX_SCORES or width * block * CHUNK > MAX_GATHERED):
+            block //= 2
+        return cls(heads, width, block)
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """n tiles, each padded to `queries` queries and `chunks` chunks of keys."""
 
@@ -51,12 +71,12 @@ class Group:
     tokens: I64  # [n * queries] index in the step; padding repeats a real one
     positions: I64  # [n, queries] of each query; a padding query stands at its tile's first
     real: I64 | None  # indices in [n * queries] that are no padding; None: all, in the step's order
-    pages: I64  # [n * chunks * CHUNK / page_size] pages of the keys; the padding page where there are none
+    pages: I64  # [n, chunks * CHUNK / page_size] pages of the keys; the padding page where there are none
 
 
-def groups(step: Step, table: SlotTable, heads: int) -> list[Group]:
+def groups(step: Step, table: SlotTable, sizes: Sizes) -> list[Group]:
     """All groups of a step; the table has taken it in."""
-    return [_group(step, table, tiles) for tiles in _partition(list(_tiles(step)), heads)]
+    return [_group(step, table, tiles) for tiles in _partition(list(_tiles(step)), sizes)]
 
 
 def _tiles(step: Step) -> Iterator[Tile]:
@@ -67,7 +87,7 @@ def _tiles(step: Step) -> Iterator[Tile]:
         token += queries
 
 
-def _partition(tiles: list[Tile], heads: int) -> Iterator[list[Tile]]:
+def _partition(tiles: list[Tile], sizes: Sizes) -> Iterator[list[Tile]]:
     """Neighbours in size share a group as long as the padding costs less than another group would."""
     tiles.sort(key=lambda tile: (-tile.queries, -tile.chunks, tile.token))
     group: list[Tile] = []
@@ -75,8 +95,9 @@ def _partition(tiles: list[Tile], heads: int) -> Iterator[list[Tile]]:
     for tile in tiles:
         wider, deeper, more = max(queries, tile.queries), max(chunks, tile.chunks), work + tile.work
         padded = (len(group) + 1) * (wider + _GATHER_WORTH) * deeper
-        cells = (len(group) + 1) * wider * heads * deeper * CHUNK
-        if group and (padded - more > _GROUP_WORTH + more // 4 or cells > MAX_SCORES):
+        keys = (len(group) + 1) * min(deeper, sizes.block) * CHUNK  # computed together
+        large = keys * wider * sizes.heads > MAX_SCORES or keys * sizes.kv_width > MAX_GATHERED
+        if group and (padded - more > _GROUP_WORTH + more // 4 or large):
             yield group
             group, wider, deeper, more = [], tile.queries, tile.chunks, tile.work
         group.append(tile)
@@ -107,4 +128,4 @@ def _pages(table: SlotTable, tiles: list[Tile], chunks: int, size: int) -> I64:
     starts = np.arange(0, chunks * CHUNK, size)[None]
     lengths = np.array([tile.position + tile.queries for tile in tiles])[:, None]
     pages = table.pages(np.array([tile.row for tile in tiles]), 0, starts.shape[1], size)
-    return np.where(starts < lengths, pages, PADDING_SLOT).reshape(-1)
+    return np.where(starts < lengths, pages, PADDING_SLOT)

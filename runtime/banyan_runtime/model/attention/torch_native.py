@@ -2,13 +2,15 @@
 
 Matrix products instead of torch's fused attention: with one query per sequence the fused kernel is 30 times slower on the
 CPU, and its bits differ between prefill and decode. Here a query's result does not depend on what it is computed beside:
-each chunk of 128 keys is a product and a softmax of its own, whatever the batch, and chunks are joined by their weights.
+each chunk of 128 keys is a product and a softmax of its own, whatever the batch, and chunks are joined by their weights:
+those of a block together, blocks one after another.
 Products are therefore always of one width and one depth; `products.py` sees to their rows and their number.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.attention.products import Products
-from banyan_runtime.model.attention.tiles import CHUNK, groups
+from banyan_runtime.model.attention.tiles import CHUNK, Group, Sizes, groups
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.invariance import report
 from banyan_runtime.model.pool import KvPool
@@ -26,17 +28,24 @@ from banyan_runtime.step import Pulse, Step
 
 
 @dataclass(frozen=True, slots=True)
+class _Block:
+    """Some chunks of a group's keys."""
+
+    chunks: int
+    pages: Tensor  # [tiles * chunks * CHUNK / page_size]
+    hidden: Tensor | None  # bool [tiles, last chunks, queries, 1, CHUNK]: of the last keys, those that a query does not see
+
+
+@dataclass(frozen=True, slots=True)
 class _Planned:
     """A group of tiles on the device."""
 
     tiles: int
     queries: int
-    chunks: int
     tokens: Tensor | None  # [tiles * queries] which tokens of the step; None: all, in order
     real: Tensor | None  # [tokens of this group] in tiles * queries; None: all
     targets: Tensor | None  # [tokens of this group] in the step; None: all, in order
-    pages: Tensor
-    hidden: dict[int | None, Tensor]  # window → bool [tiles, last chunks, queries, 1, CHUNK]: keys that a query does not see
+    blocks: dict[int | None, list[_Block]]  # by window; blocks that no query sees are left out
 
 
 class TorchAttention:
@@ -47,6 +56,7 @@ class TorchAttention:
         self._pulse = pulse
         self._pool = pool
         self._windows = frozenset(spec.windows)
+        self._sizes = Sizes.of(spec.heads, spec.kv_heads, spec.head_dim)
         self._scale = 1.0 / math.sqrt(spec.head_dim)
         self._products = Products(spec, pool.dtype, pool.device)
         if pool.device.type == "cpu":
@@ -67,32 +77,43 @@ class TorchAttention:
         device = self._pool.device
         self._slots = tensor(step.out_slots, device)
         self._groups = []
-        for group in groups(step, table, self._spec.heads):
+        for group in groups(step, table, self._sizes):
             tokens = torch.from_numpy(group.tokens).to(device)
             real = None if group.real is None else torch.from_numpy(group.real).to(device)
-            positions = torch.from_numpy(group.positions).to(device)[:, None, :, None, None]
-            keys = torch.arange(group.chunks * CHUNK, device=device).view(-1, 1, 1, CHUNK)
-            late = keys[int(group.positions.min()) // CHUNK :]  # every query sees all keys before these
-            future = late > positions
             self._groups.append(
                 _Planned(
-                    tiles=positions.shape[0],
+                    tiles=group.positions.shape[0],
                     queries=group.queries,
-                    chunks=group.chunks,
                     tokens=None if real is None else tokens,
                     real=real,
                     targets=None if real is None else tokens[real],
-                    pages=torch.from_numpy(group.pages).to(device),
-                    hidden={w: future if w is None else (keys > positions) | (keys <= positions - w) for w in self._windows},
+                    blocks={window: self._blocks(group, step.page_size, window) for window in self._windows},
                 )
             )
+
+    def _blocks(self, group: Group, page_size: int, window: int | None) -> list[_Block]:
+        """Blocks start at multiples of their size, whatever the window leaves out."""
+        device, pages_of = self._pool.device, CHUNK // page_size
+        pages = torch.from_numpy(group.pages).to(device)
+        positions = torch.from_numpy(group.positions).to(device)[:, None, :, None, None]
+        earliest = int(group.positions.min())
+        first = 0 if window is None else max(0, earliest - window + 1) // CHUNK
+        partly = earliest // CHUNK if window is None else first  # every query sees all keys before this chunk
+        blocks = []
+        for start in range(first // self._sizes.block * self._sizes.block, group.chunks, self._sizes.block):
+            begin, end = max(start, first), min(start + self._sizes.block, group.chunks)
+            hidden = None
+            if partly < end:
+                keys = torch.arange(max(begin, partly) * CHUNK, end * CHUNK, device=device).view(-1, 1, 1, CHUNK)
+                hidden = keys > positions if window is None else (keys > positions) | (keys <= positions - window)
+            blocks.append(_Block(end - begin, pages[:, begin * pages_of : end * pages_of].reshape(-1), hidden))
+        return blocks
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._pool.store(layer, self._slots, k, v)
         q = q * self._scale
         out: Tensor | None = None
         for group in self._groups:
-            self._pulse()
             values = self._attend_group(layer, q if group.tokens is None else q.index_select(0, group.tokens), group)
             if group.real is None or group.targets is None:
                 return values
@@ -103,38 +124,83 @@ class TorchAttention:
 
     def _attend_group(self, layer: int, q: Tensor, group: _Planned) -> Tensor:
         """q and the result: [tiles * queries, heads, head_dim]."""
-        spec, n, chunks = self._spec, group.tiles, group.chunks
-        kv_heads, dim, batch = spec.kv_heads, spec.head_dim, spec.kv_heads * n
+        spec, n = self._spec, group.tiles
+        kv_heads, dim = spec.kv_heads, spec.head_dim
         rows = group.queries * spec.group  # queries times the heads that share a KV head: all meet the same keys
         sizes = self._products.rows.split(rows)
-        padded = sum(sizes)
-        q = q.view(n, group.queries, kv_heads, spec.group, dim).permute(2, 0, 1, 3, 4).reshape(batch, rows, dim)
-        if padded > rows:
-            q = F.pad(q, (0, 0, 0, padded - rows))
-        # Every chunk gets the queries: a copy that is half as large as the scores, and spares one of these.
-        q = q.unsqueeze(1).expand(batch, chunks, padded, dim).reshape(batch * chunks, padded, dim)
-        keys = self._pool.keys(layer, group.pages).view(batch * chunks, CHUNK, dim)
-        scores = self._products(q, keys.transpose(1, 2), sizes)
-        seen = scores.view(kv_heads, n, chunks, padded, CHUNK)[:, :, :, :rows].view(kv_heads, n, chunks, group.queries, spec.group, CHUNK)
-        hidden = group.hidden[spec.windows[layer]]
-        seen[:, :, chunks - hidden.shape[1] :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        scores = scores.float()
-        weights = torch.softmax(scores, -1)
-        values = self._pool.values(layer, group.pages).view(batch * chunks, CHUNK, dim)
-        parts = self._products(weights.to(q.dtype), values, sizes)
-        if chunks > 1:
-            shares = _shares(scores, weights, chunks).unsqueeze(-1)
-            parts = parts.view(batch, chunks, padded, dim).float().mul_(shares).sum(1).to(q.dtype)
-        out = parts.view(kv_heads, n, padded, dim)[:, :, :rows].view(kv_heads, n, group.queries, spec.group, dim)
+        padding = sum(sizes) - rows
+        q = q.view(n, group.queries, kv_heads, spec.group, dim).permute(2, 0, 1, 3, 4).reshape(kv_heads * n, rows, dim)
+        if padding:
+            q = F.pad(q, (0, 0, 0, padding))
+        blocks = group.blocks[spec.windows[layer]]
+        parts = (self._attend_block(layer, q, sizes, group, block, alone=len(blocks) == 1) for block in blocks)
+        out = (
+            _joined(parts).to(q.dtype).view(kv_heads, n, rows + padding, dim)[:, :, :rows].view(kv_heads, n, group.queries, spec.group, dim)
+        )
         return out.permute(1, 2, 0, 3, 4).reshape(n * group.queries, spec.heads, dim)
 
+    def _attend_block(self, layer: int, q: Tensor, sizes: list[int], group: _Planned, block: _Block, alone: bool) -> _Part:
+        """Queries [batch, rows, dim] against a block of keys; `alone`: there is no other one to join."""
+        self._pulse()
+        spec, chunks = self._spec, block.chunks
+        batch, padded, dim = q.shape
+        rows = group.queries * spec.group
+        # Every chunk gets the queries: a copy that is half as large as the scores, and spares one of these.
+        every = q.unsqueeze(1).expand(batch, chunks, padded, dim).reshape(batch * chunks, padded, dim)
+        keys = self._pool.keys(layer, block.pages).view(batch * chunks, CHUNK, dim)
+        scores = self._products(every, keys.transpose(1, 2), sizes)
+        if (hidden := block.hidden) is not None:
+            seen = scores.view(spec.kv_heads, group.tiles, chunks, padded, CHUNK)[:, :, chunks - hidden.shape[1] :, :rows]
+            seen = seen.view(*seen.shape[:3], group.queries, spec.group, CHUNK)
+            seen.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        scores = scores.float()
+        weights = torch.softmax(scores, -1)
+        logsums = None if chunks == 1 and alone else _logsums(scores, weights).view(batch, chunks, padded)
+        del every, keys, scores
+        values = self._pool.values(layer, block.pages).view(batch * chunks, CHUNK, dim)
+        parts = self._products(weights.to(q.dtype), values, sizes)
+        if logsums is None:
+            return _Part(parts, None)
+        shares = torch.softmax(logsums, 1)
+        if chunks > 1:
+            parts = parts.view(batch, chunks, padded, dim).float().mul_(shares.float().unsqueeze(-1)).sum(1)
+        return _Part(parts, None if alone else logsums.amax(1) - shares.amax(1).log_())
 
-def _shares(scores: Tensor, weights: Tensor, chunks: int) -> Tensor:
-    """What each chunk counts in the whole: fp32 [batch, chunks, rows], sum 1 over the chunks.
 
-    scores, weights: [batch * chunks, rows, CHUNK], weights the softmax over the last. A chunk's sum of exponentials, relative
-    to its largest, is one over its largest weight. A chunk that is wholly masked gets exactly 0. In fp64, so that how many
-    such chunks stand behind the real ones leaves no trace in the rounded result.
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What queries get from a block of keys."""
+
+    values: Tensor  # [batch, rows, dim], as if there were no other keys
+    logsum: Tensor | None  # fp64 [batch, rows]: the logarithm of the sum of exponentials; None: there are no others
+
+
+def _joined(parts: Iterator[_Part]) -> Tensor:
+    """The values of blocks that come one after another: [batch, rows, dim].
+
+    Each counts by its part of the sum of exponentials. One that is wholly masked counts exactly 0, and those before it exactly
+    1, so it makes no difference whether it is computed.
     """
-    logsum = scores.amax(-1).double() - weights.amax(-1).double().log_()
-    return torch.softmax(logsum.view(-1, chunks, logsum.shape[1]), 1).float()
+    first = next(parts)
+    if first.logsum is None:
+        return first.values
+    values, highest = first.values.float(), first.logsum
+    mass = torch.ones_like(highest)
+    for part in parts:
+        assert part.logsum is not None
+        higher = torch.maximum(highest, part.logsum)
+        kept, added = (highest - higher).exp_(), (part.logsum - higher).exp_()
+        values = values * kept.float().unsqueeze(-1) + part.values.float() * added.float().unsqueeze(-1)
+        mass = mass * kept + added
+        highest = higher
+    return values.div_(mass.float().unsqueeze(-1))
+
+
+def _logsums(scores: Tensor, weights: Tensor) -> Tensor:
+    """The logarithm of each chunk's sum of exponentials: [items, rows].
+
+    scores, weights: [items, rows, CHUNK], weights the softmax over the last. A chunk's sum of exponentials, relative to its
+    largest, is one over its largest weight. A chunk that is wholly masked counts exactly 0 beside others. In fp64, so that how
+    many such chunks stand behind the real ones leaves no trace in the rounded result.
+    """
+    return scores.amax(-1).double() - weights.amax(-1).double().log_()

@@ -1,0 +1,287 @@
+"""Which prompts are computed next: who is admitted, in what pieces, and for whom others must go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from banyan_runtime.engine.admission import Budget, PrefillChunk, Selection, Verdict
+from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
+from banyan_runtime.engine.limits import EngineLimits
+from banyan_runtime.engine.memory.kv import KvMemory
+from banyan_runtime.engine.memory.prefixes import ID_BYTES
+from banyan_runtime.engine.policy import Policy
+from banyan_runtime.engine.queue import AGEING_BATCHES, WaitingQueue, level_of
+from banyan_runtime.engine.report import Report
+from banyan_runtime.engine.request import Request, State
+from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
+from banyan_runtime.engine.rules import SchedulingRules
+from banyan_runtime.engine.running import Running
+
+HOLD_BACK_FROM: Final = 64
+"""Uncached tokens that a request must share with one being computed right now to wait for it.
+
+Waiting costs a request one step, about what a decode step takes; on no device that was measured does computing fewer than
+some 64 more prompt tokens beside others take longer than that. A prompt that is wholly contained in the other one is held
+back at any length, because then nothing but its last token is left to compute.
+"""
+HELD_BACK_AT_MOST: Final = 128  # in one turn, so that a long queue of equal prompts is not walked to its end
+
+
+class Prefill:
+    """`preempt` sends running requests back to the queue."""
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        memory: KvMemory,
+        builder: StepBuilder,
+        policy: Policy,
+        rules: SchedulingRules,
+        report: Report,
+        running: Running,
+        ratio: NewTokenRatio,
+        preempt: Callable[[Sequence[Request]], None],
+    ) -> None:
+        self._limits = limits
+        self._memory = memory
+        self._builder = builder
+        self._policy = policy
+        self._rules = rules
+        self._report = report
+        self._running = running
+        self._ratio = ratio
+        self._preempt = preempt
+        self.queue = WaitingQueue()
+        self.chunked: Request | None = None  # the one whose prompt is computed over several steps
+        self.full = False  # admission stopped for tokens or rows, and nobody has left since
+        self.batches = 0  # prefill steps so far
+        self._last: list[Request] = []  # the last step's requests, if it was a prefill; they run from the next turn on
+        self._computing: dict[int, Request] = {}  # admitted, and not yet in the tree as a whole
+
+    def add(self, request: Request) -> None:
+        """Queue a new request; a held one is not looked at before `proceed`."""
+        request.queued_at_batch = self.batches
+        if request.held:
+            self.queue.hold(request)
+        else:
+            self.queue.append(request)
+            self._look_again(request.priority)
+
+    def proceed(self, request: Request) -> None:
+        """What a held request waited for is there."""
+        self.queue.proceed(request)
+        self._look_again(request.priority)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Preempted requests wait again; what they waited before still counts."""
+        for request in requests:
+            request.queued_at_batch = self.batches - request.waited
+        self._rules.put_back(self.queue, requests)
+
+    def computed(self, request: Request) -> None:
+        """All tokens of `request` are computed, and its next one is known: it runs."""
+        self._computing.pop(request.id, None)
+        if request.state is State.PREFILL:
+            request.enter(State.RUNNING)
+
+    def leave(self, request: Request) -> None:
+        """`request` has lost its row."""
+        self._computing.pop(request.id, None)
+        if self.chunked is request:
+            self.chunked = None
+
+    def take_over(self) -> None:
+        """Share what the chunk has computed; let the requests of the last prefill step run."""
+        if self.chunked is not None:
+            self._memory.store(self.chunked, int(self._memory.tables.allocated[self.chunked.row]))
+        if self._last:
+            fresh = [request for request in self._last if not request.over and request is not self.chunked and request.max_new]
+            if len(fresh) < len(self._last):
+                self.full = False
+            self._running.merge(fresh)
+            self._last = []
+            if self.full and self.queue:
+                self._look_again(max(self.queue.priorities))
+
+    def rest(self) -> None:
+        """Nobody is left."""
+        assert self.chunked is None
+        assert not self.queue
+        assert not self._computing
+        self._last = []
+        self.full = False
+
+    def form(self, now: float) -> ScheduledBatch | None:
+        """A step of prompts, with its slots allocated; None when nobody can be admitted."""
+        if self.chunked is None and (self.full or not self.queue):
+            return None
+        memory, running = self._memory, len(self._running)
+        room = self._limits.max_running - running
+        chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value))
+        if self.chunked is not None and not self._continue_chunk(self.chunked, chosen):
+            return None
+        for request in self._computing.values():
+            chosen.computing.add(request.key, request.salt)
+        for request in self._candidates():
+            if len(chosen.chunks) >= room:
+                self.full = True
+                self._make_way(request, chosen, rows=1)  # its row is free when no step in flight has it
+                break
+            if memory.tables.free_rows == 0 or chosen.held_back >= HELD_BACK_AT_MOST:
+                break
+            verdict = self._try_admit(request, chosen, now)
+            if request.state is not State.PREFILL and verdict is Verdict.NO_TOKEN and self._make_way(request, chosen, rows=0):
+                self._try_admit(request, chosen, now)
+                break
+            if verdict is not Verdict.ROOM:
+                # a request held back fits in the next turn, however full it is now
+                self.full = self.full or (verdict is Verdict.NO_TOKEN and not chosen.held_back)
+                break
+        if not chosen.chunks:
+            return None
+        return self._step_of(chosen, running)
+
+    def _look_again(self, priority: int) -> None:
+        """Admission stopped, but a request of this priority may push others aside."""
+        self.full = self.full and not bool((self._memory.tables.level[self._running.rows] < priority).any())
+
+    def _candidates(self) -> Iterator[Request]:
+        """By level; of equals victims first, and no newcomer overtakes one of them."""
+        top, batches = self.queue.top, self.batches
+        victims = sorted(self.queue.victims.values(), key=lambda victim: -level_of(victim, batches, top))
+        asked, overtakable = 0, True
+        for newcomer in self._policy.order(self.queue, self._memory.prefixes, batches):
+            level = level_of(newcomer, batches, top)
+            while asked < len(victims) and level_of(victims[asked], batches, top) >= level:
+                yield victims[asked]
+                overtakable = overtakable and victims[asked].state is State.PREFILL
+                asked += 1
+            if not overtakable:
+                return
+            yield newcomer
+        yield from victims[asked:]
+
+    def _continue_chunk(self, request: Request, chosen: Selection) -> bool:
+        """Put the next piece of the chunked prompt into the step. False while there is no memory for any of it."""
+        budget, memory = chosen.budget, self._memory
+        start = int(memory.tables.allocated[request.row])
+        rest = int(memory.tables.length[request.row]) - start
+        count = budget.part_of(rest)
+        if memory.whole_pages(count) > memory.available:
+            count = memory.available
+        if count == 0:
+            return False
+        chosen.chunks.append(PrefillChunk(request, start, count))
+        if count == rest:
+            budget.charge(count, self._rules.charge(request))
+            self.chunked = None
+        else:
+            budget.charge(count, 0)
+        return True
+
+    def _try_admit(self, request: Request, chosen: Selection, now: float) -> Verdict:
+        """Admit `request` into the step, or hold it back (ROOM: look at the next one), or say why not."""
+        budget, memory, prefixes = chosen.budget, self._memory, self._memory.prefixes
+        length = len(request.token_ids)
+        if self._pays_to_wait(request, chosen):
+            request.held_back = True
+            chosen.held_back += 1
+            return Verdict.ROOM
+        node, matched = prefixes.match(request.key[: request.matchable * ID_BYTES], request.salt)
+        extend = length - matched
+        expected = self._rules.charge(request)
+        alone = not chosen.chunks and not self._running.living
+        if alone and length + expected >= budget.total:
+            # With nobody else there, what it can still generate is all that counts, or it would wait for ever.
+            expected = min(request.remaining, CLIP_MAX_NEW)
+        if extend + expected >= budget.total + alone:
+            return Verdict.NO_TOKEN
+        if chosen.chunks and not budget.input_fits(memory.whole_pages(extend)):
+            return Verdict.STEP_FULL
+        count = budget.part_of(extend)
+        if count <= 0:
+            return Verdict.STEP_FULL
+        prefixes.lock(node)
+        if extend + expected > budget.total:
+            prefixes.unlock(node)
+            return Verdict.NO_TOKEN
+        memory.admit(request, node, matched)
+        self._builder.set_row(request)
+        if request.admitted_at is None:
+            request.admitted_at = now
+            request.cached_tokens = matched
+        request.waited = self.batches - request.queued_at_batch
+        memory.tables.level[request.row] = request.priority + request.waited // AGEING_BATCHES
+        request.enter(State.PREFILL)
+        self._computing[request.id] = request
+        chosen.computing.add(request.key, request.salt)
+        chosen.cached += matched
+        chosen.admitted.append(request)
+        chosen.chunks.append(PrefillChunk(request, matched, count))
+        if count < extend:
+            assert self.chunked is None
+            self.chunked = request
+            budget.charge(count, 0)
+        else:
+            budget.charge(count, expected)
+        return budget.verdict()
+
+    def _pays_to_wait(self, request: Request, chosen: Selection) -> bool:
+        """Whether enough of its prefix is being computed right now for another request, so that it will be cached."""
+        shared = chosen.computing.longest(request.key, request.salt)
+        if not shared:
+            return False
+        prefixes, length = self._memory.prefixes, len(request.token_ids)
+        most = request.matchable
+        gain = prefixes.accepts(min(shared, most)) - prefixes.longest(request.key[: most * ID_BYTES], request.salt)
+        # who waits already does so to the end, though the tree holds more of it with each chunk
+        return gain >= HOLD_BACK_FROM or (gain > 0 and (request.held_back or shared >= length))
+
+    def _make_way(self, request: Request, chosen: Selection, *, rows: int) -> bool:
+        """Preempt running requests of lower levels, the lowest and newest first, until `request` has the tokens and rows that
+        it needs; nobody, if all of them together do not free enough. Whether somebody was."""
+        memory, tables, living = self._memory, self._memory.tables, self._running.rows
+        lower = living[tables.level[living] < request.priority]
+        if not len(lower):
+            return False
+        by_row = {member.row: member for member in self._running.requests if not member.over}
+        worst = sorted((by_row[row] for row in lower.tolist()), key=lambda member: (tables.level[member.row], -member.arrival))
+        node, matched = memory.prefixes.match(request.key[: request.matchable * ID_BYTES], request.salt)
+        memory.prefixes.lock(node)  # what it needs itself is not freed by anybody
+        missing = len(request.token_ids) - matched + self._rules.charge(request) - chosen.budget.total + 1
+        victims, promised = list[Request](), 0.0
+        for victim, shared in zip(worst, memory.prefixes.freed_by(member.node for member in worst), strict=True):
+            if missing <= 0 and len(victims) >= rows:
+                break
+            victims.append(victim)
+            left = int(tables.max_new[victim.row] - (tables.length[victim.row] - tables.prompt[victim.row]))
+            output = min(left, CLIP_MAX_NEW) * self._ratio.value
+            promised += output
+            missing -= shared + memory.private_of(victim.row) + output
+        memory.prefixes.unlock(node)
+        if missing > 0 or len(victims) < rows:
+            return False
+        self._preempt(victims)
+        chosen.budget.withdraw(promised)
+        self.full = False
+        return True
+
+    def _step_of(self, chosen: Selection, running: int) -> ScheduledBatch:
+        requests = [chunk.request for chunk in chosen.chunks]
+        for request in chosen.admitted:
+            self.queue.remove(request)
+        self.batches += 1
+        self._report.prefill_batch(
+            requests=len(requests),
+            computed=sum(self._memory.whole_pages(chunk.count) for chunk in chosen.chunks),
+            cached=chosen.cached,
+            used=self._memory.used,
+            running=running,
+            queued=len(self.queue),
+        )
+        slots = [self._memory.extend(chunk.request, chunk.start + chunk.count) for chunk in chosen.chunks]
+        self._last = requests
+        return ScheduledBatch(self._builder.prefill(requests, [chunk.start for chunk in chosen.chunks], slots), requests)
