@@ -15,13 +15,12 @@ def scored_tokens(step: Step, result: StepResult, told: I32 | None) -> tuple[byt
     if step.top_logprobs is None or result.logprobs is None:
         return b"", None
     wanted = np.repeat(step.top_logprobs >= 0, step.samples)
-    ranks = np.cumsum(wanted) - 1  # where a drawn token stands in result.logprobs
-    if told is not None:
-        wanted, ranks = wanted[told], ranks[told]
-    scored = np.flatnonzero(wanted).astype(np.int32)
-    if not len(scored):
+    if told is None:
+        return np.flatnonzero(wanted).astype(np.int32).tobytes(), columns(result.logprobs, result.logprobs.top_ids.shape[1])
+    chosen = (np.cumsum(wanted) - 1)[told][wanted[told]]  # where they stand in result.logprobs
+    if not len(chosen):
         return b"", None
-    given, chosen = result.logprobs, ranks[scored]
+    given, scored = result.logprobs, np.flatnonzero(wanted[told]).astype(np.int32)
     scores = TokenLogprobs(given.values[chosen], given.top_ids[chosen], given.top_values[chosen])
     return scored.tobytes(), columns(scores, scores.top_ids.shape[1])
 

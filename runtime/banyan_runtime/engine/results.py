@@ -9,9 +9,10 @@ import numpy as np
 from banyan_runtime.engine.batch import ScheduledBatch
 from banyan_runtime.engine.logprobs import columns, prompt_scores, scored_tokens
 from banyan_runtime.engine.memory.kv import KvMemory
+from banyan_runtime.engine.memory.tables import Tables
 from banyan_runtime.engine.prefill import Prefill
 from banyan_runtime.engine.request import Request
-from banyan_runtime.step import I32, Step, StepResult
+from banyan_runtime.step import I32, Bool, Step, StepResult
 from banyan_runtime.wire import Finish, FinishCode, PromptLogprobs, StepOutput, pack_ids
 
 
@@ -29,6 +30,7 @@ class Results:
         self._prefill = prefill
         self._end = end
         self._fail = fail
+        self._members: _Members | None = None  # of the last decode step whose rows were all live
 
     def note(self, batch: ScheduledBatch, result: StepResult, now: float) -> StepOutput | None:
         """None if there is nothing to tell."""
@@ -81,30 +83,31 @@ class Results:
         """The results of a step that drew one token for every row."""
         tables, requests, rows, token_ids = self._memory.tables, batch.requests, batch.step.rows, result.token_ids
         live = tables.live[rows]
-        failed = result.failed & live
-        if failed.any():
-            for index in np.flatnonzero(failed).tolist():
+        if result.failed.any():
+            for index in np.flatnonzero(result.failed & live).tolist():
                 self._fail(requests[index])
-            live &= ~failed
+            live &= ~result.failed
         told: I32 | None = None
-        if not live.all():
+        if live.all():
+            if self._members is None or self._members.rows is not rows:
+                self._members = _Members(tables, rows)
+            members = self._members
+        else:
             told = np.flatnonzero(live).astype(np.int32)
-            rows, token_ids = rows[told], token_ids[told]
+            token_ids = token_ids[told]
             requests = [requests[index] for index in told.tolist()]
-        lengths = tables.length[rows]
-        tables.tokens[rows, lengths] = token_ids
+            members = _Members(tables, rows[told])
+        lengths = tables.length[members.rows]
+        tables.tokens[members.rows, lengths] = token_ids
         lengths += 1
-        tables.length[rows] = lengths
-        ids: list[int] = tables.ids[rows].tolist()
-        stops = tables.stops[rows]
-        ending = (lengths - tables.prompt[rows] >= tables.max_new[rows]) | (stops == token_ids[:, None]).any(axis=1)
-        ending |= stops[:, -1] >= 0  # there may be more stop ids than columns
+        tables.length[members.rows] = lengths
+        ending = (lengths >= members.ends) | (members.stops == token_ids).any(axis=0) | members.many_stops
         ended: list[Finish] = []
         for index in np.flatnonzero(ending).tolist():
             code = _finish_code(requests[index], int(token_ids[index]), int(lengths[index]))
             if code is not None:
                 self._end(requests[index], code, now, ended)
-        return _output(batch.step, result, ids, told, ended)
+        return _output(batch.step, result, members.ids, told, ended)
 
     def _prompt_scores(self, batch: ScheduledBatch, result: StepResult) -> list[PromptLogprobs]:
         """What the front is told of prompt tokens, each once, however often a prompt is computed."""
@@ -115,6 +118,18 @@ class Results:
                 request.unscored = start + len(scores.values)
                 told.append(PromptLogprobs(request.id, start, columns(scores, request.prompt_top)))
         return told
+
+
+class _Members:
+    """What results of decode steps over the same rows are compared with."""
+
+    def __init__(self, tables: Tables, rows: I32) -> None:
+        stops = tables.stops[rows].T
+        self.rows = rows
+        self.ids: list[int] = tables.ids[rows].tolist()
+        self.ends: I32 = tables.prompt[rows] + tables.max_new[rows]  # length at which a row is done
+        self.stops: I32 = np.ascontiguousarray(stops[(stops >= 0).any(axis=1)])  # [as many as there are, rows]
+        self.many_stops: Bool = stops[-1] >= 0  # there may be more of them than columns
 
 
 def _output(
