@@ -163,7 +163,16 @@ class ServerConfig:
         None, check=at_least(8), help="Size of the KV pool, tokens. Default: from free memory.", group="schedule"
     )
     chunked_prefill_size: int | None = option(
-        None, check=chunk_size, help="Longest piece of a prompt per step, tokens; -1: whole prompts.", group="schedule"
+        None,
+        check=chunk_size,
+        help="Prompt tokens per step at most, a longer prompt is computed in pieces; -1: whole prompts.",
+        group="schedule",
+    )
+    prefill_step_seconds: float | None = option(
+        None,
+        check=at_least(0),
+        help="Seconds that a prefill step should take at most: the chunk shrinks until it does; 0: never. Default: 2 on the CPU, else 0.",
+        group="schedule",
     )
     max_prefill_tokens: int = option(16384, check=at_least(1), help="Prompt tokens per step, over all requests.", group="schedule")
     schedule_policy: str = option(

@@ -12,8 +12,8 @@ import numpy as np
 
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
-from banyan_runtime.step import I32, RunnerInfo, Step, StepResult, TableShape
-from banyan_runtime.wire import Failed, Sampling, StepOutput, Submit, pack_ids
+from banyan_runtime.step import I32, RunnerInfo, Step, StepResult, TableShape, TokenLogprobs
+from banyan_runtime.wire import Failed, LogprobRequest, Sampling, StepOutput, Submit, pack_ids
 from tests.engine.fake import FakeRunner
 
 PREFILL = re.compile(
@@ -52,10 +52,18 @@ class SilentRunner:
         self.counts[step.mode] += 1
         if step.mode == "prefill":
             self.prefilled += len(step.token_ids)
+        logprobs = None
+        if step.top_logprobs is not None:
+            count, width = int(step.samples[step.top_logprobs >= 0].sum()), int(step.top_logprobs.max())
+            logprobs = TokenLogprobs(
+                np.zeros(count, dtype=np.float32),
+                np.zeros((count, width), dtype=np.int32),
+                np.zeros((count, width), dtype=np.float32),
+            )
         ids: I32 = np.zeros(int(step.samples.sum()), dtype=np.int32)
         if step.mode == "decode" and self.counts["decode"] == self.stop_in:
             ids[-self.stop_rows :] = 1
-        return _Done(StepResult(token_ids=ids, failed=np.zeros(len(step.rows), dtype=np.bool_)))
+        return _Done(StepResult(token_ids=ids, failed=np.zeros(len(step.rows), dtype=np.bool_), logprobs=logprobs))
 
 
 class Replay:
@@ -82,10 +90,12 @@ class Replay:
         else:
             raise AssertionError(f"a line of no known form: {line}")
 
-    def submit(self, prompt: Sequence[int], max_new: int = 128) -> int:
+    def submit(
+        self, prompt: Sequence[int], max_new: int = 128, *, penalty: float = 1.0, logprobs: LogprobRequest | None = None
+    ) -> int:
         self._next_id += 1
-        sampling = Sampling(max_new_tokens=max_new, stop_token_ids=(1,))
-        self.engine.handle(Submit(id=self._next_id, token_ids=pack_ids(list(prompt)), sampling=sampling))
+        sampling = Sampling(max_new_tokens=max_new, stop_token_ids=(1,), repetition_penalty=penalty)
+        self.engine.handle(Submit(id=self._next_id, token_ids=pack_ids(list(prompt)), sampling=sampling, logprobs=logprobs))
         return self._next_id
 
     def turn(self) -> None:

@@ -122,6 +122,7 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         max_queued=rng.choice((3, 20, 60)),
         max_prefill_tokens=rng.choice((8, 32, 16_384)),
         chunk=rng.choice((None, page, 2 * page, 8 * page)),
+        prefill_step_s=rng.choice((0.0, 0.001)),
         policy=rng.choice(("fcfs", "lpm")),
         scheduling_rules=rng.choice(("fair", "fair", "sglang")),
         radix=rng.random() < 0.8,
@@ -231,7 +232,8 @@ class World:
             limits, load = overload(rng, limits)
         self.limits, self.load, self.totals = limits, load, totals
         self.runner = FakeRunner(limits.pool_tokens, limits.page_size, limits.context_len, lazy=rng.random() < 0.5)
-        self.engine = Engine(self.runner, limits, Clock(), self._log)
+        self.clock = Clock()
+        self.engine = Engine(self.runner, limits, self.clock, self._log)
         self.runner.watch = self._launched
         self.order = Order(self.engine, self.limits, max(load.priorities))
         self.live: dict[int, Sent] = {}
@@ -272,6 +274,7 @@ class World:
         assert line.startswith(LINES), line
 
     def _launched(self) -> None:
+        self.clock.now += self.rng.random() * 0.003
         invariants.check_mirror(self.engine, self.runner)
         self.order.check()
 

@@ -350,12 +350,14 @@ def test_a_step_more_than_the_last_is_not_counted_as_output() -> None:
 
 @LOOPS
 @PAGES
-def test_a_decode_step_runs_no_python_per_row_and_none_per_token_of_context(overlap: bool, page: int) -> None:
+@pytest.mark.parametrize("asking", [False, True], ids=["plain", "penalties and log probabilities"])
+def test_a_decode_step_runs_no_python_per_row_and_none_per_token_of_context(overlap: bool, page: int, asking: bool) -> None:
     costs = []
     for rows, prompt in ((16, 32), (256, 32), (16, 2048)):
         replay = Replay(limits(pool_tokens=1 << 17, max_running=256, page_size=page, overlap=overlap, vocab_size=1000))
         for number in range(rows):
-            replay.submit([number] * prompt, max_new=100)
+            wishes = {"penalty": 1.1, "logprobs": LogprobRequest(output_top=5)} if number % 2 and asking else {}
+            replay.submit([number] * prompt, max_new=100, **wishes)  # type: ignore[arg-type]
         for _ in range(20):
             replay.turn()
         costs.append(lines_run(replay.engine.turn))

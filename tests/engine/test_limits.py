@@ -40,6 +40,13 @@ def test_the_chunk_follows_the_device_and_minus_one_means_whole_prompts() -> Non
     assert limits_of("--chunked-prefill-size", "-1").chunk is None
 
 
+def test_the_time_of_a_prefill_step_is_bounded_on_a_cpu_unless_it_is_told_otherwise() -> None:
+    cpu = replace(INFO, device="cpu")
+    assert (limits_of().prefill_step_s, limits_of(info=cpu).prefill_step_s) == (0.0, 2.0)
+    assert limits_of("--prefill-step-seconds", "0.5").prefill_step_s == 0.5
+    assert limits_of("--prefill-step-seconds", "0", info=cpu).prefill_step_s == 0.0
+
+
 def test_the_default_number_of_running_requests_follows_the_pool() -> None:
     assert limits_of().max_running == 2048
     assert limits_of(info=replace(INFO, pool_tokens=400_000)).max_running == 4096

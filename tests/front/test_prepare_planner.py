@@ -141,6 +141,8 @@ def test_logprobs_of_generate_come_by_item(planner: Planner) -> None:
     )
     assert [request.logprobs for request in made.requests] == [wire.LogprobRequest(2, 1, 2), wire.LogprobRequest(2), None]
     assert (made.top_logprobs, made.logprobs_from, made.text_in_logprobs) == ((2, 2, -1), (0, -1, -1), True)
+    behind = native(planner, input_ids=[5, 6, 7], return_logprob=True, logprob_start_len=1)
+    assert (behind.logprobs_from, behind.requests[0].logprobs) == ((1,), wire.LogprobRequest(0, 2, 0))
     assert refused(planner, "generate", text="a", return_logprob=True, logprob_start_len=50).param == "logprob_start_len"
     assert refused(planner, "generate", text="a", return_logprob=[True, False]).param == "return_logprob"
     assert refused(planner, "generate", text="a", return_logprob=True, top_logprobs_num=21).param == "top_logprobs_num"
@@ -224,6 +226,13 @@ def test_stop_tokens_must_leave_something_to_generate(tmp_path: Path, planner: P
     error = refused(small, "completions", prompt=[5], stop_token_ids=list(range(64)), min_tokens=1)
     assert (error.param, error.status) == ("stop_token_ids", 400)
     assert completion(small, prompt=[5], stop_token_ids=list(range(64))).requests
+
+
+@pytest.mark.parametrize("temperature", [10**400, 1e308, 1e6 + 1])
+def test_a_temperature_that_no_computer_can_divide_by_is_refused(planner: Planner, temperature: float) -> None:
+    error = refused(planner, "generate", text="a", sampling_params={"temperature": temperature})
+    assert (error.status, error.param) == (400, "temperature")
+    assert native(planner, text="a", sampling_params={"temperature": 100}).requests
 
 
 def test_min_tokens_beyond_the_default_length_are_refused(planner: Planner) -> None:

@@ -146,6 +146,18 @@ async def test_the_process_that_forks_is_started_again(tiny_chat: Path) -> None:
 
 
 @on_the_loop
+async def test_a_process_that_forks_no_more_is_replaced(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("banyan_runtime.front.prepare.zygote.HELLO_S", 1.0)
+    async with pool_of(tiny_chat) as pool:
+        first = pool._zygote.pid
+        os.kill(first, signal.SIGSTOP)
+        for worker in processes(pool):
+            worker.kill()
+        assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
+        assert pool._zygote.pid != first
+
+
+@on_the_loop
 async def test_nothing_is_left_when_the_pool_is_closed(tiny_chat: Path) -> None:
     async with pool_of(tiny_chat) as pool:
         processes_ = [psutil.Process(pool._zygote.pid), *processes(pool)]

@@ -23,12 +23,12 @@ class Verdict(enum.Enum):
 class Budget:
     """Tokens. `expected` is what running requests are still expected to generate."""
 
-    def __init__(self, limits: EngineLimits, memory: KvMemory, expected: float) -> None:
+    def __init__(self, limits: EngineLimits, memory: KvMemory, expected: float, chunk: int | None) -> None:
         self._memory = memory
         self._promised = expected  # to running and admitted requests, output included
         self._taken = 0  # by the admitted ones in this step
         self._input = limits.max_prefill_tokens
-        self.chunk = limits.chunk
+        self.chunk = chunk
 
     @property
     def total(self) -> float:

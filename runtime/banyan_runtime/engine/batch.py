@@ -23,6 +23,7 @@ class ScheduledBatch:
 
     step: Step
     requests: list[Request]
+    chunk: int | None = None  # prompt tokens that it could have had
 
 
 class StepBuilder:

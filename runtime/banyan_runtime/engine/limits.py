@@ -17,6 +17,7 @@ from banyan_runtime.wire import EngineInfo
 SHORTEST_POOL: Final = 10  # tokens; with fewer a server could not even warm up
 CHUNK_CPU: Final = 2048  # tokens; SGLang's tier for the smallest devices
 CHUNK_CUDA: Final = 8192
+PREFILL_STEP_CPU_S: Final = 2.0  # a stream that pauses for longer looks broken
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class EngineLimits:
     max_queued: int = 10_000
     max_prefill_tokens: int = 16_384
     chunk: int | None = None  # longest piece of a prompt per step, whole pages; None: whole prompts
+    prefill_step_s: float = 0.0  # what a prefill step should take at most, seconds; 0: `chunk` stays as it is
     policy: str = "fcfs"
     scheduling_rules: str = "fair"
     radix: bool = True
@@ -53,7 +55,8 @@ class EngineLimits:
                 f"--max-total-tokens leaves {pool} tokens of KV cache for a context of {info.context_len}: too few for any request"
             )
         rows = config.max_running_requests or min(max(int(pool / info.context_len * 512), 2048), 4096)
-        chunk = config.chunked_prefill_size or (CHUNK_CPU if info.device.startswith("cpu") else CHUNK_CUDA)
+        cpu = info.device.startswith("cpu")
+        chunk = config.chunked_prefill_size or (CHUNK_CPU if cpu else CHUNK_CUDA)
         return EngineLimits(
             context_len=info.context_len,
             pool_tokens=pool,
@@ -62,13 +65,14 @@ class EngineLimits:
             max_queued=config.max_queued_requests,
             max_prefill_tokens=config.max_prefill_tokens,
             chunk=None if chunk < 0 else -(-chunk // page) * page,
+            prefill_step_s=config.prefill_step_seconds if config.prefill_step_seconds is not None else PREFILL_STEP_CPU_S * cpu,
             policy=config.schedule_policy,
             scheduling_rules=config.scheduling_rules,
             radix=not config.disable_radix_cache,
             conservativeness=config.schedule_conservativeness,
             continuous_decodes=config.num_continuous_decode_steps,
             decode_log_interval=config.decode_log_interval,
-            overlap=not config.disable_overlap_schedule and not info.device.startswith("cpu"),
+            overlap=not config.disable_overlap_schedule and not cpu,
             graphs=info.graphs,
             vocab_size=info.vocab_size,
         )

@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
-from banyan_runtime.engine.memory.tables import SLACK, STOP_COLUMNS
+from banyan_runtime.engine.memory.prefixes import ID_BYTES
+from banyan_runtime.engine.memory.tables import SLACK
 from banyan_runtime.engine.policy import POLICIES
 from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
-from banyan_runtime.engine.results import columns, prompt_scores, scored_tokens
+from banyan_runtime.engine.results import Results
 from banyan_runtime.engine.rules import RULES
 from banyan_runtime.engine.scheduler import Scheduler
-from banyan_runtime.step import I32, Handle, Runner, Step, StepResult, TableShape
+from banyan_runtime.step import I32, Handle, Runner, TableShape
 from banyan_runtime.wire import (
     Abort,
     EngineMessage,
@@ -37,12 +36,10 @@ from banyan_runtime.wire import (
     Ping,
     Pong,
     Proceed,
-    PromptLogprobs,
     Shutdown,
     Stats,
     StepOutput,
     Submit,
-    pack_ids,
     unpack_ids,
 )
 
@@ -83,7 +80,7 @@ class Engine:
             self._report,
         )
         self.requests: dict[int, Request] = {}  # by id, all that have not ended
-        self._many_stops: set[int] = set()  # ids of requests with more stop ids than a row has columns
+        self._results = Results(self.memory, self.scheduler.prefill, self._end, self._fail_row)
         self._in_flight: deque[_Launched] = deque()
         self._busy = False  # from the first message about a request until a turn finds nothing to do
         self._depth = 1 if limits.overlap else 0
@@ -169,8 +166,6 @@ class Engine:
         self._arrivals += 1
         self._wake(now)
         self.requests[submit.id] = request
-        if len(request.stop_ids) > STOP_COLUMNS:
-            self._many_stops.add(request.id)
         self.scheduler.prefill.add(request)
 
     def _wake(self, now: float) -> None:
@@ -211,128 +206,15 @@ class Engine:
         self.memory.tables.reuse(launched.retired)
         now = self._clock()
         step = launched.batch.step
+        output = self._results.note(launched.batch, result, now)
+        if output is not None:
+            self._report.generation_tokens += len(output.token_ids) // ID_BYTES
+            self._out.append(output)
         if step.mode == "prefill":
-            self._note_each(launched.batch, result, now)
-            self._report.prefill_done(len(step.token_ids), launched.started, now)
+            seconds = self._report.prefill_done(len(step.token_ids), launched.started, now)
+            self.scheduler.prefill.chunk.learn(len(step.token_ids), seconds, launched.batch.chunk)
         else:
-            one_each = result.accepted is None and len(result.token_ids) == len(step.rows)
-            (self._note_one_each if one_each else self._note_each)(launched.batch, result, now)
             self._report.decode_done(len(step.rows), launched.started, now, used=self.memory.used, queued=len(self.scheduler.queue))
-
-    def _note_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> None:
-        """The results of a prefill step, or of one that drew several tokens for some rows, row by row."""
-        step, tables = batch.step, self.memory.tables
-        counts = step.samples if result.accepted is None else result.accepted
-        starts, drawn = (np.cumsum(step.samples) - step.samples).tolist(), result.token_ids.tolist()
-        kv_lens, failed = step.kv_lens.tolist(), result.failed.tolist()
-        scores = self._prompt_scores(batch, result)
-        ids, told, ended, told_counts = list[int](), list[int](), list[Finish](), list[int]()
-        for index, (request, row, count) in enumerate(zip(batch.requests, step.rows.tolist(), counts.tolist(), strict=True)):
-            if not tables.live[row]:
-                continue  # a request that was released meanwhile
-            if failed[index]:
-                self._fail_row(request)
-            elif count:
-                self.scheduler.prefill.computed(request)
-                if request.first_token_at is None:
-                    request.first_token_at = now
-                first = starts[index]
-                count, code = self._note_tokens(request, drawn[first : first + count])
-                ids.append(request.id)
-                told.extend(range(first, first + count))
-                told_counts.append(count)
-                if code is not None:
-                    self._end(request, code, now, ended)
-                elif step.mode == "prefill":
-                    self.memory.store(request, kv_lens[index])
-            elif not request.max_new and kv_lens[index] == request.prompt_len:
-                self._end(request, FinishCode.LENGTH, now, ended)
-        several = told_counts if len(told) > len(ids) else []
-        self._emit(step, result, ids, np.array(told, dtype=np.int32), ended, several, scores)
-
-    def _note_tokens(self, request: Request, tokens: list[int]) -> tuple[int, FinishCode | None]:
-        """Append tokens to a row up to the one that ends it; returns how many were taken."""
-        tables, row = self.memory.tables, request.row
-        length, code, count = int(tables.length[row]), None, 0
-        while code is None and count < len(tokens):
-            tables.tokens[row, length + count] = tokens[count]
-            code = self._finish_code(request, tokens[count], length + count + 1)
-            count += 1
-        tables.length[row] = length + count
-        return count, code
-
-    def _note_one_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> None:
-        """The results of a step that drew one token for every row."""
-        tables, requests, rows, token_ids = self.memory.tables, batch.requests, batch.step.rows, result.token_ids
-        live = tables.live[rows]
-        failed = result.failed & live
-        if failed.any():
-            for index in np.flatnonzero(failed).tolist():
-                self._fail_row(requests[index])
-            live &= ~failed
-        told: I32 | None = None
-        if not live.all():
-            told = np.flatnonzero(live).astype(np.int32)
-            rows, token_ids = rows[told], token_ids[told]
-            requests = [requests[index] for index in told.tolist()]
-        lengths = tables.length[rows]
-        tables.tokens[rows, lengths] = token_ids
-        lengths += 1
-        tables.length[rows] = lengths
-        ids: list[int] = tables.ids[rows].tolist()
-        ending = (lengths - tables.prompt[rows] >= tables.max_new[rows]) | (tables.stops[rows] == token_ids[:, None]).any(axis=1)
-        if self._many_stops:
-            ending |= np.array([id in self._many_stops for id in ids], dtype=np.bool_)
-        ended: list[Finish] = []
-        for index in np.flatnonzero(ending).tolist():
-            code = self._finish_code(requests[index], int(token_ids[index]), int(lengths[index]))
-            if code is not None:
-                self._end(requests[index], code, now, ended)
-        self._emit(batch.step, result, ids, told, ended)
-
-    def _prompt_scores(self, batch: ScheduledBatch, result: StepResult) -> list[PromptLogprobs]:
-        """What the front is told of prompt tokens, each once, however often a prompt is computed."""
-        told = []
-        for index, start, scores in prompt_scores(batch.step, result):
-            request = batch.requests[index]
-            if self.memory.tables.live[batch.step.rows[index]] and not result.failed[index]:
-                request.unscored = start + len(scores.values)
-                told.append(PromptLogprobs(request.id, start, columns(scores, request.prompt_top)))
-        return told
-
-    def _emit(
-        self,
-        step: Step,
-        result: StepResult,
-        ids: list[int],
-        told: I32 | None,
-        finished: list[Finish],
-        counts: list[int] | None = None,
-        prompt_logprobs: list[PromptLogprobs] | None = None,
-    ) -> None:
-        """Tell the front which of the drawn tokens (`told`; None: all) are whose."""
-        token_ids = result.token_ids if told is None else result.token_ids[told]
-        self._report.generation_tokens += len(token_ids)
-        if not (ids or finished or prompt_logprobs):
-            return
-        scored, logprobs = scored_tokens(step, result, told)
-        self._out.append(
-            StepOutput(
-                ids=ids,
-                token_ids=pack_ids(token_ids),
-                finished=finished,
-                counts=counts or [],
-                scored=scored,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs or [],
-            )
-        )
-
-    def _finish_code(self, request: Request, token: int, length: int) -> FinishCode | None:
-        """Whether the request ends with this token. A stop id as the last allowed token is a stop: the model was done."""
-        if token in request.sampling.stop_token_ids:
-            return FinishCode.STOP
-        return FinishCode.LENGTH if length - request.prompt_len >= request.max_new else None
 
     def _end(self, request: Request, code: FinishCode, now: float, finished: list[Finish]) -> None:
         state = State.ABORTED if code is FinishCode.ABORT else State.FINISHED
@@ -362,7 +244,6 @@ class Engine:
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.id]
-        self._many_stops.discard(request.id)
 
     def _look_around(self) -> None:
         """What a turn owes beside its step: memory is counted, and the front hears how things are."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-import numpy as np
-
 from banyan_runtime.engine.admission import Budget, PrefillChunk, Selection, Verdict
 from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
+from banyan_runtime.engine.chunk import Chunk
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.memory.prefixes import ID_BYTES
@@ -56,6 +55,7 @@ class Prefill:
         self._preempt = preempt
         self.queue = WaitingQueue()
         self.chunked: Request | None = None  # the one whose prompt is computed over several steps
+        self.chunk = Chunk(limits.chunk, limits.page_size, limits.prefill_step_s)
         self.full = False  # admission stopped for tokens or rows, and nobody has left since
         self.batches = 0  # prefill steps so far
         self._last: list[Request] = []  # the last step's requests, if it was a prefill; they run from the next turn on
@@ -120,7 +120,7 @@ class Prefill:
             return None
         memory, running = self._memory, len(self._running)
         room = self._limits.max_running - running
-        chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value))
+        chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value, self.chunk.size))
         if self.chunked is not None and not self._continue_chunk(self.chunked, chosen):
             return None
         for request in self._computing.values():
@@ -284,4 +284,4 @@ class Prefill:
         )
         slots = [self._memory.extend(chunk.request, chunk.start + chunk.count) for chunk in chosen.chunks]
         self._last = requests
-        return ScheduledBatch(self._builder.prefill(requests, [chunk.start for chunk in chosen.chunks], slots), requests)
+        return ScheduledBatch(self._builder.prefill(requests, [chunk.start for chunk in chosen.chunks], slots), requests, self.chunk.size)

@@ -58,9 +58,12 @@ class Report:
     def preemption(self, *, requests: int) -> None:
         self._log(f"Requests of lower priority give way. #preempted_reqs: {requests}")
 
-    def prefill_done(self, tokens: int, started: float, now: float) -> None:
-        self._prefill.add(tokens, now - max(started, self._last_step))
+    def prefill_done(self, tokens: int, started: float, now: float) -> float:
+        """Returns the seconds it took, without those it waited for the step before."""
+        seconds = now - max(started, self._last_step)
+        self._prefill.add(tokens, seconds)
         self._last_step = now
+        return seconds
 
     def decode_done(self, requests: int, started: float, now: float, *, used: int, queued: int) -> None:
         """One decode step is through; every `decode_log_interval` of them there is a line."""

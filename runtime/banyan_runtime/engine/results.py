@@ -1,47 +1,164 @@
-"""Log probabilities on their way from a step's result to the front: which of them still belong to somebody."""
+"""What a step gave: tokens into the rows, ends, and what the front must know of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from banyan_runtime.step import I32, Step, StepResult, TokenLogprobs
-from banyan_runtime.wire import LogprobColumns
+from banyan_runtime.engine.batch import ScheduledBatch
+from banyan_runtime.engine.logprobs import columns, prompt_scores, scored_tokens
+from banyan_runtime.engine.memory.kv import KvMemory
+from banyan_runtime.engine.memory.tables import Tables
+from banyan_runtime.engine.prefill import Prefill
+from banyan_runtime.engine.request import Request
+from banyan_runtime.step import I32, Bool, Step, StepResult
+from banyan_runtime.wire import Finish, FinishCode, PromptLogprobs, StepOutput, pack_ids
 
 
-def scored_tokens(step: Step, result: StepResult, told: I32 | None) -> tuple[bytes, LogprobColumns | None]:
-    """`scored` and `logprobs` of a `wire.StepOutput` with the drawn tokens `told` (indices among all drawn; None: all)."""
-    if step.top_logprobs is None or result.logprobs is None:
-        return b"", None
-    wanted = np.repeat(step.top_logprobs >= 0, step.samples)
-    ranks = np.cumsum(wanted) - 1  # where a drawn token stands in result.logprobs
-    if told is not None:
-        wanted, ranks = wanted[told], ranks[told]
-    scored = np.flatnonzero(wanted).astype(np.int32)
-    if not len(scored):
-        return b"", None
-    given, chosen = result.logprobs, ranks[scored]
-    scores = TokenLogprobs(given.values[chosen], given.top_ids[chosen], given.top_values[chosen])
-    return scored.tobytes(), columns(scores, scores.top_ids.shape[1])
+class Results:
+    """`end` ends a request and adds its Finish to a list; `fail` ends one whose logits are NaN."""
+
+    def __init__(
+        self,
+        memory: KvMemory,
+        prefill: Prefill,
+        end: Callable[[Request, FinishCode, float, list[Finish]], None],
+        fail: Callable[[Request], None],
+    ) -> None:
+        self._memory = memory
+        self._prefill = prefill
+        self._end = end
+        self._fail = fail
+        self._members: _Members | None = None  # of the last decode step whose rows were all live
+
+    def note(self, batch: ScheduledBatch, result: StepResult, now: float) -> StepOutput | None:
+        """None if there is nothing to tell."""
+        one_each = batch.step.mode == "decode" and result.accepted is None and len(result.token_ids) == len(batch.step.rows)
+        return (self._note_one_each if one_each else self._note_each)(batch, result, now)
+
+    def _note_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> StepOutput | None:
+        """The results of a prefill step, or of one that drew several tokens for some rows, row by row."""
+        step, tables = batch.step, self._memory.tables
+        counts = step.samples if result.accepted is None else result.accepted
+        starts, drawn = (np.cumsum(step.samples) - step.samples).tolist(), result.token_ids.tolist()
+        kv_lens, failed = step.kv_lens.tolist(), result.failed.tolist()
+        scores = self._prompt_scores(batch, result)
+        ids, told, ended, told_counts = list[int](), list[int](), list[Finish](), list[int]()
+        for index, (request, row, count) in enumerate(zip(batch.requests, step.rows.tolist(), counts.tolist(), strict=True)):
+            if not tables.live[row]:
+                continue  # a request that was released meanwhile
+            if failed[index]:
+                self._fail(request)
+            elif count:
+                self._prefill.computed(request)
+                if request.first_token_at is None:
+                    request.first_token_at = now
+                first = starts[index]
+                count, code = self._note_tokens(request, drawn[first : first + count])
+                ids.append(request.id)
+                told.extend(range(first, first + count))
+                told_counts.append(count)
+                if code is not None:
+                    self._end(request, code, now, ended)
+                elif step.mode == "prefill":
+                    self._memory.store(request, kv_lens[index])
+            elif not request.max_new and kv_lens[index] == request.prompt_len:
+                self._end(request, FinishCode.LENGTH, now, ended)
+        several = told_counts if len(told) > len(ids) else []
+        return _output(step, result, ids, np.array(told, dtype=np.int32), ended, several, scores)
+
+    def _note_tokens(self, request: Request, tokens: list[int]) -> tuple[int, FinishCode | None]:
+        """Append tokens to a row up to the one that ends it; returns how many were taken."""
+        tables, row = self._memory.tables, request.row
+        length, code, count = int(tables.length[row]), None, 0
+        while code is None and count < len(tokens):
+            tables.tokens[row, length + count] = tokens[count]
+            code = _finish_code(request, tokens[count], length + count + 1)
+            count += 1
+        tables.length[row] = length + count
+        return count, code
+
+    def _note_one_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> StepOutput | None:
+        """The results of a step that drew one token for every row."""
+        tables, requests, rows, token_ids = self._memory.tables, batch.requests, batch.step.rows, result.token_ids
+        live = tables.live[rows]
+        if result.failed.any():
+            for index in np.flatnonzero(result.failed & live).tolist():
+                self._fail(requests[index])
+            live &= ~result.failed
+        told: I32 | None = None
+        if live.all():
+            if self._members is None or self._members.rows is not rows:
+                self._members = _Members(tables, rows)
+            members = self._members
+        else:
+            told = np.flatnonzero(live).astype(np.int32)
+            token_ids = token_ids[told]
+            requests = [requests[index] for index in told.tolist()]
+            members = _Members(tables, rows[told])
+        lengths = tables.length[members.rows]
+        tables.tokens[members.rows, lengths] = token_ids
+        lengths += 1
+        tables.length[members.rows] = lengths
+        ending = (lengths >= members.ends) | (members.stops == token_ids).any(axis=0) | members.many_stops
+        ended: list[Finish] = []
+        for index in np.flatnonzero(ending).tolist():
+            code = _finish_code(requests[index], int(token_ids[index]), int(lengths[index]))
+            if code is not None:
+                self._end(requests[index], code, now, ended)
+        return _output(batch.step, result, members.ids, told, ended)
+
+    def _prompt_scores(self, batch: ScheduledBatch, result: StepResult) -> list[PromptLogprobs]:
+        """What the front is told of prompt tokens, each once, however often a prompt is computed."""
+        told = []
+        for index, start, scores in prompt_scores(batch.step, result):
+            request = batch.requests[index]
+            if self._memory.tables.live[batch.step.rows[index]] and not result.failed[index]:
+                request.unscored = start + len(scores.values)
+                told.append(PromptLogprobs(request.id, start, columns(scores, request.prompt_top)))
+        return told
 
 
-def prompt_scores(step: Step, result: StepResult) -> Iterator[tuple[int, int, TokenLogprobs]]:
-    """(sequence, position of its first scored token, the scores) for each sequence of the step with scored prompt tokens."""
-    asked, given = step.prompt_scores, result.prompt_logprobs
-    if asked is None or given is None:
-        return
-    ends = np.searchsorted(asked.at, np.cumsum(step.query_lens)).tolist()
-    start = 0
-    for sequence, end in enumerate(ends):
-        if end > start:
-            part = slice(start, end)
-            scores = TokenLogprobs(given.values[part], given.top_ids[part], given.top_values[part])
-            yield sequence, int(step.positions[asked.at[start]]) + 1, scores
-        start = end
+class _Members:
+    """What results of decode steps over the same rows are compared with."""
+
+    def __init__(self, tables: Tables, rows: I32) -> None:
+        stops = tables.stops[rows].T
+        self.rows = rows
+        self.ids: list[int] = tables.ids[rows].tolist()
+        self.ends: I32 = tables.prompt[rows] + tables.max_new[rows]  # length at which a row is done
+        self.stops: I32 = np.ascontiguousarray(stops[(stops >= 0).any(axis=1)])  # [as many as there are, rows]
+        self.many_stops: Bool = stops[-1] >= 0  # there may be more of them than columns
 
 
-def columns(scores: TokenLogprobs, width: int) -> LogprobColumns:
-    """With the `width` likeliest tokens beside each."""
-    width = min(width, scores.top_ids.shape[1])
-    return LogprobColumns(scores.values.tobytes(), width, scores.top_ids[:, :width].tobytes(), scores.top_values[:, :width].tobytes())
+def _output(
+    step: Step,
+    result: StepResult,
+    ids: list[int],
+    told: I32 | None,
+    finished: list[Finish],
+    counts: list[int] | None = None,
+    prompt_logprobs: list[PromptLogprobs] | None = None,
+) -> StepOutput | None:
+    """Which of the drawn tokens (`told`; None: all) are whose."""
+    if not (ids or finished or prompt_logprobs):
+        return None
+    token_ids = result.token_ids if told is None else result.token_ids[told]
+    scored, logprobs = scored_tokens(step, result, told)
+    return StepOutput(
+        ids=ids,
+        token_ids=pack_ids(token_ids),
+        finished=finished,
+        counts=counts or [],
+        scored=scored,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs or [],
+    )
+
+
+def _finish_code(request: Request, token: int, length: int) -> FinishCode | None:
+    """Whether the request ends with this token. A stop id as the last allowed token is a stop: the model was done."""
+    if token in request.sampling.stop_token_ids:
+        return FinishCode.STOP
+    return FinishCode.LENGTH if length - request.prompt_len >= request.max_new else None

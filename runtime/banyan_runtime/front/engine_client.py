@@ -38,7 +38,7 @@ class EngineError(Exception):
         self.message = message
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class Tokens(msgspec.Struct, frozen=True, gc=False):
     """What one request got since its listener was last told. `finish` comes with the last of a request, whose `ids` may be empty."""
 
     ids: list[int]

@@ -60,7 +60,7 @@ class Finished:
     reasoning_tokens: int | None  # None where nothing looks for reasoning
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, gc=False):
     """What became certain since the last delta. Text may lag behind its tokens, never the other way round."""
 
     content: str

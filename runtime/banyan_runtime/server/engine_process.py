@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -145,28 +145,25 @@ class Send:
         self._socket.send(wire.encode(message))
 
 
-def loop(socket: zmq.Socket[bytes], engine: Engine, runner: CountedRunner, send: Send, watchdog: Watchdog) -> None:
-    """Receive, take a turn, tell the front; until Shutdown. With nothing to do it sleeps in the socket."""
-    while True:
-        if not engine.has_work:
-            watchdog.rest()
-            socket.poll()
+class Receive:
+    """What the engine's loop takes messages from, once a turn; so here the watchdog learns that the loop turns."""
+
+    def __init__(self, socket: zmq.Socket[bytes], runner: CountedRunner, watchdog: Watchdog) -> None:
+        self._socket = socket
+        self._runner = runner
+        self._watchdog = watchdog
+
+    def __call__(self, wait: bool) -> Iterator[wire.FrontMessage]:
+        if wait:
+            self._watchdog.rest()
+            self._socket.poll()
+        self._watchdog.progress(self._runner.steps, time.monotonic())
         while True:
             try:
-                raw = socket.recv(zmq.NOBLOCK)
+                raw = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                break
-            message = wire.decode_front(raw)
-            match message:
-                case wire.Ping():
-                    send(wire.Pong(message.seq))
-                case wire.Shutdown():
-                    return
-                case _:
-                    engine.handle(message)
-        for answer in engine.turn():
-            send(answer)
-        watchdog.progress(runner.steps, time.monotonic())
+                return
+            yield wire.decode_front(raw)
 
 
 def main() -> NoReturn:
@@ -190,7 +187,7 @@ def main() -> NoReturn:
         writer.flush()  # the front writes its lines behind ours
         send(wire.Ready(info))
         send(engine.stats(time.monotonic()))
-        loop(socket, engine, runner, send, watchdog)
+        engine.run(Receive(socket, runner, watchdog), send)
         code = 0
     except UserError as error:
         send(wire.Fatal(str(error), error.exit_code))

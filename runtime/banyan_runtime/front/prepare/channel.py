@@ -27,6 +27,16 @@ class Channel:
         self._buffer = b""
         self.pid = 0  # of the worker, once it has said hello
 
+    @property
+    def gone(self) -> bool:
+        """Whether the worker has ended. Only to be asked between requests."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     async def send(self, head: bytes, body: bytes | bytearray) -> None:
         """Raises ChannelError."""
         loop = asyncio.get_running_loop()

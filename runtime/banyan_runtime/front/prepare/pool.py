@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from banyan_runtime.front.errors import ApiError, internal
+from banyan_runtime.front.errors import ApiError, internal, unavailable
 from banyan_runtime.front.plan import Endpoint, Plan, Preparer, RefusalPlan
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
 from banyan_runtime.front.prepare.frames import PLAN, RENDERING, TOKENIZING, request_head, unpack, unpack_head
@@ -24,6 +24,7 @@ LARGE_BYTES: Final = 65_536  # of a body; one worker is kept free of such reques
 MAX_WAITING: Final = 2048
 MAX_WAITING_BYTES: Final = 256 << 20
 RENDER_S: Final = 10.0  # a template that does not end by itself after its 2 s of computing time
+FORK_AGAIN_S: Final = (0.0, 0.05, 0.5)
 TRIES: Final = 2  # workers that one request may take down with it
 HUGE_BYTES: Final = 1 << 20  # a body that may well have been too much for its worker's memory
 
@@ -142,15 +143,27 @@ class PreparerPool(Preparer):
             slot.empty()
         self._zygote.close()
 
+    async def _worker(self, slot: _Slot) -> Channel:
+        """The worker in this place; a fresh one where it has gone while nobody looked. Raises ApiError when none can be had."""
+        if slot.channel is not None and slot.channel.gone:
+            slot.empty()
+        for pause in FORK_AGAIN_S:
+            if slot.channel is not None:
+                return slot.channel
+            await asyncio.sleep(pause)
+            with contextlib.suppress(ChannelError):
+                slot.channel = await self._zygote.fork()
+        if slot.channel is None:
+            raise unavailable("The server cannot start the process that prepares requests.")
+        return slot.channel
+
     async def _planned(self, slot: _Slot, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
         """Planning is pure: what one worker could not finish because it was ended, another can do again. Raises ApiError."""
         exchange = _Exchange(endpoint)
         for _ in range(TRIES):
             whole = False
             try:
-                if slot.channel is None:
-                    slot.channel = await self._zygote.fork()
-                plan, last = await exchange.run(slot.channel, body, request_id)
+                plan, last = await exchange.run(await self._worker(slot), body, request_id)
                 whole = not last
             except ChannelError:
                 continue

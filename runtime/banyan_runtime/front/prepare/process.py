@@ -84,7 +84,12 @@ def main() -> int:
         elif kind == FORK:
             assert planner is not None, "a worker was asked for before the engine was ready"
             assert connection is not None
-            if os.fork() == 0:
+            try:
+                child = os.fork()
+            except OSError as error:  # no memory or no process left: the front is told by the end of its socket
+                print(f"a worker could not be started: {error}", file=sys.stderr, flush=True)
+                child = -1
+            if child == 0:
                 control.close()
                 nothing = os.open(os.devnull, os.O_RDWR)
                 for descriptor in (0, 1, 2):  # what libraries write when they run out of memory is no line of our log

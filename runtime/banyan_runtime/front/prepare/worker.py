@@ -86,7 +86,7 @@ class Worker:
 
 def serve(connection: socket.socket, planner: Planner, template: ChatTemplate | None) -> NoReturn:
     """The life of a freshly forked worker."""
-    gc.freeze()  # what came with the fork stays as it is: looking through it would copy its pages
+    gc.disable()  # planning leaves no cycles, and looking for them takes most of the time of a large body
     with contextlib.suppress(EOFError, ConnectionError):  # the front has gone, or does not want this worker any more
         Worker(connection, planner, template).run()
     os._exit(0)

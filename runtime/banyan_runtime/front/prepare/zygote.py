@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import Process
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,7 @@ from banyan_runtime.front.prepare.process import BOOT, FAILED, FORK, HEAD, INFO,
 log = logging.getLogger("banyan")
 
 AGAIN_AFTER_S: Final = (0.0, 0.5, 2.0, 5.0, 15.0)  # between one end and the next start
+STEADY_S: Final = 60.0  # after which an end is the first one again
 HELLO_S: Final = 10.0  # a fork takes milliseconds
 
 
@@ -68,26 +70,36 @@ class Zygote:
     async def fork(self) -> Channel:
         """A fresh worker. Waits while there is no process to fork it. Raises ChannelError when that one goes away now,
         ApiError after `close`."""
-        await self._usable.wait()
-        if self._closed:
-            raise unavailable("The server is shutting down.")
-        assert self._control is not None
-        ours, theirs = socket.socketpair()
-        channel = Channel(ours)
-        try:
+        while True:
+            await self._usable.wait()
+            if self._closed:
+                raise unavailable("The server is shutting down.")
+            assert self._control is not None
+            ours, theirs = socket.socketpair()
+            channel = Channel(ours)
             with theirs:
-                socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])
+                try:
+                    socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])
+                except OSError:  # it has ended, and the watcher does not know yet
+                    channel.close()
+                    self._usable.clear()
+                    continue
+            return await self._greeted(channel)
+
+    async def _greeted(self, channel: Channel) -> Channel:
+        """Wait until the worker says that it is there. Raises ChannelError."""
+        try:
             async with asyncio.timeout(HELLO_S):
                 kind, content = await channel.frame()
-            assert kind == HELLO, kind
-            channel.pid = msgspec.msgpack.decode(content, type=int)
-        except BaseException as error:
+        except TimeoutError:
             channel.close()
-            if isinstance(error, TimeoutError):
-                self._drop()  # it hangs; the watcher starts another
-            if isinstance(error, OSError):  # a time-out is one too
-                raise ChannelError from error
+            self._drop()  # it hangs; the watcher starts another
+            raise ChannelError from None
+        except BaseException:
+            channel.close()
             raise
+        assert kind == HELLO, kind
+        channel.pid = msgspec.msgpack.decode(content, type=int)
         return channel
 
     def close(self) -> None:
@@ -133,8 +145,11 @@ class Zygote:
         failures = 0
         while True:
             assert self._process is not None
+            started = time.monotonic()
             code = await self._process.wait()
             self._drop()
+            if time.monotonic() - started > STEADY_S:
+                failures = 0
             log.error("the process that tokenizes ended with exit code %d; starting another", code)
             while True:
                 await asyncio.sleep(AGAIN_AFTER_S[min(failures, len(AGAIN_AFTER_S) - 1)])
