@@ -320,15 +320,15 @@ def test_an_engine_that_stays_stopped_is_ended_and_the_server_with_it(start_serv
 
 
 def test_a_step_that_takes_long_is_not_taken_for_a_hang(start_server: StartServer, tmp_path: Path) -> None:
-    # 48 layers in one step of 4,000 tokens: seconds on any CPU, of which none without the end of a layer
+    # 32 layers in one step of 1,500 tokens: seconds on any CPU, of which none without the end of a layer
     config = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 512, "hidden_size": 512, "intermediate_size": 2048,
-        "num_hidden_layers": 48, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 8192,
+        "num_hidden_layers": 32, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 8192,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     flags = ["--load-format", "dummy", "--skip-tokenizer-init", "--prefill-step-seconds", "0", "--chunked-prefill-size", "-1"]
-    server = start_server(*flags, "--watchdog-timeout", "1.5", model=tmp_path, environment={"BANYAN_TEST_HANG_SECONDS": "1.5"}).ready()
-    body = {"input_ids": [5] * 4000, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    server = start_server(*flags, "--watchdog-timeout", "1", model=tmp_path, environment={"BANYAN_TEST_HANG_SECONDS": "1"}).ready()
+    body = {"input_ids": [5] * 1500, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answer = pool.submit(httpx.post, server.url + "/generate", json=body, timeout=120)
         while not answer.done():
