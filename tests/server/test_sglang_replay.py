@@ -48,7 +48,7 @@ class Server:
 
     def prefills(self) -> list[tuple[int, int]]:
         """(new, cached) tokens of each prefill line so far."""
-        pairs = re.findall(r"Prefill group\. #new-seq: \d+, #new-token: (\d+), #cached-token: (\d+)", self.log.read_text())
+        pairs = re.findall(r"Prefill batch\. #new-seq: \d+, #new-token: (\d+), #cached-token: (\d+)", self.log.read_text())
         return [(int(new), int(cached)) for new, cached in pairs]
 
 
@@ -185,7 +185,7 @@ def test_the_log_reads_in_the_seeds_order(seeds_server: Server) -> None:
         r"INFO:     Waiting for application startup\.",
         r"INFO:     Application startup complete\.",
         r"INFO:     Uvicorn running on http://127\.0\.0\.1:\d+ \(Press CTRL\+C to quit\)",
-        r"Prefill group\. #new-seq: 1, #new-token: 6, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
+        r"Prefill batch\. #new-seq: 1, #new-token: 6, #cached-token: 0, token usage: 0\.00, #running-req: 0, #queue-req: 0",
         r"The server is fired up and ready to roll!",
     ]
     position = 0
