@@ -7,7 +7,7 @@ CLUSTER ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster lint format crds install install-dev images clean bench
+.PHONY: help demo test test-cluster lint format crds install install-dev images clean bench simulate
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ format: install-dev ## put the code into shape
 
 crds: install ## write crds/ and the chart's copy from the models in operator/banyan_operator/api
 	$(BIN)/banyan-operator crds --output-dir crds && $(BIN)/banyan-operator crds --output-dir charts/banyan/files/crds
+
+simulate: install-dev ## a million random steps of the engine (make test runs a tenth of them)
+	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/engine/test_simulation.py $(PYTEST_ARGS)
 
 bench: install-dev ## tokens per second beside transformers, into benchmarks/results
 	$(BIN)/python benchmarks/throughput.py

@@ -1,4 +1,4 @@
-"""Drives an engine by a script of arrivals and collects its log lines in a short form, to compare them with the recipes.
+"""Drives an engine by a script of arrivals and collects its log lines in a short form, to compare them with logged schedules.
 
 P new/tokens/cached/usage/running/queue · D running/#token · R retracted old → new
 """
@@ -90,9 +90,7 @@ class Replay:
         else:
             raise AssertionError(f"a line of no known form: {line}")
 
-    def submit(
-        self, prompt: Sequence[int], max_new: int = 128, *, penalty: float = 1.0, logprobs: LogprobRequest | None = None
-    ) -> int:
+    def submit(self, prompt: Sequence[int], max_new: int = 128, *, penalty: float = 1.0, logprobs: LogprobRequest | None = None) -> int:
         self._next_id += 1
         sampling = Sampling(max_new_tokens=max_new, stop_token_ids=(1,), repetition_penalty=penalty)
         self.engine.handle(Submit(id=self._next_id, token_ids=pack_ids(list(prompt)), sampling=sampling, logprobs=logprobs))

@@ -1,4 +1,4 @@
-"""What went wrong in other engines, and must not here (reference engine.md section 10)."""
+"""What went wrong in other engines, and must not here."""
 
 from __future__ import annotations
 

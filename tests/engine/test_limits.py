@@ -20,7 +20,7 @@ def limits_of(*arguments: str, info: RunnerInfo = INFO) -> EngineLimits:
     return EngineLimits.of(parse(["--model-path", "m", *arguments]), info)
 
 
-def test_the_start_up_line_is_the_seeds() -> None:
+def test_the_start_up_line_is_sglangs() -> None:
     limits = limits_of("--max-running-requests", "200", "--chunked-prefill-size", "8192")
     assert startup_line(limits, INFO) == (
         "max_total_num_tokens=20480, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=200, "

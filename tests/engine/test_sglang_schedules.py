@@ -1,4 +1,4 @@
-"""The schedules of SGLang 0.4.7 that the seeds show, replayed line by line (reference engine.md 3.7 and 3.8)."""
+"""Schedules that SGLang 0.4.7 logged, replayed line by line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.replay import Replay
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
 
 
-def seed_limits(**changes: object) -> EngineLimits:
+def sglang_limits(**changes: object) -> EngineLimits:
     values: dict[str, object] = {
         "context_len": 32_768, "pool_tokens": 20_480, "max_running": 200, "max_prefill_tokens": 16_384, "chunk": 8192,
         "policy": "fcfs", "scheduling_rules": "sglang",
@@ -30,7 +30,7 @@ def own(number: int, count: int) -> list[int]:
 
 @LOOPS
 def test_a_tokens_of_decode_lines_count_what_is_computed(overlap: bool) -> None:
-    replay = Replay(seed_limits(overlap=overlap))
+    replay = Replay(sglang_limits(overlap=overlap))
     for number, (prompt, max_new) in enumerate([(6, 8), (37, 39), (54, 128), (34, 38)]):
         replay.submit(own(number, prompt), max_new)
         replay.drain()
@@ -51,7 +51,7 @@ def replay_b(limits: EngineLimits) -> Replay:
 
 
 def test_b_admission_and_retraction_in_the_normal_loop() -> None:
-    replay = replay_b(seed_limits())
+    replay = replay_b(sglang_limits())
     assert replay.lines[:11] == [
         "P 32/1120/0/0.00/0/0",
         "P 105/3150/525/0.05/32/863",
@@ -72,7 +72,7 @@ def test_b_admission_and_retraction_in_the_normal_loop() -> None:
 
 
 def test_b_admission_and_retraction_with_overlap() -> None:
-    replay = replay_b(seed_limits(overlap=True))
+    replay = replay_b(sglang_limits(overlap=True))
     assert replay.lines[:11] == [
         "P 32/1120/0/0.00/0/0",
         "P 101/3535/0/0.05/32/867",
@@ -106,14 +106,14 @@ def test_b_with_victims_at_the_front_and_charged_in_full(monkeypatch: pytest.Mon
             return min(request.max_new, CLIP_MAX_NEW)
 
     monkeypatch.setitem(rules.RULES, "fair", Charging)
-    replay = replay_b(seed_limits(scheduling_rules="fair"))
+    replay = replay_b(sglang_limits(scheduling_rules="fair"))
     assert replay.lines[4:7] == ["R 16 0.5806 → 1.0000", "D 121/18155", "P 5/750/25/0.89/121/874"]
     check_end(replay)
 
 
 @LOOPS
 def test_b_with_victims_at_the_front_delays_none_of_them_long(overlap: bool) -> None:
-    replay = replay_b(seed_limits(scheduling_rules="fair", overlap=overlap))
+    replay = replay_b(sglang_limits(scheduling_rules="fair", overlap=overlap))
     check_end(replay)
     order = [id for id, _ in sorted(replay.done.items(), key=lambda item: item[1][0])]
     victims = [id for id, (_, retractions) in replay.done.items() if retractions]
@@ -123,7 +123,7 @@ def test_b_with_victims_at_the_front_delays_none_of_them_long(overlap: bool) -> 
 
 
 def test_c_without_retraction_the_ratio_starts_anew_with_each_wave() -> None:
-    replay = Replay(seed_limits())
+    replay = Replay(sglang_limits())
     for number in range(1000):
         replay.submit([1, 2, 3, 4, 5, *own(number, 30)])
     ratios = []
@@ -141,7 +141,7 @@ def test_c_without_retraction_the_ratio_starts_anew_with_each_wave() -> None:
 
 
 def test_c_with_overlap_is_never_idle_between_waves() -> None:
-    replay = Replay(seed_limits(overlap=True))
+    replay = Replay(sglang_limits(overlap=True))
     for number in range(1000):
         replay.submit([1, 2, 3, 4, 5, *own(number, 30)])
     while replay.runner.counts["prefill"] < 2:
@@ -157,7 +157,7 @@ def test_c_with_overlap_is_never_idle_between_waves() -> None:
 
 @LOOPS
 def test_d_a_chunk_ends_inside_a_prompt_and_goes_on_in_the_next_step(overlap: bool) -> None:
-    replay = Replay(seed_limits(pool_tokens=200_000, max_running=1000, overlap=overlap))
+    replay = Replay(sglang_limits(pool_tokens=200_000, max_running=1000, overlap=overlap))
     common = list(range(100, 125))
     replay.submit([*common, 7], 1)
     replay.drain()
@@ -173,7 +173,7 @@ def test_d_a_chunk_ends_inside_a_prompt_and_goes_on_in_the_next_step(overlap: bo
 
 
 def test_e_a_hundred_requests_grow_by_a_hundred_tokens_a_step() -> None:
-    replay = Replay(seed_limits(pool_tokens=200_000))
+    replay = Replay(sglang_limits(pool_tokens=200_000))
     common = list(range(100, 125))
     replay.submit([*common, *own(5000, 30)], 20)
     replay.drain()
@@ -199,8 +199,8 @@ def warmed_up(limits: EngineLimits) -> Replay:
     return replay
 
 
-def test_seeds_of_june_their_first_two_prefill_lines() -> None:
-    replay = warmed_up(seed_limits(overlap=True))
+def test_the_log_of_june_its_first_two_prefill_lines() -> None:
+    replay = warmed_up(sglang_limits(overlap=True))
     for number in range(32):
         replay.submit(tutorial_prompt(number))
     replay.turn()
@@ -210,8 +210,8 @@ def test_seeds_of_june_their_first_two_prefill_lines() -> None:
     assert replay.take() == ["P 32/380/698/0.03/0/0", "P 105/3150/457/0.05/32/4863"]
 
 
-def test_seed_of_may_its_first_two_prefill_lines() -> None:
-    replay = warmed_up(seed_limits(overlap=True))
+def test_the_log_of_may_its_first_two_prefill_lines() -> None:
+    replay = warmed_up(sglang_limits(overlap=True))
     for number in range(8):
         replay.submit(tutorial_prompt(number))
     replay.turn()
@@ -230,12 +230,12 @@ def test_seed_of_may_its_first_two_prefill_lines() -> None:
     ],
     ids=["S0", "S2", "S1"],
 )
-def test_seeds_third_prefill_line_when_some_stop_early(
+def test_the_logs_third_prefill_line_when_some_stop_early(
     first: int, total: int, stops: int, seen: tuple[str, str, str], decodes: list[int]
 ) -> None:
     matching: dict[int, str] = {}  # usage by the number of decodes before the line
     for stop_in in range(7, 16):
-        replay = warmed_up(seed_limits(overlap=True))
+        replay = warmed_up(sglang_limits(overlap=True))
         for number in range(first):
             replay.submit(tutorial_prompt(number))
         replay.turn()
@@ -249,7 +249,7 @@ def test_seeds_third_prefill_line_when_some_stop_early(
         new, _, _, usage, running, _ = third.removeprefix("P ").split("/")
         if (new, running) == (seen[0], seen[2]):
             matching[replay.runner.counts["decode"] - before] = usage
-    assert set(decodes) <= set(matching), "the count holds wherever the seed's usage is possible"
+    assert set(decodes) <= set(matching), "the count holds wherever the logged usage is possible"
     assert seen[1] in [matching[decode] for decode in decodes]
 
 
@@ -270,7 +270,9 @@ def decayed(steps: int, start: float = 0.7) -> float:
     ],
     ids=["S0", "S1", "S2"],
 )
-def test_seeds_ratio_lines_follow_from_the_decays_and_the_survivors(decays: int, old: str, outputs: int, survivors: int, new: str) -> None:
+def test_the_logs_ratio_lines_follow_from_the_decays_and_the_survivors(
+    decays: int, old: str, outputs: int, survivors: int, new: str
+) -> None:
     ratio = NewTokenRatio(1.0)
     for _ in range(decays):
         ratio.decay()
@@ -279,7 +281,7 @@ def test_seeds_ratio_lines_follow_from_the_decays_and_the_survivors(decays: int,
     assert f"{ratio.value:.4f}" == new
 
 
-def test_seeds_later_ratio_lines_decay_from_where_the_last_retraction_left_it() -> None:
+def test_the_logs_later_ratio_lines_decay_from_where_the_last_retraction_left_it() -> None:
     after_first = (13_714 + 20 * 135) / (128 * 135)
     assert f"{decayed(19, after_first):.4f}" == "0.9308"
     assert f"{decayed(254, 1.0):.4f}" == "0.7452"

@@ -1,4 +1,4 @@
-"""A million scheduler steps under random load, in as many shards as keep several workers busy."""
+"""Scheduler steps under random load, in as many shards as keep several workers busy: a million with `make simulate`, else a tenth."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import pytest
 from tests.engine.simulate import WORLD_STEPS, Totals, World, simulate
 
 SHARDS = 16
-STEPS = 62_500
-assert SHARDS * STEPS == 1_000_000
+STEPS = int(os.environ.get("BANYAN_SIM_STEPS", "100_000")) // SHARDS
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_a_million_random_steps_lose_no_slot_no_request_and_no_token(shard: int) -> None:
+def test_random_steps_lose_no_slot_no_request_and_no_token(shard: int) -> None:
     totals = simulate(seed=1000 + shard, steps=STEPS)
     assert totals.steps >= STEPS
-    # the run meant something: every way out of the engine was taken, memory was shared and was short
-    assert totals.finished > 1000
-    assert min(totals.aborted, totals.failed, totals.retractions, totals.cached, totals.evicted) > 0
+    assert totals.finished > 100
+
+
+def test_a_run_takes_every_way_through_the_engine() -> None:
+    totals = simulate(seed=1, steps=40_000)
+    assert min(vars(totals).values()) > 0
 
 
 if "BANYAN_SIM_SEED" in os.environ:

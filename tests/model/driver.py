@@ -21,11 +21,13 @@ from banyan_runtime.step import (
     Step,
     StepResult,
     TableShape,
+    TokenBiases,
     TokenLogprobs,
+    TokenMask,
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     prompt: list[int]
     new_tokens: int
@@ -40,11 +42,15 @@ class Request:
     repetition_penalty: float = 1.0
     seed: int = 0
     banned: tuple[int, ...] = ()
+    bias: dict[int, float] = field(default_factory=dict)
+    allowed: tuple[int, ...] = ()  # a mask; empty: none
     top_logprobs: int = -1
     score_prompt: bool = False  # all positions from 1 on
     output: list[int] = field(default_factory=list)
     computed: int = 0  # tokens in the cache
     told: bool = False  # the runner knows what penalties count
+    scored: int = 0  # prompt positions before this have been scored
+    failed: bool = False
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each drawn token
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each chunk
 
@@ -59,6 +65,15 @@ class Request:
     @property
     def penalized(self) -> bool:
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What a launched step will tell about one of its sequences."""
+
+    request: Request
+    drawn: int | None  # which of the request's output tokens
+    scored: int  # positions of the prompt
 
 
 class Driver:
@@ -97,10 +112,10 @@ class Driver:
         for request, count in work:
             self.hold(request, request.computed + count)
         starts = [request.computed for request, _ in work]
+        requests = [request for request, _ in work]
         ends = [request.computed + count for request, count in work]
         samples = np.array([end == len(request.tokens) for (request, _), end in zip(work, ends, strict=True)], np.int32)
-        requests = [request for request, _ in work]
-        step = Step(
+        return Step(
             mode="decode" if all(count == 1 for _, count in work) else "prefill",
             token_ids=np.concatenate([np.array(r.tokens[s:e], np.int32) for (r, _), s, e in zip(work, starts, ends, strict=True)]),
             positions=np.concatenate([np.arange(s, e, dtype=np.int32) for s, e in zip(starts, ends, strict=True)]),
@@ -115,9 +130,10 @@ class Driver:
             banned=ragged([r.banned for r in requests]) if any(r.banned for r in requests) else None,
             top_logprobs=np.array([r.top_logprobs for r in requests], np.int32) if any(r.top_logprobs >= 0 for r in requests) else None,
             prompt_scores=_prompt_scores(work),
+            bias=_biases(requests) if any(r.bias for r in requests) else None,
+            mask=_masks(requests, self.runner.info.vocab_size) if any(r.allowed for r in requests) else None,
             page_size=self.page_size,
         )
-        return step
 
     def _updates(self) -> RowUpdates | None:
         updates, self.updates = self.updates, []
@@ -128,26 +144,41 @@ class Driver:
 
     def step(self, work: list[tuple[Request, int]]) -> None:
         step = self.build(work)
-        self.settle(work, step, self.runner.launch(step).result())
+        handle, pending = self.runner.launch(step), self.advance(work, step)
+        self.settle(pending, handle.result())
 
-    def settle(self, work: list[tuple[Request, int]], step: Step, result: StepResult) -> None:
-        """Note what a step gave."""
-        tokens = iter(result.token_ids.tolist())
-        scored = prompts = 0
-        for index, (request, count) in enumerate(work):
-            if request.score_prompt and (here := len(_scored(request, count))):
-                assert result.prompt_logprobs is not None
-                request.prompt_logprobs.append(cut(result.prompt_logprobs, prompts, prompts + here))
-                prompts += here
+    def advance(self, work: list[tuple[Request, int]], step: Step) -> list[Pending]:
+        """Note what a launched step computes; the tokens that it samples are -1 until it is settled."""
+        pending = []
+        for (request, count), samples in zip(work, step.samples.tolist(), strict=True):
+            pending.append(Pending(request, len(request.output) if samples else None, len(_scored(request, count))))
+            request.scored = max(request.scored, request.computed + count) if request.score_prompt else 0
             request.computed += count
-            if step.samples[index]:
+            request.output += [-1] * samples
+        return pending
+
+    def settle(self, pending: list[Pending], result: StepResult) -> None:
+        """Note what a step gave."""
+        tokens, drawn, prompts = result.token_ids.tolist(), 0, 0
+        assert len(tokens) == sum(one.drawn is not None for one in pending)
+        position = 0
+        for index, one in enumerate(pending):
+            request = one.request
+            if one.scored:
+                assert result.prompt_logprobs is not None
+                request.prompt_logprobs.append(cut(result.prompt_logprobs, prompts, prompts + one.scored))
+                prompts += one.scored
+            if one.drawn is None:
                 assert not result.failed[index]
-                request.output.append(next(tokens))
-                if request.top_logprobs >= 0:
-                    assert result.logprobs is not None
-                    request.logprobs.append(cut(result.logprobs, scored, scored + 1))
-                    scored += 1
-        assert next(tokens, None) is None
+                continue
+            request.output[one.drawn] = tokens[position]
+            request.failed |= bool(result.failed[index])
+            position += 1
+            if request.top_logprobs >= 0:
+                assert result.logprobs is not None
+                request.logprobs.append(cut(result.logprobs, drawn, drawn + 1))
+                drawn += 1
+        assert result.logprobs is None or len(result.logprobs.values) == drawn
 
     def run(self, requests: list[Request], chunk: int = 1 << 30) -> None:
         """Until all are done: prompts first, at most `chunk` tokens of one prompt a turn; then one decode of all others."""
@@ -160,6 +191,7 @@ class Driver:
                 self.step(prompts)
             if decodes:
                 self.step(decodes)
+            assert not any(request.failed for request in here)
             turn += 1
 
 
@@ -184,6 +216,21 @@ def ragged(lists: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
     return Ragged(np.array([value for values in lists for value in values], np.int32), offsets)
 
 
+def _biases(requests: list[Request]) -> TokenBiases:
+    values = [value for request in requests for value in request.bias.values()]
+    return TokenBiases(ragged([list(request.bias) for request in requests]), np.array(values, np.float32))
+
+
+def _masks(requests: list[Request], vocab_size: int) -> TokenMask:
+    masked = [request for request in requests if request.allowed]
+    words = np.zeros((len(masked), -(-vocab_size // 32)), np.uint32)
+    for row, request in zip(words, masked, strict=True):
+        for token in request.allowed:
+            row[token // 32] |= np.uint32(1 << token % 32)
+    where = np.cumsum([bool(request.allowed) for request in requests]) - 1
+    return TokenMask(words, np.where([bool(request.allowed) for request in requests], where, -1).astype(np.int32))
+
+
 def cut(scores: TokenLogprobs, start: int, end: int) -> TokenLogprobs:
     return TokenLogprobs(scores.values[start:end], scores.top_ids[start:end], scores.top_values[start:end])
 
@@ -200,8 +247,9 @@ def _histories(sampled: list[Request]) -> Histories | None:
 
 
 def _scored(request: Request, count: int) -> range:
-    """Positions of a step whose next token is one of the prompt's."""
-    return range(request.computed, min(request.computed + count, len(request.prompt) - 1)) if request.score_prompt else range(0)
+    """Positions of a step whose next token is one of the prompt's, and that were not scored before."""
+    end = min(request.computed + count, len(request.prompt) - 1) if request.score_prompt else 0
+    return range(max(request.computed, request.scored), end)
 
 
 def _prompt_scores(work: list[tuple[Request, int]]) -> PromptScores | None:

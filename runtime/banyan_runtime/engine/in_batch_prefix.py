@@ -8,22 +8,22 @@ from banyan_runtime.engine.memory.prefixes import common_tokens
 
 
 class InBatchPrefixes:
-    """A set of texts that can be asked for the longest prefix it shares with another one.
+    """A set of keys (token ids as bytes) that can be asked for the longest prefix it shares with another one.
 
-    The texts are kept sorted as bytes: of all texts the one with the longest common prefix is then a direct neighbour.
+    The keys are kept sorted: of all keys the one with the longest common prefix is then a direct neighbour.
     """
 
     def __init__(self) -> None:
-        self._texts: dict[str, list[bytes]] = {}  # by salt
+        self._keys: dict[str, list[bytes]] = {}  # by salt
 
     def add(self, key: bytes, salt: str) -> None:
-        texts = self._texts.setdefault(salt, [])
-        texts.insert(bisect_left(texts, key), key)
+        keys = self._keys.setdefault(salt, [])
+        keys.insert(bisect_left(keys, key), key)
 
     def longest(self, key: bytes, salt: str) -> int:
-        """Tokens that `key` shares with the text of the set that is most like it."""
-        texts = self._texts.get(salt)
-        if not texts:
+        """Tokens that `key` shares with the key of the set that is most like it."""
+        keys = self._keys.get(salt)
+        if not keys:
             return 0
-        place = bisect_left(texts, key)
-        return max(common_tokens(text, 0, key) for text in texts[max(place - 1, 0) : place + 1])
+        place = bisect_left(keys, key)
+        return max(common_tokens(other, 0, key) for other in keys[max(place - 1, 0) : place + 1])

@@ -14,7 +14,7 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.step import RunnerInfo
 from banyan_runtime.wire import EngineInfo
 
-SHORTEST_POOL: Final = 10  # tokens; with fewer a server could not even warm up
+SHORTEST_POOL: Final = 16  # tokens; with fewer a server could not even warm up
 CHUNK_CPU: Final = 2048  # tokens; SGLang's tier for the smallest devices
 CHUNK_CUDA: Final = 8192
 PREFILL_STEP_CPU_S: Final = 2.0  # a stream that pauses for longer looks broken

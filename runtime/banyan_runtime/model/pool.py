@@ -38,9 +38,14 @@ class KvPool:
         return self._k.nbytes + self._v.nbytes
 
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """k and v [T, kv_heads, head_dim] into slots [T]."""
-        self._k_slots[layer].index_copy_(1, slots, k.transpose(0, 1))
-        self._v_slots[layer].index_copy_(1, slots, v.transpose(0, 1))
+        """k and v [T, kv_heads, head_dim] into slots [T].
+
+        Values are made finite: a query's weight of a key that it must not see is 0, but 0 times NaN would be NaN, for tokens
+        before a broken one and for the next owner of its page. The key is marked instead (v - v is NaN unless v is finite),
+        so that whoever does see it still fails.
+        """
+        self._k_slots[layer].index_copy_(1, slots, (k + (v - v)).transpose(0, 1))
+        self._v_slots[layer].index_copy_(1, slots, torch.nan_to_num(v).transpose(0, 1))
 
     def keys(self, layer: int, pages: Tensor) -> Tensor:
         """The keys of pages [n]: [kv_heads, n, page_size * head_dim]."""
@@ -49,12 +54,6 @@ class KvPool:
     def values(self, layer: int, pages: Tensor) -> Tensor:
         """The values of pages [n]: [kv_heads, n, page_size * head_dim]."""
         return self._v_pages[layer].index_select(1, pages)
-
-    def scrub(self, slots: Tensor) -> None:
-        """Make the slots of a failed request finite again. Masked keys weigh 0, but 0 times NaN would be NaN, and the next
-        owner of a page is computed together with what the last one left in its tail."""
-        for cells in (self._k, self._v):
-            cells[:, :, slots] = torch.nan_to_num(cells[:, :, slots])
 
 
 def cell_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

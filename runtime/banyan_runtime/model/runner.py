@@ -79,7 +79,7 @@ class TorchRunner:
         if step.prompt_scores is not None:
             prompt = logprobs.of_prompt(hidden, self._decoder.logits, self.info.vocab_size, step.prompt_scores)
         drawn = self._draw(step, rows, hidden) if (picked := np.flatnonzero(step.samples)).size else None
-        return _Launched(self._failed, self._pool.device, step, picked, drawn, prompt)
+        return _Launched(self._report, self._pool.device, step, picked, drawn, prompt)
 
     def _draw(self, step: Step, rows: _Rows, hidden: Tensor) -> _Drawn:
         picked = np.flatnonzero(step.samples)
@@ -101,13 +101,6 @@ class TorchRunner:
             return _Drawn(tokens, failed)
         most = int(step.top_logprobs.max(initial=0))
         return _Drawn(tokens, failed, logprobs.of_tokens(scores, tokens.index_select(0, self._tensor(scored)), most))
-
-    def _failed(self, step: Step, cell: int) -> None:
-        """Leave no NaN in the slots of a row that failed: the engine hands them out again."""
-        row, length = int(step.rows[cell]), int(step.kv_lens[cell])
-        self._report(f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone.")
-        assert self._rows is not None
-        self._pool.scrub(self._tensor(self._rows.table.slots(row, length)))
 
     def _token_ids(self, step: Step, rows: _Rows) -> Tensor:
         """The step's tokens; a negative one is the latest token of its row."""
@@ -149,14 +142,14 @@ class _Launched:
 
     def __init__(
         self,
-        failed_row: Callable[[Step, int], None],
+        report: Callable[[str], None],
         device: torch.device,
         step: Step,
         picked: I64,
         drawn: _Drawn | None,
         prompt: logprobs.Scores | None,
     ) -> None:
-        self._failed_row = failed_row
+        self._report = report
         self._step = step
         self._picked = picked
         self._drawn = None if drawn is None else drawn.to_host()
@@ -176,8 +169,8 @@ class _Launched:
             result.token_ids = np.where(failed, -1, self._drawn.tokens.numpy()).astype(np.int32)
             if self._drawn.scores is not None:
                 result.logprobs = self._drawn.scores.numpy()
-            for cell in self._picked[failed].tolist():
-                self._failed_row(self._step, cell)
+            for row, length in zip(self._step.rows[result.failed].tolist(), self._step.kv_lens[result.failed].tolist(), strict=True):
+                self._report(f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone.")
         return result
 
 

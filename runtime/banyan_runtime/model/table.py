@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from banyan_runtime.step import I32, PADDING_SLOT, Step, TableShape
+from banyan_runtime.step import PADDING_SLOT, Step, TableShape
 
 I64 = npt.NDArray[np.int64]
 
@@ -23,10 +23,6 @@ class SlotTable:
                 slots = updates.slots[index]
                 self._slots[row, start : start + len(slots)] = slots
         self._slots[np.repeat(step.rows, step.query_lens), step.positions] = step.out_slots
-
-    def slots(self, row: int, length: int) -> I32:
-        """A copy of a row's first `length` slots."""
-        return self._slots[row, :length].copy()
 
     def pages(self, rows: I64, first: int, count: int, page_size: int) -> I64:
         """The pages [len(rows), count] of positions first · page_size and up; the padding page beyond the table."""

@@ -21,7 +21,7 @@ def _card(context: Context, name: str) -> dict[str, Any]:
         "owned_by": "banyan",
         "root": context.config.model_path,
         "parent": None,
-        "max_model_len": context.client.info.context_len,
+        "max_model_len": context.client.info.max_model_len,
     }
 
 

@@ -1,0 +1,112 @@
+"""The step's contract, held by every runner there is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.model import runners
+from banyan_runtime.step import Feature, InputEmbeddings, Runner, Step, TokenBiases, TokenMask, UnsupportedStep
+
+from .conftest import VOCAB, TinyModel, make
+from .contract import Play, Settings, check
+from .driver import Driver, Request, ragged
+
+Factory = Callable[..., Runner]  # (folder of a model, **options)
+POISON = VOCAB - 1
+
+
+def started(name: str) -> Factory:
+    def start(folder: Path, **options: Any) -> Runner:
+        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 2048} | options
+        return runners.load(ServerConfig(model_path=str(folder), **settings), folder, lambda *_: None)
+
+    return start
+
+
+@pytest.fixture(params=list(runners.RUNNERS))
+def factory(request: pytest.FixtureRequest) -> Factory:
+    return started(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """With a token whose embedding is NaN. Head and embeddings are apart, so only who reads it fails."""
+    made = make(tmp_path_factory.mktemp("poisoned"), "qwen3")
+    with torch.no_grad():
+        made.reference.model.embed_tokens.weight[POISON] = float("nan")
+    made.reference.save_pretrained(made.folder)
+    return made
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("seed", [0, 1, 7, 10])
+def test_any_schedule_gives_the_texts_and_scores_of_a_plain_computation(
+    factory: Factory, model: TinyModel, seed: int, page_size: int, overlap: bool
+) -> None:
+    play = Play(factory(model.folder, page_size=page_size), Settings(seed, page_size, overlap, poison=POISON))
+    play.play()
+
+    @torch.inference_mode()
+    def logits(tokens: list[int]) -> torch.Tensor:
+        found: torch.Tensor = model.reference(torch.tensor([tokens])).logits[0]
+        return found
+
+    for request in play.done:
+        assert POISON not in request.prompt
+        check(request, logits)
+    assert len(play.poisoned) == sum(POISON in request.prompt for request in play.poisoned) > 0
+    assert len(play.done) + len(play.poisoned) == play.settings.requests
+    unseen = {name for name, count in play.events.items() if not count} - ({"ahead"} if not overlap else set())
+    assert not unseen - {"retracted", "exchanged"}, "a play that does not do it proves nothing about it"
+
+
+def one_token(driver: Driver) -> Step:
+    return driver.build([(Request([5], new_tokens=1, row=0), 1)])
+
+
+@pytest.mark.parametrize("feature", get_args(Feature))
+def test_what_a_runner_does_not_have_is_refused_without_a_trace(factory: Factory, model: TinyModel, feature: str) -> None:
+    runner = factory(model.folder)
+    driver = Driver(runner, rows=2, context=64)
+    step = one_token(driver)
+    asking: dict[str, Step] = {
+        "bias": dataclasses.replace(step, bias=TokenBiases(ragged([[1]]), np.ones(1, np.float32))),
+        "mask": dataclasses.replace(step, mask=TokenMask(np.full((1, -(-VOCAB // 32)), 0xFFFFFFFF, np.uint32), np.zeros(1, np.int32))),
+        "pooling": dataclasses.replace(step, pooling=np.ones(1, np.int8)),
+        "drafts": dataclasses.replace(step, samples=np.full(1, 2, np.int32)),
+        "embeddings": dataclasses.replace(step, embeddings=InputEmbeddings(np.zeros(1, np.int32), np.zeros((1, 96), np.float32))),
+        "adapters": dataclasses.replace(step, adapters=np.zeros(1, np.int32)),
+    }
+    expected = runner.launch(step).result().token_ids.tolist()
+    if feature in runner.info.features:
+        runner.launch(asking[feature]).result()
+    else:
+        with pytest.raises(UnsupportedStep, match=feature):
+            runner.launch(asking[feature])
+    assert runner.launch(step).result().token_ids.tolist() == expected
+
+
+def test_a_row_whose_every_token_is_banned_fails_alone(factory: Factory, model: TinyModel) -> None:
+    driver = Driver(factory(model.folder), rows=2, context=64)
+    none, some = Request([5, 6], new_tokens=1, row=0, banned=tuple(range(VOCAB))), Request([7, 8, 9], new_tokens=1, row=1)
+    step = driver.build([(none, 2), (some, 3)])
+    result = driver.runner.launch(step).result()
+    assert result.failed.tolist() == [True, False]
+    assert result.token_ids[0] == -1
+    assert result.token_ids[1] == model.generate([7, 8, 9], 1)[0]
+
+
+def test_a_step_without_sequences_that_sample_gives_no_tokens(factory: Factory, model: TinyModel) -> None:
+    driver = Driver(factory(model.folder), rows=1, context=64)
+    result = driver.runner.launch(driver.build([(Request([5, 6, 7], new_tokens=1, row=0, top_logprobs=2), 2)])).result()
+    assert result.token_ids.tolist() == []
+    assert result.failed.tolist() == [False]
