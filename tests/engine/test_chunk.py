@@ -37,10 +37,10 @@ def slow_session(seconds_a_token: float, **changes: object) -> tuple[Session, De
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_on_a_slow_device_prompts_are_cut_so_that_steps_meet_the_target_after_the_first(page: int, overlap: bool) -> None:
-    session, device = slow_session(0.01, page_size=page, overlap=overlap)
+    session, device = slow_session(0.004, page_size=page, overlap=overlap)
     session.submit([token % 50 for token in range(6000)], 5)
     session.drain()
-    assert device.seconds[0] > 20
+    assert device.seconds[0] > 8
     late = device.seconds[3 if overlap else 1 :]
     assert max(late) <= 2.5
     assert all(tokens % page == 0 for tokens in device.tokens[:-1])
@@ -49,7 +49,7 @@ def test_on_a_slow_device_prompts_are_cut_so_that_steps_meet_the_target_after_th
 
 
 def test_many_short_prompts_in_one_step_count_as_their_sum() -> None:
-    session, device = slow_session(0.01)
+    session, device = slow_session(0.004)
     session.submit([49] * 1000, 1)
     session.drain()
     for number in range(14):
@@ -60,27 +60,27 @@ def test_many_short_prompts_in_one_step_count_as_their_sum() -> None:
 
 
 def test_the_chunk_grows_again_by_doubling_when_the_device_gets_fast() -> None:
-    session, device = slow_session(0.02)
+    session, device = slow_session(0.007)
     session.submit([1] * 1000, 1)
     session.drain()
     device.seconds_a_token, first = 0.00001, len(device.tokens)
     session.submit([2] * 7000, 1)
     session.drain()
     grown = device.tokens[first:]
-    assert grown[0] < 200
+    assert grown[0] < 300
     assert all(after <= 2 * before for before, after in pairwise(grown))
     assert max(grown) == 2048
 
 
 def test_a_step_that_was_short_for_want_of_prompts_does_not_let_the_chunk_grow() -> None:
     chunk = Chunk(2048, 1, 2.0)
-    chunk.learn(2048, 20.0, 2048)
+    chunk.learn(2048, 10.0, 2048)
     small = chunk.size
     chunk.learn(10, 0.001, small)
-    assert chunk.size == small == 204
+    assert chunk.size == small == 409
 
 
-@pytest.mark.parametrize(("page", "least"), [(1, 64), (16, 64), (48, 96)])
+@pytest.mark.parametrize(("page", "least"), [(1, 256), (16, 256), (48, 288)])
 def test_the_chunk_has_a_floor_of_whole_pages(page: int, least: int) -> None:
     chunk = Chunk(960, page, 2.0)
     for _ in range(5):
