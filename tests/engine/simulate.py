@@ -10,7 +10,7 @@ import argparse
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
@@ -20,8 +20,8 @@ import msgspec
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
-from banyan_runtime.engine.queue import AGEING_BATCHES
 from banyan_runtime.engine.request import Request
+from banyan_runtime.step import Step
 from banyan_runtime.wire import (
     Abort,
     EngineMessage,
@@ -122,6 +122,7 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         max_queued=rng.choice((3, 20, 60)),
         max_prefill_tokens=rng.choice((8, 32, 16_384)),
         chunk=rng.choice((None, page, 2 * page, 8 * page)),
+        ageing_batches=rng.choice((2, 16, 64)),
         prefill_step_s=rng.choice((0.0, 0.001)),
         policy=rng.choice(("fcfs", "lpm")),
         scheduling_rules=rng.choice(("fair", "fair", "sglang")),
@@ -190,6 +191,8 @@ class Order:
         self._waited = Counter[int]()  # prefill batches that went by while a request waited
         self._batches = 0
         self._rows: dict[int, int] = {}  # of those that had one at the last launch, by id
+        prefill = engine.scheduler.prefill
+        self._preempt, prefill._preempt = prefill._preempt, self._gives_way
 
     def check(self) -> None:
         requests = self.engine.requests
@@ -208,17 +211,24 @@ class Order:
             self._count(admitted, waiting)
         self._waited.update(request.id for request in requests.values() if request.row < 0)
 
+    def _gives_way(self, victims: Sequence[Request]) -> None:
+        """Only to somebody more urgent than they were when they were admitted."""
+        most = max(request.priority for request in self.engine.requests.values() if request.row < 0)
+        for victim in victims:
+            assert victim.priority + self._waited[victim.id] // self.limits.ageing_batches < most, f"{victim.id} was pushed aside"
+        self._preempt(victims)
+
     def _count(self, admitted: list[Request], waiting: list[Request]) -> None:
         for request in waiting:
             if any(late.arrival > request.arrival and late.priority > request.priority and not late.retractions for late in admitted):
                 if request.held_back:
                     continue
                 self.passed[request.id] += 1
-                bound = AGEING_BATCHES * (self.top - request.priority) + (OVERDUE_BATCHES if self.limits.policy == "lpm" else 0)
+                bound = self.limits.ageing_batches * (self.top - request.priority) + (OVERDUE_BATCHES if self.limits.policy == "lpm" else 0)
                 assert self.passed[request.id] <= bound, f"request {request.id} is passed by for ever"
 
     def _level(self, request: Request, top: int) -> int:
-        return min(top, request.priority + self._waited[request.id] // AGEING_BATCHES)
+        return min(top, request.priority + self._waited[request.id] // self.limits.ageing_batches)
 
 
 class World:
@@ -247,7 +257,7 @@ class World:
         self._turns_of_one = load.max_new + pieces + 8
         self._turns_of_a_giant = limits.max_model_len + pieces
         self.patience = 3 * (load.crowd + 2) * self._turns_of_one
-        self.patience += AGEING_BATCHES * (max(load.priorities) - min(load.priorities)) * self._turns_of_one
+        self.patience += limits.ageing_batches * (max(load.priorities) - min(load.priorities)) * self._turns_of_one
         if limits.policy == "lpm":
             self.patience += OVERDUE_BATCHES * self._turns_of_one
 
@@ -273,7 +283,9 @@ class World:
     def _log(self, line: str) -> None:
         assert line.startswith(LINES), line
 
-    def _launched(self) -> None:
+    def _launched(self, step: Step) -> None:
+        if self.runner.steps % 16 == 0:
+            invariants.check_owned(self.engine, step)
         self.clock.now += self.rng.random() * 0.003
         invariants.check_mirror(self.engine, self.runner)
         self.order.check()

@@ -4,8 +4,8 @@ from itertools import islice
 
 import pytest
 
+from banyan_runtime.engine.limits import AGEING_BATCHES
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
-from banyan_runtime.engine.queue import AGEING_BATCHES
 from banyan_runtime.wire import (
     Abort,
     EngineMessage,

@@ -76,7 +76,7 @@ def start_engine(tmp_path: Path, tiny_chat: Path) -> Iterator[StartEngine]:
 def test_it_loads_answers_and_leaves_when_told(start_engine: StartEngine) -> None:
     engine = start_engine()
     *phases, ready, _ = engine.until(wire.Stats)
-    assert all(isinstance(phase, wire.Phase) for phase in phases)
+    assert all(isinstance(phase, wire.StartupProgress) for phase in phases)
     assert isinstance(ready, wire.Ready)
     assert ready.info.architecture == "Qwen3ForCausalLM"
     assert ready.info.context_len == 2048
