@@ -122,7 +122,14 @@ def test_a_prompt_is_scored_alone_with_max_tokens_0(client: openai.OpenAI, exact
 def test_the_log_probabilities_of_a_chat_add_up_to_what_transformers_gives(
     client: openai.OpenAI, exact: ServerProcess, tiny_chat: Path
 ) -> None:
-    options: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "max_tokens": 12,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     (choice,) = client.chat.completions.create(**options).choices
     assert choice.logprobs is not None
     content = choice.logprobs.content
