@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from banyan_runtime.engine.limits import AGEING_BATCHES
@@ -173,3 +174,19 @@ def test_proceeding_with_an_unknown_request_is_ignored() -> None:
     session.proceed(running)
     session.drain()
     assert len(session.outputs[running]) == 3
+
+
+def test_the_token_ids_of_a_waiting_request_are_kept_once() -> None:
+    session = Session(limits(pool_tokens=64, conservativeness=0.05))
+    ids = []
+    for number in range(3):
+        ids.append(session.submit([number] * 4, 30))
+        session.turn()
+    retracted = False
+    while session.engine.has_work:
+        for request in session.engine.requests.values():
+            if request.row < 0:
+                assert np.shares_memory(request.token_ids, np.frombuffer(request.key, dtype=np.int32))
+                retracted = retracted or request.retractions > 0
+        session.turn()
+    assert retracted
