@@ -168,7 +168,7 @@ class FakeRunner:
     steps: int = 0
     log: list[tuple[str, int, int]] = field(default_factory=list)  # (phase, sequences, tokens) of each step, if `logging`
     logging: bool = False
-    watch: Callable[[], None] = lambda: None  # called with each step, when `launched` holds what it says
+    watch: Callable[[Step], None] = lambda step: None  # called with each step, when `launched` holds what it says
 
     def __post_init__(self) -> None:
         self._slots: U64 = np.zeros(self.pool_tokens + self.page_size, dtype=np.uint64)
@@ -201,7 +201,7 @@ class FakeRunner:
             self.launched.follow(step)
         else:
             self.run_up_to(handle)
-        self.watch()
+        self.watch(step)
         return handle
 
     def run_up_to(self, handle: FakeHandle) -> None:

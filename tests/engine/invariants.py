@@ -7,16 +7,20 @@
 | sums | evictable and protected, the child keys and the LRU order are those that the tree's nodes give |
 | paths | a row starts with the slots of its path in the tree, and the path spells the row's tokens |
 | mirror | what the steps told of the slot table is the slot table |
+| owned | a step shares no memory with what the engine edits |
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.memory.prefixes import ID_BYTES, Node
+from banyan_runtime.step import Step
 from tests.engine.fake import FakeRunner
 
 
@@ -62,7 +66,10 @@ def check(engine: Engine) -> None:
         memory.prefixes.gather(request.node, path)
         assert np.array_equal(tables.slots[request.row, :shared], path), "paths: the row starts with the slots of its path"
         keys = b"".join(node.key for node in reversed(list(request.node.path())))
-        assert keys == request.key_of(tables.tokens[request.row, :shared]), "paths: and the path spells the row's tokens"
+        prompt, length = int(tables.prompt[request.row]), int(tables.length[request.row])
+        compared = request.prefix_ids or tables.tokens[request.row, :prompt].tobytes()
+        compared += tables.tokens[request.row, prompt:length].tobytes()
+        assert compared.startswith(keys), "paths: and the path spells what the prefix cache compares"
 
 
 def check_mirror(engine: Engine, runner: FakeRunner) -> None:
@@ -76,6 +83,22 @@ def check_mirror(engine: Engine, runner: FakeRunner) -> None:
     counts = np.arange(width) < allocated[:, None]
     wrong = (tables.slots[rows, :width] != runner.launched.table[rows, :width]) & counts
     assert not wrong.any(), f"mirror: row {rows[int(wrong.any(axis=1).argmax())]} is not what the steps told of it"
+
+
+def check_owned(engine: Engine, step: Step) -> None:
+    live = [array for array in vars(engine.memory.tables).values() if isinstance(array, np.ndarray)]
+    live.append(engine.memory.pages._ring)
+    for array in _arrays(step):
+        assert not any(np.may_share_memory(array, other) for other in live), "owned"
+
+
+def _arrays(part: object) -> Iterator[np.ndarray]:
+    """All arrays of a step and of its columns."""
+    if isinstance(part, np.ndarray):
+        yield part
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _arrays(getattr(part, field.name))
 
 
 def _check_node(node: Node, locks: int, page: int) -> None:

@@ -51,7 +51,7 @@ class Session:
         bounds = self.limits
         self.runner = FakeRunner(bounds.pool_tokens, bounds.page_size, bounds.context_len, lazy=self.lazy, logging=True)
         self.engine = Engine(self.runner, bounds, lambda: self.now, self.lines.append)
-        self.runner.watch = lambda: invariants.check_mirror(self.engine, self.runner)
+        self.runner.watch = lambda step: invariants.check_mirror(self.engine, self.runner)
 
     def submit(
         self,

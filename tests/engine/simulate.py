@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -20,8 +19,7 @@ import msgspec
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
-from banyan_runtime.engine.queue import AGEING_BATCHES
-from banyan_runtime.engine.request import Request
+from banyan_runtime.step import Step
 from banyan_runtime.wire import (
     Abort,
     EngineMessage,
@@ -39,6 +37,7 @@ from banyan_runtime.wire import (
 )
 from tests.engine import invariants
 from tests.engine.fake import NAN_SEED, VOCAB, FakeRunner, continuation, penalised
+from tests.engine.order import Order
 from tests.engine.outputs import Scores, tokens_of
 
 WORLD_STEPS = 2_000  # scheduler steps before a new world (configuration and load) is drawn
@@ -122,6 +121,7 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         max_queued=rng.choice((3, 20, 60)),
         max_prefill_tokens=rng.choice((8, 32, 16_384)),
         chunk=rng.choice((None, page, 2 * page, 8 * page)),
+        ageing_batches=rng.choice((2, 16, 64)),
         prefill_step_s=rng.choice((0.0, 0.001)),
         policy=rng.choice(("fcfs", "lpm")),
         scheduling_rules=rng.choice(("fair", "fair", "sglang")),
@@ -179,48 +179,6 @@ def overload(rng: random.Random, limits: EngineLimits) -> tuple[EngineLimits, Lo
     return limits, load
 
 
-class Order:
-    """Priorities: who was admitted was the most urgent, and none is passed by for ever. Ages are counted anew here."""
-
-    def __init__(self, engine: Engine, limits: EngineLimits, top: int) -> None:
-        self.engine = engine
-        self.limits = limits
-        self.top = top
-        self.passed = Counter[int]()  # by request id: prefill batches in which a later and more urgent one was admitted
-        self._waited = Counter[int]()  # prefill batches that went by while a request waited
-        self._batches = 0
-        self._rows: dict[int, int] = {}  # of those that had one at the last launch, by id
-
-    def check(self) -> None:
-        requests = self.engine.requests
-        had, self._rows = self._rows, {id: request.row for id, request in requests.items() if request.row >= 0}
-        batches, self._batches = self._batches, self.engine.scheduler.prefill.batches
-        if self._batches == batches:
-            return
-        admitted = [requests[id] for id in self._rows if id not in had]
-        waiting = [request for request in requests.values() if request.row < 0 and request.id not in self.engine.scheduler.queue.held]
-        top = max((request.priority for request in [*waiting, *admitted]), default=0)
-        if self.limits.scheduling_rules == "fair":
-            for late in admitted:
-                for request in waiting:
-                    if not request.held_back:
-                        assert self._level(request, top) <= self._level(late, top), f"{late.id} was admitted before {request.id}"
-            self._count(admitted, waiting)
-        self._waited.update(request.id for request in requests.values() if request.row < 0)
-
-    def _count(self, admitted: list[Request], waiting: list[Request]) -> None:
-        for request in waiting:
-            if any(late.arrival > request.arrival and late.priority > request.priority and not late.retractions for late in admitted):
-                if request.held_back:
-                    continue
-                self.passed[request.id] += 1
-                bound = AGEING_BATCHES * (self.top - request.priority) + (OVERDUE_BATCHES if self.limits.policy == "lpm" else 0)
-                assert self.passed[request.id] <= bound, f"request {request.id} is passed by for ever"
-
-    def _level(self, request: Request, top: int) -> int:
-        return min(top, request.priority + self._waited[request.id] // AGEING_BATCHES)
-
-
 class World:
     """One configuration under one load, until it is drained."""
 
@@ -247,7 +205,7 @@ class World:
         self._turns_of_one = load.max_new + pieces + 8
         self._turns_of_a_giant = limits.max_model_len + pieces
         self.patience = 3 * (load.crowd + 2) * self._turns_of_one
-        self.patience += AGEING_BATCHES * (max(load.priorities) - min(load.priorities)) * self._turns_of_one
+        self.patience += limits.ageing_batches * (max(load.priorities) - min(load.priorities)) * self._turns_of_one
         if limits.policy == "lpm":
             self.patience += OVERDUE_BATCHES * self._turns_of_one
 
@@ -273,7 +231,9 @@ class World:
     def _log(self, line: str) -> None:
         assert line.startswith(LINES), line
 
-    def _launched(self) -> None:
+    def _launched(self, step: Step) -> None:
+        if self.runner.steps % 16 == 0:
+            invariants.check_owned(self.engine, step)
         self.clock.now += self.rng.random() * 0.003
         invariants.check_mirror(self.engine, self.runner)
         self.order.check()

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -203,13 +202,14 @@ def test_a_killed_engine_makes_no_send_raise_and_the_requests_hear_why_it_ended(
     async def scenario() -> None:
         client, address = EngineClient(), f"ipc://{tmp_path}/engine"
         client.bind(address)
-        engine = subprocess.Popen([sys.executable, "-c", ENGINE, address], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        path = os.pathsep.join(sys.path)
+        engine = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, address, env={**os.environ, "PYTHONPATH": path})
         await client.wait_ready()
         streams = [client.generate([1], GREEDY) for _ in range(10)]
         for stream in streams:
             assert (await anext(stream)).ids == [1]
         engine.send_signal(signal.SIGKILL)
-        engine.wait()
+        await engine.wait()
         while not client.lost:
             late = client.generate([1], GREEDY)
             late.abort()

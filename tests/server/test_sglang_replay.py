@@ -169,7 +169,9 @@ def test_the_tutorials_calls_print_sglangs_numbers(tutorial_server: Server) -> N
 def test_the_tutorials_poll_for_models_and_the_warm_up_call_work(tutorial_server: Server) -> None:
     client = openai.Client(base_url=f"{tutorial_server.url}/v1", api_key="None")
     assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == MODEL
+    model = client.models.retrieve(MODEL)
+    assert model.id == MODEL
+    assert model.max_model_len == 20_480, "what the pool holds, not the context"  # type: ignore[attr-defined]
 
 
 def test_the_log_reads_in_sglangs_order(tutorial_server: Server) -> None:
@@ -181,6 +183,7 @@ def test_the_log_reads_in_sglangs_order(tutorial_server: Server) -> None:
         r"KV Cache is allocated\. #tokens: 20480, K size: [\d.]+ GB, V size: [\d.]+ GB",
         r"Memory pool end\. avail mem=[\d.]+ GB",
         r"max_total_num_tokens=20480, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=200, context_len=32768",
+        r"WARNING: The KV pool holds 20480 tokens, too few for the context of 32768: .* --max-total-tokens",
         r"INFO:     Started server process \[\d+\]",
         r"INFO:     Waiting for application startup\.",
         r"INFO:     Application startup complete\.",

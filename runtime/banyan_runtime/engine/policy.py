@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from banyan_runtime.engine.in_batch_prefix import InBatchPrefixes
 from banyan_runtime.engine.memory.prefixes import ID_BYTES, PrefixTree
-from banyan_runtime.engine.queue import WaitingQueue, level_of
+from banyan_runtime.engine.queue import WaitingQueue
 from banyan_runtime.engine.request import Request
 
 IN_BATCH_CHECK: Final = 32  # a request with at most so many cached tokens is compared with the others that wait
@@ -52,7 +52,7 @@ class LongestPrefixMatch:
                     seen.add(key, request.salt)
             if batches - request.queued_at_batch >= OVERDUE_BATCHES:
                 last = -1
-            ranks[request.id] = (-level_of(request, batches, top), last, -matched)
+            ranks[request.id] = (-queue.level(request, batches, top), last, -matched)
         return sorted(waiting, key=lambda request: ranks[request.id])
 
 

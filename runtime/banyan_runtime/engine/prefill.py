@@ -12,7 +12,7 @@ from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.memory.prefixes import ID_BYTES
 from banyan_runtime.engine.policy import Policy
-from banyan_runtime.engine.queue import AGEING_BATCHES, WaitingQueue, level_of
+from banyan_runtime.engine.queue import WaitingQueue
 from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
@@ -53,7 +53,7 @@ class Prefill:
         self._running = running
         self._ratio = ratio
         self._preempt = preempt
-        self.queue = WaitingQueue()
+        self.queue = WaitingQueue(limits.ageing_batches)
         self.chunked: Request | None = None  # the one whose prompt is computed over several steps
         self.chunk = Chunk(limits.chunk, limits.page_size, limits.prefill_step_s)
         self.full = False  # admission stopped for tokens or rows, and nobody has left since
@@ -151,11 +151,11 @@ class Prefill:
     def _candidates(self) -> Iterator[Request]:
         """By level; of equals victims first, and no newcomer overtakes one of them."""
         top, batches = self.queue.top, self.batches
-        victims = sorted(self.queue.victims.values(), key=lambda victim: -level_of(victim, batches, top))
+        victims = sorted(self.queue.victims.values(), key=lambda victim: -self.queue.level(victim, batches, top))
         asked, overtakable = 0, True
         for newcomer in self._policy.order(self.queue, self._memory.prefixes, batches):
-            level = level_of(newcomer, batches, top)
-            while asked < len(victims) and level_of(victims[asked], batches, top) >= level:
+            level = self.queue.level(newcomer, batches, top)
+            while asked < len(victims) and self.queue.level(victims[asked], batches, top) >= level:
                 yield victims[asked]
                 overtakable = overtakable and victims[asked].state is State.PREFILL
                 asked += 1
@@ -214,7 +214,7 @@ class Prefill:
             request.admitted_at = now
             request.cached_tokens = matched
         request.waited = self.batches - request.queued_at_batch
-        memory.tables.level[request.row] = request.priority + request.waited // AGEING_BATCHES
+        memory.tables.level[request.row] = self.queue.aged(request, request.waited)
         request.enter(State.PREFILL)
         self._computing[request.id] = request
         chosen.computing.add(request.key, request.salt)

@@ -1,8 +1,8 @@
 """The requests that wait: victims of retraction, newcomers in the order of arrival, and those that are held.
 
-Higher priorities go first. A request that waits counts as one level higher after each AGEING_BATCHES prefill batches, up to
+Higher priorities go first. A request that waits counts as one level higher after each `ageing_batches` prefill batches, up to
 the highest priority that waits beside it; so requests that come later with a priority p higher than its own pass it by for
-AGEING_BATCHES * p prefill batches at most. Among equals nothing ages.
+ageing_batches * p prefill batches at most. Among equals nothing ages.
 
 Adding and removing cost a bisection in a list of those of equal priority, and no turn walks a list further than it admits.
 """
@@ -13,17 +13,15 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from operator import itemgetter
-from typing import Final
 
 from banyan_runtime.engine.request import Request
-
-AGEING_BATCHES: Final = 64
 
 
 class WaitingQueue:
     """`victims` (by arrival) and `held` are by request id; only this class changes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, ageing_batches: int) -> None:
+        self._ageing_batches = ageing_batches
         self.victims: dict[int, Request] = {}
         self.held: dict[int, Request] = {}
         self._newcomers: dict[int, list[tuple[int, Request]]] = {}  # by priority: (place, request), ascending
@@ -82,7 +80,18 @@ class WaitingQueue:
         top = self.top
         if top is None:
             return (request for level in self._newcomers.values() for _, request in level)
-        return map(itemgetter(2), merge(*(_ranked(level, batches, top) for level in self._newcomers.values())))
+        return map(itemgetter(2), merge(*(self._ranked(waiting, batches, top) for waiting in self._newcomers.values())))
+
+    def level(self, request: Request, batches: int, top: int | None) -> int:
+        """The priority that a waiting request counts as, where `top` is that of the queue."""
+        return 0 if top is None else min(top, self.aged(request, batches - request.queued_at_batch))
+
+    def aged(self, request: Request, waited: int) -> int:
+        """Its priority after it has waited for so many prefill batches."""
+        return request.priority + waited // self._ageing_batches
+
+    def _ranked(self, waiting: list[tuple[int, Request]], batches: int, top: int) -> Iterator[tuple[int, int, Request]]:
+        return ((-self.level(request, batches, top), place, request) for place, request in waiting)
 
     def _take_place(self, request: Request) -> None:
         self._places += 1
@@ -91,14 +100,3 @@ class WaitingQueue:
     def _insert(self, request: Request) -> None:
         insort(self._newcomers.setdefault(request.priority, []), (request.place, request))
         self.newcomer_count += 1
-
-
-def _ranked(level: list[tuple[int, Request]], batches: int, top: int) -> Iterator[tuple[int, int, Request]]:
-    return ((-level_of(request, batches, top), place, request) for place, request in level)
-
-
-def level_of(request: Request, batches: int, top: int | None) -> int:
-    """The priority that a waiting request counts as, where `top` is that of the queue."""
-    if top is None:
-        return 0
-    return min(top, request.priority + (batches - request.queued_at_batch) // AGEING_BATCHES)

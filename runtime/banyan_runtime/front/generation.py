@@ -109,7 +109,7 @@ class Generation:
         self._interval = request.stream_interval
         self._min_new_tokens = request.sampling.min_new_tokens
         self._parser = _parser(text, request)
-        self._detokenizer = _detokenizer(text, request)
+        self._detokenizer = _detokenizer(text, request, call)
         self._stops = StopMatcher(request.stops, include=request.include_stop) if request.stops else None
         self._plain = self._parser is None and self._stops is None
         self._completion_tokens = 0
@@ -330,11 +330,11 @@ def _parser(text: Text, request: GenerateRequest) -> OutputParser | None:
     return text.reasoning.parser(Start(request.reasoning), stream=request.stream_reasoning)
 
 
-def _detokenizer(text: Text, request: GenerateRequest) -> Detokenizer | None:
-    """None where only token ids are served."""
+def _detokenizer(text: Text, request: GenerateRequest, call: Call) -> Detokenizer | None:
+    """None where only token ids are served. A chat that wants its reasoning unparsed wants its markers too, special or not."""
     if text.tokenizer is None:
         return None
-    keep = frozenset() if request.reasoning is None or text.reasoning is None else text.reasoning.marker_ids
+    keep = text.reasoning.marker_ids if text.reasoning is not None and call.endpoint == "chat" else frozenset()
     return text.tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens, keep=keep)
 
 

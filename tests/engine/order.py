@@ -1,0 +1,62 @@
+"""Who is admitted before whom, and who gives way to whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from banyan_runtime.engine.limits import EngineLimits
+from banyan_runtime.engine.loop import Engine
+from banyan_runtime.engine.policy import OVERDUE_BATCHES
+from banyan_runtime.engine.request import Request
+
+
+class Order:
+    """Priorities: who was admitted was the most urgent, and none is passed by for ever. Ages are counted anew here."""
+
+    def __init__(self, engine: Engine, limits: EngineLimits, top: int) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.top = top
+        self.passed = Counter[int]()  # by request id: prefill batches in which a later and more urgent one was admitted
+        self._waited = Counter[int]()  # prefill batches that went by while a request waited
+        self._batches = 0
+        self._rows: dict[int, int] = {}  # of those that had one at the last launch, by id
+        prefill = engine.scheduler.prefill
+        self._preempt, prefill._preempt = prefill._preempt, self._gives_way
+
+    def check(self) -> None:
+        requests = self.engine.requests
+        had, self._rows = self._rows, {id: request.row for id, request in requests.items() if request.row >= 0}
+        batches, self._batches = self._batches, self.engine.scheduler.prefill.batches
+        if self._batches == batches:
+            return
+        admitted = [requests[id] for id in self._rows if id not in had]
+        waiting = [request for request in requests.values() if request.row < 0 and request.id not in self.engine.scheduler.queue.held]
+        top = max((request.priority for request in [*waiting, *admitted]), default=0)
+        if self.limits.scheduling_rules == "fair":
+            for late in admitted:
+                for request in waiting:
+                    if not request.held_back:
+                        assert self._level(request, top) <= self._level(late, top), f"{late.id} was admitted before {request.id}"
+            self._count(admitted, waiting)
+        self._waited.update(request.id for request in requests.values() if request.row < 0)
+
+    def _gives_way(self, victims: Sequence[Request]) -> None:
+        """Only to somebody more urgent than they were when they were admitted."""
+        most = max(request.priority for request in self.engine.requests.values() if request.row < 0)
+        for victim in victims:
+            assert victim.priority + self._waited[victim.id] // self.limits.ageing_batches < most, f"{victim.id} was pushed aside"
+        self._preempt(victims)
+
+    def _count(self, admitted: list[Request], waiting: list[Request]) -> None:
+        for request in waiting:
+            if any(late.arrival > request.arrival and late.priority > request.priority and not late.retractions for late in admitted):
+                if request.held_back:
+                    continue
+                self.passed[request.id] += 1
+                bound = self.limits.ageing_batches * (self.top - request.priority) + (OVERDUE_BATCHES if self.limits.policy == "lpm" else 0)
+                assert self.passed[request.id] <= bound, f"request {request.id} is passed by for ever"
+
+    def _level(self, request: Request, top: int) -> int:
+        return min(top, request.priority + self._waited[request.id] // self.limits.ageing_batches)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from banyan_runtime.engine.limits import AGEING_BATCHES
+from banyan_runtime.wire import FinishCode
+from tests.engine import invariants
+from tests.engine.session import Session, limits
+
+LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
+PAGES = pytest.mark.parametrize("page", [1, 16])
+
+
+def started(session: Session) -> list[int]:
+    return list(session.outputs)
+
+
+POLICIES = pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+
+
+@POLICIES
+def test_the_higher_priority_goes_first_and_equals_by_arrival(policy: str) -> None:
+    session = Session(limits(max_running=1, policy=policy))
+    for priority in (0, 0, 5, -1, 5, 0):
+        session.submit([3], 2, priority=priority)
+    session.drain()
+    assert started(session) == [3, 5, 1, 2, 6, 4]
+
+
+@LOOPS
+def test_a_running_request_of_lower_priority_gives_its_row_to_an_urgent_one(overlap: bool) -> None:
+    session = Session(limits(max_running=2, overlap=overlap), lazy=True)
+    low = [session.submit([number], 30, priority=priority) for number, priority in enumerate((-1, -2))]
+    for _ in range(4):
+        session.turn()
+    urgent = session.submit([9, 9], 5, priority=0)
+    session.drain()
+    assert list(session.finishes) == [urgent, *low]
+    assert [session.finishes[id].retractions for id in low] == [0, 1], "the lowest went"
+    session.check_texts()
+    invariants.check(session.engine)
+
+
+@LOOPS
+@PAGES
+def test_running_requests_of_lower_priority_give_their_memory_newest_first_and_only_if_it_is_enough(overlap: bool, page: int) -> None:
+    session = Session(limits(pool_tokens=256, overlap=overlap, page_size=page))
+    high = session.submit([1] * 64, 60, priority=5)
+    session.turn()
+    low = [session.submit([2 + number] * 32, 20) for number in range(2)]
+    for _ in range(3):
+        session.turn()
+    too_much = session.submit([8] * 150, 60, priority=3)
+    for _ in range(3):
+        session.turn()
+    assert session.engine.requests[too_much].row < 0
+    assert all(session.engine.requests[id].retractions == 0 for id in low), "both together would not be enough"
+    session.abort(too_much)
+    urgent = session.submit([9] * 60, 10, priority=3)
+    session.turn()
+    session.turn()
+    session.turn()
+    assert [session.engine.requests[id].retractions for id in low] == [0, 1]
+    session.drain()
+    assert session.finishes[high].retractions == 0
+    assert len(session.outputs[urgent]) == 10
+    session.check_texts()
+    invariants.check(session.engine)
+
+
+def test_a_priority_beyond_all_bounds_is_refused_alone() -> None:
+    session = Session(limits())
+    ids = [session.submit([1], 3, priority=priority) for priority in (1 << 40, -(1 << 40), 1_000_000, -1_000_000)]
+    session.drain()
+    assert [session.failures[id].code for id in ids[:2]] == ["invalid_value"] * 2
+    assert [len(session.outputs[id]) for id in ids[2:]] == [3, 3]
+
+
+def test_equal_priorities_give_way_to_nobody() -> None:
+    session = Session(limits(max_running=1))
+    first, second = session.submit([1], 10, priority=7), session.submit([2], 10, priority=7)
+    session.drain()
+    assert list(session.finishes) == [first, second]
+    assert session.finishes[first].retractions == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_low_priority_is_passed_by_boundedly_often_and_then_is_not_pushed_aside(overlap: bool) -> None:
+    session = Session(limits(max_running=1, overlap=overlap))
+    session.submit([1], 3, priority=2)
+    patient = session.submit([2], 40, priority=0)
+    passed = 0
+    while not session.ended(patient):
+        if len(session.engine.scheduler.queue) < 3:
+            session.submit([3], 2, priority=2)
+        before = session.engine.scheduler.prefill.batches
+        session.turn()
+        passed += session.engine.scheduler.prefill.batches - before
+    assert 2 * AGEING_BATCHES <= passed <= 2 * AGEING_BATCHES + 3
+    assert session.finishes[patient].retractions == 0, "it has aged to the level of the others"
+    session.drain()
+    session.check_texts()
+
+
+def test_a_request_that_was_pushed_aside_keeps_its_age() -> None:
+    session = Session(limits(max_running=1))
+    patient = session.submit([2], 200, priority=0)
+    while not session.ended(patient):
+        # urgent ones come and go, and let the patient one in between
+        if session.engine.requests[patient].row >= 0 and not session.engine.scheduler.queue:
+            session.submit([3], 1, priority=1)
+        session.turn()
+        assert session.finishes.get(patient) or session.engine.requests[patient].retractions <= AGEING_BATCHES
+    assert session.finishes[patient].retractions > 10
+    session.check_texts()
+
+
+@LOOPS
+def test_a_full_pool_sends_the_lowest_priority_back_first(overlap: bool) -> None:
+    session = Session(limits(pool_tokens=128, conservativeness=0.02, overlap=overlap))
+    ids = []
+    for number, priority in enumerate((0, 1, 1)):
+        ids.append(session.submit([number] * 4, 60, priority=priority))
+        session.turn()
+    session.drain()
+    assert session.finishes[ids[0]].retractions > 0, "though it is the furthest"
+    assert session.finishes[ids[1]].retractions == 0
+    session.check_texts()
+
+
+# --- requests that are held ---
+
+
+@LOOPS
+def test_a_held_request_holds_nobody_up_and_takes_the_place_of_its_arrival(overlap: bool) -> None:
+    session = Session(limits(overlap=overlap, max_running=1))
+    first = session.submit([1], 3)
+    held = session.submit([2], 3, held=True)
+    third, fourth = session.submit([3], 3), session.submit([4], 3)
+    while not session.ended(third):
+        session.turn()
+    assert not session.outputs[held]
+    fifth = session.submit([5], 3)
+    session.proceed(held)
+    session.proceed(held)
+    session.drain()
+    assert [id for id in session.finishes if id != fourth] == [first, third, held, fifth]
+    session.check_texts()
+
+
+def test_a_request_that_stays_held_is_counted_and_can_be_aborted() -> None:
+    session = Session(limits(max_queued=2))
+    held = [session.submit([1], held=True) for _ in range(2)]
+    refused = session.submit([1])
+    session.turn(1.0)
+    assert session.failures[refused].code == "queue_full"
+    assert (session.stats[-1].held, session.stats[-1].waiting) == (2, 0)
+    assert not session.engine.has_work, "the loop sleeps meanwhile"
+    session.abort(held[0])
+    session.abort(held[1])
+    session.turn()
+    finish = session.finishes[held[0]]
+    assert (finish.code, finish.queue_s, finish.prefill_s) == (FinishCode.ABORT, None, None)
+    session.drain()
+    assert session.stats[-1].held == 0
+
+
+def test_proceeding_with_an_unknown_request_is_ignored() -> None:
+    session = Session(limits())
+    session.proceed(77)
+    running = session.submit([1], 3)
+    session.turn()
+    session.proceed(running)
+    session.drain()
+    assert len(session.outputs[running]) == 3
+
+
+def test_the_token_ids_of_a_waiting_request_are_kept_once() -> None:
+    session = Session(limits(pool_tokens=64, conservativeness=0.05))
+    ids = []
+    for number in range(3):
+        ids.append(session.submit([number] * 4, 30))
+        session.turn()
+    retracted = False
+    while session.engine.has_work:
+        for request in session.engine.requests.values():
+            if request.row < 0:
+                assert np.shares_memory(request.token_ids, np.frombuffer(request.key, dtype=np.int32))
+                retracted = retracted or request.retractions > 0
+        session.turn()
+    assert retracted
