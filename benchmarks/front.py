@@ -2,7 +2,7 @@
 
     python benchmarks/front.py [--streams 256] [--tokens 200] [--interval-ms 8] [--rounds 5] [--out FILE.json]
 
-The front is the real one (application, counters, uvicorn with httptools and uvloop, ZeroMQ) in a process of its own; the engine at
+The front is the real one (application, counters, HTTP server with uvloop, ZeroMQ) in a process of its own; the engine at
 the other end of its wire is played by this process, and so are the clients, which read raw sockets. A step comes every few
 milliseconds, so that each is a wake-up and a write of its own, as with a real engine. What is counted is the CPU time of all
 threads of the front, kernel included, between the first and the last step; the median of the rounds is told. `--compare TREE`
@@ -12,7 +12,6 @@ takes turns with the front of another checkout (A B A B ...), given a file bench
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -28,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-import uvicorn
 import uvloop
 import zmq
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
@@ -44,6 +42,7 @@ from banyan_runtime.front.prepare.inline import InlinePreparer
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
+from banyan_runtime.server.http import Http
 
 WARM_UP_STEPS = 20
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -85,12 +84,9 @@ async def serve_front(address: str, folder: Path) -> None:
     context = Context(config, client, text, metrics, state, InlinePreparer(Planner(config, text, info)))
     state.enter("ready")
     counter = HttpCounter(create_app(context), metrics)
-    server = uvicorn.Server(uvicorn.Config(counter, port=0, http="httptools", ws="none", log_config=None, backlog=2048))
-    serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
-        await asyncio.sleep(0.01)
-    print(server.servers[0].sockets[0].getsockname()[1], flush=True)
-    await serving
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
+        print(listening.getsockname()[1], flush=True)
+        await Http(counter).serve([listening])
 
 
 # --- engine and clients ---

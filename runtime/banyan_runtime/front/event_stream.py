@@ -11,14 +11,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.transport import KEEP_ALIVE_S, _gone
+from banyan_runtime.front.transport import EXCHANGE, HALF_CLOSED, gone
 
+KEEP_ALIVE_S: Final = 15.0  # proxies cut connections that are silent for 30 to 60 s
 FIRST_EVENT_S: Final = 0.05  # a refusal by the engine comes within moments, and is worth a status of its own
-EXCHANGE: Final = "banyan.exchange"
 DIRECT_WRITE: Final = "banyan.write"
 """In scope["extensions"]: the server's `(bytes) -> bool`, which writes a part of a response's body at once, past all middleware (that
 looks at the head of a response only); False where that cannot be, and `send` must be awaited. Several times cheaper than `send`."""
-HALF_CLOSED: Final = "banyan.half_closed"
 _COMMENT: Final = b": keep-alive\n\n"
 
 
@@ -98,8 +97,7 @@ class EventStream(Response):
 
     async def begin(self, request: Request) -> EventStream:
         """Wait a moment for the first event. Raises the error that comes in its place: the status is still open."""
-        if (exchange := request.scope.get(EXCHANGE)) is not None:
-            exchange.callback(self.close)
+        request.scope[EXCHANGE].callback(self.close)
         try:
             await asyncio.wait({self._first}, timeout=FIRST_EVENT_S)
             if self._first.done() and (error := self._first.result()) is not None:
@@ -134,7 +132,7 @@ class EventStream(Response):
 
         A client that has ended its side gets a comment at once: if it is gone altogether, this makes it known.
         """
-        watcher = asyncio.ensure_future(_gone(receive))
+        watcher = asyncio.ensure_future(gone(receive))
         half_closed: asyncio.Event | None = scope.get("extensions", {}).get(HALF_CLOSED)
         signals: set[asyncio.Future[Any]] = {watcher, self._over}
         if half_closed is not None:

@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from banyan_runtime.front import errors
 from banyan_runtime.front.auth import OPEN_PATHS
 from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.event_stream import DIRECT_WRITE
 from banyan_runtime.front.transport import HALF_CLOSED
 
 log = logging.getLogger("banyan.http")
@@ -277,11 +278,18 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: Any = cycle.scope  # uvicorn's type knows no extensions of others
-        scope["extensions"] = {HALF_CLOSED: self._half_closed}
+        scope["extensions"] = {HALF_CLOSED: self._half_closed, DIRECT_WRITE: functools.partial(self._write_part, cycle)}
         self._active = cycle
         if self._http.crowded and cycle.scope["path"] not in OPEN_PATHS:
             app = _too_crowded
         super()._start_asgi_task(cycle, app)
+
+    def _write_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
+        """Write a part of a response's body, which is not empty, as `send` would; False where `send` would wait or drop it."""
+        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def on_response_complete(self) -> None:
         self._active = None
