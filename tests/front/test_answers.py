@@ -166,7 +166,7 @@ def test_a_client_that_leaves_a_stream_ends_its_request(play: Play, kind: str, t
         (record,) = front.records
         assert (record.finish_reason, record.completion_tokens) == ("abort", tokens)
         assert {"queue_s": record.queue_s, "prefill_s": record.prefill_s} == times
-        assert len(front.context.running) == 0
+        assert len(front.context.live) == 0
 
     play(scenario)
 
@@ -179,7 +179,7 @@ def test_a_client_that_does_not_wait_for_a_whole_answer_ends_its_request(play: P
         one = await engine.submitted()
         connection.close()
         assert await engine.aborted() == one
-        assert len(front.context.running) == 0
+        assert len(front.context.live) == 0
 
     play(scenario)
 

@@ -303,7 +303,7 @@ def test_the_engines_refusals_become_http_errors(
         assert raised.value.headers.get("Retry-After") == retry_after
         assert (raised.value.status == 500) == (retry_after is None)
         assert raised.value.status != 500 or "details" not in raised.value.message
-        assert len(world.context.running) == 0
+        assert len(world.context.live) == 0
 
     play(scenario)
 
@@ -352,7 +352,7 @@ def test_when_one_of_several_fails_the_others_are_aborted(play: Play) -> None:
         while world.engine.client.open_requests:  # noqa: ASYNC110  the wire has no event for it
             await asyncio.sleep(0.001)
         assert sorted(record.finish_reason for record in world.records) == ["abort", "abort", "error", "length"]
-        assert len(world.context.running) == 0
+        assert len(world.context.live) == 0
 
     play(scenario)
 
@@ -364,7 +364,7 @@ def test_when_one_of_several_is_refused_none_runs(play: Play, monkeypatch: pytes
             world.start(request(), request())
         one = await world.engine.submitted()
         assert await world.engine.aborted() == one
-        assert len(world.context.running) == 0
+        assert len(world.context.live) == 0
 
     play(scenario)
 
@@ -398,7 +398,7 @@ def test_a_reader_who_leaves_is_recorded_with_the_engines_own_times(play: Play) 
         group.close()
         group.close()
         assert world.records == [], "the engine has not had its last word yet"
-        assert "r" not in world.context.running
+        assert "r" not in world.context.live
         assert await world.engine.aborted() == one
         await world.engine.step({one: [B]})
         await world.engine.step(None, finish(one, FinishCode.ABORT, queue_s=0.125, prefill_s=0.75))
@@ -436,7 +436,7 @@ def test_closing_ends_all_generations_also_when_the_engine_has_vanished(play: Pl
             world.engine.client._ping = None
             await asyncio.sleep(0.001)
         group.close()
-        assert len(world.context.running) == 0
+        assert len(world.context.live) == 0
         world.engine.client.died("gone")
         assert [record.finish_reason for record in world.records] == ["abort", "abort"]
 
@@ -447,8 +447,8 @@ def test_an_abort_by_id_ends_all_choices_with_what_they_have(play: Play) -> None
     async def scenario(world: World) -> None:
         _, reader = world.start(request(), request())
         one, two = [submit.id for submit in await world.engine.submits(2)]
-        world.context.running.abort("unknown")
-        world.context.running.abort("r")
+        world.context.live.abort("unknown")
+        world.context.live.abort("r")
         assert [await world.engine.aborted(), await world.engine.aborted()] == [one, two]
         await world.engine.step({one: [A]}, finish(one, FinishCode.ABORT), finish(two, FinishCode.ABORT))
         assert [delta.finished.reason for delta in await reader.all() if delta.finished is not None] == ["abort", "abort"]

@@ -36,7 +36,7 @@ P = TypeVar("P")
 
 def check_free(context: Context, request_id: str, own_id: str, param: str) -> None:
     """Raises ApiError when a request with the id that the client chose is running."""
-    if request_id in context.running:
+    if request_id in context.live:
         raise invalid(param, f"A request with {param} '{own_id}' is already running.")
 
 

@@ -9,7 +9,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.plan import Preparer
-from banyan_runtime.front.running import Running
+from banyan_runtime.front.live import LiveRequests
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
 
@@ -25,5 +25,5 @@ class Context:
     metrics: Metrics
     state: ServerState
     preparer: Preparer | None = None
-    running: Running = field(default_factory=Running)
+    live: LiveRequests = field(default_factory=LiveRequests)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, the `created` of the model cards

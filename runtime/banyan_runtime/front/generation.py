@@ -129,7 +129,7 @@ class Generation:
                 raise of_engine(error, request.param) from error
         else:
             asyncio.get_running_loop().call_soon(self._prompt_alone)
-        context.running.add(request_id, self)
+        context.live.add(request_id, self)
 
     def abort(self) -> None:
         """End it in the engine; its consumer sees it finish with reason abort."""
@@ -140,7 +140,7 @@ class Generation:
         """Nobody reads it any longer. It is recorded when the engine has confirmed its end."""
         if self._state is _State.OVER:
             return
-        self._context.running.remove(self._id, self)
+        self._context.live.remove(self._id, self)
         self._state = _State.CLOSED
         if self._submission is None:
             self._record("abort", None)
@@ -321,7 +321,7 @@ class Generation:
 
     def _leave(self) -> None:
         self._state = _State.OVER
-        self._context.running.remove(self._id, self)
+        self._context.live.remove(self._id, self)
 
 
 def _parser(text: Text, request: GenerateRequest) -> OutputParser | None:

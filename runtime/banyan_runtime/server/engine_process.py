@@ -21,7 +21,7 @@ import zmq
 from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
-from banyan_runtime.host import die_with_parent, resident_bytes
+from banyan_runtime.process import die_with_parent, resident_bytes
 from banyan_runtime.server.pulse import Pulse
 from banyan_runtime.server.termination import EXIT_INTERNAL
 from banyan_runtime.step import Handle, Runner, RunnerInfo, Step, TableShape

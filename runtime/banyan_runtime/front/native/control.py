@@ -54,8 +54,8 @@ async def abort_request(context: Context, request: Request) -> Response:
     """End requests by their exact id, or all. Ids that are not known are no error: they may just have finished."""
     asked = parse(AbortRequest, await read_command(request))
     if asked.abort_all:
-        context.running.abort_all()
+        context.live.abort_all()
     elif asked.rid:
         for name in (asked.rid, f"chatcmpl-{asked.rid}", f"cmpl-{asked.rid}"):
-            context.running.abort(name)
+            context.live.abort(name)
     return Response(status_code=200)

@@ -21,7 +21,7 @@ from banyan_runtime import wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.front.text.isolation import isolate
-from banyan_runtime.host import die_with
+from banyan_runtime.process import die_with
 
 HEAD: Final = struct.Struct("<cI")
 BOOT: Final = b"b"  # to it: a `Boot`

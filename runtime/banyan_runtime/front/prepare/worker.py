@@ -17,7 +17,7 @@ from banyan_runtime.front.plan import Plan, RefusalPlan
 from banyan_runtime.front.prepare.clock import template_time
 from banyan_runtime.front.prepare.frames import BROKEN, ENDPOINTS, HELLO, RENDERING, REQUEST_HEAD, TOKENIZING, frame, pack
 from banyan_runtime.front.prepare.planner import Planner
-from banyan_runtime.host import limit_memory, resident_bytes
+from banyan_runtime.process import limit_memory, resident_bytes
 
 SLOW_S: Final = 0.05  # a request that takes longer tells what it is at, so that the front knows whom to blame
 MEMORY_BYTES: Final = 1 << 30  # that one request may take

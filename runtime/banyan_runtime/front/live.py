@@ -11,7 +11,7 @@ class Abortable(Protocol):
         ...
 
 
-class Running:
+class LiveRequests:
     """The sequences that somebody waits for. Several may share an id: the choices of one request."""
 
     def __init__(self) -> None:
