@@ -9,6 +9,7 @@ from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.report import startup_line
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.step import RunnerInfo
+from tests.engine.session import Session, limits
 
 INFO = RunnerInfo(
     architecture="Qwen2ForCausalLM", model_type="qwen2", vocab_size=1000, context_len=32_768, pool_tokens=20_480, dtype="bfloat16",
@@ -89,3 +90,8 @@ def test_the_front_is_told_what_the_runner_can_do() -> None:
 def test_a_pool_too_small_for_any_request_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match="--max-total-tokens leaves 8 tokens"):
         limits_of(info=replace(INFO, pool_tokens=8))
+
+
+def test_a_context_far_beyond_the_pool_takes_no_memory() -> None:
+    session = Session(limits(context_len=1 << 24, pool_tokens=64))
+    assert session.engine.memory.tables.slots.shape[1] < 100

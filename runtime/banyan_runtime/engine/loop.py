@@ -66,10 +66,10 @@ class Engine:
             pool_tokens=limits.pool_tokens,
             page_size=limits.page_size,
             rows=limits.max_running,
-            context_len=limits.context_len,
+            context_len=limits.max_model_len,
             radix=limits.radix,
         )
-        runner.prepare(TableShape(limits.max_running, limits.context_len + SLACK))
+        runner.prepare(TableShape(limits.max_running, limits.max_model_len + SLACK))
         now = clock()
         self._report = Report(log, limits, now)
         self.scheduler = Scheduler(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.engine_client import EngineClient
+from banyan_runtime.front.live import LiveRequests
 from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.plan import Preparer
-from banyan_runtime.front.live import LiveRequests
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
 

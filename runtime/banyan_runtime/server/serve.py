@@ -39,8 +39,8 @@ from banyan_runtime.front.prepare.zygote import Zygote
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.front.text.text import Text
-from banyan_runtime.process import resident_bytes
 from banyan_runtime.model import spec
+from banyan_runtime.process import resident_bytes
 from banyan_runtime.server import termination
 from banyan_runtime.server.engine_child import EngineChild, private_folder
 from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, Http
