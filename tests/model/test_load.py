@@ -14,10 +14,12 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device, host
 from banyan_runtime.model.pool import cell_bytes
+from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.runners import load
 from banyan_runtime.model.spec import read
 
 from .conftest import TinyModel
+from .driver import Driver, Request
 
 Models = Callable[[str], TinyModel]
 
@@ -68,6 +70,19 @@ def test_a_pool_that_does_not_fit_is_cut_with_a_warning(
         model.load()
 
 
+def test_all_that_depends_on_the_served_context_is_there_before_the_first_step(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = tiny_model("llama").load(context_length=5000, max_total_tokens=6000)
+    driver = Driver(runner, rows=1, context=5000)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("memory that is kept was allocated by a step")
+
+    monkeypatch.setattr(Rope, "reserve", refuse)
+    request = Request([3] * 4990, new_tokens=10, row=0)
+    driver.run([request], chunk=2048)
+    assert len(request.output) == 10
+
+
 def test_a_longer_context_than_the_models_is_served_with_a_warning(tiny_model: Models, caplog: pytest.LogCaptureFixture) -> None:
     assert tiny_model("llama").load(context_length=600).info.context_len == 600
     assert "context_length=600 is larger than the 512 tokens that the model was made for." in caplog.messages
@@ -103,8 +118,6 @@ def test_cuda_without_a_device_says_what_to_do() -> None:
 def test_the_loaded_dummy_model_generates(tiny_model: Models, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_model("qwen3").folder / "config.json").read_bytes())
     runner = load(ServerConfig(model_path=str(tmp_path), load_format="dummy", device="cpu"), tmp_path, lambda *_: None)
-    from .driver import Driver, Request
-
     request = Request([5, 6, 7], new_tokens=4, row=0)
     Driver(runner, rows=1, context=16).run([request])
     assert len(request.output) == 4
