@@ -13,7 +13,7 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device, host
-from banyan_runtime.model.pool import cell_bytes
+from banyan_runtime.model.pool import cell_bytes, choose_tokens
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.runners import load
 from banyan_runtime.model.spec import read
@@ -67,7 +67,7 @@ def test_a_pool_that_does_not_fit_is_cut_with_a_warning(
     assert "max_total_tokens=9500 is larger than the 9000 tokens that fit into memory; 9000 are used." in caplog.messages
     monkeypatch.setattr(host, "memory_available", lambda: cell)
     with pytest.raises(ConfigError, match=r"Not enough memory\. Please try to increase --mem-fraction-static\."):
-        model.load()
+        choose_tokens(ServerConfig(model_path="x", device="cpu"), read(model.folder), 512, torch.float32, torch.device("cpu"), cell)
 
 
 def test_all_that_depends_on_the_served_context_is_there_before_the_first_step(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
