@@ -13,11 +13,13 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device, host
-from banyan_runtime.model.pool import cell_bytes
+from banyan_runtime.model.pool import cell_bytes, choose_tokens
+from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.runners import load
 from banyan_runtime.model.spec import read
 
 from .conftest import TinyModel
+from .driver import Driver, Request
 
 Models = Callable[[str], TinyModel]
 
@@ -65,7 +67,20 @@ def test_a_pool_that_does_not_fit_is_cut_with_a_warning(
     assert "max_total_tokens=9500 is larger than the 9000 tokens that fit into memory; 9000 are used." in caplog.messages
     monkeypatch.setattr(host, "memory_available", lambda: cell)
     with pytest.raises(ConfigError, match=r"Not enough memory\. Please try to increase --mem-fraction-static\."):
-        model.load()
+        choose_tokens(ServerConfig(model_path="x", device="cpu"), read(model.folder), 512, torch.float32, torch.device("cpu"), cell)
+
+
+def test_all_that_depends_on_the_served_context_is_there_before_the_first_step(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = tiny_model("llama").load(context_length=5000, max_total_tokens=6000)
+    driver = Driver(runner, rows=1, context=5000)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("memory that is kept was allocated by a step")
+
+    monkeypatch.setattr(Rope, "reserve", refuse)
+    request = Request([3] * 4990, new_tokens=10, row=0)
+    driver.run([request], chunk=2048)
+    assert len(request.output) == 10
 
 
 def test_a_longer_context_than_the_models_is_served_with_a_warning(tiny_model: Models, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,8 +118,6 @@ def test_cuda_without_a_device_says_what_to_do() -> None:
 def test_the_loaded_dummy_model_generates(tiny_model: Models, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_model("qwen3").folder / "config.json").read_bytes())
     runner = load(ServerConfig(model_path=str(tmp_path), load_format="dummy", device="cpu"), tmp_path, lambda *_: None)
-    from .driver import Driver, Request
-
     request = Request([5, 6, 7], new_tokens=4, row=0)
     Driver(runner, rows=1, context=16).run([request])
     assert len(request.output) == 4

@@ -99,15 +99,24 @@ def test_scores_are_bit_equal_alone_in_a_crowd_and_in_chunks(tiny_model: Models)
 def test_the_likeliest_come_first_and_equal_ones_by_id(levels: int, count: int, width: int, seed: int) -> None:
     scores = torch.from_numpy(np.random.default_rng(seed).integers(-levels, levels, (4, width)).astype(np.float32) / 4)
     scores[scores == 0] = -0.0 if seed % 2 else 0.0
-    ids, values = logprobs.likeliest(scores, min(count, width))
+    raw = logprobs.raw(scores, count)
     expected = [np.lexsort((np.arange(width), -row))[:count].tolist() for row in scores.numpy()]
-    assert ids.tolist() == expected
-    assert torch.equal(values, scores.gather(1, ids))
+    assert raw.top_ids.tolist() == expected
+    torch.testing.assert_close(raw.top_values, torch.log_softmax(scores, 1).gather(1, raw.top_ids))
+
+
+def test_tokens_of_equal_probability_come_by_id_though_their_logits_differ() -> None:
+    logits = torch.full((1, 60_000), 2.0)
+    logits[0, 7] += 2.4e-7
+    logits[0, 900] += 4.8e-7
+    raw = logprobs.raw(logits, 2)
+    assert raw.top_values[0, 0] == raw.top_values[0, 1]
+    assert raw.top_ids.tolist() == [[7, 900]]
 
 
 def test_an_impossible_token_has_a_finite_score() -> None:
     logits = torch.tensor([[0.0, -3e38, float("-inf"), float("nan")], [3e38, -3e38, 0.0, 1.0]])
-    scores = logprobs.of_tokens(logprobs.log_softmax(logits), torch.tensor([1, 1]), 4).numpy()
+    scores = logprobs.raw(logits, 4).of(torch.tensor([1, 1])).numpy()
     assert np.isfinite(scores.values).all()
     assert np.isfinite(scores.top_values).all()
 

@@ -1,6 +1,7 @@
 """Log probabilities of tokens: of those drawn and of prompts, with the likeliest ones beside them.
 
-log_softmax of the raw logits in fp32, each row by itself, so its bits do not depend on what it is computed beside.
+log_softmax of the raw logits in fp32, each row by itself, so its bits do not depend on what it is computed beside. What a
+row's log_softmax subtracts from its logits is all that is kept of it: a copy of all logits would cost more than the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from banyan_runtime.step import PromptScores, TokenLogprobs
 _CELLS: Final = 1 << 23  # logits of one slice of a prompt: 32 MB in fp32, of which there are a few copies
 _MOST_ROWS: Final = 1024
 _LEAST_ROWS: Final = 16  # a matrix product of fewer rows wastes the weights it reads
+_IN_CACHE: Final = 1 << 20  # logits that are gone through together: 4 MB in fp32
 _LOWEST: Final = torch.finfo(torch.float32).min  # for what rounds to a probability of 0: JSON has no infinity
 
 
@@ -38,15 +40,31 @@ class Scores:
         return TokenLogprobs(self.values.numpy(), self.top_ids.numpy().astype(np.int32), self.top_values.numpy())
 
 
-def log_softmax(logits: Tensor) -> Tensor:
-    """fp32 [n, vocab_size], finite; a new tensor."""
-    return torch.log_softmax(logits, -1).nan_to_num_(nan=_LOWEST, neginf=_LOWEST)
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """What is known of fp32 logits [n, vocab_size] before a token is drawn."""
+
+    logits: Tensor
+    normalizers: Tensor  # [n]: subtracted from logits they give log probabilities
+    top_ids: Tensor  # int64 [n, k]
+    top_values: Tensor  # fp32 [n, k] log probabilities
+
+    def of(self, tokens: Tensor) -> Scores:
+        """The scores of one token int64 [n] for each row. The logits must be unchanged."""
+        values = self.logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - self.normalizers
+        return Scores(_finite(values), self.top_ids, self.top_values)
 
 
-def of_tokens(scores: Tensor, tokens: Tensor, top: int) -> Scores:
-    """Of tokens int64 [n], given `log_softmax` of their logits, and of the `top` likeliest ones of each row."""
-    top_ids, top_values = likeliest(scores, min(top, scores.shape[1]))
-    return Scores(scores.gather(1, tokens.unsqueeze(1)).squeeze(1), top_ids, top_values)
+def raw(logits: Tensor, top: int) -> Raw:
+    """With the `top` likeliest tokens of each row."""
+    rows = max(1, _IN_CACHE // logits.shape[1])
+    parts = [_normalizers(part) for part in torch.split(logits, rows)]
+    normalizers = torch.cat(parts)
+    ids, values = likeliest(logits, min(top, logits.shape[1]))
+    # Logits that differ may have equal log probabilities.
+    ids, order = ids.sort(1)
+    values, order = _finite(values.gather(1, order) - normalizers.unsqueeze(1)).sort(dim=1, descending=True, stable=True)
+    return Raw(logits, normalizers, ids.gather(1, order), values)
 
 
 def of_prompt(hidden: Tensor, logits: Callable[[Tensor], Tensor], vocab_size: int, wanted: PromptScores) -> Scores:
@@ -59,7 +77,7 @@ def of_prompt(hidden: Tensor, logits: Callable[[Tensor], Tensor], vocab_size: in
     top = int(wanted.top.max(initial=0))
     rows = max(_LEAST_ROWS, min(_MOST_ROWS, _CELLS // vocab_size) // _LEAST_ROWS * _LEAST_ROWS)
     parts = [
-        of_tokens(log_softmax(logits(hidden.index_select(0, at[start : start + rows]))), targets[start : start + rows], top)
+        raw(logits(hidden.index_select(0, at[start : start + rows])), top).of(targets[start : start + rows])
         for start in range(0, max(1, len(at)), rows)
     ]
     return Scores(
@@ -69,18 +87,27 @@ def of_prompt(hidden: Tensor, logits: Callable[[Tensor], Tensor], vocab_size: in
     )
 
 
-def likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Ids and values of the `count` largest of each row [n, m], largest first, equal ones by id; each [n, count]."""
-    more = min(count + 1, scores.shape[1])
-    values, ids = scores.topk(more)
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Ids and values of the `count` largest of each row [n, m]; of equal ones at the edge those of lower ids. Each [n, count]."""
+    more = min(count + 1, logits.shape[1])
+    values, ids = logits.topk(more)
     # Which of several equal values at the edge topk takes is not defined. Keys that no two cells share are slow, but rarely
     # needed; where looking would make the host wait for the device they are always used.
-    if count and (scores.is_cuda or bool((values[:, count - 1] == values[:, more - 1]).any() if more > count else False)):
-        ids = _keys(scores).topk(count).indices
-        values = scores.gather(1, ids)
-    ids, order = ids[:, :count].sort(1)
-    values, order = values[:, :count].gather(1, order).sort(dim=1, descending=True, stable=True)
-    return ids.gather(1, order), values
+    if count and more > count and (logits.is_cuda or bool((values[:, count - 1] == values[:, count]).any())):
+        ids = _keys(logits).topk(count).indices
+        values = logits.gather(1, ids)
+    return ids[:, :count], values[:, :count]
+
+
+def _normalizers(logits: Tensor) -> Tensor:
+    """Each row's logarithm of the sum of exponentials, [n]. By way of log_softmax, which computes every row alike; a sum over
+    one long row is cut among threads."""
+    highest, where = logits.max(1, keepdim=True)
+    return (highest - torch.log_softmax(logits, 1).gather(1, where)).squeeze(1)
+
+
+def _finite(scores: Tensor) -> Tensor:
+    return scores.nan_to_num_(nan=_LOWEST, neginf=_LOWEST)
 
 
 def _keys(scores: Tensor) -> Tensor:

@@ -84,9 +84,11 @@ class TorchRunner:
     def _draw(self, step: Step, rows: _Rows, hidden: Tensor) -> _Drawn:
         picked = np.flatnonzero(step.samples)
         logits = self._decoder.logits(hidden.index_select(0, self._tensor((np.cumsum(step.query_lens) - 1)[picked])))
-        scored = None if step.top_logprobs is None else np.flatnonzero(step.top_logprobs[picked] >= 0)
-        scores = None if scored is None else logprobs.log_softmax(logits.index_select(0, self._tensor(scored)))
         columns = _cells(step.sampling, picked)
+        raw = None
+        if step.top_logprobs is not None:
+            scored = np.flatnonzero(step.top_logprobs[picked] >= 0)
+            raw = logprobs.raw(logits.index_select(0, self._tensor(scored)), int(step.top_logprobs.max(initial=0)))
         if step.bias is not None:
             edits.add_biases(logits, step.bias, picked)
         rows.penalties.apply(logits, step.rows[picked], columns)
@@ -97,10 +99,7 @@ class TorchRunner:
         tokens, failed = sampler.sample(logits, columns, step.kv_lens[picked])
         rows.penalties.count(step.rows[picked], tokens)
         rows.latest.index_copy_(0, self._tensor(step.rows[picked]), tokens)
-        if scored is None or scores is None or step.top_logprobs is None:
-            return _Drawn(tokens, failed)
-        most = int(step.top_logprobs.max(initial=0))
-        return _Drawn(tokens, failed, logprobs.of_tokens(scores, tokens.index_select(0, self._tensor(scored)), most))
+        return _Drawn(tokens, failed, None if raw is None else raw.of(tokens.index_select(0, self._tensor(scored))))
 
     def _token_ids(self, step: Step, rows: _Rows) -> Tensor:
         """The step's tokens; a negative one is the latest token of its row."""
