@@ -69,8 +69,8 @@ WORDS: Final = [
 
 def body_of(dice: random.Random, number: int) -> tuple[str, dict[str, Any], bool]:
     """(path, body, whether the client leaves half-way) of one request."""
-    length = min(900, max(1, int(dice.lognormvariate(4.0, 1.2))))
-    output = min(400, max(1, int(dice.lognormvariate(2.5, 1.0))))
+    length = min(900, max(1, int(dice.lognormvariate(3.0, 1.3))))
+    output = min(400, max(1, int(dice.lognormvariate(1.3, 1.2))))
     shared = f"Story {dice.randrange(20)}. " if dice.random() < 0.5 else f"{number} "
     text = shared + " ".join(dice.choice(WORDS) for _ in range(length))
     body: dict[str, Any] = {"stream": dice.random() < 0.5}
