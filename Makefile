@@ -7,7 +7,7 @@ CLUSTER ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster lint format crds install install-dev images clean bench simulate
+.PHONY: help demo test test-cluster lint format crds install install-dev images clean bench simulate soak simulate
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ crds: install ## write crds/ and the chart's copy from the models in operator/ba
 
 simulate: install-dev ## a million random steps of the engine (make test runs a tenth of them)
 	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/engine/test_simulation.py $(PYTEST_ARGS)
+
+soak: install-dev ## 100,000 requests of mixed lengths: memory must stay where it is (about half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py
 
 bench: install-dev ## tokens per second beside transformers, into benchmarks/results
 	$(BIN)/python benchmarks/throughput.py
