@@ -13,6 +13,8 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device, host
+from banyan_runtime.model.attention.torch_native import TorchAttention
+from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.pool import cell_bytes, choose_tokens
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.runners import load
@@ -46,6 +48,17 @@ def test_the_runner_describes_what_it_loaded(tiny_model: Models) -> None:
     assert (info.architecture, info.model_type, info.vocab_size, info.context_len) == ("Qwen2ForCausalLM", "qwen2", 503, 300)
     assert (info.pool_tokens, info.dtype, info.device, info.attention_backend) == (2048, "float32", "cpu", "torch_native")
     assert info.kv_bytes == (2048 + 16) * 2 * 3 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize("part", [Decoder, TorchAttention])
+def test_a_promise_that_layers_or_attention_cannot_keep_is_not_made(
+    tiny_model: Models, monkeypatch: pytest.MonkeyPatch, part: type[object]
+) -> None:
+    model = tiny_model("qwen2")
+    config = ServerConfig(model_path=str(model.folder), dtype="float32", device="cpu")
+    assert load(config, model.folder, lambda *_: None).info.batch_invariant
+    monkeypatch.setattr(part, "batch_invariant", False)
+    assert not load(config, model.folder, lambda *_: None).info.batch_invariant
 
 
 def test_the_pool_is_four_contexts_unless_memory_is_short(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:

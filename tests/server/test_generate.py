@@ -138,6 +138,7 @@ def test_model_info_tells_what_is_served(server: ServerProcess, path: str) -> No
     info = server.get(path).json()
     assert (info["architectures"], info["model_type"], info["is_generation"]) == (["Qwen3ForCausalLM"], "qwen3", True)
     assert info["model_path"].endswith("tiny-chat")
+    assert (info["batch_invariant"], info["max_model_len"], info["context_length"]) == (True, 2048, 2048)
     assert {"tokenizer_path", "served_model_name", "preferred_sampling_params", "weight_version", "load_format", "reasoning_parser"} <= set(
         info
     )

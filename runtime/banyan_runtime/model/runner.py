@@ -42,7 +42,13 @@ class TorchModel:
         choice = self._choice
         pool = KvPool(choice.spec, info.pool_tokens, page_size, choice.dtype, choice.device)
         attention = choice.attention(choice.spec, pool, self._pulse)
-        info = replace(info, kv_bytes=pool.bytes, available_bytes=devices.available_bytes(choice.device), features=TorchRunner.FEATURES)
+        info = replace(
+            info,
+            kv_bytes=pool.bytes,
+            available_bytes=devices.available_bytes(choice.device),
+            batch_invariant=self._decoder.batch_invariant and attention.batch_invariant,
+            features=TorchRunner.FEATURES,
+        )
         return TorchRunner(self._decoder, attention, pool, info, report)
 
 

@@ -36,7 +36,9 @@ async def model_info(context: Context, request: Request) -> Response:
             "model_type": model.get("model_type", info.model_type),
             "architectures": model.get("architectures", [info.architecture]),
             "context_length": info.context_len,
+            "max_model_len": info.max_model_len,
             "dtype": info.dtype,
+            "batch_invariant": info.batch_invariant,
         }
     )
 
@@ -50,6 +52,7 @@ async def server_info(context: Context, request: Request) -> Response:
             **context.config.public(),
             "context_length": info.context_len,
             "max_total_num_tokens": info.max_total_tokens,
+            "max_model_len": info.max_model_len,
             "max_req_input_len": info.max_req_input_len,
             "max_running_requests": info.max_running_requests,
             "device": info.device,

@@ -6,16 +6,14 @@ import asyncio
 import json
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
 from banyan_runtime import __version__, wire
+from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineClient, EngineError
 from banyan_runtime.front.exposition import CONTENT_TYPE
-
-if TYPE_CHECKING:
-    from banyan_runtime.front.context import Context
 
 GENERATE_LIMIT_S: Final = 20.0
 RETRY_AFTER: Final = {"Retry-After": "5"}
