@@ -109,15 +109,19 @@ async def send(session: aiohttp.ClientSession, url: str, request: tuple[str, dic
 
 
 def resident(server: psutil.Process) -> dict[str, int]:
-    """Bytes of memory of each process of the server that are its own or shared, by name; shared ones count in parts."""
+    """Bytes of memory that each process of the server has made, by name; what forks share counts in parts.
+
+    Pages of files (libraries) are left out: how they are counted depends on what else runs on the machine.
+    """
     names: dict[str, int] = {}
     for process in [server, *server.children(recursive=True)]:
         try:
-            command, used = process.cmdline(), process.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            command, rollup = process.cmdline(), Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue
-        module = next((word.rpartition(".")[2] for word in command if word.startswith("banyan_runtime.")), "server")
-        names[module] = names.get(module, 0) + used
+        module = next((word.rpartition("banyan_runtime.")[2] for word in command if word.startswith("banyan_runtime.")), "front")
+        used = re.search(r"^Pss_Anon:\s+(\d+) kB", rollup, re.MULTILINE)
+        names[module] = names.get(module, 0) + (int(used[1]) * 1024 if used else 0)
     return names
 
 
