@@ -1,4 +1,4 @@
-"""Reasoning told from content, whatever way the text arrives. The cases are the reference's vectors 45 to 58 and 64."""
+"""Reasoning told from content, whatever way the text arrives."""
 
 from __future__ import annotations
 
