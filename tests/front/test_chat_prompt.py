@@ -9,6 +9,7 @@ import pytest
 
 from banyan_runtime.front.chat.messages import ChatMessage
 from banyan_runtime.front.chat.prompt import ChatOptions, render
+from banyan_runtime.front.chat.sandbox import environment
 from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
 from banyan_runtime.front.errors import ApiError
 from tests.front import support
@@ -88,6 +89,24 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
     assert "valid JSON" in refused(source, {"role": "assistant", "content": None, "tool_calls": [call]}).message
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ["[" * 100_000, '{"a":' * 3000 + "1" + "}" * 3000, '{"a":"\\ud800"}', '{"\\ud83d":1}', '{"a":NaN}', '{"a":1e999}', "[1]", " "],
+    ids=["brackets", "objects", "half a character", "half a key", "NaN", "infinity", "no object", "nothing"],
+)
+def test_arguments_that_are_no_strict_json_are_refused_by_name(arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    error = refused(CHATML, {"role": "assistant", "content": None, "tool_calls": [call]})
+    assert error.param == "messages[0].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("source", ["{{ '\\ud800' }}", "{{ raise_exception('\\ud800' * 5000) }}"])
+def test_half_a_character_of_a_template_reaches_neither_tokenizer_nor_client(source: str) -> None:
+    error = refused(source, {"role": "user", "content": "x"})
+    assert error.param == "messages"
+    assert 0 < len(error.message.encode()) < 2000
+
+
 def test_what_a_text_model_cannot_read_is_refused_by_name() -> None:
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
     error = refused(CHATML, picture)
@@ -119,6 +138,46 @@ def test_refusals_name_the_reason_and_never_the_server() -> None:
 def test_a_hostile_or_broken_template_ends_in_an_error_and_nothing_else(source: str) -> None:
     with pytest.raises(TemplateError):
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}], add_generation_prompt=True, variables={})
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "'%2000000d' % 1",
+        "'%.*f' % (2000000, 1)",
+        "'%2000000s' | format(1)",
+        "'a' | center(2000000)",
+        "['a'] | map('center', 2000000) | list",
+        "'a' | indent(2000000, true)",
+        "[1] | batch(2000000, 'x') | list",
+        "{'a': 1} | tojson(indent=2000000)",
+        "'a'.ljust(2000000)",
+        "'{:>2000000}'.format(1)",
+        "'{:>{w}}'.format(1, w=2000000)",
+        "'{a:>2000000}'.format_map({'a': 1})",
+        "(9 ** 64) ** 64 * (9 ** 64) ** 64 * (9 ** 64) ** 64 * (9 ** 64) ** 64 * (9 ** 64) ** 64 * (9 ** 64) ** 64 > 1",
+    ],
+)
+def test_a_template_makes_no_huge_text_or_number_at_one_stroke(expression: str) -> None:
+    with pytest.raises(TemplateError, match=r"too (long|wide|large)"):
+        ChatTemplate(f"{{{{ {expression} }}}}", {}).render([], add_generation_prompt=True, variables={})
+
+
+def test_widths_that_templates_really_use_are_kept() -> None:
+    source = (
+        "{{ '%5d|%s' % (1, 1500000000) }}{{ '%-3s' | format('a') }}{{ 'b' | center(3) }}{{ 'c' | indent(1, true) }}"
+        "{{ 1500000000 | tojson }}{{ '{:>4}{}'.format(1, 1500000000) }}{{ 'd'.rjust(2) }}{{ 7 % 4 }}{{ 'ab' * 2 }}{{ 2 ** 10 }}"
+    )
+    assert prompt(source, {"role": "user", "content": "x"}) == "    1|1500000000a   b  c1500000000   11500000000 d3abab1024"
+
+
+def test_nothing_of_a_template_is_computed_while_it_is_compiled() -> None:
+    source = "{% if messages|length > 5 %}{{ 'a'|center(900000) }}{{ '%900000d' % 1 }}{% set x = 'a' * 900000 %}{% endif %}text"
+    code = environment().compile(source, raw=True)
+    assert "text" in code
+    assert len(code) < 10_000
+    with pytest.raises(TemplateError, match="autoescape takes true or false"):
+        ChatTemplate("{% autoescape 'a'|center(900000) %}{% endautoescape %}", {})
 
 
 def test_a_template_with_a_syntax_error_says_where() -> None:

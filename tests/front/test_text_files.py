@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ModelError
+from banyan_runtime.front.prepare.clock import trial
 from banyan_runtime.front.text.defaults import GenerationDefaults
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.text.tokenizer import Tokenizer
@@ -104,6 +106,28 @@ def test_a_file_of_a_terabyte_is_refused_unread(folder: Path, file: str) -> None
         sparse.truncate(1 << 40)
     with pytest.raises(ModelError, match=rf"{file}: (has 1099511627776 bytes; at most|is larger than)"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "took more than 2 s"),
+        ("{% set ns = namespace(x='a' * 1000000) %}{% for i in range(10) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}", "MemoryError"),
+        ("{{ x }}" * 50_000, "at most 262144 are read"),
+    ],
+    ids=["endless", "huge", "a long source"],
+)
+def test_a_template_that_takes_too_much_is_refused_at_the_start(folder: Path, source: str, message: str) -> None:
+    (folder / "chat_template.jinja").write_text(source)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(ModelError, match=rf"chat_template.jinja: the chat template does not work: .*{message}"):
+        Text.load(ServerConfig(model_path=str(folder)), folder, guard=trial)
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
+
+
+def test_who_renders_nothing_does_not_even_compile_the_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% broken")
+    assert Text.load(ServerConfig(model_path=str(folder)), folder, guard=None).template is None
 
 
 VALUES = st.recursive(

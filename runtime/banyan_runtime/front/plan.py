@@ -56,6 +56,7 @@ class _OpenAiPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatPlan(_OpenAiPlan, frozen=True, kw_only=True, tag="chat"):
     include_reasoning: bool
+    turn_end: tuple[int, ...] = ()  # tokens that end a turn in the chat template, which the front does not read
 
 
 class CompletionPlan(_OpenAiPlan, frozen=True, kw_only=True, tag="completion"):

@@ -145,7 +145,7 @@ class Server:
         tokenizer_dir = await on_thread(find_tokenizer, config)
         # Each reads the text files for itself, side by side: the front to write text, the other to read it.
         self._zygote = Zygote(config, model_dir, tokenizer_dir)
-        self._context.text, _ = await asyncio.gather(on_thread(Text.load, config, model_dir, tokenizer_dir), self._zygote.start())
+        self._context.text, _ = await asyncio.gather(on_thread(Text.load, config, model_dir, tokenizer_dir, None), self._zygote.start())
         info = await self._client.wait_ready()
         self._zygote.serve(info)
         pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout)

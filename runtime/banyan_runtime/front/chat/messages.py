@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
+import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
 from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing
@@ -114,10 +114,12 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
     """A call in the history. Templates print the arguments with `tojson`, so they must be an object, not its JSON text."""
     arguments: Any = call.function.arguments or {}
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
+        try:  # as strictly as a body is read: no NaN, no half of a character
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
             raise invalid(f"{where}.function.arguments", "Assistant tool call function.arguments must be valid JSON.") from None
+        except RecursionError:
+            raise invalid(f"{where}.function.arguments", "Assistant tool call function.arguments is nested too deeply.") from None
         if not isinstance(arguments, dict):
             raise invalid(f"{where}.function.arguments", "Assistant tool call function.arguments must be a JSON object.")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from banyan_runtime.front.chat.sandbox import environment
 
 _MAX_RENDERED: Final = 64 * 1024 * 1024  # characters; twice the largest request body, so only a runaway template meets it
-_MAX_REPEATED: Final = 1_000_000  # length of a sequence that a template may make with `*`
+_MAX_SOURCE: Final = 1 << 18  # characters; the longest known template has 50,000
+_MAX_REASON: Final = 1000  # characters of a template's own words in an error
 
 
 class TemplateError(Exception):
@@ -24,46 +20,7 @@ class TemplateError(Exception):
 
 
 Guard = Callable[[], AbstractContextManager[None]]
-"""What each rendering happens in: it may limit the time, with a TemplateError."""
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks assistant text for training; here it is only its body."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        for sequence, times in ((left, right), (right, left)):
-            if isinstance(sequence, str | bytes | list | tuple) and isinstance(times, int) and len(sequence) * times > _MAX_REPEATED:
-                raise SecurityError("a repeated sequence is too long")
-        if operator == "**" and isinstance(left, int) and isinstance(right, int) and abs(right) > 64:
-            raise SecurityError("an exponent is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    """Jinja's own filter escapes HTML, which would show up in prompts."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+"""What compiling and each rendering happen in: it may limit time and memory, with a TemplateError."""
 
 
 class ChatTemplate:
@@ -76,8 +33,11 @@ class ChatTemplate:
         self.source = source
         self.guard = guard
         self.tokens = dict(tokens)  # bos_token, eos_token …
+        if len(source) > _MAX_SOURCE:
+            raise TemplateError(f"it has {len(source)} characters; at most {_MAX_SOURCE} are read, no template needs more")
         try:
-            self._template = _environment().from_string(source)
+            with guard():
+                self._template = environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno}: {error.message}") from error
 
@@ -103,7 +63,7 @@ class ChatTemplate:
             with self.guard():
                 return self._rendered(scope)
         except (jinja2.TemplateError, TypeError, ValueError, OverflowError, LookupError, AttributeError, ArithmeticError) as error:
-            raise TemplateError(str(error) or type(error).__name__) from error
+            raise TemplateError(_reason(error)) from error
         except RecursionError as error:
             raise TemplateError("the messages are nested too deeply") from error
 
@@ -115,4 +75,14 @@ class ChatTemplate:
             if length > _MAX_RENDERED:
                 raise TemplateError(f"the prompt is longer than {_MAX_RENDERED} characters")
             pieces.append(piece)
-        return "".join(pieces)
+        text = "".join(pieces)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TemplateError("it writes half a character (a lone surrogate), which no tokenizer reads") from error
+        return text
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, fit to be sent: a template may raise any text."""
+    return str(error)[:_MAX_REASON].encode(errors="replace").decode() or type(error).__name__

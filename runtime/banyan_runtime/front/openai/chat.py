@@ -29,7 +29,7 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
     call = Call(endpoint="chat", streaming=plan.stream, received=arrival.received)
     ids = [identity.id] * len(plan.requests)
     usage, logprobs = Usage(context, plan), _Logprobs(text.needed_tokenizer, plan.top_logprobs)
-    eos_ids = text.defaults.eos_ids | text.turn_end_ids
+    eos_ids = text.defaults.eos_ids.union(plan.turn_end)
     if plan.stream:
         return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, logprobs), ignored(plan))
     include_reasoning = plan.include_reasoning

@@ -9,6 +9,7 @@ from banyan_runtime.front.chat.prompt import ChatOptions, ChatPrompt, render
 from banyan_runtime.front.openai.schema import CHAT_UNSUPPORTED, ChatRequest
 from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import ChatPlan, ReasoningStart
+from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, priority_of, sequences
 from banyan_runtime.front.sampling import SamplingParams, resolve
@@ -21,7 +22,7 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     text = served.text
     common = begin(served, asked, CHAT_UNSUPPORTED)
     params = _params(served, asked)
-    tokenizer = text.needed_tokenizer  # the clearer error comes first
+    _ = text.needed_tokenizer  # the clearer error comes first
     options = ChatOptions(
         add_generation_prompt=asked.add_generation_prompt is not False,
         continue_final_message=asked.continue_final_message,
@@ -38,7 +39,7 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
         stream_reasoning=asked.stream_reasoning,
     )
     # The template writes BOS itself, so the tokenizer must not add a second one.
-    ids = tokenizer.encode(prompt.text, add_special_tokens=asked.add_special_tokens)
+    ids = encode(served, prompt.text, "messages", add_special_tokens=asked.add_special_tokens)
     top = asked.top_logprobs if asked.logprobs else -1
     return ChatPlan(
         requests=tuple(sequences(served, frame, ids, params, seed_id=f"chatcmpl-{common.own_id or request_id}", scores=Scores(top))),
@@ -52,6 +53,7 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
         ignored=common.ignored,
         top_logprobs=top,
         include_reasoning=asked.include_reasoning,
+        turn_end=tuple(text.turn_end_ids),
     )
 
 

@@ -1,16 +1,21 @@
-"""Limits on computing time, for code that a model brings."""
+"""Limits on computing time and memory, for code that a model brings."""
 
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
 from banyan_runtime.front.chat.template import TemplateError
+from banyan_runtime.process import PAGE_BYTES
 
 TEMPLATE_CPU_S: Final = 2.0
+TEMPLATE_BYTES: Final = 512 << 20  # that a template may take while it is tried
 
 
 class _OutOfTime(BaseException):
@@ -36,3 +41,25 @@ def template_time() -> Iterator[None]:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except _OutOfTime:
         raise TemplateError(f"it took more than {TEMPLATE_CPU_S:g} s of computing time.") from None
+
+
+@contextlib.contextmanager
+def trial() -> Iterator[None]:
+    """`template_time` for a process that has no limit on its memory: here it has one. Raises TemplateError, MemoryError."""
+    with _template_memory(), template_time():
+        yield
+
+
+@contextlib.contextmanager
+def _template_memory() -> Iterator[None]:
+    if sys.platform != "linux":
+        yield
+        return
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE_BYTES
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [limit for limit in (size + TEMPLATE_BYTES, soft) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

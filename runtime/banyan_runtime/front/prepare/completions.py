@@ -10,6 +10,7 @@ from banyan_runtime.front.errors import ApiError, invalid, invalid_type
 from banyan_runtime.front.openai.schema import COMPLETION_UNSUPPORTED, CompletionRequest
 from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import CompletionPlan, GenerateRequest
+from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids
 from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_sequences, priority_of, sequences
@@ -29,7 +30,7 @@ def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) ->
         eos_ids,
         served.info.vocab_size,
     )
-    tokenizer = text.needed_tokenizer
+    _ = text.needed_tokenizer  # also for ids: the answer is text
     prompts = _prompts(asked.prompt)
     check_sequences(len(prompts), params.n)
     frame = Frame(
@@ -45,9 +46,7 @@ def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) ->
     requests: list[GenerateRequest] = []
     echoes: list[str] = []
     for position, prompt in enumerate(prompts):
-        ids = tokenizer.encode(prompt, add_special_tokens=asked.add_special_tokens) if isinstance(prompt, str) else prompt
-        if not ids:
-            raise _empty()
+        ids = encode(served, prompt, "prompt", add_special_tokens=asked.add_special_tokens) if isinstance(prompt, str) else prompt
         prompt_seed_id = seed_id if position == 0 else f"{seed_id}:{position}"
         choices = sequences(served, frame, ids, params, seed_id=prompt_seed_id, scores=scores)
         requests += choices

@@ -9,6 +9,7 @@ from banyan_runtime.front.errors import invalid, unsupported
 from banyan_runtime.front.native.schema import UNSUPPORTED, NativeGenerateRequest, NativeSampling
 from banyan_runtime.front.parsing import check_top_logprobs, parse, refuse_unsupported
 from banyan_runtime.front.plan import GenerateRequest, NativePlan
+from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids, check_ids
 from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_id, check_sequences, priority_of, sequences
 from banyan_runtime.front.sampling import SamplingParams, resolve, shown
@@ -52,9 +53,10 @@ def plan_generate(served: Served, body: Mapping[str, Any], request_id: str) -> N
 
 
 def _ids(served: Served, prompt: str | list[int]) -> list[int]:
-    ids = served.text.encode(prompt) if isinstance(prompt, str) else prompt
+    ids = encode(served, prompt, "prompt", add_special_tokens=True) if isinstance(prompt, str) else prompt
     if not ids:
-        raise invalid("input_ids", "input_ids cannot be empty.", "empty_array")
+        name = "text" if isinstance(prompt, str) else "input_ids"
+        raise invalid(name, f"{name} cannot be empty: it makes no tokens.", "empty_array")
     check_ids(ids, served.info, "input_ids")
     return ids
 

@@ -61,14 +61,14 @@ def main() -> int:
     die_with(boot.parent)
     isolate()
     config = ServerConfig.from_engine_json(boot.config)
-    from banyan_runtime.front.prepare.clock import template_time
+    from banyan_runtime.front.prepare.clock import trial
     from banyan_runtime.front.prepare.planner import Planner
     from banyan_runtime.front.prepare.worker import serve
     from banyan_runtime.front.text.text import Text
 
     try:
         tokenizer_dir = None if boot.tokenizer_dir is None else Path(boot.tokenizer_dir)
-        text = Text.load(config, Path(boot.model_dir), tokenizer_dir, template_time)
+        text = Text.load(config, Path(boot.model_dir), tokenizer_dir, trial)
     except UserError as error:
         control.sendall(message(FAILED, Failure(error.exit_code, str(error))))
         return 0

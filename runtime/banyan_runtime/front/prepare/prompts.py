@@ -39,15 +39,12 @@ def fit(
         ids = ids[: info.max_req_input_len - 1]
     length = len(ids)
     if length >= longest or length >= info.max_req_input_len:
-        limit = longest if length >= longest else info.max_req_input_len
-        raise _too_long(
-            f"This model's maximum context length is {limit} tokens. However, your prompt contains {length} input tokens.", param
-        )
+        raise too_long(length, info, param)
     room = longest - length
     if asked is None:
         return ids, room if default is None else min(default, room)
     if asked > room:
-        raise _too_long(
+        raise _exceeded(
             f"This model's maximum context length is {longest} tokens. However, you requested {shown(length + asked)} tokens "
             f"({length} in the {param}, {shown(asked)} in the completion). Please reduce the length of the {param} or completion.",
             param,
@@ -55,6 +52,14 @@ def fit(
     return ids, asked
 
 
-def _too_long(message: str, param: str) -> ApiError:
+def too_long(length: int, info: wire.EngineInfo, param: str, about: str = "") -> ApiError:
+    """What a prompt of so many tokens is refused with. `about` stands before a number that is not exact."""
+    limit = info.max_model_len if length >= info.max_model_len else info.max_req_input_len
+    return _exceeded(
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {about}{length} input tokens.", param
+    )
+
+
+def _exceeded(message: str, param: str) -> ApiError:
     # LangChain finds the condition by this word in the message.
     return ApiError(400, f"{message} (context_length_exceeded)", code="context_length_exceeded", param=param)

@@ -61,11 +61,13 @@ class Frame:
 def sequences(
     served: Served, frame: Frame, ids: list[int], params: SamplingParams, *, seed_id: str, scores: Scores = Scores(), interval: int = 0
 ) -> list[GenerateRequest]:
-    """One for each choice of one prompt, which is not empty. `interval`: the request's own tokens per streamed delta.
+    """One for each choice of one prompt. `interval`: the request's own tokens per streamed delta.
 
-    Raises ApiError for ids outside the vocabulary and for what does not fit into the context.
+    Raises ApiError for a prompt without tokens, for ids outside the vocabulary and for what does not fit into the context.
     """
     config, info = served.config, served.info
+    if not ids:
+        raise invalid(frame.param, f"Prompt cannot be empty: '{frame.param}' makes no tokens.", "empty_array")
     check_ids(ids, info, frame.param)
     ids, max_new = fit(ids, params.max_tokens, frame.default_max_tokens, info, frame.param, truncate=config.allow_auto_truncate)
     packed = wire.pack_ids(ids)

@@ -12,6 +12,7 @@ from banyan_runtime.front.errors import invalid, missing
 from banyan_runtime.front.native.schema import TOKENIZE_UNSUPPORTED, DetokenizeRequest, TokenizeRequest
 from banyan_runtime.front.parsing import parse, refuse_unsupported
 from banyan_runtime.front.plan import AnswerPlan
+from banyan_runtime.front.prepare.encode import beginning
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids, check_ids
 from banyan_runtime.front.prepare.sequences import Served
 
@@ -41,7 +42,7 @@ def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) ->
     tokens: list[list[int]] = []
     total = 0
     for prompt in prompts:
-        ids = tokenizer.encode(prompt, add_special_tokens=special)
+        ids, _ = beginning(tokenizer, prompt, MAX_TOKENS, add_special_tokens=special)
         total += len(ids)
         _check_count(total, "prompt" if asked.prompt is not None else "messages")
         tokens.append(ids)

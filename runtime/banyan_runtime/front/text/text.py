@@ -43,15 +43,15 @@ class Text:
         return self.needed_tokenizer.encode(text, add_special_tokens=True)
 
     @staticmethod
-    def load(config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None, guard: Guard = nullcontext) -> Text:
-        """Read the text files of a model; its chat template renders in `guard`. Raises ModelError for broken files, ConfigError
-        for options that do not fit."""
+    def load(config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None, guard: Guard | None = nullcontext) -> Text:
+        """Read the text files of a model; its chat template is compiled and renders in `guard`, and without one it is left out.
+        Raises ModelError for broken files, ConfigError for options that do not fit."""
         folder = tokenizer_dir or (Path(config.tokenizer_path) if config.tokenizer_path else model_dir)
         model_config = read_object_if_any(model_dir / "config.json")
         if config.skip_tokenizer_init:
             return Text(None, None, GenerationDefaults.load(config, model_dir, None), None, frozenset(), model_config)
         tokenizer = Tokenizer.load(folder)
-        template = _template(config, folder, tokenizer, guard)
+        template = None if guard is None else _template(config, folder, tokenizer, guard)
         return Text(
             tokenizer,
             template,
@@ -73,8 +73,8 @@ def _template(config: ServerConfig, folder: Path, tokenizer: Tokenizer, guard: G
         template = ChatTemplate(source, tokenizer.named, guard)
         render(template, hello, ChatOptions())
     except (TemplateError, ApiError, SyntaxError, RecursionError, MemoryError, OverflowError, ValueError) as error:
-        # The latter are what Python says of a template that is nested too deeply or makes something huge while it is compiled.
-        message = f"{where}: the chat template does not work: {error}"
+        # The latter are what Python says of a template that is nested too deeply or takes too much memory.
+        message = f"{where}: the chat template does not work: {str(error) or type(error).__name__}"
         raise (ConfigError(message) if config.chat_template else ModelError(message)) from error
     return template
 
