@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
+PRIORITY_AT_MOST: Final = 1000  # and -1000 at least: levels enough for everybody, few enough to look at all of them in a turn
+PRIORITY_AT_MOST: Final = 1000  # and -1000 at least: levels enough for everybody, few enough to look at all of them in a turn
 
 
 def pack_ids(ids: TokenIds | list[int]) -> bytes:
@@ -68,7 +70,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     id: int  # unique among live requests; strings (rid) stay in the front
     token_ids: bytes  # pack_ids of the prompt, at least one token
     sampling: Sampling
-    priority: int = 0  # higher first; what waits and what is preempted is ordered by it
+    priority: int = 0  # higher first, up to PRIORITY_AT_MOST either way; what waits and what is preempted is ordered by it
     salt: str = ""  # requests of different salts never share cached prefixes
     prefix_ids: bytes = b""  # what the prefix cache compares instead of token_ids, as many ids (images: a hash in place of placeholders)
     logprobs: LogprobRequest | None = None

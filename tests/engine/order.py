@@ -19,7 +19,9 @@ class Order:
         self.limits = limits
         self.top = top
         self.passed = Counter[int]()  # by request id: prefill batches in which a later and more urgent one was admitted
-        self._waited = Counter[int]()  # prefill batches that went by while a request waited
+        self._passes = Counter[int]()  # likewise, whoever it was: what ages count
+        self._passed_by: dict[int, int] = {}  # by priority: the highest one admitted while such requests waited
+        self._levels: dict[int, int] = {}  # by request id, as of its last admission
         self._batches = 0
         self._rows: dict[int, int] = {}  # of those that had one at the last launch, by id
         prefill = engine.scheduler.prefill
@@ -40,13 +42,22 @@ class Order:
                     if not request.held_back:
                         assert self._level(request, top) <= self._level(late, top), f"{late.id} was admitted before {request.id}"
             self._count(admitted, waiting)
-        self._waited.update(request.id for request in requests.values() if request.row < 0)
+        for late in admitted:
+            self._levels[late.id] = self._aged(late)
+        for id, row in self._rows.items():
+            assert int(self.engine.memory.tables.level[row]) == self._levels[id], f"{id} is not of the level that it has come up to"
+        if admitted:
+            highest = max(late.priority for late in admitted)
+            for request in waiting:
+                if request.priority < highest:
+                    self._passes[request.id] += 1
+                    self._passed_by[request.priority] = max(self._passed_by.get(request.priority, highest), highest)
 
     def _gives_way(self, victims: Sequence[Request]) -> None:
         """Only to somebody more urgent than they were when they were admitted."""
         most = max(request.priority for request in self.engine.requests.values() if request.row < 0)
         for victim in victims:
-            assert victim.priority + self._waited[victim.id] // self.limits.ageing_batches < most, f"{victim.id} was pushed aside"
+            assert self._levels[victim.id] < most, f"{victim.id} was pushed aside"
         self._preempt(victims)
 
     def _count(self, admitted: list[Request], waiting: list[Request]) -> None:
@@ -59,4 +70,8 @@ class Order:
                 assert self.passed[request.id] <= bound, f"request {request.id} is passed by for ever"
 
     def _level(self, request: Request, top: int) -> int:
-        return min(top, request.priority + self._waited[request.id] // self.limits.ageing_batches)
+        return min(top, self._aged(request))
+
+    def _aged(self, request: Request) -> int:
+        raised = request.priority + self._passes[request.id] // self.limits.ageing_batches
+        return min(raised, self._passed_by.get(request.priority, request.priority))

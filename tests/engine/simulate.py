@@ -21,6 +21,7 @@ from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.step import Step
 from banyan_runtime.wire import (
+    PRIORITY_AT_MOST,
     Abort,
     EngineMessage,
     Failed,
@@ -154,7 +155,7 @@ def draw_wishes(rng: random.Random) -> dict[str, Any]:
         "hold_rate": rng.choice((0.0, 0.0, 0.1)),
         "score_rate": rng.choice((0.0, 0.2, 0.8)),
         "own_prefix_rate": rng.choice((0.0, 0.0, 0.3)),
-        "priorities": rng.choice(((0,), (0,), (0, 0, 1), (-5, 0, 0, 3))),
+        "priorities": rng.choice(((0,), (0,), (0, 0, 1), (-5, 0, 0, 3), (-PRIORITY_AT_MOST, 0, PRIORITY_AT_MOST), (PRIORITY_AT_MOST,))),
     }
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
 from banyan_runtime.engine.limits import AGEING_BATCHES
-from banyan_runtime.wire import FinishCode
+from banyan_runtime.wire import PRIORITY_AT_MOST, FinishCode
 from tests.engine import invariants
+from tests.engine.cost import lines_run
 from tests.engine.session import Session, limits
 
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
@@ -69,12 +72,139 @@ def test_running_requests_of_lower_priority_give_their_memory_newest_first_and_o
     invariants.check(session.engine)
 
 
-def test_a_priority_beyond_all_bounds_is_refused_alone() -> None:
-    session = Session(limits())
-    ids = [session.submit([1], 3, priority=priority) for priority in (1 << 40, -(1 << 40), 1_000_000, -1_000_000)]
+def test_the_highest_priority_there_is_ages_no_further() -> None:
+    session = Session(limits(max_running=1, ageing_batches=1))
+    for number in range(100):
+        session.submit([number % 50], 1, priority=PRIORITY_AT_MOST)
+        session.submit([number % 50], 1, priority=-PRIORITY_AT_MOST)
+    session.turn()
+    while session.engine.has_work:
+        assert np.abs(session.engine.memory.tables.level).max() <= PRIORITY_AT_MOST
+        session.turn()
+    assert len(session.finishes) == 200
+    with pytest.raises(AssertionError, match="the front lets no such priority pass"):
+        session.submit([1], 1, priority=PRIORITY_AT_MOST + 1)
+
+
+@LOOPS
+def test_a_second_prompt_is_not_cut_into_chunks_while_memory_is_short_for_the_first(overlap: bool) -> None:
+    for urgent_at in range(20, 34):
+        session = Session(limits(pool_tokens=1000, chunk=64, context_len=1000, conservativeness=0.01, overlap=overlap), lazy=overlap)
+        for number in range(5):
+            session.submit([number, *range(19)], 150)
+        for _ in range(3):
+            session.turn()
+        session.submit([7 + token % 43 for token in range(840)], 10, priority=5)
+        for _ in range(urgent_at):
+            session.turn()
+        urgent = session.submit([11 + token % 31 for token in range(100)], 5, priority=5)
+        while not session.ended(urgent):
+            session.turn()
+        invariants.check(session.engine)
+        session.drain()
+        session.check_texts()
+
+
+def lines_in_front(session: Session, count: int, priority: int) -> list[int]:
+    """As many short requests, and behind them two long ones, which run when this returns."""
+    for number in range(count):
+        session.submit([number % 50], 1, priority=priority)
+    long = [session.submit([number], 450, priority=priority) for number in range(2)]
+    while not all(len(session.outputs[id]) > 3 for id in long):
+        session.turn()
+    return long
+
+
+@pytest.mark.parametrize("rules", ["fair", "sglang"])
+def test_who_waited_behind_equals_alone_gives_way_all_the_same(rules: str) -> None:
+    session = Session(limits(max_running=2, scheduling_rules=rules, pool_tokens=2000))
+    lines_in_front(session, 24 * AGEING_BATCHES, -10)
+    urgent = session.submit([1, 2], 4, priority=0)
+    for _ in range(8):
+        session.turn()
+    assert session.ended(urgent)
+
+
+@pytest.mark.parametrize("rules", ["fair", "sglang"])
+def test_of_equals_a_full_pool_sends_back_who_has_least_output_however_long_it_waited(rules: str) -> None:
+    session = Session(limits(pool_tokens=420, max_running=2, scheduling_rules=rules, conservativeness=0.01))
+    first = session.submit([1] * 8, 300)
+    session.turn()
+    for number in range(AGEING_BATCHES + 6):
+        session.submit([number % 50] * 8, 1)
+    second = session.submit([2] * 9, 300)
     session.drain()
-    assert [session.failures[id].code for id in ids[:2]] == ["invalid_value"] * 2
-    assert [len(session.outputs[id]) for id in ids[2:]] == [3, 3]
+    assert session.finishes[first].retractions == 0
+    assert session.finishes[second].retractions == 1
+
+
+def test_an_aborted_request_opens_the_door_for_those_behind_it() -> None:
+    session = Session(limits(pool_tokens=2000))
+    session.submit([1] * 50, 900)
+    session.turn()
+    big = session.submit([2] * 1900, 50)
+    small = session.submit([3] * 5, 3)
+    for _ in range(3):
+        session.turn()
+    assert not session.outputs[small], "nobody overtakes the big one"
+    session.abort(big)
+    for _ in range(5):
+        session.turn()
+    assert session.ended(small)
+
+
+@LOOPS
+@pytest.mark.parametrize("rows", [5, 16], ids=["all rows taken", "rows free"])
+def test_a_long_prompt_lets_an_urgent_request_pass_and_nobody_else_has_to_go(overlap: bool, rows: int) -> None:
+    session = Session(limits(pool_tokens=9000, max_running=rows, chunk=64, context_len=9000, overlap=overlap), lazy=True)
+    low = [session.submit([number] * 20, 200) for number in range(4)]
+    for _ in range(6):
+        session.turn()
+    long = session.submit([7 + token % 43 for token in range(6400)], 5)
+    for _ in range(8):
+        session.turn()
+    urgent = session.submit([9] * 10, 3, priority=5)
+    for _ in range(8):
+        session.turn()
+    assert session.ended(urgent)
+    before = session.prefilled
+    session.drain()
+    assert [session.finishes[id].retractions for id in (*low, long, urgent)] == [0, 0, 0, 0, 1, 0]
+    assert before + 6400 - session.prefilled > 64, "what was computed of the long prompt was not computed again"
+    session.check_texts()
+
+
+def test_nobody_is_pushed_aside_while_the_step_has_no_part_for_the_urgent_one() -> None:
+    session = Session(limits(pool_tokens=9000, max_running=3, chunk=64, context_len=9000))
+    low = [session.submit([number] * 20, 3000) for number in range(2)]
+    for _ in range(4):
+        session.turn()
+    long = session.submit([7 + token % 43 for token in range(2000)], 5, priority=5)
+    session.turn()
+    urgent = session.submit([9] * 10, 3, priority=5)
+    while not session.outputs[long]:
+        assert all(session.engine.requests[id].row >= 0 for id in low)
+        session.turn()
+    while not session.ended(urgent):
+        session.turn()
+    assert sum(session.engine.requests[id].retractions for id in low) <= 1
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_a_turn_looks_at_few_of_those_who_wait_whatever_their_priorities(policy: str) -> None:
+    def cost(waiting: int) -> int:
+        session = Session(limits(pool_tokens=4000, max_running=2, chunk=64, policy=policy))
+        session.submit([1] * 5, 100)
+        session.turn()
+        session.submit([token % 50 for token in range(3000)], 2, priority=PRIORITY_AT_MOST)
+        session.turn()
+        for number in range(waiting):
+            session.submit([number % 50], 5, priority=number % 100)
+        queue, prefill = session.engine.scheduler.queue, session.engine.scheduler.prefill
+        assert len(queue) == waiting
+        return lines_run(lambda: list(islice(prefill._candidates(), 4)))
+
+    assert cost(9_000) <= cost(1_000) < 3_000
 
 
 def test_equal_priorities_give_way_to_nobody() -> None:

@@ -15,7 +15,7 @@ from banyan_runtime.step import RunnerInfo
 from banyan_runtime.wire import EngineInfo
 
 SHORTEST_POOL: Final = 16  # tokens; with fewer a server could not even warm up
-AGEING_BATCHES: Final = 64  # prefill batches after which a request that waits counts as one priority higher
+AGEING_BATCHES: Final = 64  # prefill batches that pass a request by before it counts as one priority higher
 CHUNK_CPU: Final = 2048  # tokens; SGLang's tier for the smallest devices
 CHUNK_CUDA: Final = 8192
 PREFILL_STEP_CPU_S: Final = 2.0  # a stream that pauses for longer looks broken

@@ -44,7 +44,6 @@ from banyan_runtime.wire import (
 )
 
 STATS_INTERVAL_S: Final = 0.1
-PRIORITY_AT_MOST: Final = 1_000_000  # levels are int32, and nobody waits that long
 
 
 @dataclass(slots=True)
@@ -139,6 +138,7 @@ class Engine:
                 idle = not self.requests
                 if idle:
                     self.memory.evict(self.memory.prefixes.evictable)
+                    self._out.append(self.stats(self._clock()))  # before the answer: who has it sees an empty cache
                 self._out.append(Flushed(seq=seq, ok=idle))
 
     def stats(self, now: float) -> Stats:
@@ -183,8 +183,6 @@ class Engine:
             refusal = "invalid_value", f"Token ids must be in [0, {self._limits.vocab_size})."
         if refusal is None and not _may_stand_for(unpack_ids(request.prefix_ids), request.token_ids):
             refusal = "invalid_value", "Prefix ids must be as many as token ids, and each the same or negative."
-        if refusal is None and abs(request.priority) > PRIORITY_AT_MOST:
-            refusal = "invalid_value", f"A priority must be between {-PRIORITY_AT_MOST} and {PRIORITY_AT_MOST}."
         return refusal
 
     def _decide(self) -> ScheduledBatch | None:

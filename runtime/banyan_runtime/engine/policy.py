@@ -25,7 +25,7 @@ class Fcfs:
     """First come, first served, the higher priority first."""
 
     def order(self, queue: WaitingQueue, prefixes: PrefixTree, batches: int) -> Iterable[Request]:
-        return queue.newcomers(batches)
+        return queue.newcomers()
 
 
 class LongestPrefixMatch:
@@ -37,8 +37,8 @@ class LongestPrefixMatch:
 
     def order(self, queue: WaitingQueue, prefixes: PrefixTree, batches: int) -> Iterable[Request]:
         if queue.newcomer_count > LPM_AT_MOST:
-            return queue.newcomers(batches)
-        waiting, top = list(queue.newcomers(batches)), queue.top
+            return queue.newcomers()
+        waiting, top = list(queue.newcomers()), queue.top
         seen = InBatchPrefixes()
         ranks: dict[int, tuple[int, int, int]] = {}
         for request in waiting:
@@ -52,7 +52,7 @@ class LongestPrefixMatch:
                     seen.add(key, request.salt)
             if batches - request.queued_at_batch >= OVERDUE_BATCHES:
                 last = -1
-            ranks[request.id] = (-queue.level(request, batches, top), last, -matched)
+            ranks[request.id] = (-queue.level(request, top), last, -matched)
         return sorted(waiting, key=lambda request: ranks[request.id])
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from banyan_runtime.engine.admission import Budget, PrefillChunk, Selection, Verdict
 from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
 from banyan_runtime.engine.chunk import Chunk
+from banyan_runtime.engine.in_batch_prefix import InBatchPrefixes
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.memory.prefixes import ID_BYTES
@@ -67,13 +68,13 @@ class Prefill:
         if request.held:
             self.queue.hold(request)
         else:
+            self._arrives(request.priority)
             self.queue.append(request)
-            self._look_again(request.priority)
 
     def proceed(self, request: Request) -> None:
         """What a held request waited for is there."""
+        self._arrives(request.priority)
         self.queue.proceed(request)
-        self._look_again(request.priority)
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Preempted requests wait again; what they waited before still counts."""
@@ -121,10 +122,11 @@ class Prefill:
         memory, running = self._memory, len(self._running)
         room = self._limits.max_running - running
         chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value, self.chunk.size))
+        chosen.computing = self._prefixes_in_computation()
+        if self.chunked is not None and self._let_pass(self.chunked, chosen):
+            chosen.computing = self._prefixes_in_computation()
         if self.chunked is not None and not self._continue_chunk(self.chunked, chosen):
             return None
-        for request in self._computing.values():
-            chosen.computing.add(request.key, request.salt)
         for request in self._candidates():
             if len(chosen.chunks) >= room:
                 self.full = True
@@ -144,18 +146,24 @@ class Prefill:
             return None
         return self._step_of(chosen, running)
 
+    def _arrives(self, priority: int) -> None:
+        """Admission stopped for those who wait, but a request of this priority may stand before them, and fit."""
+        if self.full:
+            self._look_again(priority)
+            self.full = self.full and priority <= max(self.queue.priorities, default=priority)
+
     def _look_again(self, priority: int) -> None:
         """Admission stopped, but a request of this priority may push others aside."""
         self.full = self.full and not bool((self._memory.tables.level[self._running.rows] < priority).any())
 
     def _candidates(self) -> Iterator[Request]:
         """By level; of equals victims first, and no newcomer overtakes one of them."""
-        top, batches = self.queue.top, self.batches
-        victims = sorted(self.queue.victims.values(), key=lambda victim: -self.queue.level(victim, batches, top))
+        top = self.queue.top
+        victims = sorted(self.queue.victims.values(), key=lambda victim: -self.queue.level(victim, top))
         asked, overtakable = 0, True
-        for newcomer in self._policy.order(self.queue, self._memory.prefixes, batches):
-            level = self.queue.level(newcomer, batches, top)
-            while asked < len(victims) and self.queue.level(victims[asked], batches, top) >= level:
+        for newcomer in self._policy.order(self.queue, self._memory.prefixes, self.batches):
+            level = self.queue.level(newcomer, top)
+            while asked < len(victims) and self.queue.level(victims[asked], top) >= level:
                 yield victims[asked]
                 overtakable = overtakable and victims[asked].state is State.PREFILL
                 asked += 1
@@ -163,6 +171,26 @@ class Prefill:
                 return
             yield newcomer
         yield from victims[asked:]
+
+    def _prefixes_in_computation(self) -> InBatchPrefixes:
+        prefixes = InBatchPrefixes()
+        for request in self._computing.values():
+            prefixes.add(request.key, request.salt)
+        return prefixes
+
+    def _let_pass(self, chunked: Request, chosen: Selection) -> bool:
+        """Preempt the chunked prompt if it would leave nothing of the step to a more urgent request that can have it. What is
+        computed of it stays cached, so it loses little. Whether it was."""
+        memory, tables = self._memory, self._memory.tables
+        rest = int(tables.length[chunked.row] - tables.allocated[chunked.row])
+        ends = chosen.budget.part_of(rest) == rest and memory.whole_pages(rest) <= memory.available
+        level = int(tables.level[chunked.row])
+        if ends or not self.queue or max(self.queue.priorities) <= level:
+            return False
+        urgent = next(self._candidates())
+        if urgent.priority <= level or self._pays_to_wait(urgent, chosen):
+            return False
+        return self._make_way(urgent, chosen, rows=1, first=chunked)
 
     def _continue_chunk(self, request: Request, chosen: Selection) -> bool:
         """Put the next piece of the chunked prompt into the step. False while there is no memory for any of it."""
@@ -199,9 +227,7 @@ class Prefill:
             expected = min(request.remaining, CLIP_MAX_NEW)
         if extend + expected >= budget.total + alone:
             return Verdict.NO_TOKEN
-        if chosen.chunks and not budget.input_fits(memory.whole_pages(extend)):
-            return Verdict.STEP_FULL
-        count = budget.part_of(extend)
+        count = self._part_of(extend, chosen)
         if count <= 0:
             return Verdict.STEP_FULL
         prefixes.lock(node)
@@ -214,7 +240,7 @@ class Prefill:
             request.admitted_at = now
             request.cached_tokens = matched
         request.waited = self.batches - request.queued_at_batch
-        memory.tables.level[request.row] = self.queue.aged(request, request.waited)
+        memory.tables.level[request.row] = self.queue.aged(request)
         request.enter(State.PREFILL)
         self._computing[request.id] = request
         chosen.computing.add(request.key, request.salt)
@@ -229,6 +255,13 @@ class Prefill:
             budget.charge(count, expected)
         return budget.verdict()
 
+    def _part_of(self, extend: int, chosen: Selection) -> int:
+        """How many of the `extend` tokens that a prompt needs computed go into this step; a second chunked prompt there is not."""
+        if chosen.chunks and not chosen.budget.input_fits(self._memory.whole_pages(extend)):
+            return 0
+        count = chosen.budget.part_of(extend)
+        return 0 if count < extend and self.chunked is not None else count
+
     def _pays_to_wait(self, request: Request, chosen: Selection) -> bool:
         """Whether enough of its prefix is being computed right now for another request, so that it will be cached."""
         shared = chosen.computing.longest(request.key, request.salt)
@@ -240,16 +273,21 @@ class Prefill:
         # who waits already does so to the end, though the tree holds more of it with each chunk
         return gain >= HOLD_BACK_FROM or (gain > 0 and (request.held_back or shared >= length))
 
-    def _make_way(self, request: Request, chosen: Selection, *, rows: int) -> bool:
+    def _make_way(self, request: Request, chosen: Selection, *, rows: int, first: Request | None = None) -> bool:
         """Preempt running requests of lower levels, the lowest and newest first, until `request` has the tokens and rows that
-        it needs; nobody, if all of them together do not free enough. Whether somebody was."""
+        it needs; nobody, if all of them together do not free enough or the step has no part for it. Whether somebody was.
+        `first`: a chunked prompt that goes before them."""
         memory, tables, living = self._memory, self._memory.tables, self._running.rows
         lower = living[tables.level[living] < request.priority]
-        if not len(lower):
+        if not len(lower) and first is None:
             return False
         by_row = {member.row: member for member in self._running.requests if not member.over}
         worst = sorted((by_row[row] for row in lower.tolist()), key=lambda member: (tables.level[member.row], -member.arrival))
         node, matched = memory.prefixes.match(request.key[: request.matchable * ID_BYTES], request.salt)
+        if first is not None:
+            worst.insert(0, first)
+        elif not self._part_of(len(request.token_ids) - matched, chosen):
+            return False
         memory.prefixes.lock(node)  # what it needs itself is not freed by anybody
         missing = len(request.token_ids) - matched + self._rules.charge(request) - chosen.budget.total + 1
         victims, promised = list[Request](), 0.0
@@ -258,7 +296,7 @@ class Prefill:
                 break
             victims.append(victim)
             left = int(tables.max_new[victim.row] - (tables.length[victim.row] - tables.prompt[victim.row]))
-            output = min(left, CLIP_MAX_NEW) * self._ratio.value
+            output = min(left, CLIP_MAX_NEW) * self._ratio.value if victim is not first else 0.0  # promised when its last chunk is
             promised += output
             missing -= shared + memory.private_of(victim.row) + output
         memory.prefixes.unlock(node)
@@ -271,8 +309,7 @@ class Prefill:
 
     def _step_of(self, chosen: Selection, running: int) -> ScheduledBatch:
         requests = [chunk.request for chunk in chosen.chunks]
-        for request in chosen.admitted:
-            self.queue.remove(request)
+        self.queue.admit(chosen.admitted)
         self.batches += 1
         self._report.prefill_batch(
             requests=len(requests),

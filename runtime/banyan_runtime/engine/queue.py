@@ -1,8 +1,8 @@
 """The requests that wait: victims of retraction, newcomers in the order of arrival, and those that are held.
 
-Higher priorities go first. A request that waits counts as one level higher after each `ageing_batches` prefill batches, up to
-the highest priority that waits beside it; so requests that come later with a priority p higher than its own pass it by for
-ageing_batches * p prefill batches at most. Among equals nothing ages.
+Higher priorities go first. A prefill batch that admits a request passes by all that wait with a lower priority. Who was passed by
+`ageing_batches` times counts as one level higher, up to the priority of those who passed it by; so requests that come later with
+a priority p higher than its own pass it by ageing_batches * p times at most. Waiting behind equals makes nobody older.
 
 Adding and removing cost a bisection in a list of those of equal priority, and no turn walks a list further than it admits.
 """
@@ -10,9 +10,9 @@ Adding and removing cost a bisection in a list of those of equal priority, and n
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
-from heapq import merge
-from operator import itemgetter
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
 
 from banyan_runtime.engine.request import Request
 
@@ -26,6 +26,8 @@ class WaitingQueue:
         self.held: dict[int, Request] = {}
         self._newcomers: dict[int, list[tuple[int, Request]]] = {}  # by priority: (place, request), ascending
         self._places = 0
+        self._passes = Counter[int]()  # by priority: batches that passed those of it by, ever
+        self._passed_by: dict[int, int] = {}  # by priority: the highest one that was admitted in them
         self.newcomer_count = 0
 
     def __len__(self) -> int:
@@ -54,6 +56,9 @@ class WaitingQueue:
     def put_first(self, requests: Iterable[Request]) -> None:
         """Before all newcomers of their level; among themselves victims stand by arrival, so that none is passed over again
         and again."""
+        requests = list(requests)
+        for request in requests:
+            self._age_from_now(request)
         waiting = [*self.victims.values(), *requests]
         self.victims = {request.id: request for request in sorted(waiting, key=lambda request: request.arrival)}
 
@@ -65,6 +70,19 @@ class WaitingQueue:
                 del self._newcomers[request.priority]
             self.newcomer_count -= 1
 
+    def admit(self, requests: Sequence[Request]) -> None:
+        """One prefill batch takes them; who waits with a lower priority is passed by."""
+        for request in requests:
+            request.passes = self._passes[request.priority] - request.passes_from
+            self.remove(request)
+        if not requests:
+            return
+        highest = max(request.priority for request in requests)
+        for priority in self.priorities:
+            if priority < highest:
+                self._passes[priority] += 1
+                self._passed_by[priority] = max(self._passed_by.get(priority, highest), highest)
+
     @property
     def top(self) -> int | None:
         """The highest priority that waits; None, if all that wait are equal."""
@@ -75,28 +93,46 @@ class WaitingQueue:
     def priorities(self) -> set[int]:
         return {*self._newcomers, *(victim.priority for victim in self.victims.values())}
 
-    def newcomers(self, batches: int) -> Iterator[Request]:
-        """By level, then by arrival. `batches` counts the prefill batches so far."""
+    def newcomers(self) -> Iterator[Request]:
+        """By level, then by arrival."""
         top = self.top
         if top is None:
             return (request for level in self._newcomers.values() for _, request in level)
-        return map(itemgetter(2), merge(*(self._ranked(waiting, batches, top) for waiting in self._newcomers.values())))
+        return self._merged(top)
 
-    def level(self, request: Request, batches: int, top: int | None) -> int:
-        """The priority that a waiting request counts as, where `top` is that of the queue."""
-        return 0 if top is None else min(top, self.aged(request, batches - request.queued_at_batch))
+    def level(self, request: Request, top: int | None) -> int:
+        """The priority that a waiting request counts as, where `top` is that of the queue: who has come up to the top is served
+        in turn."""
+        return 0 if top is None else min(top, self.aged(request))
 
-    def aged(self, request: Request, waited: int) -> int:
-        """Its priority after it has waited for so many prefill batches."""
-        return request.priority + waited // self._ageing_batches
+    def aged(self, request: Request) -> int:
+        """The priority of a waiting request, raised for the batches that passed it by, and never above theirs."""
+        priority = request.priority
+        raised = priority + (self._passes[priority] - request.passes_from) // self._ageing_batches
+        return min(raised, self._passed_by.get(priority, priority))
 
-    def _ranked(self, waiting: list[tuple[int, Request]], batches: int, top: int) -> Iterator[tuple[int, int, Request]]:
-        return ((-self.level(request, batches, top), place, request) for place, request in waiting)
+    def _age_from_now(self, request: Request) -> None:
+        """It waits; what it was passed by before still counts."""
+        request.passes_from = self._passes[request.priority] - request.passes
+
+    def _merged(self, top: int) -> Iterator[Request]:
+        """Looks at the first newcomer of each priority, and at the next one when that is taken."""
+        firsts = [(-self.level(waiting[0][1], top), waiting[0][0], 0, waiting) for waiting in self._newcomers.values()]
+        heapify(firsts)
+        while firsts:
+            _, _, index, waiting = firsts[0]
+            yield waiting[index][1]
+            if index + 1 < len(waiting):
+                place, request = waiting[index + 1]
+                heapreplace(firsts, (-self.level(request, top), place, index + 1, waiting))
+            else:
+                heappop(firsts)
 
     def _take_place(self, request: Request) -> None:
         self._places += 1
         request.place = self._places
 
     def _insert(self, request: Request) -> None:
+        self._age_from_now(request)
         insort(self._newcomers.setdefault(request.priority, []), (request.place, request))
         self.newcomer_count += 1

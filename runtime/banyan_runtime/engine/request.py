@@ -13,7 +13,7 @@ import numpy as np
 
 from banyan_runtime.engine.memory.prefixes import Node
 from banyan_runtime.step import I32
-from banyan_runtime.wire import LogprobRequest, Sampling, Submit, unpack_ids
+from banyan_runtime.wire import PRIORITY_AT_MOST, LogprobRequest, Sampling, Submit, unpack_ids
 
 
 class State(enum.Enum):
@@ -54,6 +54,8 @@ class Request:
         "node",
         "output_top",
         "outputs",
+        "passes",
+        "passes_from",
         "place",
         "prefix_ids",
         "priority",
@@ -73,6 +75,7 @@ class Request:
     )
 
     def __init__(self, submit: Submit, *, arrival: int, received_at: float) -> None:
+        assert abs(submit.priority) <= PRIORITY_AT_MOST, "the front lets no such priority pass"
         logprobs = submit.logprobs or NO_LOGPROBS
         self.id = submit.id
         self.arrival = arrival
@@ -102,7 +105,9 @@ class Request:
         self.held = submit.held  # waits for something other than memory
         self.place = 0  # among the newcomers of its priority
         self.held_back = False  # whether it waits, or has waited, for a prefix that another one computes
-        self.queued_at_batch = 0  # prefill batches formed before it was queued: what its age is counted in
+        self.passes = 0  # prefill batches that had passed it by when it was last admitted
+        self.passes_from = 0  # what the queue had counted of them for its priority when it was queued, less `passes`
+        self.queued_at_batch = 0  # prefill batches formed before it was queued, less those that it had waited before
         self.waited = 0  # prefill batches that it had waited when it was last admitted
 
     def enter(self, state: State) -> None:

@@ -69,6 +69,7 @@ class Scheduler:
                 self.prefill.full = False
         else:
             self.queue.remove(request)
+            self.prefill.full = False  # those behind it may fit
         if request.merged:
             self.running.ended()
         request.enter(state)

@@ -40,7 +40,7 @@ class Tables:
         self.max_new: I32 = np.zeros(rows, dtype=np.int32)
         self.allocated: I32 = np.zeros(rows, dtype=np.int32)  # positions that have a slot
         self.shared: I32 = np.zeros(rows, dtype=np.int32)  # positions whose slots belong to the prefix tree
-        self.level: I32 = np.zeros(rows, dtype=np.int32)  # priority, raised by what it had waited before its admission
+        self.level: I32 = np.zeros(rows, dtype=np.int32)  # priority, raised for the batches that passed it by before its admission
         self.ids: npt.NDArray[np.int64] = np.zeros(rows, dtype=np.int64)  # request id
         self.stops: I32 = np.full((rows, STOP_COLUMNS), -1, dtype=np.int32)
         self.live: Bool = np.zeros(rows, dtype=np.bool_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,9 +15,9 @@ from banyan_runtime.front.sampling import SamplingParams, shown
 from banyan_runtime.front.text.text import Text
 
 MAX_SEQUENCES: Final = 1024  # choices of all prompts together
+MAX_LOGPROBS: Final = 4_000_000  # of all sequences together: 32 MB while they are packed, up to 300 MB in JSON
 MAX_ID: Final = 128
 MAX_SALT: Final = 1024
-_INT32: Final = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,22 @@ def check_sequences(prompts: int, choices: int) -> None:
         raise invalid("n", message, "integer_above_max_value")
 
 
+def check_logprobs(requests: Sequence[GenerateRequest], param: str) -> None:
+    """Raises ApiError for more log probabilities than one answer can hold. `param`: the field that says how many for each token."""
+    cells = 0
+    for request in requests:
+        if (asked := request.logprobs) is not None:
+            cells += (1 + asked.output_top) * request.sampling.max_new_tokens
+            if asked.prompt_from > 0:
+                cells += (1 + asked.prompt_top) * (request.prompt_tokens - asked.prompt_from)
+    if cells > MAX_LOGPROBS:
+        message = (
+            f"The answer could have {cells} log probabilities, of all choices together; at most {MAX_LOGPROBS} are allowed. "
+            f"Ask for a lower {param}, fewer tokens or choices, or send several requests."
+        )
+        raise invalid(param, message, "integer_above_max_value")
+
+
 def check_id(request_id: str, param: str) -> None:
     """Raises ApiError for an id of a client's own that cannot be written into logs and answers."""
     if len(request_id) > MAX_ID or not request_id.isprintable():
@@ -105,7 +122,8 @@ def check_id(request_id: str, param: str) -> None:
 
 
 def priority_of(given: int | None) -> int:
-    """Raises ApiError for a priority that is no int32."""
-    if given is not None and not -_INT32 <= given < _INT32:
-        raise invalid("priority", f"priority must be in [{-_INT32}, {_INT32 - 1}], got {shown(given)}.")
+    """Raises ApiError for a priority out of the range that there is."""
+    if given is not None and abs(given) > wire.PRIORITY_AT_MOST:
+        message = f"priority must be in [{-wire.PRIORITY_AT_MOST}, {wire.PRIORITY_AT_MOST}], got {shown(given)}."
+        raise invalid("priority", message)
     return given or 0
