@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from banyan_runtime.server.http import Limits
+from banyan_runtime.server.http import Connection, Limits
 from tests.server.raw import CONTINUE, RawClient, eventually, head, post, refused, serving
 
 LIMITS = Limits(
@@ -71,6 +71,25 @@ def url(app: App) -> Iterator[str]:
     with serving(app, LIMITS) as url:
         yield url
         app.release.set()
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pieces of bodies were taken in at each turn of the event loop."""
+    counts: list[int] = []
+    received, on_body = Connection.data_received, Connection.on_body
+
+    def count_turn(self: Connection, data: bytes) -> None:
+        counts.append(0)
+        received(self, data)
+
+    def count_piece(self: Connection, body: bytes) -> None:
+        counts[-1] += 1
+        on_body(self, body)
+
+    monkeypatch.setattr(Connection, "data_received", count_turn)
+    monkeypatch.setattr(Connection, "on_body", count_piece)
+    return counts
 
 
 def test_headers_that_do_not_end_are_answered_with_408(url: str) -> None:
@@ -152,7 +171,10 @@ def test_of_very_many_pipelined_requests_a_few_are_answered_and_the_connection_c
         app.release.set()
         answer = eager.rest()
         assert answer.count(b"done:/next") == LIMITS.pipelined
-        assert answer.count(b"HTTP/1.1 ") == LIMITS.pipelined + 1
+        assert answer.count(b"HTTP/1.1 200") == LIMITS.pipelined + 1
+        status, error = refused(answer[answer.index(b"HTTP/1.1 400") :])
+        assert (status, error["code"]) == (400, "malformed_request")
+        assert "too many requests" in error["message"]
         assert answer.count(b"connection: close") == 1
 
 
@@ -165,22 +187,54 @@ def test_a_client_that_goes_away_takes_all_its_pipelined_requests_along(url: str
     assert app.waiting == 0, "the second one was not started"
 
 
-def test_what_follows_a_good_request_does_not_break_its_answer(url: str, app: App) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [b"\x00garbage\r\n\r\n", head("POST", "/second", "Transfer-Encoding: chunked") + b"zz\r\n"],
+    ids=["no request", "a body that breaks off"],
+)
+@pytest.mark.parametrize("ends", [False, True], ids=["open", "half-closed"])
+def test_what_follows_a_good_request_is_refused_behind_its_answer(url: str, app: App, bad: bytes, ends: bool) -> None:
     with RawClient(url) as client:
-        client.send(head("GET", "/wait") + b"\x00garbage\r\n\r\n")
+        client.send(head("GET", "/wait") + bad)
         eventually(lambda: app.waiting == 1)
+        if ends:
+            client.end()
         app.release.set()
-        answer = client.rest()
-        assert (answer.count(b"HTTP/1.1 "), b"done:/wait" in answer) == (1, True)
+        first, mark, second = client.rest().replace(CONTINUE, b"").partition(b"HTTP/1.1 400")
+    assert first.startswith(b"HTTP/1.1 200")
+    assert b"done:/wait" in first
+    status, error = refused(mark + second)
+    assert (status, error["code"]) == (400, "malformed_request")
 
 
-def test_a_body_that_breaks_off_after_a_good_request_does_not_break_its_answer(url: str, app: App) -> None:
+def test_a_body_in_tiny_chunks_is_read_in_turns_with_others(url: str, turns: list[int]) -> None:
+    request = head("POST", "/", "Transfer-Encoding: chunked", "Connection: close") + b"1\r\nx\r\n" * 200_000 + b"0\r\n\r\n"
+    for ends in (False, True):
+        turns.clear()
+        with RawClient(url) as client:
+            client.send(request)
+            if ends:
+                client.end()
+            assert client.rest().replace(CONTINUE, b"").startswith(b"HTTP/1.1 200")
+        assert sum(turns) == 200_000
+        assert max(turns) < 6000  # a part of 16 kB holds 2,731 chunks
+
+
+def test_behind_tiny_chunks_the_next_request_is_read(url: str) -> None:
+    request = head("POST", "/first", "Transfer-Encoding: chunked") + b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n"
     with RawClient(url) as client:
-        client.send(head("GET", "/wait") + head("POST", "/second", "Transfer-Encoding: chunked") + b"zz\r\n")
-        eventually(lambda: app.waiting == 1)
-        app.release.set()
+        client.send(request + head("GET", "/second", "Connection: close"))
         answer = client.rest()
-        assert (answer.count(b"HTTP/1.1 "), b"done:/wait" in answer) == (1, True)
+    assert answer.index(b"done:/first") < answer.index(b"done:/second")
+
+
+def test_tiny_chunks_that_nobody_waits_for_end_with_their_connection(url: str, turns: list[int]) -> None:
+    with RawClient(url) as gone:
+        gone.send(head("POST", "/", "Transfer-Encoding: chunked") + b"1\r\nx\r\n" * 100_000)
+        eventually(lambda: sum(turns) > 0)
+    with RawClient(url) as other:
+        other.send(head("GET", "/other"))
+        assert other.until(b"done:/other").startswith(b"HTTP/1.1 200")
 
 
 def test_a_half_closed_client_gets_every_answer_it_asked_for(url: str, app: App) -> None:

@@ -29,6 +29,7 @@ from banyan_runtime.front.auth import OPEN_PATHS
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.event_stream import DIRECT_WRITE
 from banyan_runtime.front.transport import HALF_CLOSED
+from banyan_runtime.server.flow import Flow
 
 log = logging.getLogger("banyan.http")
 
@@ -53,6 +54,7 @@ class Limits:
     linger_s: float = 2.0  # after a refusal: a connection that is closed with unread bytes is reset, and the refusal lost
     probe_s: float = 0.25  # after the client has ended its side: until it is asked whether it is still there
     probe_again_s: float = 15.0
+    pieces: int = 2048  # of bodies that are taken in at a time; a chunk of one byte costs as much as one of 16 kB
     pipelined: int = 64  # requests that may wait behind the one that is answered
     connections: int = 32_000  # beyond it only probes are answered
     crowded_idle_s: float = 2.0  # idle_s and head_s while there are too many connections
@@ -141,9 +143,12 @@ class Connection(HttpToolsProtocol):
         self._progress = 0  # bytes of the body since then
         self._silent = 0  # bytes the parser was fed without a word from it
         self._head = 0  # bytes of the current request's head that the parser has told of
+        self._pieces = 0  # of bodies, since the event loop was last left to others
+        self._rest = b""  # read, and to be parsed when others had their turn
         self._muted = False  # the parser reads a head that we know already
         self._active: RequestResponseCycle | None = None  # the request that is answered; later ones are in `pipeline`
         self._refused = False  # nothing that comes is read any more
+        self._refusal: ApiError | None = None  # to be told once the requests before have their answers
         self._close_at: float | None = None  # the last word is said
         self._probe_at: float | None = None  # the client has ended its side
         self._half_closed = asyncio.Event()
@@ -153,6 +158,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = self._flow = Flow(transport)
         if len(self.connections) > self._limits.connections + RESERVED_FILES // 2:
             transport.abort()
 
@@ -162,7 +168,13 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self._reading is Reading.NOTHING:
             self._read(Reading.HEAD)
+        self._pieces = 0
         while data and not self._refused and not self.transport.is_closing():
+            if self._pieces > self._limits.pieces:
+                self._rest = data
+                self._flow.hold()
+                self.loop.call_soon(self._go_on)
+                return
             room = self._limits.head_bytes - self._silent
             if room <= 0:
                 self._refuse(errors.head_too_large(self._limits.head_bytes, self._limits.headers))
@@ -177,6 +189,15 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, ApiError) else errors.malformed_http())
+
+    def _go_on(self) -> None:
+        """Take in what is left of the last read. Until then nothing more is read, nor the end noticed."""
+        rest, self._rest = self._rest, b""
+        if self.transport.is_closing():
+            return
+        self.data_received(rest)
+        if not self._rest:
+            self._flow.release()
 
     def _ignore_upgrade(self) -> None:
         """Go on in HTTP/1.1 where a client offers to change to something else, as Java's does with each request.
@@ -197,7 +218,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(errors.malformed_http("the connection ended in the middle of the request"))
         if self._active is None or self.transport.is_closing():
             return False
-        self.cycle.keep_alive = False
+        if self._refusal is None:
+            self.cycle.keep_alive = False
         self._refused = True
         self._probe_at = time.monotonic() + self._limits.probe_s
         self._http.half_closed.add(self)
@@ -259,6 +281,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._silent = 0
+        self._pieces += 1
         self._progress += len(body)
         super().on_body(body)
 
@@ -296,6 +319,9 @@ class Connection(HttpToolsProtocol):
         if self._reading is Reading.NOTHING:
             self._since = time.monotonic()
         super().on_response_complete()
+        if self._refusal is not None and self._active is None and self._close_at is None and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._last_word(self._refusal)
 
     def _refuse(self, error: ApiError) -> None:
         """Read no further. Earlier requests get their answers, then this one, where its answer has not begun; then it is over."""
@@ -310,10 +336,12 @@ class Connection(HttpToolsProtocol):
             self._active.message_event.set()
             self._active = None
         if self._active is not None:
-            last = self.pipeline[0][0] if self.pipeline else self._active
-            last.keep_alive = False
-            self.cycle = last
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._active
+            self._refusal = error
             return
+        self._last_word(error)
+
+    def _last_word(self, error: ApiError) -> None:
         request_id = uuid.uuid4().hex
         log.info("request %s from %s was answered with %d: %s", request_id, self.client, error.status, error.message)
         answer = error.response()
