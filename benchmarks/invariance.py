@@ -71,7 +71,7 @@ def _start(runner: TorchRunner, shape: dict[str, int]) -> float:
     """Seconds to measure everything again."""
     spec, decoder = runner._decoder.spec, runner._decoder
     layers._MeasuredLayers.KNOWN.clear()
-    products._agreement.cache_clear()
+    products.Products.KNOWN.clear()
     kernels = type(decoder.kernels)()
     inner = shape["intermediate_size"]
     zeros = {

@@ -104,3 +104,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny
         return made[family]
 
     return get
+
+
+def resident_bytes() -> int:
+    """Memory of this process that was written."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

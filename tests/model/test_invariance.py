@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from banyan_runtime.model import layers, sampler
 from banyan_runtime.model.attention import products
@@ -198,6 +200,31 @@ def test_sizes_must_agree_for_every_product() -> None:
     assert measured.sizes().sizes == tuple(size for size in LADDER if size % 8 == 0)
 
 
+class Operators(TorchDispatchMode):
+    """Records which of torch's operators compute anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.called.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_measuring_has_torch_compute_nothing_but_products(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Every other operator would wait for its threads, hundreds of times, on a machine that may be busy."""
+    monkeypatch.setattr(products.Products, "KNOWN", {})
+    spec = SimpleNamespace(kv_heads=2, group=7, head_dim=64)
+    pulses: list[int] = []
+    with Operators() as operators:
+        products.Products(spec, dtype, torch.device("cpu"), lambda: pulses.append(1))  # type: ignore[arg-type]
+    assert len(pulses) == operators.called.count("bmm") > 100
+    assert len(operators.called) - len(pulses) < 80, "what makes operands once"
+
+
 def test_a_library_that_never_repeats_itself_is_found_out() -> None:
     measured = Measured()
     measured.add("product", agreement(Library(lambda rows, row: next(unrepeatable)), LADDER))
@@ -206,7 +233,7 @@ def test_a_library_that_never_repeats_itself_is_found_out() -> None:
 
 
 @pytest.fixture
-def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int, int], int], Callable[[int], int]], None]]:
+def libraries(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int], int], Callable[[int], int]], None]:
     """Puts a library's rounding into every product of layers and attention; the latter also rounds by the number of items."""
 
     def install(rounding: Callable[[int, int], int], by_items: Callable[[int], int]) -> None:
@@ -221,9 +248,8 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[i
         monkeypatch.setattr(products, "multiply", batched)
 
     monkeypatch.setattr(layers._MeasuredLayers, "KNOWN", {})
-    products._agreement.cache_clear()
-    yield install
-    products._agreement.cache_clear()
+    monkeypatch.setattr(products.Products, "KNOWN", {})
+    return install
 
 
 Install = Callable[[Callable[[int, int], int], Callable[[int], int]], None]

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import device, host
+from banyan_runtime.model import device, host, layers
+from banyan_runtime.model.attention.products import Products
 from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.decoder import Decoder
+from banyan_runtime.model.layers import PlainKernels
+from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pool import cell_bytes, choose_tokens
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.runners import load
 from banyan_runtime.model.spec import read
+from banyan_runtime.model.table import SlotTable
+from banyan_runtime.step import TableShape
 
-from .conftest import TinyModel
+from .conftest import TinyModel, resident_bytes
 from .driver import Driver, Request
 
 Models = Callable[[str], TinyModel]
@@ -59,6 +68,49 @@ def test_a_promise_that_layers_or_attention_cannot_keep_is_not_made(
     assert load(config, model.folder, lambda *_: None).info.batch_invariant
     monkeypatch.setattr(part, "batch_invariant", False)
     assert not load(config, model.folder, lambda *_: None).info.batch_invariant
+
+
+def test_nothing_is_promised_on_gpus(tiny_model: Models) -> None:
+    assert not Products(read(tiny_model("llama").folder), torch.float16, torch.device("cuda")).rows.invariant
+    kernels = PlainKernels()
+    kernels.linear(torch.zeros(8, 8, device="meta"), None)  # any device but the CPU
+    assert not kernels.rows.invariant
+
+
+def test_start_up_goes_on_telling_what_it_does_while_products_are_measured(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers._MeasuredLayers, "KNOWN", {})
+    monkeypatch.setattr(Products, "KNOWN", {})
+    model, told, pulses = tiny_model("qwen2"), list[str](), list[str]()
+    config = ServerConfig(model_path=str(model.folder), dtype="float32", device="cpu")
+    load(config, model.folder, lambda phase, percent, detail: told.append(detail), lambda: pulses.append(told[-1]))
+    assert pulses.count("arranging and measuring the layers") == len(pulses) > 400
+
+
+def test_the_engine_process_sets_how_threads_wait_before_torch_is_loaded() -> None:
+    code = (
+        "import os, sys; import banyan_runtime.server.engine_process as p; assert 'torch' not in sys.modules;"
+        "import banyan_runtime.model; assert 'torch' not in sys.modules; print(os.environ['GOMP_SPINCOUNT'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) <= 10_000
+
+
+def test_a_slot_table_takes_no_memory_before_it_is_written() -> None:
+    before = resident_bytes()
+    table = SlotTable(TableShape(2048, 131_072))
+    assert not table.pages(np.arange(2048), 0, 2, 16).any()
+    assert resident_bytes() - before < 32 << 20
+
+
+def test_the_pool_of_a_gpu_leaves_room_for_the_tokens_that_penalties_count(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, budget = read(tiny_model("llama").folder), 1 << 30
+    monkeypatch.setattr(device, "available_bytes", lambda _: budget)
+    config = ServerConfig(model_path="x", device="cuda", mem_fraction_static=0.5, max_running_requests=1000)
+    tokens = choose_tokens(config, spec, 32_768, torch.float16, torch.device("cuda"), 0)
+    shape = TableShape(1000, 32_768)
+    held = Penalties(shape, 16, torch.device("meta"))._tokens.nbytes
+    assert budget - held - cell_bytes(spec, torch.float16) < tokens * cell_bytes(spec, torch.float16) <= budget - held
 
 
 def test_the_pool_is_four_contexts_unless_memory_is_short(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan_runtime.model import sampler
-from banyan_runtime.model.penalties import LARGEST, Penalties
+from banyan_runtime.model.penalties import _TOGETHER, LARGEST, Penalties
 from banyan_runtime.step import Histories, TableShape
 
+from .conftest import resident_bytes
 from .driver import ragged
 from .test_sampler import columns
 
@@ -129,17 +130,28 @@ def test_nan_stays_nan_so_that_its_row_fails() -> None:
     assert sampler.sample(logits, cols, np.array([5], np.int32))[1].tolist() == [True]
 
 
-def test_memory_follows_the_rows_with_penalties_and_is_given_to_the_next() -> None:
-    state, cols = penalties(), columns(1, presence_penalty=1.0)
-    assert state.bytes == 0
-    for row in range(ROWS):
-        state.begin(told([row], [[1]], [1]))
-        state.apply(torch.zeros(1, V), np.array([row], np.int32), cols)
-        state.apply(torch.zeros(1, V), np.array([row], np.int32), columns(1))  # its next request has none
-    assert state.bytes == 8 * (65 + V) * 4
-    for row in range(ROWS):
-        state.begin(told([row], [[1]], [1]))
-    assert state.bytes == 16 * (65 + V) * 4
+def test_all_memory_is_taken_at_the_start_and_costs_nothing_until_it_is_written() -> None:
+    n, vocab_size = 256, 151_936
+    cols = columns(n, presence_penalty=1.0, repetition_penalty=1.5)
+    logits, rows = torch.zeros(n, vocab_size), np.arange(n, dtype=np.int32)
+    logits += 1.0
+    before = resident_bytes()
+    state = Penalties(TableShape(2048, 131_072), vocab_size, CPU)
+    assert resident_bytes() - before < 8 << 20
+    state.begin(told(rows.tolist(), [list(range(20))] * n, [10] * n))
+    state.apply(logits, rows, cols)
+    state.count(rows, torch.arange(n))
+    assert resident_bytes() - before < 64 << 20, "counts of all rows would be 155 MB, whole rows of tokens 134 MB"
+
+
+def test_rows_beyond_those_counted_together_are_counted_alike() -> None:
+    n = 2 * _TOGETHER + 1
+    state, cols = Penalties(TableShape(n, 64), V, CPU), columns(n, frequency_penalty=0.5, repetition_penalty=1.25)
+    state.begin(told(list(range(n)), [[1, 2, 2, 3, 3, 3]] * n, [1] * n))
+    logits, rows = torch.full((n, V), 4.0), np.arange(n, dtype=np.int32)
+    state.apply(logits, rows, cols)
+    assert torch.equal(logits, logits[:1].expand_as(logits))
+    assert logits[0, :5].tolist() == pytest.approx([4.0, 3.2, 2.2, 1.7, 4.0])
 
 
 def test_a_long_history_is_looked_at_in_parts_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

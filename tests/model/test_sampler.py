@@ -111,6 +111,24 @@ def test_every_filter_draws_what_a_full_sort_would(
     assert tokens == [reference_draw(row, seed, position, **filters) for row in logits]
 
 
+@pytest.mark.parametrize("huge", [1e33, 3e38])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_huge_logits_over_a_small_temperature_are_drawn_from_like_others(huge: float, filters: dict[str, float]) -> None:
+    logits = flat_logits(3)
+    logits[0, 3] = huge
+    logits[1, [3, 7]] = torch.tensor([huge, huge / 2])
+    logits[2] = -huge
+    logits[2, 5] = huge
+    assert draw(logits, columns(3, temperature=2e-6, **filters)) == [3, 3, 5]
+
+
+def test_a_token_outside_the_vocabulary_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "_draw", lambda probabilities, cells: torch.tensor([V, 17, -1]))
+    tokens, failed = sampler.sample(flat_logits(3), columns(3), np.arange(3, dtype=np.int32))
+    assert failed.tolist() == [True, False, True]
+    assert tokens.tolist() == [0, 17, 0]
+
+
 def test_joint_filters_judge_one_softmax() -> None:
     """p = .4 .3 .2 .1 with top_k 2 and top_p .5: two tokens stay, where filtering in turn would leave one (.57 > .5)."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()

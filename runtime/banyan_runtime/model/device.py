@@ -64,8 +64,14 @@ def available_bytes(device: torch.device) -> int:
 
 
 def tensor(column: npt.NDArray[np.generic], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A copy of a step's column on the device. torch takes over an array only if it may write to it, which a step forbids."""
-    return torch.tensor(column, dtype=dtype).to(device, non_blocking=True)
+    """A copy of a step's column on the device. torch takes over an array only if it may write to it, which a step forbids; from
+    memory that is not pinned a copy to a GPU would wait for all that the GPU was given before."""
+    return torch.tensor(column, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def zeros(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """int32 zeros; on the host they take no memory until they are written."""
+    return torch.from_numpy(host.zeros(shape)) if device.type == "cpu" else torch.zeros(shape, dtype=torch.int32, device=device)
 
 
 def name(dtype: torch.dtype) -> str:

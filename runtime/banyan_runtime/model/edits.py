@@ -40,7 +40,7 @@ def allow(logits: Tensor, mask: TokenMask, picked: I64) -> None:
         words = np.ascontiguousarray(mask.words[masks[rows]]).astype("<u4", copy=False)
         bits = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
         where = tensor(rows, logits.device)
-        forbidden = torch.from_numpy(bits).to(logits.device) == 0
+        forbidden = tensor(bits, logits.device, torch.uint8) == 0
         logits.index_copy_(0, where, logits.index_select(0, where).masked_fill_(forbidden, -math.inf))
 
 

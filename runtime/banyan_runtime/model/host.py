@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # version 1 of control groups writes a number near 2**63 where there is no limit
@@ -35,6 +40,15 @@ def memory_available() -> int:
         if limit is not None and used is not None:
             free.append(limit - used + _cache(folder))
     return max(0, min(free))
+
+
+def zeros(shape: tuple[int, int]) -> npt.NDArray[np.int32]:
+    """Zeros that take memory page by page as they are written. numpy's own would take huge pages: all of a table of which the
+    beginning of each row is written."""
+    memory = mmap.mmap(-1, max(1, shape[0] * shape[1]) * np.dtype(np.int32).itemsize)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.int32, shape[0] * shape[1]).reshape(shape)
 
 
 def instruction_sets() -> frozenset[str]:

@@ -14,14 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from banyan_runtime.model import host
+from banyan_runtime.step import Pulse
 
 log = logging.getLogger("banyan")
 
 Size = TypeVar("Size", bound=Hashable)
+Bits = npt.NDArray[np.int16] | npt.NDArray[np.int32]
 
 # Every count that a few running requests make; from there on padding costs less than what the steps between would take to
 # measure. 512 rows are where larger products are hardly faster any more.
@@ -89,21 +93,22 @@ class Measured:
         return min(candidates, key=_relative_cost, default=RowSizes(None))
 
 
-def agreement(product: Callable[[Size], Tensor], sizes: Iterable[Size]) -> dict[Size, int | None]:
+def agreement(product: Callable[[Size], Tensor], sizes: Iterable[Size], pulse: Pulse = lambda: None) -> dict[Size, int | None]:
     """Which sizes give a row the same bits: equal numbers for those that agree, None for a size whose rows differ.
 
     `product` computes a size of equal rows: [..., outputs], all rows of which should be equal. A size that agrees with no other
-    must at least agree with itself when it is computed again.
+    must at least agree with itself when it is computed again. `pulse` is called before each product.
     """
-    seen: list[Tensor] = []
+    seen: list[Bits] = []
     first_of: list[Size] = []
     classes: dict[Size, int | None] = {}
     for size in sizes:
+        pulse()
         row = _common_row(product(size))
         if row is None:
             classes[size] = None
             continue
-        same = (number for number, other in enumerate(seen) if torch.equal(row, other))
+        same = (number for number, other in enumerate(seen) if np.array_equal(row, other))
         number = classes[size] = next(same, len(seen))
         if number == len(seen):
             seen.append(row)
@@ -111,15 +116,18 @@ def agreement(product: Callable[[Size], Tensor], sizes: Iterable[Size]) -> dict[
     shared = Counter(classes.values())
     for number, size in enumerate(first_of):
         if shared[number] == 1:
+            pulse()
             row = _common_row(product(size))
-            if row is None or not torch.equal(row, seen[number]):
+            if row is None or not np.array_equal(row, seen[number]):
                 classes[size] = None
     return classes
 
 
-def _common_row(results: Tensor) -> Tensor | None:
-    rows = results.flatten(0, -2)
-    return rows[0].clone() if torch.equal(rows, rows[:1].expand_as(rows)) else None
+def _common_row(results: Tensor) -> Bits | None:
+    """The bits of each row, if all have the same. By numpy, which starts no threads: on a busy machine waiting for them takes
+    far longer than the comparison."""
+    rows = results.flatten(0, -2).view(torch.int16 if results.element_size() == 2 else torch.int32).numpy()
+    return rows[0].copy() if (rows == rows[:1]).all() else None
 
 
 def probe_weight(rows: int, width: int, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.invariance import LADDER, Measured, RowSizes, agreement, probe_row, probe_weight
+from banyan_runtime.step import Pulse
 
 
 class Layer(Protocol):
@@ -80,8 +81,8 @@ class Head:
 class PlainKernels:
     """torch's own products."""
 
-    def __init__(self) -> None:
-        self._measured = _MeasuredLayers()
+    def __init__(self, pulse: Pulse = lambda: None) -> None:
+        self._measured = _MeasuredLayers(pulse)
 
     @property
     def rows(self) -> RowSizes:
@@ -103,8 +104,8 @@ class PlainKernels:
 class PackedKernels:
     """oneDNN products over packed weights, on the CPU."""
 
-    def __init__(self) -> None:
-        self._measured = _MeasuredLayers()
+    def __init__(self, pulse: Pulse = lambda: None) -> None:
+        self._measured = _MeasuredLayers(pulse)
 
     @property
     def rows(self) -> RowSizes:
@@ -137,7 +138,8 @@ class _MeasuredLayers:
     # What was found holds for the process: neither the library nor the processor changes, and threads are part of the key.
     KNOWN: Final[dict[Hashable, dict[int, int | None]]] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
         self._measured = Measured()
 
     @cached_property
@@ -150,8 +152,8 @@ class _MeasuredLayers:
         def make() -> Callable[[int], Tensor]:
             (outputs, width), dtype = weight.shape, weight.dtype
             layer = kind(probe_weight(outputs, width, dtype), None if bias is None else torch.zeros(outputs, dtype=dtype))
-            row = probe_row(width, dtype)
-            return lambda rows: layer(row.expand(rows, -1).contiguous())
+            most = probe_row(width, dtype).repeat(LADDER[-1], 1)
+            return lambda rows: layer(most[:rows])
 
         self._measure((kind, weight.shape, weight.dtype, bias is None), weight, make)
 
@@ -161,8 +163,10 @@ class _MeasuredLayers:
         def make() -> Callable[[int], Tensor]:
             norm, row = RmsNorm(torch.ones(weight.shape), 0.0), probe_row(weight.shape[0], torch.float32)
             if heads == 1:
-                return lambda rows: norm(row.expand(rows, -1).contiguous())
-            return lambda rows: norm(row.expand(rows, heads + 1, -1).contiguous()[:, :heads])  # beside others, as in qkv
+                most = row.repeat(LADDER[-1], 1)
+                return lambda rows: norm(most[:rows])
+            beside = row.repeat(LADDER[-1], heads + 1, 1)[:, :heads]  # others, as in qkv
+            return lambda rows: norm(beside[:rows])
 
         self._measure((RmsNorm, weight.shape, heads), weight, make)
 
@@ -171,7 +175,7 @@ class _MeasuredLayers:
         if weight.device.type != "cpu" or key in self._measured:
             return
         if key not in self.KNOWN:
-            self.KNOWN[key] = agreement(make(), LADDER)
+            self.KNOWN[key] = agreement(make(), LADDER, self._pulse)
         self._measured.add(key, self.KNOWN[key])
         self.__dict__.pop("rows", None)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from banyan_runtime.model.device import tensor
 from banyan_runtime.step import I32, U64
 
 _WORD: Final = 0xFFFFFFFF
@@ -26,7 +27,7 @@ _BYTES: Final = 16  # hashed: two words of the seed, the position, the token id
 def hashes(seeds: U64, positions: I32, token_ids: Tensor) -> Tensor:
     """32 bits for each cell, as int32 [n, m], for n rows and their token ids [n, m] or [m]."""
     starts = [_start(int(seed), int(position)) for seed, position in zip(seeds.tolist(), positions.tolist(), strict=True)]
-    start = torch.from_numpy(np.array(starts, dtype=np.uint32).view(np.int32)).to(token_ids.device).unsqueeze(1)
+    start = tensor(np.array(starts, dtype=np.uint32).view(np.int32), token_ids.device, torch.int32).unsqueeze(1)
     word = token_ids.to(torch.int32)
     word = _rotate(word * _signed(_C1), 15).mul_(_signed(_C2))
     bits = _rotate(word ^ start, 13).mul_(5).add_(_signed(_ADD))

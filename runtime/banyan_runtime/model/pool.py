@@ -11,7 +11,9 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import host
+from banyan_runtime.model.penalties import table_bytes
 from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.step import TableShape
 
 log = logging.getLogger("banyan")
 
@@ -74,7 +76,8 @@ def choose_tokens(
     wanted = config.max_total_tokens
     if device.type == "cuda":
         fraction = config.mem_fraction_static or _cuda_fraction(config, device)
-        fits = int(available - free_before_load * (1 - fraction)) // cell
+        budget = int(available - free_before_load * (1 - fraction))
+        fits = (budget - _history_bytes(config, context_len, budget // cell)) // cell
         default = fits
     else:
         fraction = config.mem_fraction_static or 0.9
@@ -89,6 +92,12 @@ def choose_tokens(
             f"{fraction:.0%} may be used; a token of this model takes {cell} bytes, --page-size={config.page_size} of them are the least."
         )
     return tokens
+
+
+def _history_bytes(config: ServerConfig, context_len: int, tokens: int) -> int:
+    """What a GPU holds for penalties beside a pool of so many tokens: by the most requests that may run, and their length."""
+    rows = config.max_running_requests or min(max(tokens * 512 // context_len, 2048), 4096)
+    return table_bytes(TableShape(min(rows, tokens // config.page_size), min(context_len, tokens)))
 
 
 def _cuda_fraction(config: ServerConfig, device: torch.device) -> float:

@@ -36,7 +36,7 @@ class TorchModel:
         self._pulse = pulse
         packed = choice.device.type == "cpu" and PackedKernels.supports(choice.dtype)
         rope = Rope(choice.spec, choice.dtype, choice.device)
-        self._decoder = Decoder(choice.spec, weights, PackedKernels() if packed else PlainKernels(), rope, pulse)
+        self._decoder = Decoder(choice.spec, weights, PackedKernels(pulse) if packed else PlainKernels(pulse), rope, pulse)
 
     def runner(self, info: RunnerInfo, page_size: int, report: Callable[[str], None]) -> TorchRunner:
         choice = self._choice

@@ -51,7 +51,8 @@ RUNNERS: Final[dict[str, ModelKind]] = {"torch": TorchModel}
 def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse = lambda: None) -> Runner:
     """Read the model in a folder and allocate its KV pool.
 
-    `progress(phase, percent, detail)` is told how far the weights are; `pulse` is given while steps are computed. Raises
+    `progress(phase, percent, detail)` is told how far the weights are; `pulse` is given while products are measured and steps are
+    computed. Raises
     ModelError for what is wrong with the files, ConfigError for options that do not fit the machine.
     """
     torch.set_num_threads(host.cores())
@@ -60,7 +61,9 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse
     started = time.monotonic()
     wanted = layout(choice.spec)
     weights_bytes = wanted.elements() * choice.dtype.itemsize
-    model = RUNNERS["torch"](choice, _weights(config, model_dir, wanted, choice, progress), pulse)
+    weights = _weights(config, model_dir, wanted, choice, progress)
+    progress("loading", 100, "arranging and measuring the layers")
+    model = RUNNERS["torch"](choice, weights, pulse)
     log.info(
         "Load weight end. type=%s, dtype=%s, avail mem=%.2f GB, mem usage=%.2f GB.",
         choice.spec.architecture, choice.dtype, devices.available_bytes(choice.device) / _GIB, weights_bytes / _GIB,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model import noise
+from banyan_runtime.model.device import tensor
 from banyan_runtime.step import F32, I32, U64, SamplingColumns
 
 GREEDY_BELOW: Final = 1e-6  # temperature
@@ -43,20 +44,25 @@ def sample(logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Te
     """One token for each row of fp32 logits [n, vocab_size].
 
     columns: n cells each; positions: absolute position of each token drawn. Returns token ids int64 [n] and failed bool [n]:
-    rows with NaN, or without any admissible token.
+    rows with NaN, or without any admissible token. The tokens of failed rows are some ids of the vocabulary.
     """
+    vocabulary = logits.shape[1]
     highest, tokens = logits.max(-1)
     failed = ~torch.isfinite(highest)
     drawn = np.flatnonzero((columns.temperature >= GREEDY_BELOW) & (columns.top_k != 1))
     if len(drawn):
         cells = _Draw(columns.top_k, columns.top_p, columns.min_p, columns.seed, positions)[drawn]
-        where = torch.from_numpy(drawn).to(logits.device)
-        temperatures = torch.from_numpy(columns.temperature[drawn]).to(logits.device).unsqueeze(1)
-        probabilities = torch.softmax(logits.index_select(0, where) / temperatures, -1)
+        where = tensor(drawn, logits.device)
+        temperatures = tensor(columns.temperature[drawn], logits.device, torch.float32).unsqueeze(1)
+        # Relative to the largest: a huge logit over a small temperature would be infinite, and all probabilities NaN.
+        scaled = logits.index_select(0, where).sub_(highest.index_select(0, where).unsqueeze(1)).div_(temperatures)
+        probabilities = torch.softmax(scaled, -1)
         # A failed row's probabilities are NaN; any numbers do instead, its token is not used.
-        probabilities.masked_fill_(failed.index_select(0, where).unsqueeze(1), 1.0 / logits.shape[1])
+        probabilities.masked_fill_(failed.index_select(0, where).unsqueeze(1), 1.0 / vocabulary)
         tokens.index_copy_(0, where, _draw(probabilities, cells))
-    return tokens, failed
+    # The next step looks its tokens up for all rows together: one that is no token would end it for everybody.
+    outside = (tokens < 0) | (tokens >= vocabulary)
+    return tokens.masked_fill_(outside, 0), failed | outside
 
 
 def _draw(probabilities: Tensor, cells: _Draw) -> Tensor:
@@ -65,7 +71,7 @@ def _draw(probabilities: Tensor, cells: _Draw) -> Tensor:
     filtered = (cells.top_k > 1) | (cells.top_p < 1)
     for rows, draw in ((np.flatnonzero(filtered), _draw_filtered), (np.flatnonzero(~filtered), _draw_open)):
         if len(rows):
-            where = torch.from_numpy(rows).to(probabilities.device)
+            where = tensor(rows, probabilities.device)
             tokens.index_copy_(0, where, draw(probabilities.index_select(0, where), cells[rows]))
     return tokens
 
@@ -80,7 +86,7 @@ def _draw_filtered(probabilities: Tensor, cells: _Draw) -> Tensor:
     for width in (first, *(width for width in _WIDTHS[1:] if first < width), vocabulary):
         width = min(width, vocabulary)
         rows = cells[pending]
-        where = torch.from_numpy(pending).to(device)
+        where = tensor(pending, device)
         values, ids = _ranked(probabilities.index_select(0, where), width)
         keep = _kept(values, rows, vocabulary)
         last = values.gather(1, keep.sum(1, keepdim=True) - 1)
@@ -106,9 +112,9 @@ def _ranked(probabilities: Tensor, width: int) -> tuple[Tensor, Tensor]:
 def _kept(values: Tensor, cells: _Draw, vocabulary: int) -> Tensor:
     """Which of the ranked tokens pass all filters: bool, a prefix of each row."""
     device = values.device
-    limit = torch.from_numpy(np.where(cells.top_k > 0, cells.top_k, vocabulary)).to(device).unsqueeze(1)
-    mass = torch.from_numpy(np.where(cells.top_p < 1, cells.top_p, np.inf)).to(device).unsqueeze(1)
-    floor = torch.from_numpy(cells.min_p).to(device).unsqueeze(1) * values[:, :1]
+    limit = tensor(np.where(cells.top_k > 0, cells.top_k, vocabulary), device).unsqueeze(1)
+    mass = tensor(np.where(cells.top_p < 1, cells.top_p, np.inf), device, torch.float32).unsqueeze(1)
+    floor = tensor(cells.min_p, device, torch.float32).unsqueeze(1) * values[:, :1]
     before = values.double().cumsum(1) - values.double()
     before[:, 0] = 0.0  # the likeliest token is always kept
     return (torch.arange(values.shape[1], device=device) < limit) & (before <= mass) & (values >= floor)
@@ -117,7 +123,7 @@ def _kept(values: Tensor, cells: _Draw, vocabulary: int) -> Tensor:
 def _draw_open(probabilities: Tensor, cells: _Draw) -> Tensor:
     """Draw where the whole vocabulary takes part, or all that min_p leaves."""
     if (cells.min_p > 0).any():
-        floor = torch.from_numpy(cells.min_p).to(probabilities.device).unsqueeze(1) * probabilities.amax(1, keepdim=True)
+        floor = tensor(cells.min_p, probabilities.device, torch.float32).unsqueeze(1) * probabilities.amax(1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
     mass = probabilities.sum(1, keepdim=True)
     bits = noise.hashes(cells.seed, cells.position, torch.arange(probabilities.shape[1], device=probabilities.device))

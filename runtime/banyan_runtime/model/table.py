@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from banyan_runtime.model import host
 from banyan_runtime.step import PADDING_SLOT, Step, TableShape
 
 I64 = npt.NDArray[np.int64]
@@ -14,7 +15,8 @@ class SlotTable:
     """int32 [rows, positions] on the host, where attention is planned. Only positions that the steps named mean anything."""
 
     def __init__(self, shape: TableShape) -> None:
-        self._slots = np.full((shape.rows, shape.positions), PADDING_SLOT, dtype=np.int32)
+        # 2,048 rows of 131,072 positions would take a gigabyte.
+        self._slots = host.zeros((shape.rows, shape.positions))
 
     def apply(self, step: Step) -> None:
         """Note what a step changes before it runs, and what it writes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Final
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from banyan_runtime.model.attention.tiles import CHUNK, TILE
 from banyan_runtime.model.invariance import Measured, RowSizes, agreement, probe_row, probe_weight
 from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.step import Pulse
 
 # Of one call. Larger calls are hardly faster, and would take longer to measure.
 MOST_ROWS: Final = 4096  # of all items together: 2 MB of scores in fp32
@@ -27,12 +27,18 @@ class Products:
     where no numbers agree, everything is one call.
     """
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    # What was found holds for the process, by shape, type and threads: with others the library may cut its work otherwise.
+    KNOWN: Final[dict[tuple[int, int, int, torch.dtype, int], tuple[Classes, Classes]]] = {}
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, pulse: Pulse = lambda: None) -> None:
         self.rows = RowSizes(None)
         self._items: dict[int, list[int]] = {}  # by rows: numbers of items, the largest first
         if device.type != "cpu":
             return
-        pairs = _agreement(spec.kv_heads, spec.group, spec.head_dim, dtype, torch.get_num_threads())
+        key = spec.kv_heads, spec.group, spec.head_dim, dtype, torch.get_num_threads()
+        if key not in self.KNOWN:
+            self.KNOWN[key] = _agreement(*key[:4], pulse)
+        pairs = self.KNOWN[key]
         alone = Measured()  # by the fewest items: a sequence of one chunk
         for number, classes in enumerate(pairs):
             alone.add(number, {rows: found for (rows, items), found in classes.items() if items == spec.kv_heads})
@@ -74,26 +80,27 @@ def _cut(items: int, counts: list[int]) -> Iterator[int]:
     assert items == 0, "items come in multiples of the KV heads"
 
 
-@cache
-def _agreement(kv_heads: int, group: int, head_dim: int, dtype: torch.dtype, threads: int) -> tuple[Classes, Classes]:
-    """Which numbers of rows and items agree: for queries times keys, and for weights times values. `threads` are those of the
-    process; with others the library may cut its work otherwise."""
+def _agreement(kv_heads: int, group: int, head_dim: int, dtype: torch.dtype, pulse: Pulse) -> tuple[Classes, Classes]:
+    """Which numbers of rows and items agree: for queries times keys, and for weights times values.
+
+    Whatever can be is made once: a product takes microseconds, and beside it everything else that threads share would count.
+    """
     rows = sorted({TILE * group, *(n for n in _rounds(1) if group < n < TILE * group), group})
     pairs = [(r, n) for r in rows for n in _rounds(kv_heads) if n == kv_heads or (n * r <= MOST_ROWS and n <= MOST_ITEMS)]
-    most = max(items for _, items in pairs)
-    query, weight = probe_row(head_dim, dtype), probe_row(CHUNK, dtype)
+    most, most_rows = max(items for _, items in pairs), max(rows * items for rows, items in pairs)
+    queries, weights = (probe_row(width, dtype).repeat(most_rows, 1) for width in (head_dim, CHUNK))
     keys = probe_weight(CHUNK, head_dim, dtype).repeat(most, 1, 1)
     values = probe_weight(head_dim, CHUNK, dtype).t().repeat(most, 1, 1)
 
     def scores(pair: tuple[int, int]) -> Tensor:
         rows, items = pair
-        return multiply(query.expand(items, rows, -1).contiguous(), keys[:items].transpose(1, 2))
+        return multiply(queries[: items * rows].view(items, rows, -1), keys[:items].transpose(1, 2))
 
     def mixed(pair: tuple[int, int]) -> Tensor:
         rows, items = pair
-        return multiply(weight.expand(items, rows, -1).contiguous(), values[:items])
+        return multiply(weights[: items * rows].view(items, rows, -1), values[:items])
 
-    return agreement(scores, pairs), agreement(mixed, pairs)
+    return agreement(scores, pairs, pulse), agreement(mixed, pairs, pulse)
 
 
 def _rounds(unit: int) -> list[int]:

@@ -58,7 +58,7 @@ class TorchAttention:
         self._windows = frozenset(spec.windows)
         self._sizes = Sizes.of(spec.heads, spec.kv_heads, spec.head_dim)
         self._scale = 1.0 / math.sqrt(spec.head_dim)
-        self._products = Products(spec, pool.dtype, pool.device)
+        self._products = Products(spec, pool.dtype, pool.device, pulse)
         if pool.device.type == "cpu":
             report("attention is", self._products.rows)
         self._slots = torch.empty(0, dtype=torch.int64)
@@ -78,8 +78,8 @@ class TorchAttention:
         self._slots = tensor(step.out_slots, device)
         self._groups = []
         for group in groups(step, table, self._sizes):
-            tokens = torch.from_numpy(group.tokens).to(device)
-            real = None if group.real is None else torch.from_numpy(group.real).to(device)
+            tokens = tensor(group.tokens, device)
+            real = None if group.real is None else tensor(group.real, device)
             self._groups.append(
                 _Planned(
                     tiles=group.positions.shape[0],
@@ -94,8 +94,8 @@ class TorchAttention:
     def _blocks(self, group: Group, page_size: int, window: int | None) -> list[_Block]:
         """Blocks start at multiples of their size, whatever the window leaves out."""
         device, pages_of = self._pool.device, CHUNK // page_size
-        pages = torch.from_numpy(group.pages).to(device)
-        positions = torch.from_numpy(group.positions).to(device)[:, None, :, None, None]
+        pages = tensor(group.pages, device)
+        positions = tensor(group.positions, device)[:, None, :, None, None]
         earliest = int(group.positions.min())
         first = 0 if window is None else max(0, earliest - window + 1) // CHUNK
         partly = earliest // CHUNK if window is None else first  # every query sees all keys before this chunk
