@@ -45,7 +45,8 @@ def memory_available() -> int:
 def zeros(shape: tuple[int, int]) -> npt.NDArray[np.int32]:
     """Zeros that take memory page by page as they are written. numpy's own would take huge pages: all of a table of which the
     beginning of each row is written."""
-    memory = mmap.mmap(-1, max(1, shape[0] * shape[1]) * np.dtype(np.int32).itemsize)
+    size = max(1, shape[0] * shape[1]) * np.dtype(np.int32).itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.int32, shape[0] * shape[1]).reshape(shape)
