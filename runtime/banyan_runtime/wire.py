@@ -123,7 +123,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int  # tokens of the longest sequence that can really run: context_len, or what the KV pool holds
     page_size: int
     max_total_tokens: int  # KV pool, tokens
-    max_req_input_len: int  # a prompt must be shorter than this, tokens
+    max_req_input_len: int  # tokens of the longest prompt; what is generated must fit beside it into max_model_len
     max_running_requests: int
     weights_bytes: int
     kv_bytes: int

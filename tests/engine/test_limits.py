@@ -92,6 +92,16 @@ def test_a_pool_too_small_for_any_request_is_refused_at_start() -> None:
         limits_of(info=replace(INFO, pool_tokens=8))
 
 
+@pytest.mark.parametrize("sizes", [{"context_len": 64}, {"pool_tokens": 64}, {"pool_tokens": 64, "page_size": 16, "max_running": 4}])
+def test_a_prompt_of_the_longest_length_runs_with_no_output(sizes: dict[str, int]) -> None:
+    session = Session(limits(**sizes))
+    assert session.limits.max_model_len == 64
+    scored = session.submit([token % 50 for token in range(64)], 0)
+    session.drain()
+    assert session.ended(scored)
+    assert not session.failures
+
+
 def test_a_context_far_beyond_the_pool_takes_no_memory() -> None:
     session = Session(limits(context_len=1 << 24, pool_tokens=64))
     assert session.engine.memory.tables.slots.shape[1] < 100

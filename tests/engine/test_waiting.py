@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 import numpy as np
@@ -88,16 +89,17 @@ def test_the_highest_priority_there_is_ages_no_further() -> None:
 
 @LOOPS
 def test_a_second_prompt_is_not_cut_into_chunks_while_memory_is_short_for_the_first(overlap: bool) -> None:
-    for urgent_at in range(20, 34):
+    for urgent_at in range(22, 30):
         session = Session(limits(pool_tokens=1000, chunk=64, context_len=1000, conservativeness=0.01, overlap=overlap), lazy=overlap)
-        for number in range(5):
-            session.submit([number, *range(19)], 150)
+        rng = random.Random(1)
+        for _ in range(5):
+            session.submit([rng.randrange(50) for _ in range(20)], 150)
         for _ in range(3):
             session.turn()
-        session.submit([7 + token % 43 for token in range(840)], 10, priority=5)
+        session.submit([rng.randrange(50) for _ in range(890)], 10, priority=5)
         for _ in range(urgent_at):
             session.turn()
-        urgent = session.submit([11 + token % 31 for token in range(100)], 5, priority=5)
+        urgent = session.submit([rng.randrange(50) for _ in range(100)], 5, priority=5)
         while not session.ended(urgent):
             session.turn()
         invariants.check(session.engine)

@@ -62,7 +62,18 @@ def test_what_the_memory_holds_is_promised_and_not_the_models_context() -> None:
 
 
 def test_a_prompt_is_cut_only_where_the_operator_allows_it() -> None:
-    assert fitted(100, 4, truncate=True) == (57, 4)
+    assert fitted(100, 4, truncate=True) == (58, 4)
+
+
+def test_a_prompt_as_long_as_the_context_may_be_scored_and_leaves_no_room_for_output() -> None:
+    whole = engine_info(vocab_size=100, context_len=64, max_model_len=64, max_req_input_len=64)
+    assert fitted(64, 0, info=whole) == (64, 0)
+    assert fitted(63, 1, info=whole) == (63, 1)
+    assert fitted(70, 0, info=whole, truncate=True) == (64, 0)
+    assert fitted(70, None, info=whole, truncate=True) == (63, 1)
+    for length, asked in ((65, 0), (64, 1), (64, None)):
+        with pytest.raises(ApiError, match="maximum context length is 64 tokens"):
+            fitted(length, asked, info=whole)
 
 
 @pytest.mark.parametrize("token_id", [-1, 100, 2**70])

@@ -35,10 +35,11 @@ def fit(
     context_length_exceeded; the wording is matched by clients.
     """
     longest = info.max_model_len
-    if len(ids) >= info.max_req_input_len and truncate:
-        ids = ids[: info.max_req_input_len - 1]
+    beside = 0 if asked == 0 else 1  # without a limit of its own a request wants a token at least
+    if truncate:
+        ids = ids[: min(info.max_req_input_len, longest - beside)]
     length = len(ids)
-    if length >= longest or length >= info.max_req_input_len:
+    if length > info.max_req_input_len or length + beside > longest:
         raise too_long(length, info, param)
     room = longest - length
     if asked is None:
