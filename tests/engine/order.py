@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
+from banyan_runtime.engine.admission import Selection, Verdict
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.engine.request import Request
+
+LOOKED_AT_WITHIN: Final = 12  # turns: decode steps have theirs between prefills
 
 
 class Order:
@@ -26,6 +30,9 @@ class Order:
         self._rows: dict[int, int] = {}  # of those that had one at the last launch, by id
         prefill = engine.scheduler.prefill
         self._preempt, prefill._preempt = prefill._preempt, self._gives_way
+        self._try_admit, prefill._try_admit = prefill._try_admit, self._asked  # type: ignore[method-assign]
+        self._were_asked = set[int]()  # by request id; the answer holds until somebody leaves
+        self._first: tuple[int, int] | None = None  # who is next in order, and in how many turns nobody looked at it
 
     def check(self) -> None:
         requests = self.engine.requests
@@ -52,6 +59,24 @@ class Order:
                 if request.priority < highest:
                     self._passes[request.id] += 1
                     self._passed_by[request.priority] = max(self._passed_by.get(request.priority, highest), highest)
+
+    def check_first(self) -> None:
+        """After a turn: who comes to stand first is soon asked whether it fits, if there is a row for it."""
+        scheduler, prefill = self.engine.scheduler, self.engine.scheduler.prefill
+        if self.limits.policy != "fcfs" or not scheduler.queue or len(scheduler.running) >= self.limits.max_running or prefill.chunked:
+            self._first = None
+            return
+        first = next(prefill._candidates()).id
+        turns = self._first[1] + 1 if self._first is not None and self._first[0] == first else 0
+        self._first = first, turns
+        assert first in self._were_asked or turns <= LOOKED_AT_WITHIN, f"{first} is next in order, and nobody looks at it"
+
+    def _asked(self, request: Request, chosen: Selection, now: float) -> Verdict:
+        self._were_asked.add(request.id)
+        verdict = self._try_admit(request, chosen, now)
+        if verdict is Verdict.NO_TOKEN and request.row >= 0:
+            self._were_asked.update(self.engine.requests)  # it took the rest: that answers all
+        return verdict
 
     def _gives_way(self, victims: Sequence[Request]) -> None:
         """Only to somebody more urgent than they were when they were admitted."""

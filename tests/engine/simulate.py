@@ -319,6 +319,7 @@ class World:
         self.turn += 1
         for message in self.engine.turn():
             self._receive(message)
+        self.order.check_first()
         if self.turn % FULL_CHECK_EVERY == 0:
             invariants.check(self.engine)
             for id, sent in self.live.items():
