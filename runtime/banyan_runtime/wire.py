@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
 PRIORITY_AT_MOST: Final = 1000  # and -1000 at least: levels enough for everybody, few enough to look at all of them in a turn
-PRIORITY_AT_MOST: Final = 1000  # and -1000 at least: levels enough for everybody, few enough to look at all of them in a turn
 
 
 def pack_ids(ids: TokenIds | list[int]) -> bytes:

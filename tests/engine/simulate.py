@@ -247,7 +247,8 @@ class World:
         if self.held and rng.random() < 0.1:
             self._proceed()
         if self.live and rng.random() < load.abort_rate:
-            victim = rng.choice(list(self.live))
+            waiting = [id for id in self.live if id in self.engine.requests and self.engine.requests[id].row < 0]
+            victim = rng.choice([*self.live, *waiting[:1] * len(self.live)])  # half of them stand first
             self.live[victim].aborted = True
             self.engine.handle(Abort(id=victim))
             assert self.engine.memory.imbalance() == 0
