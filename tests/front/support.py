@@ -8,7 +8,7 @@ import functools
 import json
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -26,6 +26,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.app import create_app
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineClient
+from banyan_runtime.front.logprobs import Cells
 from banyan_runtime.front.metrics import Metrics, RequestRecord
 from banyan_runtime.front.plan import Endpoint, Plan
 from banyan_runtime.front.state import ServerState
@@ -168,6 +169,19 @@ def columns(values: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]]
 
 def _floats(values: Sequence[float]) -> bytes:
     return np.asarray(values, dtype="<f4").tobytes()
+
+
+Score = tuple[int, float | None]
+
+
+def scores(cells: Iterable[Cells]) -> list[list[Score]]:
+    """Of each token: itself and the likeliest ones, with their log probabilities."""
+    found: list[list[Score]] = []
+    for each in cells:
+        values = np.full(each.ids.shape, None) if each.values is None else each.values
+        rows = zip(each.ids.tolist(), values.tolist(), strict=True)
+        found += [list(zip(ids, row, strict=True)) for ids, row in rows]
+    return found
 
 
 class FakeEngine:

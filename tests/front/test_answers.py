@@ -402,6 +402,103 @@ def test_log_probabilities_of_a_generate_stream_are_cumulative(play: Play) -> No
     play(scenario)
 
 
+def test_values_that_json_does_not_have_become_the_floor(play: Play) -> None:
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        connection = await ask(front, address, chat(request(logprobs=SCORED), top_logprobs=1))
+        one = await engine.submitted()
+        scores = columns([float("-inf"), -1e30], [[(A, float("nan"))], [(B, -1e30)]])
+        await engine.step({one: [A, B]}, finish(one), scored=wire.pack_ids([0, 1]), logprobs=scores)
+        entries = (await connection.json())["choices"][0]["logprobs"]["content"]
+        assert [(entry["logprob"], entry["top_logprobs"][0]["logprob"]) for entry in entries] == [(-9999.0, -9999.0)] * 2
+
+    play(scenario)
+
+
+# --- clients that do not read ---
+
+
+async def stalled(front: Front, engine: FakeEngine, address: tuple[str, int], plan: Any) -> tuple[Connection, int]:
+    """A stream whose client reads nothing."""
+    connection = await ask(front, address, plan)
+    one = await engine.submitted()
+    return connection, one
+
+
+def test_the_events_of_a_cumulative_stream_that_were_not_taken_become_one(play: Play) -> None:
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        row = [[(token, -1.0) for token in range(3, 23)]]
+        scored = {"scored": wire.pack_ids([0]), "logprobs": columns([-1.0], row)}
+        plan = native(request(max_new_tokens=3000, logprobs=wire.LogprobRequest(20)), stream=True, top_logprobs=(20,))
+        connection, one = await stalled(front, engine, address, plan)
+        for _ in range(2999):  # all events together: some 2 GB
+            await engine.step({one: [A]}, **scored)
+        await engine.step({one: [B]}, finish(one), **scored)
+        while not front.records:  # noqa: ASYNC110  the wire has no event for it
+            await asyncio.sleep(0.001)
+        await connection.head()
+        events = await connection.events()
+        assert len(events) < 300
+        assert events[-1]["text"] == "a" * 2999 + "b"
+        assert len(events[-1]["meta_info"]["output_top_logprobs"]) == 3000
+        for before, after in itertools.pairwise(event["output_ids"] for event in events):
+            assert len(before) < len(after)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_a_client_that_leaves_too_much_of_its_stream_unread_is_given_up(
+    play: Play, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        monkeypatch.setattr(event_stream, "MAX_UNSENT", 1 << 20)
+        connection, one = await stalled(front, engine, address, streaming(kind))
+        aborted = asyncio.create_task(engine.aborted())
+        while not aborted.done():
+            await engine.step({one: [A] * 10_000})
+            await asyncio.sleep(0)
+        assert await aborted == one
+        await engine.step(None, finish(one, FinishCode.ABORT))
+        assert "a stream was cut off" in caplog.text
+        await connection.head()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError, ValueError)):
+            await connection.events()
+        while len(front.context.live):  # noqa: ASYNC110  the wire has no event for it
+            await asyncio.sleep(0.001)
+
+    play(scenario)
+
+
+# --- whole answers that are long ---
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions", "generate"])
+def test_a_long_answer_is_sent_in_parts(play: Play, kind: str) -> None:
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        asked = request(max_new_tokens=5000, logprobs=SCORED)
+        plans = {
+            "chat": lambda: chat(asked, top_logprobs=1),
+            "completions": lambda: completion(asked, top_logprobs=1),
+            "generate": lambda: native(asked, top_logprobs=(1,)),
+        }
+        connection = await ask(front, address, plans[kind]())
+        one = await engine.submitted()
+        await engine.step({one: [A] * 4000}, finish(one), **told(*[(A, -0.5, B)] * 4000))
+        _, headers = await connection.head()
+        assert headers["content-type"] == "application/json"
+        assert "content-length" not in headers
+        parts = []
+        while part := await connection.chunk():
+            parts.append(part)
+        assert len(parts) > 1
+        assert max(map(len, parts)) < 3 * event_stream.PART_BYTES
+        text = "".join(parts)
+        assert text.count("-0.25") == 4000
+        json.loads(text)
+
+    play(scenario)
+
+
 # --- several choices, usage ---
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from banyan_runtime import wire
 from banyan_runtime.front.engine_client import EngineClient, EngineError, Stream, Tokens
-from tests.front.support import STATS, FakeEngine, columns, finish, run
+from banyan_runtime.front.logprobs import cells_of
+from tests.front.support import STATS, FakeEngine, columns, finish, run, scores
 
 GREEDY = wire.Sampling(max_new_tokens=4, temperature=0.0)
 Scenario = Callable[[FakeEngine, EngineClient], Awaitable[None]]
@@ -106,7 +107,7 @@ def test_log_probabilities_come_with_their_tokens(tmp_path: Path) -> None:
         told = columns([-1.0, -2.0])
         await engine.step({1: [10], 2: [20], 3: [30]}, *map(finish, (1, 2, 3)), scored=wire.pack_ids([0, 2]), logprobs=told)
         heard = [await collect(stream) for stream in streams]
-        assert [[entry.logprob for entry in tokens.logprobs] for (tokens,) in heard] == [[-1.0], [], [-2.0]]
+        assert [scores(cells_of(tokens.logprobs, 0)) for (tokens,) in heard] == [[[(10, -1.0)]], [], [[(30, -2.0)]]]
 
     play(tmp_path, scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ import pytest
 from banyan_runtime import wire
 from banyan_runtime.front import generation
 from banyan_runtime.front.chat.events import Event
-from banyan_runtime.front.engine_client import EngineError
+from banyan_runtime.front.engine_client import TOLD_AT_A_TIME, EngineError
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.generation import Call, Delta, GenerationGroup
-from banyan_runtime.front.logprobs import PromptTokens, TokenLogprob
+from banyan_runtime.front.generation import SUBMITTED_AT_A_TIME, Call, Delta, GenerationGroup
+from banyan_runtime.front.logprobs import PromptTokens, cells_of
 from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.wire import FinishCode
-from tests.front.support import FakeEngine, Front, columns, finish, run
+from tests.front.support import FakeEngine, Front, columns, finish, run, scores
 
 A, B, C, D, E = IDS = [67, 68, 69, 70, 71]  # the letters a to e in the byte-level vocabulary
 CALL = Call(endpoint="chat", streaming=True, received=0.0)
@@ -147,7 +148,8 @@ def test_what_was_computed_beyond_a_stop_string_is_neither_shown_nor_counted(pla
         deltas = await reader.all()
         last = deltas[-1]
         assert (text(deltas), last.completion_tokens, last.token_ids) == ("ab", 4, [A, B, C, D])
-        assert [entry.logprob for delta in deltas for entry in delta.logprobs] == [-1, -2, -3, -4]
+        rows = [row for delta in deltas for row in delta.logprobs]
+        assert [value for [(_, value)] in scores(cells_of(rows, 0))] == [-1, -2, -3, -4]
         assert last.finished is not None
         assert (last.finished.matched, last.finished.cached_tokens) == ("cd", 2)
         assert [record.finish_reason for record in world.records] == ["stop"]
@@ -202,6 +204,60 @@ def test_a_parser_that_fails_costs_no_text(play: Play, monkeypatch: pytest.Monke
     play(scenario)
 
 
+# --- very many at once ---
+
+
+def test_very_many_sequences_are_submitted_and_told_in_turns(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        number = 3 * SUBMITTED_AT_A_TIME
+        world.start(*[request()] * number)
+        assert len(world.context.live) == SUBMITTED_AT_A_TIME
+        ids = [submit.id for submit in await world.engine.submits(number)]
+        turns: list[int] = []
+
+        def watch() -> None:
+            turns.append(len(world.records))
+            if len(world.records) < number:
+                asyncio.get_running_loop().call_soon(watch)
+
+        watch()
+        await world.engine.step({one: [A] for one in ids}, *map(finish, ids))
+        while turns[-1] < number:  # noqa: ASYNC110  the wire has no event for it
+            await asyncio.sleep(0.001)
+        assert max(after - before for before, after in itertools.pairwise(turns)) == TOLD_AT_A_TIME
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_group_has_an_id_of_its_own_by_which_all_of_it_ends(play: Play, after: int) -> None:
+    """Also those that were not submitted yet."""
+
+    async def scenario(world: World) -> None:
+        number = SUBMITTED_AT_A_TIME + 2
+        reader, live = Reader(), world.context.live
+        call = Call(endpoint="other", streaming=True, received=0.0, group_id="a1")
+        GenerationGroup(world.context, call, [request()] * number, [f"a1_{index}" for index in range(number)], reader)
+        _, other = world.start(request())
+        if after:
+            await world.engine.submits(number + 1)
+        live.abort("a")
+        live.abort("a1")
+        aborted: set[int] = set()
+        while len(aborted) < number:
+            match await world.engine.next():
+                case wire.Abort(id=one):
+                    aborted.add(one)
+        await world.engine.step(None, *[finish(one, FinishCode.ABORT) for one in sorted(aborted)])
+        assert await reader.ended is None
+        assert {delta.finished.reason for _, delta in reader.deltas if delta.finished} == {"abort"}
+        assert len(live) == 1
+        assert "a1" not in live
+        assert not other.ended.done()
+
+    play(scenario)
+
+
 # --- log probabilities ---
 
 
@@ -213,24 +269,13 @@ def test_log_probabilities_reach_those_who_asked_and_nobody_else(play: Play) -> 
         await world.engine.step({one: [A, B], two: [C], three: [A]}, scored=wire.pack_ids([0, 1, 3]), logprobs=told)
         await world.engine.step(None, finish(one), finish(two), finish(three))
         assert await reader.ended is None
-        by_index = [[entry for at, delta in reader.deltas if at == index for entry in delta.logprobs] for index in range(3)]
-        assert by_index == [
-            [TokenLogprob(A, -0.5, [(A, -0.5), (D, -3.0)]), TokenLogprob(B, -1.5, [(B, -1.5), (D, -4.0)])],
+        by_index = [[row for at, delta in reader.deltas if at == index for row in delta.logprobs] for index in range(3)]
+        assert [scores(cells_of(rows, 2)) for rows in by_index] == [
+            [[(A, -0.5), (A, -0.5), (D, -3.0)], [(B, -1.5), (B, -1.5), (D, -4.0)]],
             [],
-            [TokenLogprob(A, -2.5, [(E, -0.25), (A, -2.5)])],
+            [[(A, -2.5), (E, -0.25), (A, -2.5)]],
         ]
-
-    play(scenario)
-
-
-def test_values_that_json_does_not_have_become_the_floor(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        _, reader = world.start(request(logprobs=wire.LogprobRequest(output_top=1)))
-        one = await world.engine.submitted()
-        told = columns([float("-inf"), -1e30], [[(A, float("nan"))], [(B, -1e30)]])
-        await world.engine.step({one: [A, B]}, finish(one), scored=wire.pack_ids([0, 1]), logprobs=told)
-        (delta,) = await reader.all()
-        assert delta.logprobs == [TokenLogprob(A, -9999.0, [(A, -9999.0)]), TokenLogprob(B, -9999.0, [(B, -9999.0)])]
+        assert scores(cells_of(by_index[0], 1)) == [[(A, -0.5), (A, -0.5)], [(B, -1.5), (B, -1.5)]]
 
     play(scenario)
 
@@ -247,13 +292,13 @@ def test_the_log_probabilities_of_a_prompt_that_is_computed_in_chunks_come_with_
         await world.engine.step({one: [E]}, prompt_logprobs=[second])
         await world.engine.step({one: [A]}, finish(one))
         deltas = await reader.all()
-        assert PromptTokens(prompt, 0).scored(deltas[0].prompt_logprobs) == [
-            TokenLogprob(A, None, ()),
-            TokenLogprob(B, -1.0, [(B, -1.0)]),
-            TokenLogprob(C, -2.0, [(A, -0.125)]),
-            TokenLogprob(D, -3.0, [(D, -3.0)]),
-        ]
-        assert PromptTokens(prompt, 2).scored(deltas[0].prompt_logprobs) == [TokenLogprob(C, None, ()), TokenLogprob(D, -3.0, [(D, -3.0)])]
+        parts = deltas[0].prompt_logprobs
+        rows = [[(A, None)], [(B, -1.0), (B, -1.0)], [(C, -2.0), (A, -0.125)], [(D, -3.0), (D, -3.0)]]
+        assert scores(PromptTokens(prompt, 0).cells(parts, 1)) == rows
+        assert scores(PromptTokens(prompt, 0).cells(parts, 0)) == [row[:1] for row in rows]
+        assert scores(PromptTokens(prompt, 2).cells(parts, 1)) == [[(C, None)], rows[3]]
+        assert scores(PromptTokens(prompt, 4).cells(parts, 1)) == []
+        assert scores(PromptTokens(prompt, 1).cells((), 1)) == [[(token, None)] for token in (B, C, D)]
         assert [len(delta.prompt_logprobs) for delta in deltas[1:]] == [0] * (len(deltas) - 1)
 
     play(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -99,6 +100,32 @@ REQUESTS: Final[dict[str, tuple[str, Callable[[], bytes], set[int]]]] = {
 }
 
 
+SCORED_IDS: Final = [3 + (7 * at) % 400 for at in range(1500)]
+
+
+def scored(**more: Any) -> bytes:
+    params = {"max_new_tokens": 100, "ignore_eos": True}
+    options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 20, "return_text_in_logprobs": True}
+    return json.dumps({"input_ids": SCORED_IDS, "sampling_params": params, **options, **more}).encode()
+
+
+def scored_choices(**more: Any) -> bytes:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+    return json.dumps({**chat, "n": 64, "max_tokens": 100, **more}).encode()
+
+
+REQUESTS |= {
+    "the log probabilities of 64 choices": (CHAT, scored_choices, {200}),
+    "the log probabilities of 64 choices in a stream": (CHAT, lambda: scored_choices(stream=True), {200}),
+    "those of a long prompt, whole": ("/generate", scored, {200}),
+    "those of a long prompt, in each of 100 events": ("/generate", lambda: scored(stream=True), {200}),
+    "those of 64 prompts": (COMPLETIONS, lambda: prompt([SCORED_IDS[:200]] * 64, max_tokens=1, logprobs=20, echo=True), {200}),
+    "those of a prompt in a stream": (COMPLETIONS, lambda: prompt(SCORED_IDS, max_tokens=50, logprobs=20, echo=True, stream=True), {200}),
+    "more log probabilities than an answer holds": (CHAT, lambda: scored_choices(n=128, max_tokens=1900), {400}),
+    "1,024 sequences": (COMPLETIONS, lambda: prompt([[5, 6]] * 1024, max_tokens=1), {200}),
+}
+
+
 @pytest.mark.parametrize("name", REQUESTS)
 def test_no_request_holds_up_the_tokens_of_others(probed: Probed, name: str) -> None:
     path, body, statuses = REQUESTS[name]
@@ -106,6 +133,29 @@ def test_no_request_holds_up_the_tokens_of_others(probed: Probed, name: str) -> 
     print(f"{name}: {status}, {worst:.1f} ms")
     assert status in statuses
     assert worst < LIMIT_MS
+
+
+def test_a_client_that_reads_nothing_costs_little_memory(start_server: StartServer) -> None:
+    """Its events would be 100 times 1.5 MB."""
+    server = start_server().ready()
+    front = psutil.Process(server.process.pid)
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    generate(server, SCORED_IDS[:2], 1)
+    before = front.memory_info().rss
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            body = scored(stream=True)
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))))
+            connection.sendall(head % len(body) + body)
+        server.eventually(lambda: server.log.count("#output-token: 100,") == 3, "the end of what nobody reads")
+        grown = front.memory_info().rss - before
+        print(f"{grown / 1e6:.0f} MB")
+        assert grown < 40e6
+    generate(server, SCORED_IDS[:2], 1)
+
+
+def generate(server: ServerProcess, ids: list[int], tokens: int) -> None:
+    assert server.post("/generate", {"input_ids": ids, "sampling_params": {"max_new_tokens": tokens}}).status_code == 200
 
 
 def test_while_a_template_runs_wild_others_are_answered(probed: Probed) -> None:

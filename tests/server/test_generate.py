@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import httpx2 as httpx
 import pytest
@@ -111,6 +111,61 @@ def test_a_request_is_aborted_by_its_id_and_all_by_none(server: ServerProcess) -
         assert answer["meta_info"]["finish_reason"]["type"] == "abort"
         assert len(answer["output_ids"]) < 1900
     assert httpx.post(f"{server.url}/abort_request", json={"rid": ""}).status_code == 200
+
+
+def test_a_list_is_aborted_by_the_id_that_its_client_gave_it_and_no_other(server: ServerProcess) -> None:
+    endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool:
+        listed = pool.submit(generate, server, text=["a", "b"], sampling_params=endless, rid="a1")
+        other = pool.submit(generate, server, text="a", sampling_params=endless, rid="a10")
+        server.eventually(lambda: server.metric("banyan_requests_running") == 3, "running requests", 10)
+        taken = httpx.post(f"{server.url}/generate", json={"text": "c", "rid": "a1"})
+        assert (taken.status_code, "already running" in taken.json()["error"]["message"]) == (400, True)
+        assert httpx.post(f"{server.url}/abort_request", json={"rid": "a1"}).status_code == 200
+        metas = [answer["meta_info"] for answer in listed.result(10)]
+        assert [(meta["id"], meta["finish_reason"]["type"]) for meta in metas] == [("a1_0", "abort"), ("a1_1", "abort")]
+        assert not other.done()
+        httpx.post(f"{server.url}/abort_request", json={"rid": "a10"})
+        assert other.result(10)["meta_info"]["finish_reason"]["type"] == "abort"
+    assert generate(server, text="a", sampling_params={"max_new_tokens": 1}, rid="a1")["meta_info"]["id"] == "a1"
+
+
+MESSAGES: Final[list[dict[str, Any]]] = [
+    {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}], "foo": 1},
+    {"role": "assistant", "content": "hello", "refusal": None, "annotations": [], "audio": None},
+    {"role": "user", "content": "hi"},
+]
+IN_MESSAGES: Final = "messages[0].foo, messages[0].content[0].cache_control"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/generate", {"text": "a", "return_logprobs": True, "foo": 1, "lora_path": None}, "return_logprobs, foo"),
+        ("/generate", {"text": "a", "stream": True, "foo": 1}, "foo"),
+        ("/generate", {"text": "a"}, None),
+        ("/tokenize", {"prompt": "a", "foo": 1, "model": "x"}, "foo"),
+        ("/tokenize", {"messages": MESSAGES}, IN_MESSAGES),
+        ("/detokenize", {"tokens": [5], "foo": 1}, "foo"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, "bar": 1, "reasoning": {"summary": "auto"}},
+         f"bar, {IN_MESSAGES}, reasoning.summary"),
+        ("/v1/chat/completions", {"messages": MESSAGES[2:], "max_tokens": 1, "stream": True, "stream_options": {"foo": 1}},
+         "stream_options.foo"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "", "x": 1}] * 300, "max_tokens": 1},
+         ", ".join(f"messages[{index}].x" for index in range(20))),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_is_named_wherever_it_is(server: ServerProcess, path: str, body: dict[str, Any], named: str | None) -> None:
+    response = httpx.post(server.url + path, json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers.get("x-banyan-ignored") == named
+
+
+def test_an_answer_cannot_hold_any_number_of_log_probabilities(server: ServerProcess) -> None:
+    body = {"text": ["a"] * 128, "sampling_params": {"max_new_tokens": 1900}, "return_logprob": True, "top_logprobs_num": 20}
+    error = httpx.post(f"{server.url}/generate", json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("top_logprobs_num", "integer_above_max_value")
+    assert "5107200 log probabilities" in error["message"]
 
 
 def test_the_cache_is_flushed_unless_a_request_runs(server: ServerProcess) -> None:

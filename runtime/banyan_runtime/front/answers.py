@@ -7,24 +7,27 @@ holds the token ids of its prompts, is not kept beyond that function: thousands 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from banyan_runtime import wire
 from banyan_runtime.front.admission import admit
 from banyan_runtime.front.body import read_body
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.errors import ApiError, invalid
-from banyan_runtime.front.event_stream import EventStream
+from banyan_runtime.front.errors import ApiError, ClientGone, invalid
+from banyan_runtime.front.event_stream import PART_BYTES, EventStream
 from banyan_runtime.front.generation import Call, Delta, Finished, GenerationGroup
-from banyan_runtime.front.logprobs import TokenLogprob
+from banyan_runtime.front.logprobs import Row
 from banyan_runtime.front.plan import Endpoint, GenerateRequest
 from banyan_runtime.front.transport import while_connected
 
@@ -40,8 +43,9 @@ def check_free(context: Context, request_id: str, own_id: str, param: str) -> No
         raise invalid(param, f"A request with {param} '{own_id}' is already running.")
 
 
-def json_response(body: Any, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(to_json(body), headers=None if headers is None else dict(headers), media_type="application/json")
+def ignored(names: Sequence[str]) -> dict[str, str]:
+    """The header that names the fields without effect."""
+    return {"X-Banyan-Ignored": ", ".join(names)} if names else {}
 
 
 def rejection(context: Context, error: ApiError) -> str | None:
@@ -99,7 +103,7 @@ class Outcome:
     """One sequence, as far as it is known."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[Row] = field(default_factory=list)
     prompt_logprobs: list[wire.PromptLogprobs] = field(default_factory=list)
     finished: Finished | None = None
     _content: list[str] = field(default_factory=list)
@@ -156,10 +160,10 @@ class Whole:
         call: Call,
         requests: Sequence[GenerateRequest],
         ids: Sequence[str],
-        body: Callable[[list[Outcome]], Any],
+        body: Callable[[list[Outcome]], Iterator[bytes]],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the requests; `body` makes the JSON of all outcomes. Raises ApiError."""
+        """Start the requests; `body` makes the JSON of all outcomes, in parts. An empty part lets others go first. Raises ApiError."""
         self._collector = Collector(len(requests))
         self._group = GenerationGroup(context, call, requests, ids, self._collector)
         self._body = body
@@ -170,23 +174,66 @@ class Whole:
             await while_connected(http, self._complete())
         finally:
             self._group.close()
-        return json_response(self._body(self._collector.outcomes), self._headers)
+        return await _in_parts(self._body(self._collector.outcomes), self._headers)
 
     async def _complete(self) -> None:
         await self._collector.complete
 
 
+async def _in_parts(body: Iterator[bytes], headers: Mapping[str, str] | None) -> Response:
+    """A JSON body as a whole, or, where it is long, made while it is sent."""
+    made: list[bytes] = []
+    size = 0
+    for part in body:
+        if not part:
+            await asyncio.sleep(0)
+            continue
+        made.append(part)
+        size += len(part)
+        if size >= PART_BYTES:
+            return _Long(itertools.chain([b"".join(made)], body), headers)
+    return Response(b"".join(made), headers=headers, media_type="application/json")
+
+
+class _Long(Response):
+    """A JSON body in parts: each is made when the client has taken those before it, and others have a turn in between."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: Iterator[bytes], headers: Mapping[str, str] | None) -> None:
+        super().__init__(headers=headers)
+        del self.headers["content-length"]
+        self._parts = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with contextlib.suppress(ClientGone):
+            await while_connected(Request(scope, receive), self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        waiting: list[bytes] = []
+        size = 0
+        for part in self._parts:
+            waiting.append(part)
+            size += len(part)
+            if part and size < PART_BYTES:
+                continue
+            if size >= PART_BYTES:
+                await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": True})
+                waiting, size = [], 0
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": False})
+
+
 # --- streamed ---
 
 
-class EventWriter(Protocol):
-    """Makes the events of one endpoint. What it returns may be empty."""
+class Frame(Protocol):
+    """What comes before, behind and instead of the events of one endpoint. It may be empty."""
 
     def opening(self) -> bytes:
         """What comes before the first delta."""
         ...
-
-    def render(self, index: int, delta: Delta) -> bytes: ...
 
     def closing(self) -> bytes:
         """What comes behind the last delta."""
@@ -195,8 +242,22 @@ class EventWriter(Protocol):
     def error(self, error: ApiError) -> bytes: ...
 
 
-class Streamed:
-    """An answer in events: the consumer that renders them and pushes them into the stream."""
+class DeltaWriter(Frame, Protocol):
+    def render(self, index: int, delta: Delta) -> bytes | Iterator[bytes]:
+        """The events of a delta; in parts where they may be long."""
+        ...
+
+
+class SnapshotWriter(Frame, Protocol):
+    def take(self, index: int, delta: Delta) -> None: ...
+
+    def render(self, index: int) -> Iterator[bytes]:
+        """An event with everything that one sequence has so far, in parts. More may be taken in between."""
+        ...
+
+
+class _Stream:
+    """An answer in events."""
 
     def __init__(
         self,
@@ -204,26 +265,79 @@ class Streamed:
         call: Call,
         requests: Sequence[GenerateRequest],
         ids: Sequence[str],
-        writer: EventWriter,
+        writer: Frame,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Start the requests. Raises ApiError."""
         self._context = context
-        self._writer = writer
+        self._frame = writer
         self._stream = EventStream(writer.opening(), headers)
         self._push = self._stream.push if len(requests) == 1 else self._stream.push_soon  # a step's choices leave in one write
         self._stream.on_close = GenerationGroup(context, call, requests, ids, self).close
 
+    def add(self, index: int, delta: Delta) -> None:
+        raise NotImplementedError
+
     async def response(self, http: Request) -> Response:
         return await self._stream.begin(http)
+
+    def end(self, error: ApiError | None) -> None:
+        if error is None:
+            self._stream.end(self._frame.closing() + DONE)
+            return
+        if self._stream.begun and (reason := rejection(self._context, error)) is not None:
+            self._context.metrics.rejected(reason)  # before that, the error is an answer, and counted as such
+        self._stream.fail(error, self._frame.error(error) + DONE)
+
+
+class Streamed(_Stream):
+    """Each event tells what is new."""
+
+    def __init__(
+        self,
+        context: Context,
+        call: Call,
+        requests: Sequence[GenerateRequest],
+        ids: Sequence[str],
+        writer: DeltaWriter,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the requests. Raises ApiError."""
+        self._writer = writer
+        super().__init__(context, call, requests, ids, writer, headers)
 
     def add(self, index: int, delta: Delta) -> None:
         self._push(self._writer.render(index, delta))
 
-    def end(self, error: ApiError | None) -> None:
-        if error is None:
-            self._stream.end(self._writer.closing() + DONE)
-            return
-        if self._stream.begun and (reason := rejection(self._context, error)) is not None:
-            self._context.metrics.rejected(reason)  # before that, the error is an answer, and counted as such
-        self._stream.fail(error, self._writer.error(error) + DONE)
+
+class Cumulative(_Stream):
+    """Each event tells everything so far. While a client takes its time, the events it has not been sent become one."""
+
+    def __init__(
+        self,
+        context: Context,
+        call: Call,
+        requests: Sequence[GenerateRequest],
+        ids: Sequence[str],
+        writer: SnapshotWriter,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the requests. Raises ApiError."""
+        self._writer = writer
+        self._news: dict[int, None] = {}  # sequences with something untold, in the order of it
+        self._telling = False
+        super().__init__(context, call, requests, ids, writer, headers)
+
+    def add(self, index: int, delta: Delta) -> None:
+        self._writer.take(index, delta)
+        self._news[index] = None
+        if not self._telling:
+            self._telling = True
+            self._push(self._events())
+
+    def _events(self) -> Iterator[bytes]:
+        while self._news:
+            index = next(iter(self._news))
+            del self._news[index]
+            yield from self._writer.render(index)
+        self._telling = False

@@ -12,17 +12,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import msgspec
 import zmq
 
 from banyan_runtime import wire
-from banyan_runtime.front.logprobs import TokenLogprob, unpack
+from banyan_runtime.front.logprobs import Row, rows_of
 
 log = logging.getLogger("banyan")
+
+TOLD_AT_A_TIME: Final = 128
 
 LatencyObserver = Callable[[float, int], None]
 """Called as (seconds between two tokens of a request, number of requests with this gap)."""
@@ -43,7 +45,7 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
 
     ids: list[int]
     finish: wire.Finish | None = None
-    logprobs: Sequence[TokenLogprob] = ()  # of each of `ids`, where the request asked for them
+    logprobs: Sequence[Row] = ()  # of each of `ids`, where the request asked for them
     prompt_logprobs: Sequence[wire.PromptLogprobs] = ()
 
 
@@ -73,7 +75,7 @@ class Submission:
         self._ids: list[int] = []  # from here on: what the listener has not been told yet
         self._finish: wire.Finish | None = None
         self._error: EngineError | None = None
-        self._logprobs: list[TokenLogprob] | None = None
+        self._logprobs: list[Row] | None = None
         self._prompt_logprobs: list[wire.PromptLogprobs] | None = None
 
     def abort(self) -> None:
@@ -98,7 +100,8 @@ class Submission:
             self._ids, self._logprobs, self._prompt_logprobs = [], None, None
             self._listener.on_tokens(tokens)
         if self._error is not None:
-            self._listener.on_failure(self._error)
+            error, self._error = self._error, None
+            self._listener.on_failure(error)
 
 
 class Stream:
@@ -165,12 +168,12 @@ class EngineClient:
         self._clock = clock
         self._info: wire.EngineInfo | None = None
         self._open: dict[int, Submission] = {}
-        self._untold: dict[Submission, None] = {}  # whose listeners must hear of what this drain brought
+        self._untold: dict[Submission, None] = {}  # whose listeners must hear of something
+        self._delivering = False  # the rest of them soon
         self._flushes: dict[int, asyncio.Future[bool]] = {}
         self._next_id = 1
         self._ping: tuple[int, float] | None = None  # the unanswered one: number, monotonic seconds
         self._dead: str | None = None  # why the engine is gone
-        self.lost = False  # nobody is at the other end of the socket any more; whoever watches the process will say why
         self.lost = False  # nobody is at the other end of the socket any more; whoever watches the process will say why
         self._ready = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -336,9 +339,22 @@ class EngineClient:
                 self._receive(wire.decode_engine(raw))
             except Exception:
                 log.exception("a message of the engine could not be handled")
-        untold, self._untold = self._untold, {}
-        for submission in untold:
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Tell the listeners, of very many some at a time: others have a turn in between."""
+        some = list(islice(self._untold, TOLD_AT_A_TIME))
+        for submission in some:
+            del self._untold[submission]
+        for submission in some:
             submission._deliver()
+        if self._untold and not self._delivering:
+            self._delivering = True
+            asyncio.get_running_loop().call_soon(self._deliver_more)
+
+    def _deliver_more(self) -> None:
+        self._delivering = False
+        self._deliver()
 
     def _receive(self, message: wire.EngineMessage) -> None:
         match message:
@@ -409,11 +425,11 @@ class EngineClient:
         owners = [
             request_id for request_id, count in zip(output.ids, output.counts or [1] * len(output.ids), strict=True) for _ in range(count)
         ]
-        for at, logprob in zip(scored, unpack(output.logprobs, [tokens[at] for at in scored]), strict=True):
+        for at, row in zip(scored, rows_of(output.logprobs, [tokens[at] for at in scored]), strict=True):
             if (submission := self._open.get(owners[at])) is not None:
                 if submission._logprobs is None:
                     submission._logprobs = []
-                submission._logprobs.append(logprob)
+                submission._logprobs.append(row)
 
 
 def _cut(tokens: list[int], counts: list[int]) -> list[list[int]]:

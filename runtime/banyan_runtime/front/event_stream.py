@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -13,17 +15,26 @@ from starlette.types import Receive, Scope, Send
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.transport import EXCHANGE, HALF_CLOSED, gone
 
+log = logging.getLogger("banyan.requests")
+
 KEEP_ALIVE_S: Final = 15.0  # proxies cut connections that are silent for 30 to 60 s
 FIRST_EVENT_S: Final = 0.05  # a refusal by the engine comes within moments, and is worth a status of its own
 DIRECT_WRITE: Final = "banyan.write"
 """In scope["extensions"]: the server's `(bytes) -> bool`, which writes a part of a response's body at once, past all middleware (that
 looks at the head of a response only); False where that cannot be, and `send` must be awaited. Several times cheaper than `send`."""
+PART_BYTES: Final = 64 << 10
+"""What is made and written at a time of an answer that is made while it is sent."""
+MAX_UNSENT: Final = 16 << 20  # bytes that wait for a client; the engine does not wait for it
+_UNMADE: Final = 1024  # bytes that events which are not made yet count for
 _COMMENT: Final = b": keep-alive\n\n"
 
 
 class EventStream(Response):
     """Events that are pushed from callbacks, with no task in between: while the client takes what it is sent, `push` writes to
     the connection before it returns; otherwise events gather, and leave together.
+
+    Events are bytes, or parts that are made only when the client takes them: then others have a turn after each `PART_BYTES`, and
+    wherever a part is empty. A client that leaves more than `MAX_UNSENT` waiting is given up.
 
     The headers leave at once, and comments keep a silent connection open. However it ends (`end`, `fail`, the client gone, never
     called at all) `on_close` is called, once.
@@ -38,9 +49,11 @@ class EventStream(Response):
         self.on_close: Callable[[], None] = lambda: None
         self.begun = False  # the status is decided: from now on an error is an event
         self._loop = asyncio.get_running_loop()
-        self._first: asyncio.Future[ApiError | None] = self._loop.create_future()  # the first event, or a failure in its place
+        self._first: asyncio.Future[None] = self._loop.create_future()  # the first event, or a failure in its place
+        self._refusal: ApiError | None = None  # that failure
         self._over: asyncio.Future[None] = self._loop.create_future()  # everything is written, or cannot be
-        self._unsent = [opening] if opening else []
+        self._unsent: deque[bytes | Iterator[bytes]] = deque([opening] if opening else [])
+        self._unsent_bytes = len(opening)
         self._last = False  # nothing more will be pushed
         self._send: Send | None = None  # while events may be written
         self._write: Callable[[bytes], bool] | None = None
@@ -51,19 +64,19 @@ class EventStream(Response):
 
     # --- for who makes the events ---
 
-    def push(self, events: bytes) -> None:
-        """Write events, or keep them until the client takes them. Never waits, never raises."""
+    def push(self, events: bytes | Iterator[bytes]) -> None:
+        """Write events, or keep them until the client takes them. Never waits."""
         if events:
-            self._unsent.append(events)
+            self._keep(events)
             if self._send is not None:
                 self._flush()
             elif not self._first.done():
                 self._first.set_result(None)
 
-    def push_soon(self, events: bytes) -> None:
+    def push_soon(self, events: bytes | Iterator[bytes]) -> None:
         """As `push`, in one write with everything else that comes in this turn of the loop."""
         if events:
-            self._unsent.append(events)
+            self._keep(events)
             if not self._first.done():
                 self._first.set_result(None)
             if not self._scheduled:
@@ -78,7 +91,7 @@ class EventStream(Response):
     def end(self, events: bytes) -> None:
         """The last events."""
         self._last = True
-        self._unsent.append(events)
+        self._keep(events)
         if self._send is not None:
             self._flush()
         elif not self._first.done():
@@ -89,7 +102,8 @@ class EventStream(Response):
         if self.begun:
             self.end(events)
         elif not self._first.done():
-            self._first.set_result(error)
+            self._refusal = error
+            self._first.set_result(None)
         else:
             self.end(events)
 
@@ -100,9 +114,10 @@ class EventStream(Response):
         request.scope[EXCHANGE].callback(self.close)
         try:
             await asyncio.wait({self._first}, timeout=FIRST_EVENT_S)
-            if self._first.done() and (error := self._first.result()) is not None:
-                raise error
+            if self._refusal is not None:
+                raise self._refusal
         except BaseException:
+            self._refusal = None  # its traceback holds this frame: no cycle for the garbage collector
             self.close()
             raise
         self.begun = True
@@ -157,29 +172,68 @@ class EventStream(Response):
 
     # --- writing ---
 
+    def _keep(self, events: bytes | Iterator[bytes]) -> None:
+        if self._over.done():
+            return
+        self._unsent.append(events)
+        self._unsent_bytes += len(events) if isinstance(events, bytes) else _UNMADE
+        if self._unsent_bytes > MAX_UNSENT:
+            log.warning("a stream was cut off: its client left more than %d MiB unread", MAX_UNSENT >> 20)
+            self._unsent.clear()
+            self._end()
+
     def _flush(self) -> None:
         """Write everything that waits, unless the client keeps an earlier write waiting."""
         if self._sending is not None or self._over.done():
             return
         if self._write is not None and not self._last:
-            body = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent)
-            if self._write(body):
-                self._unsent.clear()
+            body = self._next()
+            if not body or self._write(body):
                 self._written = self._loop.time()
+            else:
+                self._unsent.appendleft(body)
+                self._unsent_bytes += len(body)
+            if not self._unsent:
                 return
         self._sending = self._loop.create_task(self._send_all())
 
+    def _next(self) -> bytes:
+        """Take what is written next; nothing where others should have a turn first."""
+        unsent = self._unsent
+        if len(unsent) == 1 and isinstance(unsent[0], bytes):  # the frequent case
+            self._unsent_bytes = 0
+            return unsent.popleft()  # type: ignore[return-value]
+        taken: list[bytes] = []
+        size = 0
+        while unsent and size < PART_BYTES:
+            events = unsent[0]
+            if isinstance(events, bytes):
+                part: bytes | None = events
+                unsent.popleft()
+                self._unsent_bytes -= len(events)
+            elif (part := next(events, None)) is None:
+                unsent.popleft()
+                self._unsent_bytes -= _UNMADE
+                continue
+            if not part:
+                break
+            taken.append(part)
+            size += len(part)
+        return b"".join(taken)
+
     async def _send_all(self) -> None:
-        """The way that may wait: for a client that is slow, and for the end."""
+        """The way that may wait: for a client that is slow, for the turns of others, and for the end."""
         try:
             while self._unsent and self._send is not None:
-                body = b"".join(self._unsent)
-                self._unsent.clear()
-                self._written = self._loop.time()
-                over = self._last
-                await self._send({"type": "http.response.body", "body": body, "more_body": not over})
+                body = self._next()
+                over = self._last and not self._unsent
+                if body or over:
+                    self._written = self._loop.time()
+                    await self._send({"type": "http.response.body", "body": body, "more_body": not over})
                 if over:
                     self._end()
+                elif self._unsent:
+                    await asyncio.sleep(0)
         except Exception as error:
             self._end(error)
         finally:

@@ -10,6 +10,7 @@ import asyncio
 import enum
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -22,7 +23,7 @@ from banyan_runtime.front.chat.reasoning import Start
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineError, Submission, Tokens
 from banyan_runtime.front.errors import ApiError, of_engine
-from banyan_runtime.front.logprobs import TokenLogprob
+from banyan_runtime.front.logprobs import Row
 from banyan_runtime.front.metrics import RequestRecord
 from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.text.detokenizer import Detokenizer
@@ -32,6 +33,7 @@ from banyan_runtime.front.text.text import Text
 log = logging.getLogger("banyan.requests")
 
 FinishReason = Literal["stop", "length", "abort"]
+SUBMITTED_AT_A_TIME: Final = 64
 _REFUSALS: Final = frozenset({"queue_full", "unavailable", "context_length_exceeded"})
 _REASONS: Final[dict[wire.FinishCode, FinishReason]] = {
     wire.FinishCode.STOP: "stop",
@@ -47,6 +49,7 @@ class Call:
     endpoint: str  # one of metrics.ENDPOINTS
     streaming: bool
     received: float  # monotonic seconds
+    group_id: str | None = None  # the client's id for all sequences together, where each has one of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Delta(msgspec.Struct, gc=False):
     reasoning: str
     token_ids: list[int]
     completion_tokens: int  # so far
-    logprobs: Sequence[TokenLogprob] = ()  # of `token_ids`, where the request asked for them
+    logprobs: Sequence[Row] = ()  # of `token_ids`, where the request asked for them
     prompt_logprobs: Sequence[wire.PromptLogprobs] = ()  # with the first delta, where the request asked for them
     finished: Finished | None = None
 
@@ -116,7 +119,7 @@ class Generation:
         self._content: list[str] = []  # from here on: what no delta has taken along yet
         self._reasoning: list[str] = []
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[Row] = []
         self._prompt_logprobs: list[wire.PromptLogprobs] = []
         self._state = _State.RUNNING
         self._submission: Submission | None = None
@@ -195,7 +198,7 @@ class Generation:
     def _matched(self) -> str | None:
         return None if self._stops is None else self._stops.matched
 
-    def _take(self, ids: list[int], logprobs: Sequence[TokenLogprob], spoken: int, *, over: bool) -> None:
+    def _take(self, ids: list[int], logprobs: Sequence[Row], spoken: int, *, over: bool) -> None:
         """Turn tokens into deltas. Only the first `spoken` ones have a text; `over`: they are the last of all, and what is left
         of them goes with the end."""
         interval, number = self._interval, len(ids)
@@ -342,24 +345,58 @@ class GenerationGroup:
     """The generations of one HTTP request. Whoever made it closes it; closing ends in the engine what has not ended."""
 
     def __init__(self, context: Context, call: Call, requests: Sequence[GenerateRequest], ids: Sequence[str], consumer: Consumer) -> None:
-        """Submit all requests, known to clients by `ids`. The consumer hears of them later, never from within this call. Raises
-        ApiError when one of them is refused; then none runs."""
+        """Submit all requests, known to clients by `ids`; of very many the first at once, and the others while others have a turn.
+        The consumer hears of them later, never from within this call. Raises ApiError when one of the first is refused; then
+        none runs."""
+        self._context = context
+        self._call = call
         self._consumer = consumer
         self._generations: list[Generation] = []
+        self._waiting = deque(enumerate(zip(ids, requests, strict=True)))
         self._left = len(requests)
+        self._aborted = False
         try:
-            for index, (request_id, request) in enumerate(zip(ids, requests, strict=True)):
-                self._generations.append(Generation(context, call, request_id, request, self, index))
+            self._submit()
         except BaseException:
             self.close()
             raise
+        if call.group_id is not None:
+            context.live.add(call.group_id, self)
+
+    def _submit(self) -> None:
+        for _ in range(min(SUBMITTED_AT_A_TIME, len(self._waiting))):
+            index, (request_id, request) = self._waiting.popleft()
+            generation = Generation(self._context, self._call, request_id, request, self, index)
+            self._generations.append(generation)
+            if self._aborted:
+                generation.abort()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._submit_more)
+
+    def _submit_more(self) -> None:
+        try:
+            self._submit()
+        except ApiError as error:
+            self.failed(error)
+
+    def abort(self) -> None:
+        """End all sequences in the engine; the consumer sees them finish with reason abort."""
+        self._aborted = True
+        for generation in self._generations:
+            generation.abort()
 
     def close(self) -> None:
         """End what has not ended; the consumer hears nothing more. May be called again."""
-        self._left = 0
+        self._over()
+        self._waiting.clear()
         generations, self._generations = self._generations, []
         for generation in generations:
             generation.close()
+
+    def _over(self) -> None:
+        self._left = 0
+        if self._call.group_id is not None:
+            self._context.live.remove(self._call.group_id, self)
 
     # --- called by its generations ---
 
@@ -370,6 +407,7 @@ class GenerationGroup:
         if delta.finished is not None:
             self._left -= 1
             if not self._left:
+                self._over()
                 self._consumer.end(None)
 
     def failed(self, error: ApiError) -> None:

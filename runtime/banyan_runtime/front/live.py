@@ -12,7 +12,8 @@ class Abortable(Protocol):
 
 
 class LiveRequests:
-    """The sequences that somebody waits for. Several may share an id: the choices of one request."""
+    """The sequences that somebody waits for. Several may share an id: the choices of one request. A request of many sequences
+    stands here too where the client has given it an id."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, list[Abortable]] = {}

@@ -1,5 +1,8 @@
 """Log probabilities of tokens: out of the wire's columns, and into the words of each answer.
 
+They stay packed until they are written: a token with twenty others beside it is 168 bytes, as objects it would be ten thousand.
+They are written slice by slice, straight into JSON, so that whoever writes many can let others go first.
+
 A token is shown as its own bytes (`bytes`) and as these bytes read as UTF-8, where a part of a character becomes U+FFFD. Every
 token that the usage counts has its entry: the stop token too, the tokens of a stop string that was cut off, and those that a
 parser moved into the reasoning.
@@ -7,37 +10,65 @@ parser moved into the reasoning.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from banyan_runtime import wire
 from banyan_runtime.front.text.tokenizer import Tokenizer
 
 FLOOR: Final = -9999.0
 """Stands for anything less likely, minus infinity included, which JSON does not have."""
+SLICE: Final = 512
+"""Cells that are written at a time: less than a millisecond's work."""
+_REMEMBERED: Final = 65_536  # tokens whose JSON is kept
+_to_json: Final = msgspec.json.Encoder().encode
+
+Row = bytes
+"""A token and the likeliest ones at its place, likeliest first, perhaps more than were asked for: the ids of them all (int32), then
+their log probabilities (float32)."""
 
 
-class TokenLogprob(NamedTuple):
-    token_id: int
-    logprob: float | None  # None: nothing comes before it (the first token of a prompt)
-    top: Sequence[tuple[int, float]]  # the likeliest tokens at its place, likeliest first; may be more than were asked for
-
-
-def unpack(columns: wire.LogprobColumns, token_ids: Sequence[int]) -> list[TokenLogprob]:
+def rows_of(columns: wire.LogprobColumns, token_ids: Sequence[int]) -> list[Row]:
     """The columns of `token_ids`, token by token. Raises ValueError when the lengths differ."""
-    values = _floats(columns.values)
-    if not columns.width:
-        return [TokenLogprob(token_id, value, ()) for token_id, value in zip(token_ids, values, strict=True)]
-    tops = list(zip(wire.unpack_ids(columns.top_ids).tolist(), _floats(columns.top_values), strict=True))
-    rows = (tops[start : start + columns.width] for start in range(0, len(tops), columns.width))
-    return [TokenLogprob(token_id, value, row) for token_id, value, row in zip(token_ids, values, rows, strict=True)]
+    number, width = len(token_ids), columns.width
+    if len(columns.values) != 4 * number:
+        raise ValueError(f"{len(columns.values)} bytes of log probabilities for {number} tokens")
+    table = np.empty((number, 2, 1 + width), dtype="<i4")
+    table[:, 0, 0] = token_ids
+    table[:, 0, 1:] = np.frombuffer(columns.top_ids, dtype="<i4").reshape(number, width)
+    table[:, 1, 0] = np.frombuffer(columns.values, dtype="<i4")
+    table[:, 1, 1:] = np.frombuffer(columns.top_values, dtype="<i4").reshape(number, width)
+    raw, size = table.tobytes(), 8 * (1 + width)
+    return [raw[start : start + size] for start in range(0, len(raw), size)]
 
 
-def _floats(raw: bytes) -> list[float]:
-    values: list[float] = np.nan_to_num(np.frombuffer(raw, dtype="<f4"), nan=FLOOR, posinf=0.0, neginf=FLOOR).clip(min=FLOOR).tolist()
-    return values
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """At most `SLICE` cells (but a row at least), ready to be written."""
+
+    ids: npt.NDArray[np.int32]  # [tokens, 1 + width]: each token, and the likeliest at its place
+    values: npt.NDArray[np.float32] | None  # as `ids`; None: nothing comes before these tokens (width 0)
+
+
+def cells_of(rows: Sequence[Row], top: int) -> Iterator[Cells]:
+    """The tokens with the `top` likeliest beside each, slice by slice."""
+    step = _rows_at_a_time(top)
+    for start in range(0, len(rows), step):
+        # The width is that of a whole step of the engine, so it changes with the neighbours.
+        for size, run in itertools.groupby(rows[start : start + step], len):
+            table = np.frombuffer(b"".join(run), dtype="<i4").reshape(-1, 2, size // 8)[:, :, : 1 + top]
+            yield Cells(table[:, 0], table[:, 1].view("<f4"))
+
+
+def _rows_at_a_time(top: int) -> int:
+    return max(1, SLICE // (1 + top))
 
 
 class PromptTokens:
@@ -49,70 +80,199 @@ class PromptTokens:
 
     def __init__(self, token_ids: bytes, first: int) -> None:
         self._first = first
-        self._ids: list[int] = wire.unpack_ids(token_ids)[first:].tolist()
+        self._ids = wire.unpack_ids(token_ids)[first:].copy()
 
-    def scored(self, parts: Iterable[wire.PromptLogprobs]) -> list[TokenLogprob]:
-        """Put together what the chunks of the prompt brought."""
-        rows = [TokenLogprob(token_id, None, ()) for token_id in self._ids]
-        for part in parts:
-            before = max(self._first - part.start, 0)  # scored, but not told of
-            start, count = part.start + before - self._first, len(part.columns.values) // 4
-            found = self._ids[start : start + count - before]
-            rows[start : start + len(found)] = unpack(part.columns, [0] * before + found)[before:]
-        if rows:
-            rows[0] = TokenLogprob(self._ids[0], None, ())
-        return rows
+    def cells(self, parts: Iterable[wire.PromptLogprobs], top: int) -> Iterator[Cells]:
+        """Put together what the chunks of the prompt brought, slice by slice; what none of them brought has no values."""
+        position, end, step = self._first, self._first + len(self._ids), _rows_at_a_time(top)
+        scored = min(position + 1, end)
+        for part in (*parts, None):
+            start = end if part is None else max(part.start, scored)
+            for begin in range(position, start, SLICE):
+                yield Cells(self._of(begin, min(begin + SLICE, start))[:, None], None)
+            position = max(position, start)
+            if part is None:
+                return
+            columns, width = part.columns, part.columns.width
+            stop = min(part.start + len(columns.values) // 4, end)
+            ids = wire.unpack_ids(columns.top_ids).reshape(-1, width) if width else None
+            values, likely = np.frombuffer(columns.values, "<f4"), np.frombuffer(columns.top_values, "<f4")
+            for begin in range(start, stop, step):
+                chosen = slice(begin - part.start, min(begin + step, stop) - part.start)
+                told, scores = self._of(begin, min(begin + step, stop))[:, None], values[chosen, None]
+                if ids is not None:
+                    told = np.concatenate([told, ids[chosen, :top]], axis=1)
+                    scores = np.concatenate([scores, likely.reshape(-1, width)[chosen, :top]], axis=1)
+                yield Cells(told, scores)
+            position = max(position, stop)
 
-
-def chat_content(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob], top: int) -> list[dict[str, Any]]:
-    """`choices[].logprobs.content` of chat completions, with the `top` likeliest tokens beside each."""
-
-    def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
-        raw = tokenizer.token_bytes(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-
-    return [
-        {**entry(one.token_id, one.logprob), "top_logprobs": [entry(token_id, value) for token_id, value in one.top[:top]]}
-        for one in logprobs
-    ]
-
-
-def completion_columns(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob], top: int, offset: int) -> tuple[dict[str, Any], int]:
-    """`choices[].logprobs` of completions, and the offset of the token after these. `offset`: characters of all tokens before.
-
-    `top_logprobs` of a token holds the `top` likeliest and itself; of tokens with the same text the likeliest one.
-    """
-    tokens: list[str] = []
-    values: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
-    for one in logprobs:
-        text = tokenizer.token_text(one.token_id)
-        tokens.append(text)
-        values.append(one.logprob)
-        tops.append(None if one.logprob is None else _by_text(tokenizer, [(one.token_id, one.logprob), *one.top[:top]]))
-        offsets.append(offset)
-        offset += len(text)
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset
+    def _of(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        return self._ids[start - self._first : stop - self._first]
 
 
-def _by_text(tokenizer: Tokenizer, pairs: Iterable[tuple[int, float]]) -> dict[str, float]:
-    """Likeliest first."""
-    found: dict[str, float] = {}
-    for token_id, value in sorted(pairs, key=lambda pair: -pair[1]):
-        found.setdefault(tokenizer.token_text(token_id), value)
-    return found
+class _Memory(dict[int, Any]):
+    """What is made of a token's id, kept for the next time."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token_id: int) -> Any:
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        made = self[token_id] = self._make(token_id)
+        return made
+
+    def of(self, ids: npt.NDArray[np.int32]) -> list[Any]:
+        return list(map(self.__getitem__, ids.ravel().tolist()))
 
 
-def native_rows(tokenizer: Tokenizer | None, logprobs: Iterable[TokenLogprob]) -> list[list[Any]]:
-    """`meta_info.output_token_logprobs` and its like: [logprob, id, text]. The text is null without a tokenizer."""
-    return [_native(tokenizer, one.token_id, one.logprob) for one in logprobs]
+class _Spelling:
+    """The tokens of a vocabulary as answers write them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        def text(token_id: int) -> bytes:
+            return _to_json(tokenizer.token_text(token_id))
+
+        self.text = _Memory(text)
+        self.length = _Memory(lambda token_id: len(tokenizer.token_text(token_id)))
+        self.chat_open = _Memory(lambda token_id: b'{"token":%b,"logprob":' % text(token_id))
+        self.chat_close = _Memory(lambda token_id: b',"bytes":%b' % _to_json(list(tokenizer.token_bytes(token_id))))
+        self.native_close = _Memory(lambda token_id: b",%d,%b]" % (token_id, text(token_id)))
 
 
-def native_tops(tokenizer: Tokenizer | None, logprobs: Iterable[TokenLogprob], top: int) -> list[list[list[Any]] | None]:
-    """`meta_info.output_top_logprobs` and its like: the likeliest tokens at each place; null where the token itself has none."""
-    return [None if one.logprob is None else [_native(tokenizer, token_id, value) for token_id, value in one.top[:top]] for one in logprobs]
+_spelling: Final = functools.lru_cache(maxsize=2)(_Spelling)
+_BARE: Final = _Memory(lambda token_id: b",%d,null]" % token_id)
 
 
-def _native(tokenizer: Tokenizer | None, token_id: int, logprob: float | None) -> list[Any]:
-    return [logprob, token_id, None if tokenizer is None else tokenizer.token_text(token_id)]
+def _floored(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return np.nan_to_num(values, nan=FLOOR, posinf=0.0, neginf=FLOOR).clip(min=FLOOR)
+
+
+def _numbers(values: npt.NDArray[np.float32]) -> list[bytes]:
+    """Each value as JSON writes it."""
+    return _to_json(_floored(values).ravel().tolist())[1:-1].split(b",")
+
+
+def json_list(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Parts of a JSON list, each with items of its own, as the whole list."""
+    before = b"["
+    for part in parts:
+        yield before + part
+        before = b","
+    yield b"[]" if before == b"[" else b"]"
+
+
+# --- chat completions ---
+
+
+def chat_content(tokenizer: Tokenizer, rows: Sequence[Row], top: int) -> Iterator[bytes]:
+    """`choices[].logprobs.content` of chat completions, with the `top` likeliest tokens beside each, in parts."""
+    spelling = _spelling(tokenizer)
+    return json_list(_chat_entries(spelling, cells) for cells in cells_of(rows, top))
+
+
+def _chat_entries(spelling: _Spelling, cells: Cells) -> bytes:
+    assert cells.values is not None, "a generated token without a value"
+    number, width = cells.ids.shape
+    behind = [b',"top_logprobs":[', *[b"},"] * (width - 2), b"}]},"] if width > 1 else [b',"top_logprobs":[]},']
+    pieces = [b""] * (4 * number * width)
+    pieces[0::4] = spelling.chat_open.of(cells.ids)
+    pieces[1::4] = _numbers(cells.values)
+    pieces[2::4] = spelling.chat_close.of(cells.ids)
+    pieces[3::4] = behind * number
+    pieces[-1] = pieces[-1][:-1]
+    return b"".join(pieces)
+
+
+# --- completions ---
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of one choice of completions, whose offsets go on from call to call."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._spelling = _spelling(tokenizer)
+        self._offset = 0  # characters of all tokens before
+
+    def parts(self, cells: Callable[[], Iterator[Cells]]) -> Iterator[bytes]:
+        """The object, in parts. `cells` begins anew with each call.
+
+        `top_logprobs` of a token holds the likeliest and itself; of tokens with the same text the likeliest one.
+        """
+        spelling = self._spelling
+        yield b'{"tokens":'
+        yield from json_list(b",".join(spelling.text.of(each.ids[:, 0])) for each in cells())
+        yield b',"token_logprobs":'
+        yield from json_list(_own_values(each) for each in cells())
+        yield b',"top_logprobs":'
+        yield from json_list(self._tops(each) for each in cells())
+        yield b',"text_offset":'
+        yield from json_list(self._offsets(each) for each in cells())
+        yield b"}"
+
+    def _tops(self, cells: Cells) -> bytes:
+        if cells.values is None:
+            return _nulls(cells)
+        values = _floored(cells.values)
+        order = np.argsort(-values, axis=1, kind="stable")
+        width = values.shape[1]
+        texts = self._spelling.text.of(np.take_along_axis(cells.ids, order, axis=1))
+        numbers = _numbers(np.take_along_axis(values, order, axis=1))
+        told: list[bytes] = []
+        for start in range(0, len(texts), width):
+            likeliest: dict[bytes, bytes] = {}
+            for text, number in zip(texts[start : start + width], numbers[start : start + width], strict=True):
+                if text not in likeliest:
+                    likeliest[text] = b"%b:%b" % (text, number)
+            told.append(b"{%b}" % b",".join(likeliest.values()))
+        return b",".join(told)
+
+    def _offsets(self, cells: Cells) -> bytes:
+        offsets = list(itertools.accumulate(self._spelling.length.of(cells.ids[:, 0]), initial=self._offset))
+        self._offset = offsets.pop()
+        return _to_json(offsets)[1:-1]
+
+
+def _own_values(cells: Cells) -> bytes:
+    return _nulls(cells) if cells.values is None else b",".join(_numbers(cells.values[:, 0]))
+
+
+def _nulls(cells: Cells) -> bytes:
+    return b",".join([b"null"] * len(cells.ids))
+
+
+# --- /generate ---
+
+
+class NativeLogprobs:
+    """`meta_info.output_token_logprobs`, `output_top_logprobs` and their likes: [logprob, id, text]."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """Without a tokenizer the texts are null."""
+        self._close = _BARE if tokenizer is None else _spelling(tokenizer).native_close
+
+    def own(self, cells: Cells) -> bytes:
+        """The tokens themselves, as items of a list."""
+        ids = cells.ids[:, :1]
+        numbers = [b"null"] * len(ids) if cells.values is None else _numbers(cells.values[:, :1])
+        return self._triples(numbers, ids, [b","] * len(ids))
+
+    def tops(self, cells: Cells) -> bytes:
+        """The likeliest tokens at each place; null where the token itself has no value."""
+        ids = cells.ids[:, 1:]
+        number, width = ids.shape
+        if cells.values is None:
+            return _nulls(cells)
+        if not width:
+            return b",".join([b"[]"] * number)
+        behind = [*[b","] * (width - 1), b"],["] * number
+        return b"[%b]" % self._triples(_numbers(cells.values[:, 1:]), ids, behind)
+
+    def _triples(self, numbers: list[bytes], ids: npt.NDArray[np.int32], behind: list[bytes]) -> bytes:
+        pieces = [b"["] * (4 * len(numbers))
+        pieces[1::4] = numbers
+        pieces[2::4] = self._close.of(ids)
+        pieces[3::4] = behind
+        pieces[-1] = b""
+        return b"".join(pieces)

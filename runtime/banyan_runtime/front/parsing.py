@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
@@ -131,10 +131,29 @@ def refuse_unsupported(request: RequestModel, neutral: Neutral) -> None:
             raise unsupported(name)
 
 
-def unknown(request: RequestModel, known: Set[str]) -> tuple[str, ...]:
-    """The fields that are neither declared nor in `known`, as far as they can be named in a header."""
-    names = (name for name in request.model_extra or {} if name not in known and _PLAIN_NAME.fullmatch(name))
-    return tuple(itertools.islice(names, MAX_IGNORED))
+def unknown(request: BaseModel, known: Set[str]) -> tuple[str, ...]:
+    """The fields that are neither declared nor in `known`, as far as they can be named in a header, with those inside others."""
+    return tuple(itertools.islice(_unknown(request, known, ""), MAX_IGNORED))
+
+
+def _unknown(model: BaseModel, known: Set[str], where: str) -> Iterator[str]:
+    for name, value in (model.model_extra or {}).items():
+        # Clients send back the messages they got, with fields that are there and empty.
+        if name not in known and _PLAIN_NAME.fullmatch(name) and not (where and value in (None, "", [], {})):
+            yield where + name
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from _unknown(value, _silent(value), f"{where}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            for index, item in enumerate(value):
+                yield from _unknown(item, _silent(item), f"{where}{name}[{index}].")
+
+
+def _silent(model: BaseModel) -> Set[str]:
+    """Fields of an object inside a request that have an effect, or need no mention, without being declared."""
+    silent: Set[str] = getattr(model, "SILENT", frozenset())
+    return silent
 
 
 def check_choice(param: str, value: str | None, allowed: Sequence[str]) -> None:

@@ -69,17 +69,20 @@ class NativePlan(msgspec.Struct, frozen=True, kw_only=True, tag="native"):
 
     requests: tuple[GenerateRequest, ...]
     rids: tuple[str | None, ...]  # the client's, one for each request: choices of one prompt share theirs
+    group_rid: str | None = None  # the client's for the whole list, where `rids` are made of it
     listed: bool  # the answer is a list
     stream: bool
     top_logprobs: tuple[int, ...]  # by request; -1: return_logprob is off
     logprobs_from: tuple[int, ...]  # by request: first prompt position told of, itself without a probability; -1: output alone
     text_in_logprobs: bool  # return_text_in_logprobs
+    ignored: tuple[str, ...] = ()  # as in the other plans
 
 
 class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """A JSON body that is complete without the engine (/tokenize, /detokenize)."""
 
     body: bytes
+    ignored: tuple[str, ...] = ()
 
 
 class RefusalPlan(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):

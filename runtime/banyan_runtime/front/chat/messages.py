@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
@@ -34,6 +34,8 @@ def _lower(value: Any) -> Any:
 
 class ContentPart(_Lenient):
     """One part of a message's content; only text can be served."""
+
+    SILENT: ClassVar = frozenset({*_TEXT_PARTS.values(), *_REASONING_PARTS.values()})  # the text, by the part's type
 
     type: str
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from banyan_runtime.front.answers import Answer, Arrival, Outcome, Streamed, Whole, answer, check_free, to_json
+from banyan_runtime.front.answers import Answer, Arrival, Cumulative, Outcome, Whole, answer, check_free, ignored, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.generation import Call, Delta, Finished
-from banyan_runtime.front.logprobs import PromptTokens, native_rows, native_tops
+from banyan_runtime.front.logprobs import SLICE, Cells, NativeLogprobs, PromptTokens, cells_of, json_list
 from banyan_runtime.front.plan import NativePlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
+
+_PART_BYTES: Final = 16 << 10
 
 
 async def generate(context: Context, http: Request) -> Response:
@@ -23,20 +26,26 @@ async def generate(context: Context, http: Request) -> Response:
 
 def _start(context: Context, arrival: Arrival, plan: NativePlan) -> Answer:
     assert context.text is not None
-    for rid in filter(None, plan.rids):
+    for rid in filter(None, (*plan.rids, plan.group_rid)):
         check_free(context, rid, rid, "rid")
     ids = [rid or (f"{arrival.id}_{index}" if index else arrival.id) for index, rid in enumerate(plan.rids)]
-    call = Call(endpoint="other", streaming=plan.stream, received=arrival.received)
+    call = Call(endpoint="other", streaming=plan.stream, received=arrival.received, group_id=plan.group_rid)
     answers = [_Sequence(context.text.tokenizer, call, ids[index], plan, index) for index in range(len(plan.requests))]
+    headers = ignored(plan.ignored)
     if plan.stream:
-        return Streamed(context, call, plan.requests, ids, _Writer(answers, plan.listed))
+        return Cumulative(context, call, plan.requests, ids, _Writer(answers, plan.listed), headers)
     listed = plan.listed
 
-    def body(outcomes: list[Outcome]) -> Any:
-        bodies = [sequence.body(outcome) for sequence, outcome in zip(answers, outcomes, strict=True)]
-        return bodies if listed else bodies[0]
+    def body(outcomes: list[Outcome]) -> Iterator[bytes]:
+        yield b"[" if listed else b""
+        for index, (sequence, outcome) in enumerate(zip(answers, outcomes, strict=True)):
+            if index:
+                yield b","
+            yield from sequence.parts(outcome)
+            yield b"}"
+        yield b"]" if listed else b""
 
-    return Whole(context, call, plan.requests, ids, body)
+    return Whole(context, call, plan.requests, ids, body, headers)
 
 
 class _Sequence:
@@ -48,10 +57,13 @@ class _Sequence:
         self._id = request_id
         self._prompt_tokens = request.prompt_tokens
         self._top = plan.top_logprobs[index]
-        self._tokenizer = tokenizer if plan.text_in_logprobs else None
         self._prompt = PromptTokens(request.token_ids, first) if self._top >= 0 and first >= 0 else None
+        form = NativeLogprobs(tokenizer if plan.text_in_logprobs else None)
+        self._input, self._output = _Written(form), _Written(form)
+        self._scored = 0  # tokens of the output that have log probabilities
 
-    def body(self, outcome: Outcome) -> dict[str, Any]:
+    def parts(self, outcome: Outcome) -> Iterator[bytes]:
+        """The object without its last brace, in parts. Takes the log probabilities out of the outcome: what is written is kept here."""
         end, length = outcome.finished, len(outcome.token_ids)
         meta: dict[str, Any] = {
             "id": self._id,
@@ -63,24 +75,56 @@ class _Sequence:
             "weight_version": "default",
             "num_retractions": 0 if end is None else end.retractions,
         }
-        if self._top >= 0:
-            meta |= self._logprobs(outcome)
-        if end is not None:
-            meta["e2e_latency"] = time.monotonic() - self._call.received
-        return {"text": outcome.content, "output_ids": outcome.token_ids, "meta_info": meta}
+        latency = b"" if end is None else b',"e2e_latency":%b' % to_json(time.monotonic() - self._call.received)
+        text, ids = to_json(outcome.content), to_json(outcome.token_ids)
+        head = b'{"text":%b,"output_ids":%b,"meta_info":%b' % (text, ids, to_json(meta)[:-1])
+        if self._top < 0:
+            yield head + latency + b"}"
+            return
+        rows, outcome.logprobs = outcome.logprobs, []
+        prompt, self._prompt = self._prompt, None
+        parts, outcome.prompt_logprobs = outcome.prompt_logprobs, []
+        self._scored += len(rows)
+        scored = self._scored
+        if prompt is not None:
+            yield from self._input.take(prompt.cells(parts, self._top))
+        yield from self._output.take(cells_of(rows, self._top))
+        yield head + b',"input_token_logprobs":'
+        yield from json_list(self._input.own)
+        yield b',"output_token_logprobs":'
+        yield from json_list(self._output.own)
+        yield b',"output_token_logprobs_length":%d' % scored
+        if self._top > 0:
+            yield b',"input_top_logprobs":'
+            yield from json_list(self._input.tops)
+            yield b',"output_top_logprobs":'
+            yield from json_list(self._output.tops)
+        yield latency + b"}"
 
-    def _logprobs(self, outcome: Outcome) -> dict[str, Any]:
-        tokenizer, top = self._tokenizer, self._top
-        prompt = [] if self._prompt is None else self._prompt.scored(outcome.prompt_logprobs)
-        told: dict[str, Any] = {
-            "input_token_logprobs": native_rows(tokenizer, prompt),
-            "output_token_logprobs": native_rows(tokenizer, outcome.logprobs),
-            "output_token_logprobs_length": len(outcome.logprobs),
-        }
-        if top > 0:
-            told["input_top_logprobs"] = native_tops(tokenizer, prompt, top)
-            told["output_top_logprobs"] = native_tops(tokenizer, outcome.logprobs, top)
-        return told
+
+class _Written:
+    """Log probabilities in JSON, each written once, however often it is sent."""
+
+    def __init__(self, form: NativeLogprobs) -> None:
+        self._form = form
+        self.own: list[bytes] = []  # items of a list, in parts
+        self.tops: list[bytes] = []
+
+    def take(self, cells: Iterator[Cells]) -> Iterator[bytes]:
+        """Write more of them; yields nothing where others should have a turn."""
+        for each in cells:
+            _append(self.own, self._form.own(each))
+            _append(self.tops, self._form.tops(each))
+            if each.ids.size >= SLICE // 2:
+                yield b""
+
+
+def _append(parts: list[bytes], items: bytes) -> None:
+    """Not a part for each token."""
+    if parts and len(parts[-1]) < _PART_BYTES:
+        parts[-1] += b"," + items
+    else:
+        parts.append(items)
 
 
 def _finish_reason(end: Finished, length: int) -> dict[str, Any]:
@@ -102,10 +146,13 @@ class _Writer:
     def opening(self) -> bytes:
         return b""
 
-    def render(self, index: int, delta: Delta) -> bytes:
+    def take(self, index: int, delta: Delta) -> None:
         self._outcomes[index].add(delta)
-        body = self._sequences[index].body(self._outcomes[index])
-        return b"data: " + to_json({**body, "index": index} if self._listed else body) + b"\n\n"
+
+    def render(self, index: int) -> Iterator[bytes]:
+        yield b"data: "
+        yield from self._sequences[index].parts(self._outcomes[index])
+        yield (b',"index":%d' % index if self._listed else b"") + b"}\n\n"
 
     def closing(self) -> bytes:
         return b""

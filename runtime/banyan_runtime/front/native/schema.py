@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -39,6 +39,8 @@ _NAMES: Final[Mapping[str, str]] = {"max_tokens": "max_new_tokens", "min_tokens"
 
 
 class NativeSampling(RequestModel):
+    SILENT: ClassVar = frozenset(_UNSUPPORTED_SAMPLING) | _IGNORED_SAMPLING
+
     max_new_tokens: Int | None = None
     min_new_tokens: Int | None = None
     stop: str | Texts | None = None

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from banyan_runtime.front.admission import admit
+from banyan_runtime.front.answers import ignored
 from banyan_runtime.front.body import read_body
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.plan import AnswerPlan, Endpoint
@@ -26,4 +27,4 @@ async def _answer(context: Context, request: Request, endpoint: Endpoint) -> Res
     assert context.preparer is not None, "admitted before it was ready"
     plan = await while_connected(request, context.preparer.plan(endpoint, body, ""))
     assert isinstance(plan, AnswerPlan)
-    return Response(plan.body, media_type="application/json")
+    return Response(plan.body, headers=ignored(plan.ignored), media_type="application/json")

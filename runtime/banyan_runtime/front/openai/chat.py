@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from banyan_runtime.front.answers import Answer, Arrival, Outcome, Streamed, Whole, answer, to_json
+from banyan_runtime.front.answers import Answer, Arrival, Outcome, Streamed, Whole, answer, ignored, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.generation import Call, Delta
-from banyan_runtime.front.logprobs import TokenLogprob, chat_content
-from banyan_runtime.front.openai.serving import CLOSE, OPEN_END, ChunkWriter, Identity, Usage, ignored, stop_reason
+from banyan_runtime.front.logprobs import Row, chat_content
+from banyan_runtime.front.openai.serving import CLOSE, OPEN_END, ChunkWriter, Identity, Usage, end_fields
 from banyan_runtime.front.plan import ChatPlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
 
@@ -31,19 +32,19 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
     usage, logprobs = Usage(context, plan), _Logprobs(text.needed_tokenizer, plan.top_logprobs)
     eos_ids = text.defaults.eos_ids.union(plan.turn_end)
     if plan.stream:
-        return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, logprobs), ignored(plan))
+        return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, logprobs), ignored(plan.ignored))
     include_reasoning = plan.include_reasoning
 
-    def body(outcomes: list[Outcome]) -> dict[str, Any]:
-        return {
-            **identity.head("chat.completion"),
-            "choices": [_choice(index, outcome, eos_ids, include_reasoning, logprobs) for index, outcome in enumerate(outcomes)],
-            "usage": usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes]),
-            "service_tier": None,
-            "system_fingerprint": None,
-        }
+    def body(outcomes: list[Outcome]) -> Iterator[bytes]:
+        yield to_json(identity.head("chat.completion"))[:-1] + b',"choices":['
+        for index, outcome in enumerate(outcomes):
+            if index:
+                yield b","
+            yield from _choice(index, outcome, eos_ids, include_reasoning, logprobs)
+        numbers = usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes])
+        yield b'],"usage":%b,"service_tier":null,"system_fingerprint":null}' % to_json(numbers)
 
-    return Whole(context, call, plan.requests, ids, body, ignored(plan))
+    return Whole(context, call, plan.requests, ids, body, ignored(plan.ignored))
 
 
 class _Logprobs:
@@ -53,27 +54,29 @@ class _Logprobs:
         self._tokenizer = tokenizer
         self._top = top
 
-    def of(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
-        return None if self._top < 0 else {"content": chat_content(self._tokenizer, logprobs, self._top), "refusal": None}
+    def of(self, rows: list[Row]) -> Iterator[bytes]:
+        """The object, in parts."""
+        if self._top < 0:
+            yield b"null"
+            return
+        yield b'{"content":'
+        yield from chat_content(self._tokenizer, rows, self._top)
+        yield b',"refusal":null}'
 
 
-def _choice(index: int, outcome: Outcome, eos_ids: frozenset[int], include_reasoning: bool, logprobs: _Logprobs) -> dict[str, Any]:
+def _choice(index: int, outcome: Outcome, eos_ids: frozenset[int], include_reasoning: bool, logprobs: _Logprobs) -> Iterator[bytes]:
     reasoning = (outcome.reasoning or None) if include_reasoning else None
-    return {
-        "index": index,
-        "message": {
-            "role": "assistant",
-            "content": outcome.content,
-            "refusal": None,
-            "reasoning_content": reasoning,
-            "reasoning": reasoning,
-            "tool_calls": None,
-        },
-        "logprobs": logprobs.of(outcome.logprobs),
-        "finish_reason": outcome.end.reason,
-        "matched_stop": outcome.end.matched,
-        "stop_reason": stop_reason(outcome.end.matched, eos_ids),
+    message = {
+        "role": "assistant",
+        "content": outcome.content,
+        "refusal": None,
+        "reasoning_content": reasoning,
+        "reasoning": reasoning,
+        "tool_calls": None,
     }
+    yield b'{"index":%d,"message":%b,"logprobs":' % (index, to_json(message))
+    yield from logprobs.of(outcome.logprobs)
+    yield b",%b}" % end_fields(outcome.end, eos_ids)
 
 
 class _Writer(ChunkWriter):
@@ -83,7 +86,7 @@ class _Writer(ChunkWriter):
         super().__init__(identity, "chat.completion.chunk", plan, usage, eos_ids)
         self._include_reasoning = plan.include_reasoning
         self._logprobs = logprobs
-        self._untold: list[list[TokenLogprob]] = [[] for _ in plan.requests]
+        self._untold: list[list[Row]] = [[] for _ in plan.requests]
         # The frequent case is a chunk of content and nothing else.
         self._plain = plan.top_logprobs < 0 and not plan.continuous_usage
         self._contents = [start + b'"delta":{"content":' for start in self._starts]
@@ -109,5 +112,5 @@ class _Writer(ChunkWriter):
 
     def _chunk(self, index: int, delta: Delta, text: bytes, end: bytes) -> tuple[bytes, ...]:
         untold, self._untold[index] = self._untold[index], []
-        logprobs = to_json(self._logprobs.of(untold)) if untold else b"null"
+        logprobs = b"".join(self._logprobs.of(untold)) if untold else b"null"
         return (self._starts[index], b'"delta":{', text, b'},"logprobs":', logprobs, b",", end, self.tail(index, delta))

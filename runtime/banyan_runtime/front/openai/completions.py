@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from banyan_runtime import wire
-from banyan_runtime.front.answers import Answer, Arrival, Outcome, Streamed, Whole, answer, to_json
+from banyan_runtime.front.answers import Answer, Arrival, Outcome, Streamed, Whole, answer, ignored, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.generation import Call, Delta
-from banyan_runtime.front.logprobs import PromptTokens, TokenLogprob, completion_columns
-from banyan_runtime.front.openai.serving import CLOSE, OPEN_END, ChunkWriter, Identity, Usage, ignored, stop_reason
+from banyan_runtime.front.logprobs import CompletionLogprobs, PromptTokens, Row, cells_of
+from banyan_runtime.front.openai.serving import CLOSE, OPEN_END, ChunkWriter, Identity, Usage, end_fields
 from banyan_runtime.front.plan import CompletionPlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
 
@@ -31,54 +32,51 @@ def _start(context: Context, arrival: Arrival, plan: CompletionPlan) -> Answer:
     echoes = plan.echoes
     columns = [_Columns(text.needed_tokenizer, plan, index) for index in range(len(plan.requests))]
     if plan.stream:
-        return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, columns), ignored(plan))
+        return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, columns), ignored(plan.ignored))
 
-    def body(outcomes: list[Outcome]) -> dict[str, Any]:
-        return {
-            **identity.head("text_completion"),
-            "choices": [_choice(index, echoes[index], outcome, eos_ids, columns[index]) for index, outcome in enumerate(outcomes)],
-            "usage": usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes]),
-            "system_fingerprint": None,
-        }
+    def body(outcomes: list[Outcome]) -> Iterator[bytes]:
+        yield to_json(identity.head("text_completion"))[:-1] + b',"choices":['
+        for index, outcome in enumerate(outcomes):
+            if index:
+                yield b","
+            yield from _choice(index, echoes[index], outcome, eos_ids, columns[index])
+        numbers = usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes])
+        yield b'],"usage":%b,"system_fingerprint":null}' % to_json(numbers)
 
-    return Whole(context, call, plan.requests, ids, body, ignored(plan))
+    return Whole(context, call, plan.requests, ids, body, ignored(plan.ignored))
 
 
 class _Columns:
-    """`logprobs` of one choice, whose offsets go on from chunk to chunk."""
+    """`logprobs` of one choice."""
 
     def __init__(self, tokenizer: Tokenizer, plan: CompletionPlan, index: int) -> None:
-        self._tokenizer = tokenizer
+        self._told = CompletionLogprobs(tokenizer)
         self._top = plan.top_logprobs
-        self._offset = 0
         self._prompt = PromptTokens(plan.requests[index].token_ids, 0) if plan.echo_logprobs else None
+
+    @property
+    def none(self) -> bool:
+        return self._top < 0
 
     @property
     def of_prompt(self) -> bool:
         """Whether those of the prompt are wanted and not told yet."""
         return self._prompt is not None
 
-    def prompt(self, parts: list[wire.PromptLogprobs]) -> list[TokenLogprob]:
-        """The prompt's tokens, once; afterwards and where they are not wanted none."""
-        prompt, self._prompt = self._prompt, None
-        return [] if prompt is None else prompt.scored(parts)
-
-    def of(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
+    def of(self, rows: list[Row], parts: Iterable[wire.PromptLogprobs] = ()) -> Iterator[bytes]:
+        """The object, in parts: the prompt's tokens, once where they are wanted, and then these."""
         if self._top < 0:
-            return None
-        told, self._offset = completion_columns(self._tokenizer, logprobs, self._top, self._offset)
-        return told
+            return iter((b"null",))
+        prompt, self._prompt, top = self._prompt, None, self._top
+        if prompt is None:
+            return self._told.parts(lambda: cells_of(rows, top))
+        return self._told.parts(lambda: itertools.chain(prompt.cells(parts, top), cells_of(rows, top)))
 
 
-def _choice(index: int, echo: str, outcome: Outcome, eos_ids: frozenset[int], columns: _Columns) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": echo + outcome.content,
-        "logprobs": columns.of(columns.prompt(outcome.prompt_logprobs) + outcome.logprobs),
-        "finish_reason": outcome.end.reason,
-        "matched_stop": outcome.end.matched,
-        "stop_reason": stop_reason(outcome.end.matched, eos_ids),
-    }
+def _choice(index: int, echo: str, outcome: Outcome, eos_ids: frozenset[int], columns: _Columns) -> Iterator[bytes]:
+    yield b'{"index":%d,"text":%b,"logprobs":' % (index, to_json(echo + outcome.content))
+    yield from columns.of(outcome.logprobs, outcome.prompt_logprobs)
+    yield b",%b}" % end_fields(outcome.end, eos_ids)
 
 
 class _Writer(ChunkWriter):
@@ -88,29 +86,45 @@ class _Writer(ChunkWriter):
         super().__init__(identity, "text_completion", plan, usage, eos_ids)
         self._echoes = plan.echoes
         self._columns = columns
-        self._untold: list[list[TokenLogprob]] = [[] for _ in plan.requests]
+        self._telling: set[int] = set()  # choices whose prompt is being written
+        self._untold: list[list[Row]] = [[] for _ in plan.requests]
 
     def opening(self) -> bytes:
         """With echo the first chunk of each choice is its prompt; with its log probabilities it waits for the engine."""
         return b"".join(
-            self._chunk(index, to_json(echo), b"null", OPEN_END, CLOSE)
+            b"".join(self._parts(index, to_json(echo), iter((b"null",)), OPEN_END, CLOSE))
             for index, echo in enumerate(self._echoes)
             if echo and not self._columns[index].of_prompt
         )
 
-    def render(self, index: int, delta: Delta) -> bytes:
+    def render(self, index: int, delta: Delta) -> bytes | Iterator[bytes]:
         columns, tail = self._columns[index], self.tail(index, delta)
-        prompt = b""
+        if columns.none and delta.finished is None:  # the frequent case
+            if not delta.content:
+                return b""
+            return b'%b"text":%b,"logprobs":null,%b%b' % (self._starts[index], to_json(delta.content), OPEN_END, tail)
+        prompt: Iterator[bytes] | None = None
         if columns.of_prompt:
-            told = to_json(columns.of(columns.prompt(list(delta.prompt_logprobs))))
-            prompt = self._chunk(index, to_json(self._echoes[index]), told, OPEN_END, tail)
+            told = columns.of([], delta.prompt_logprobs)
+            prompt = self._parts(index, to_json(self._echoes[index]), told, OPEN_END, tail)
+            self._telling.add(index)
         self._untold[index] += delta.logprobs
         if not delta.content and delta.finished is None:
-            return prompt
+            return b"" if prompt is None else self._behind(index, prompt)
         untold, self._untold[index] = self._untold[index], []
-        logprobs = to_json(columns.of(untold)) if untold else b"null"
+        logprobs = columns.of(untold) if untold else iter((b"null",))
         end = OPEN_END if delta.finished is None else self.end_of(index, delta)
-        return prompt + self._chunk(index, to_json(delta.content), logprobs, end, tail)
+        chunk = self._parts(index, to_json(delta.content), logprobs, end, tail)
+        if prompt is not None:
+            return itertools.chain(self._behind(index, prompt), chunk)
+        # The offsets go on from the prompt's, so what comes behind a prompt that is not written yet is not written either.
+        return chunk if index in self._telling else b"".join(chunk)
 
-    def _chunk(self, index: int, text: bytes, logprobs: bytes, end: bytes, tail: bytes) -> bytes:
-        return b'%b"text":%b,"logprobs":%b,%b%b' % (self._starts[index], text, logprobs, end, tail)
+    def _behind(self, index: int, prompt: Iterator[bytes]) -> Iterator[bytes]:
+        yield from prompt
+        self._telling.discard(index)
+
+    def _parts(self, index: int, text: bytes, logprobs: Iterator[bytes], end: bytes, tail: bytes) -> Iterator[bytes]:
+        yield b'%b"text":%b,"logprobs":' % (self._starts[index], text)
+        yield from logprobs
+        yield b",%b%b" % (end, tail)

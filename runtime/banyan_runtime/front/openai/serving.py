@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -34,14 +34,15 @@ class Identity:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def ignored(plan: ChatPlan | CompletionPlan) -> Mapping[str, str]:
-    """The header that names the fields without effect."""
-    return {"X-Banyan-Ignored": ", ".join(plan.ignored)} if plan.ignored else {}
-
-
 def stop_reason(matched: int | str | None, eos_ids: frozenset[int]) -> int | str | None:
     """vLLM's field: as `matched_stop`, but null for the end of the text."""
     return None if isinstance(matched, int) and matched in eos_ids else matched
+
+
+def end_fields(end: Finished, eos_ids: frozenset[int]) -> bytes:
+    """`"finish_reason":…` and what else tells how a choice ended."""
+    told = (end.reason.encode(), to_json(end.matched), to_json(stop_reason(end.matched, eos_ids)))
+    return b'"finish_reason":"%b","matched_stop":%b,"stop_reason":%b' % told
 
 
 class Usage:
@@ -98,12 +99,7 @@ class ChunkWriter:
         """`"finish_reason":…` of a delta that is the last of its sequence."""
         assert delta.finished is not None
         self._ends[index] = (delta.finished, delta.completion_tokens)
-        matched = delta.finished.matched
-        return b'"finish_reason":"%b","matched_stop":%b,"stop_reason":%b' % (
-            delta.finished.reason.encode(),
-            to_json(matched),
-            to_json(stop_reason(matched, self._eos_ids)),
-        )
+        return end_fields(delta.finished, self._eos_ids)
 
     def tail(self, index: int, delta: Delta) -> bytes:
         """What closes a chunk behind its choice."""

@@ -11,7 +11,7 @@ from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import ChatPlan, ReasoningStart
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.openai import begin, salt_of
-from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, priority_of, sequences
+from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, priority_of, sequences
 from banyan_runtime.front.sampling import SamplingParams, resolve
 from banyan_runtime.front.text.text import Text
 
@@ -41,8 +41,10 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     # The template writes BOS itself, so the tokenizer must not add a second one.
     ids = encode(served, prompt.text, "messages", add_special_tokens=asked.add_special_tokens)
     top = asked.top_logprobs if asked.logprobs else -1
+    requests = sequences(served, frame, ids, params, seed_id=f"chatcmpl-{common.own_id or request_id}", scores=Scores(top))
+    check_logprobs(requests, "top_logprobs")
     return ChatPlan(
-        requests=tuple(sequences(served, frame, ids, params, seed_id=f"chatcmpl-{common.own_id or request_id}", scores=Scores(top))),
+        requests=tuple(requests),
         choices_per_prompt=params.n,
         model=common.model,
         own_id=common.own_id,

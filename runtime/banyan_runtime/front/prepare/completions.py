@@ -13,7 +13,7 @@ from banyan_runtime.front.plan import CompletionPlan, GenerateRequest
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids
-from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_sequences, priority_of, sequences
+from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, check_sequences, priority_of, sequences
 from banyan_runtime.front.sampling import resolve
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -51,6 +51,7 @@ def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) ->
         choices = sequences(served, frame, ids, params, seed_id=prompt_seed_id, scores=scores)
         requests += choices
         echoes += [_echo(served, prompt, choices[0]) if asked.echo else ""] * params.n
+    check_logprobs(requests, "logprobs")
     return CompletionPlan(
         requests=tuple(requests),
         choices_per_prompt=params.n,

@@ -22,8 +22,8 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = get_args(Endpoint)
 
 Kind = Literal[b"h", b"r", b"t", b"p", b"e"]
 HELLO: Final = b"h"  # a worker is there; its process id as msgpack
-RENDERING: Final = b"r"  # only told when the request has taken long already: the chat template begins
-TOKENIZING: Final = b"t"  # likewise: the chat template has ended
+RENDERING: Final = b"r"  # the chat template begins: what happens from here on may be its fault
+TOKENIZING: Final = b"t"  # it has ended; not told where what follows is too little to matter
 PLAN: Final = b"p"  # a `Packed`, and behind it the raw parts
 BROKEN: Final = b"e"  # a bug: the trace as msgpack, for the log
 
@@ -90,7 +90,7 @@ def unpack(packed: Packed, parts: Sequence[bytes]) -> Plan:
     plan = packed.plan
     match plan:
         case AnswerPlan():
-            return AnswerPlan(body=parts[0])
+            return msgspec.structs.replace(plan, body=parts[0])
         case ChatPlan() | NativePlan():
             return msgspec.structs.replace(plan, requests=_requests(packed, parts))
         case CompletionPlan():

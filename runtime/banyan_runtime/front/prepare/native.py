@@ -7,11 +7,11 @@ from typing import Any, Final, TypeVar
 
 from banyan_runtime.front.errors import invalid, unsupported
 from banyan_runtime.front.native.schema import UNSUPPORTED, NativeGenerateRequest, NativeSampling
-from banyan_runtime.front.parsing import check_top_logprobs, parse, refuse_unsupported
+from banyan_runtime.front.parsing import check_top_logprobs, parse, refuse_unsupported, unknown
 from banyan_runtime.front.plan import GenerateRequest, NativePlan
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids, check_ids
-from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_id, check_sequences, priority_of, sequences
+from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_id, check_logprobs, check_sequences, priority_of, sequences
 from banyan_runtime.front.sampling import SamplingParams, resolve, shown
 
 DEFAULT_MAX_TOKENS: Final = 128
@@ -41,6 +41,7 @@ def plan_generate(served: Served, body: Mapping[str, Any], request_id: str) -> N
         # SGLang tells the token at logprob_start_len without a probability, and scores those behind it.
         asked_scores = Scores(scores[position].top, start + 1 if start >= 0 else -1)
         requests += sequences(served, frame, ids, params, seed_id=seed_id, scores=asked_scores, interval=interval)
+    check_logprobs(requests, "top_logprobs_num")
     return NativePlan(
         requests=tuple(requests),
         rids=tuple(rid for rid in rids for _ in range(choices)),
@@ -49,6 +50,8 @@ def plan_generate(served: Served, body: Mapping[str, Any], request_id: str) -> N
         top_logprobs=tuple(score.top for score in scores for _ in range(choices)),
         logprobs_from=tuple(score.prompt_from for score in scores for _ in range(choices)),
         text_in_logprobs=asked.return_text_in_logprobs,
+        group_rid=asked.rid if isinstance(asked.rid, str) and len(prompts) > 1 else None,
+        ignored=unknown(asked, frozenset(UNSUPPORTED)),
     )
 
 

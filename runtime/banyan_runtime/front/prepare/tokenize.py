@@ -10,7 +10,7 @@ import msgspec
 from banyan_runtime.front.chat.prompt import ChatOptions, render
 from banyan_runtime.front.errors import invalid, missing
 from banyan_runtime.front.native.schema import TOKENIZE_UNSUPPORTED, DetokenizeRequest, TokenizeRequest
-from banyan_runtime.front.parsing import parse, refuse_unsupported
+from banyan_runtime.front.parsing import parse, refuse_unsupported, unknown
 from banyan_runtime.front.plan import AnswerPlan
 from banyan_runtime.front.prepare.encode import beginning
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids, check_ids
@@ -55,7 +55,7 @@ def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) ->
     if asked.return_token_strs:
         pieces = [[tokenizer.token_text(token_id) for token_id in ids] for ids in tokens]
         answer["token_strs"] = pieces if several else pieces[0]
-    return AnswerPlan(body=msgspec.json.encode(answer))
+    return AnswerPlan(body=msgspec.json.encode(answer), ignored=unknown(asked, frozenset(TOKENIZE_UNSUPPORTED) | {"model"}))
 
 
 def answer_detokenize(served: Served, body: Mapping[str, Any], request_id: str) -> AnswerPlan:
@@ -70,7 +70,7 @@ def answer_detokenize(served: Served, body: Mapping[str, Any], request_id: str) 
         check_ids(ids, served.info, "tokens")
         texts.append(tokenizer.decode(ids, skip_special_tokens=asked.skip_special_tokens))
     answer = texts if several else texts[0]
-    return AnswerPlan(body=msgspec.json.encode({"text": answer, "prompt": answer}))
+    return AnswerPlan(body=msgspec.json.encode({"text": answer, "prompt": answer}), ignored=unknown(asked, {"model"}))
 
 
 def _check_count(tokens: int, param: str) -> None:
