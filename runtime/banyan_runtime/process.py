@@ -9,11 +9,13 @@ import resource
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
 PAGE_BYTES: Final = resource.getpagesize()
+CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
 
 
 def resident_bytes() -> int:
@@ -21,6 +23,17 @@ def resident_bytes() -> int:
     if sys.platform == "linux":
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far, in user and kernel mode; where there is no /proc, the time that has passed."""
+    if sys.platform != "linux":
+        return time.monotonic()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:  # it has ended
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
 def limit_memory(more_bytes: int) -> None:

@@ -11,6 +11,8 @@ def admit(context: Context) -> None:
     state = context.state
     if state.draining:
         raise unavailable("The server is shutting down; try another one.")
+    if state.impaired and state.serving:
+        raise unavailable(f"The server cannot take requests just now: {state.impaired}.")
     if not state.ready or (context.text is None):
         detail = f" ({state.phase}, {state.percent} %)" if state.phase in ("starting", "downloading", "loading", "warming") else ""
         raise unavailable(f"The model is not ready{detail}." if detail else "The engine is not available.")

@@ -23,6 +23,7 @@ class ServerState:
     percent: int = 0  # 0..100 of this phase
     detail: str = ""
     hung: bool = False  # the engine has not answered for too long
+    impaired: str = ""  # why no request can be taken just now, although the engine is well and what runs goes on
     phase_seconds: dict[str, float] = field(default_factory=dict)  # how long each finished phase took
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0  # monotonic seconds
@@ -44,6 +45,11 @@ class ServerState:
     @property
     def ready(self) -> bool:
         """Whether requests are admitted."""
+        return self.serving and not self.impaired
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests that were admitted go on."""
         return self.phase == "ready" and not self.hung
 
     @property
@@ -57,11 +63,15 @@ class ServerState:
 
     def payload(self, silent_s: float = 0.0) -> dict[str, Any]:
         """The body of /readyz. `silent_s`: since the engine's last sign of life, told when it is too long."""
-        hung = self.hung and self.phase != "dead"
+        state, detail = str(self.phase), self.detail
+        if self.hung and self.phase != "dead":
+            state, detail = "hung", f"the engine has not answered for {silent_s:.0f} s"
+        elif self.impaired and self.serving:
+            state, detail = "impaired", self.impaired
         return {
-            "state": "hung" if hung else self.phase,
+            "state": state,
             "percent": 100 if self.phase == "ready" else self.percent,
-            "detail": f"the engine has not answered for {silent_s:.0f} s" if hung else self.detail,
+            "detail": detail,
             "model": {"uri": self.model_uri, "contextLength": self.context_length},
             "version": __version__,
         }

@@ -149,6 +149,7 @@ class Server:
         info = await self._client.wait_ready()
         self._zygote.serve(info)
         pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout)
+        pool.on_lack = self._on_lack
         await pool.warm_up()
         self._context.preparer = pool
         self._state.context_length = info.context_len
@@ -214,6 +215,10 @@ class Server:
                 engine.kill()
             await asyncio.sleep(min(PING_EVERY_S, limit / 4))
 
+    def _on_lack(self, why: str) -> None:
+        """No request can be prepared just now, or they can again; what runs goes on."""
+        self._state.impaired = why
+
     def _progress(self, phase: str, percent: int, detail: str) -> None:
         """Take over what the parts of the start report."""
         if phase in ("downloading", "loading", "warming"):
@@ -256,7 +261,7 @@ class Server:
 
     async def _drain(self) -> None:
         """Refuse new requests, let the running ones finish, up to --drain-seconds."""
-        was_ready = self._state.ready
+        was_ready = self._state.serving
         self._state.enter("draining")
         if not was_ready:
             return
@@ -279,7 +284,7 @@ class Server:
 
     async def _fail(self, error: BaseException, stop: asyncio.Task[bool]) -> int:
         """Tell everybody why the server ends, and return its exit code."""
-        started = self._state.ready or self._state.hung
+        started = self._state.serving or self._state.hung
         message = str(error)
         self._client.died(message if isinstance(error, EngineDied) else "the server failed")
         self._state.enter("dead", detail=message)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 from typing import Final
 
 from banyan_runtime.front.prepare.frames import FRAME_HEAD
+from banyan_runtime.process import cpu_seconds
 
 _SMALL: Final = 65_536  # bytes that are sent or read at once
 
@@ -29,13 +31,17 @@ class Channel:
 
     @property
     def gone(self) -> bool:
-        """Whether the worker has ended. Only to be asked between requests."""
-        try:
-            return not self._connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
+        """Whether the worker has ended: it alone holds the other end of the connection."""
+        if self._connection.fileno() < 0:
             return True
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds that the worker has computed."""
+        return 0.0 if self.gone else cpu_seconds(self.pid)
 
     async def send(self, head: bytes, body: bytes | bytearray) -> None:
         """Raises ChannelError."""
@@ -93,10 +99,13 @@ class Channel:
             raise ChannelError from error
         return buffer
 
-    def close(self) -> None:
-        """End the worker, whatever it is doing."""
-        if self.pid:  # it holds its end of the connection as long as it lives, and we are told when it does not
+    def kill(self) -> None:
+        """End the worker, whatever it is doing; who reads from it gets a ChannelError."""
+        if self.pid and not self.gone:  # nobody waits for ended workers, so that the number may be another process's by then
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-            self.pid = 0
+
+    def close(self) -> None:
+        """End the worker and the connection."""
+        self.kill()
         self._connection.close()

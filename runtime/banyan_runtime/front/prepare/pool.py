@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
+from banyan_runtime.errors import UnavailableError
 from banyan_runtime.front.errors import ApiError, internal, unavailable
 from banyan_runtime.front.plan import Endpoint, Plan, Preparer, RefusalPlan
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
-from banyan_runtime.front.prepare.frames import PLAN, RENDERING, TOKENIZING, request_head, unpack, unpack_head
+from banyan_runtime.front.prepare.exchange import Exchange, template_failed
 from banyan_runtime.front.prepare.zygote import Zygote
 
 log = logging.getLogger("banyan")
@@ -23,8 +24,11 @@ WORKERS: Final = 3
 LARGE_BYTES: Final = 65_536  # of a body; one worker is kept free of such requests
 MAX_WAITING: Final = 2048
 MAX_WAITING_BYTES: Final = 256 << 20
-RENDER_S: Final = 10.0  # a template that does not end by itself after its 2 s of computing time
 FORK_AGAIN_S: Final = (0.0, 0.05, 0.5)
+FORK_LATER_S: Final = 1.0
+LACK_S: Final = 5.0  # without any worker, after which requests are refused at once; longer than it takes to start anew
+WARM_UP_S: Final = 60.0
+KEEP_EVERY_S: Final = 0.5
 TRIES: Final = 2  # workers that one request may take down with it
 HUGE_BYTES: Final = 1 << 20  # a body that may well have been too much for its worker's memory
 
@@ -54,8 +58,24 @@ class _Lanes:
         }
         self._waiting_bytes = 0
 
+    def remove_gone(self) -> list[_Slot]:
+        """Free places whose workers have ended; they are free no longer."""
+        gone = [slot for slot in self._idle if slot.channel is None or slot.channel.gone]
+        for slot in gone:
+            self._idle.remove(slot)
+        return gone
+
+    def refuse(self) -> None:
+        """Send away all that wait: there are no workers."""
+        for lane in self._waiting.values():
+            for _, body_bytes, future in lane:
+                self._waiting_bytes -= body_bytes
+                if not future.done():
+                    future.set_exception(_no_worker())
+            lane.clear()
+
     async def take(self, body_bytes: int) -> _Slot:
-        """A place for one request, to be given back. Raises ApiError when too many wait already."""
+        """A place for one request, to be given back. Raises ApiError when too many wait already, or no place will be free."""
         large = body_bytes > LARGE_BYTES
         if sum(map(len, self._waiting.values())) >= MAX_WAITING or self._waiting_bytes + body_bytes > MAX_WAITING_BYTES:
             raise ApiError(429, "The request queue is full.", code="queue_full", headers={"Retry-After": "1"})
@@ -66,7 +86,7 @@ class _Lanes:
         try:
             return await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
+            if future.done() and not future.cancelled() and future.exception() is None:
                 self.over(body_bytes)
                 self.give(future.result())
             raise
@@ -104,6 +124,10 @@ class PreparerPool(Preparer):
         self._slots = [_Slot() for _ in range(workers)]
         self._lanes = _Lanes(list(self._slots))
         self._refills: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._last_worker = time.monotonic()
+        self._lacking = False
+        self.on_lack: Callable[[str], None] = lambda why: None  # told why no worker can be had; "" when one can again
 
     async def plan(self, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
         try:
@@ -119,10 +143,52 @@ class PreparerPool(Preparer):
             raise ApiError(503, message, code="timeout", headers={"Retry-After": "1"}) from None
 
     async def warm_up(self) -> None:
-        """Fork all workers, so that the first requests need not wait for them."""
-        for slot in self._slots:
-            if slot.channel is None:
-                slot.channel = await self._zygote.fork()
+        """Fork all workers, so that the first requests need not wait for them, and have ended ones replaced from here on.
+
+        Raises UnavailableError when not a single one can be had.
+        """
+        for slot in self._lanes.remove_gone():
+            self._free(slot)
+        await asyncio.wait(set(self._refills), timeout=WARM_UP_S)
+        if not self._has_worker:
+            raise UnavailableError(f"no process can be started that prepares requests{self._because}")
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        """See to it that free places have workers, also while no requests come; and tell when there is none for long."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            try:
+                self._look()
+            except Exception:
+                log.exception("the processes that prepare requests could not be looked after")
+
+    def _look(self) -> None:
+        for slot in self._lanes.remove_gone():
+            slot.empty()
+            self._free(slot)
+        now = time.monotonic()
+        if self._has_worker:
+            self._last_worker = now
+            if self._lacking:
+                log.warning("requests can be prepared again")
+                self._lacking = False
+                self.on_lack("")
+        elif now - self._last_worker > LACK_S:
+            why = f"no process can be started that prepares requests{self._because}"
+            if not self._lacking:
+                log.error("%s; until there is one, requests are refused", why)
+            self._lacking = True
+            self.on_lack(why)
+            self._lanes.refuse()
+
+    @property
+    def _has_worker(self) -> bool:
+        return any(slot.channel is not None and not slot.channel.gone for slot in self._slots)
+
+    @property
+    def _because(self) -> str:
+        return f" ({self._zygote.trouble})" if self._zygote.trouble else ""
 
     def _free(self, slot: _Slot) -> None:
         """Give a place back, with a worker in it."""
@@ -134,11 +200,25 @@ class PreparerPool(Preparer):
         task.add_done_callback(self._refills.discard)
 
     async def _refill(self, slot: _Slot) -> None:
-        with contextlib.suppress(ChannelError, ApiError):  # whoever gets the place tries again
-            slot.channel = await self._zygote.fork()
-        self._lanes.give(slot)
+        """Put a worker into an empty place, however often that has to be tried; no place is ever lost."""
+        try:
+            for pause in itertools.chain(FORK_AGAIN_S, itertools.repeat(FORK_LATER_S)):
+                await asyncio.sleep(pause)
+                with contextlib.suppress(ChannelError):
+                    slot.channel = await self._zygote.fork()
+                    break
+        except ApiError:
+            pass  # the server is shutting down
+        except Exception:
+            log.exception("a process that prepares requests could not be started")
+        finally:
+            self._lanes.give(slot)
 
     def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for refill in self._refills:
+            refill.cancel()
         for slot in self._slots:
             slot.empty()
         self._zygote.close()
@@ -147,19 +227,21 @@ class PreparerPool(Preparer):
         """The worker in this place; a fresh one where it has gone while nobody looked. Raises ApiError when none can be had."""
         if slot.channel is not None and slot.channel.gone:
             slot.empty()
-        for pause in FORK_AGAIN_S:
-            if slot.channel is not None:
-                return slot.channel
-            await asyncio.sleep(pause)
-            with contextlib.suppress(ChannelError):
-                slot.channel = await self._zygote.fork()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LACK_S):
+                for pause in FORK_AGAIN_S:
+                    if slot.channel is not None:
+                        return slot.channel
+                    await asyncio.sleep(pause)
+                    with contextlib.suppress(ChannelError):
+                        slot.channel = await self._zygote.fork()
         if slot.channel is None:
-            raise unavailable("The server cannot start the process that prepares requests.")
+            raise _no_worker()
         return slot.channel
 
     async def _planned(self, slot: _Slot, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
         """Planning is pure: what one worker could not finish because it was ended, another can do again. Raises ApiError."""
-        exchange = _Exchange(endpoint)
+        exchange = Exchange(endpoint)
         for _ in range(TRIES):
             whole = False
             try:
@@ -173,45 +255,16 @@ class PreparerPool(Preparer):
             if isinstance(plan, RefusalPlan):
                 raise ApiError(plan.status, plan.message, code=plan.code, param=plan.param, headers=plan.headers)
             return plan
+        if exchange.stalled:
+            log.error("%d of the processes that prepare requests did not get on and were ended", TRIES)
+            raise unavailable("The processes that prepare requests do not get on.")
         if len(body) > HUGE_BYTES:
             raise ApiError(413, "The request takes too much memory to be prepared.", code="request_too_large")
         if exchange.rendering:
-            raise _template_failed("it took down the process that rendered it.")
+            raise template_failed("it took down the process that rendered it.")
         log.error("a request took down %d of the processes that tokenize", TRIES)
         raise internal()
 
 
-class _Exchange:
-    """One request with one worker."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self.rendering = endpoint == "chat"  # as far as we know: a worker tells where it is when it takes long
-
-    async def run(self, channel: Channel, body: bytes | bytearray, request_id: str) -> tuple[Plan, bool]:
-        """The plan, and whether the worker ends with it. Raises ChannelError, and ApiError for a bug or an endless template."""
-        await channel.send(request_head(self._endpoint, request_id.encode(), len(body)), body)
-        while True:
-            kind, content = await self._frame(channel)
-            if kind == PLAN:
-                packed = unpack_head(content)
-                parts = [bytes(await channel.read(size)) for size in packed.sizes]
-                return unpack(packed, parts), packed.last
-            if kind in (RENDERING, TOKENIZING):
-                self.rendering = kind == RENDERING
-                continue
-            log.error("a request could not be planned:\n%s", msgspec.msgpack.decode(content))
-            raise internal()
-
-    async def _frame(self, channel: Channel) -> tuple[bytes, bytes | bytearray]:
-        if not self.rendering:
-            return await channel.frame()
-        try:
-            async with asyncio.timeout(RENDER_S):
-                return await channel.frame()
-        except TimeoutError:
-            raise _template_failed("it did not end.") from None
-
-
-def _template_failed(reason: str) -> ApiError:
-    return ApiError(400, f"The chat template failed: {reason}", param="messages")
+def _no_worker() -> ApiError:
+    return unavailable("The server cannot start the process that prepares requests.")

@@ -19,7 +19,8 @@ from banyan_runtime.front.prepare.frames import BROKEN, ENDPOINTS, HELLO, RENDER
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.process import limit_memory, resident_bytes
 
-SLOW_S: Final = 0.05  # a request that takes longer tells what it is at, so that the front knows whom to blame
+SLOW_S: Final = 0.05  # a request that has taken longer, or has a larger body, tells when its template has ended
+LARGE_BYTES: Final = 65_536
 MEMORY_BYTES: Final = 1 << 30  # that one request may take
 GROWN_BYTES: Final = 64 << 20  # by which a worker may have grown before a fresh one takes its place
 
@@ -31,6 +32,7 @@ class Worker:
         self._connection = connection
         self._planner = planner
         self._started = 0.0
+        self._body_bytes = 0
         if template is not None:
             template.guard = self._rendering
 
@@ -44,7 +46,7 @@ class Worker:
             endpoint, id_bytes, body_bytes = REQUEST_HEAD.unpack(head)
             request_id = bytes(self._read(id_bytes)).decode()
             body = self._read(body_bytes)
-            self._started = time.monotonic()
+            self._started, self._body_bytes = time.monotonic(), body_bytes
             try:
                 plan: Plan = self._planner.plan(ENDPOINTS[endpoint], body, request_id)
             except ApiError as error:
@@ -58,14 +60,11 @@ class Worker:
 
     @contextlib.contextmanager
     def _rendering(self) -> Iterator[None]:
-        self._mark(RENDERING)
+        self._connection.sendall(frame(RENDERING, None))
         with template_time():
             yield
-        self._mark(TOKENIZING)
-
-    def _mark(self, kind: bytes) -> None:
-        if time.monotonic() - self._started > SLOW_S:
-            self._connection.sendall(frame(kind, None))
+        if self._body_bytes > LARGE_BYTES or time.monotonic() - self._started > SLOW_S:
+            self._connection.sendall(frame(TOKENIZING, None))
 
     def _read(self, size: int) -> bytearray:
         """Raises EOFError when the front has gone."""

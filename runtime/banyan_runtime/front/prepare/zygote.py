@@ -18,7 +18,7 @@ import msgspec
 
 from banyan_runtime import wire
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.errors import ConfigError, ModelError, UserError
+from banyan_runtime.errors import ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front.errors import unavailable
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
 from banyan_runtime.front.prepare.frames import HELLO
@@ -29,6 +29,14 @@ log = logging.getLogger("banyan")
 AGAIN_AFTER_S: Final = (0.0, 0.5, 2.0, 5.0, 15.0)  # between one end and the next start
 STEADY_S: Final = 60.0  # after which an end is the first one again
 HELLO_S: Final = 10.0  # a fork takes milliseconds
+FIRST_LOAD_S: Final = 300.0  # for the text files, which may come from a slow disk
+LOAD_S: Final = 30.0  # for the same files again; never less than LOAD_AGAIN times what it took first
+LOAD_AGAIN: Final = 5
+FIRST_TRIES: Final = 2
+
+
+class _Ended(Exception):
+    """The process went away, or had to be ended, before it had loaded. The text says why."""
 
 
 class Zygote:
@@ -43,18 +51,29 @@ class Zygote:
         self._usable = asyncio.Event()
         self._closed = False
         self._watcher: asyncio.Task[None] | None = None
+        self._load_s = FIRST_LOAD_S
+        self.trouble = ""  # why there is no process that could fork, as far as is known
 
     async def start(self) -> None:
         """Start the process and wait until it has read the model's text files.
 
         Must run on the main thread: the kernel's parent-death signal follows the thread that starts the process. Raises
-        ModelError or ConfigError for files that cannot be used.
+        ModelError or ConfigError for files that cannot be used, UnavailableError when the process is ended every time.
         """
-        try:
-            await self._load()
-        except BaseException:
-            self._drop()
-            raise
+        started = time.monotonic()
+        for left in reversed(range(FIRST_TRIES)):
+            try:
+                await self._load()
+                break
+            except _Ended as error:
+                self._drop()
+                if not left:
+                    raise UnavailableError(f"the process that tokenizes cannot be started: {error}") from None
+                log.error("the process that tokenizes cannot be started: %s; trying again", error)
+            except BaseException:
+                self._drop()
+                raise
+        self._load_s = max(LOAD_S, LOAD_AGAIN * (time.monotonic() - started))
         self._watcher = asyncio.create_task(self._watch())
 
     @property
@@ -68,33 +87,40 @@ class Zygote:
         self._tell()
 
     async def fork(self) -> Channel:
-        """A fresh worker. Waits while there is no process to fork it. Raises ChannelError when that one goes away now,
-        ApiError after `close`."""
+        """A fresh worker. Waits while there is no process to fork it. Raises ChannelError when that one goes away now or
+        something else is lacking, ApiError after `close`."""
         while True:
             await self._usable.wait()
             if self._closed:
                 raise unavailable("The server is shutting down.")
             assert self._control is not None
-            ours, theirs = socket.socketpair()
+            try:
+                ours, theirs = socket.socketpair()
+            except OSError as error:  # no file descriptor is left
+                raise ChannelError(str(error)) from error
             channel = Channel(ours)
             with theirs:
                 try:
                     socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])
-                except OSError:  # it has ended, and the watcher does not know yet
+                except (BlockingIOError, ConnectionError):  # it hangs, or has ended and the watcher does not know yet
                     channel.close()
-                    self._usable.clear()
+                    self._drop()
                     continue
-            return await self._greeted(channel)
+                except OSError as error:
+                    channel.close()
+                    raise ChannelError(str(error)) from error
+            return await self._greeted(channel, self._process)
 
-    async def _greeted(self, channel: Channel) -> Channel:
+    async def _greeted(self, channel: Channel, process: Process | None) -> Channel:
         """Wait until the worker says that it is there. Raises ChannelError."""
         try:
             async with asyncio.timeout(HELLO_S):
                 kind, content = await channel.frame()
         except TimeoutError:
             channel.close()
-            self._drop()  # it hangs; the watcher starts another
-            raise ChannelError from None
+            if process is self._process:
+                self._drop()  # it hangs; the watcher starts another
+            raise ChannelError("the process that forks does not answer") from None
         except BaseException:
             channel.close()
             raise
@@ -111,22 +137,31 @@ class Zygote:
         self._usable.set()
 
     async def _load(self) -> None:
-        ours, theirs = socket.socketpair()
+        """Raises _Ended, and UserError for files that cannot be used."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _Ended(str(error)) from error
+        ours.setblocking(False)
+        self._control = ours
         with theirs:
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads do not survive a fork
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "banyan_runtime.front.prepare.process", stdin=theirs.fileno(), env=environment
-            )
-        self._control = ours
-        ours.setblocking(False)
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "banyan_runtime.front.prepare.process", stdin=theirs.fileno(), env=environment
+                )
+            except OSError as error:
+                raise _Ended(str(error)) from error
         loop = asyncio.get_running_loop()
         try:
-            await loop.sock_sendall(ours, message(BOOT, self._boot))
-            kind, size = HEAD.unpack(await _read(ours, HEAD.size))
-            content = await _read(ours, size)
+            async with asyncio.timeout(self._load_s):
+                await loop.sock_sendall(ours, message(BOOT, self._boot))
+                kind, size = HEAD.unpack(await _read(ours, HEAD.size))
+                content = await _read(ours, size)
+        except TimeoutError:
+            raise _Ended(f"it had not read the tokenizer after {self._load_s:.0f} s") from None
         except (OSError, EOFError):
-            code = await self._process.wait()
-            raise RuntimeError(f"the process that loads the tokenizer ended with exit code {code}") from None
+            raise _Ended(_end_of(await self._process.wait())) from None
         if kind == FAILED:
             failure = msgspec.msgpack.decode(content, type=Failure)
             kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError}
@@ -139,6 +174,7 @@ class Zygote:
         with contextlib.suppress(OSError):  # it is gone: the watcher knows
             self._control.send(message(INFO, self._info))
             self._usable.set()
+            self.trouble = ""
 
     async def _watch(self) -> None:
         """Start the process again whenever it ends."""
@@ -150,7 +186,8 @@ class Zygote:
             self._drop()
             if time.monotonic() - started > STEADY_S:
                 failures = 0
-            log.error("the process that tokenizes ended with exit code %d; starting another", code)
+            self.trouble = _end_of(code)
+            log.error("the process that tokenizes is gone (%s); starting another", self.trouble)
             while True:
                 await asyncio.sleep(AGAIN_AFTER_S[min(failures, len(AGAIN_AFTER_S) - 1)])
                 failures += 1
@@ -158,7 +195,8 @@ class Zygote:
                     await self._load()
                     break
                 except Exception as error:
-                    log.error("it cannot be started: %s", error)
+                    self.trouble = str(error)
+                    log.error("the process that tokenizes cannot be started: %s", error)
                     self._drop()
 
     def _drop(self) -> None:
@@ -169,6 +207,12 @@ class Zygote:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
+
+
+def _end_of(code: int) -> str:
+    """How a process ended, for people; a negative code is the signal that ended it."""
+    hint = "; if memory ran out, raise the memory limit" if code == -signal.SIGKILL else ""
+    return f"it ended with exit code {code}{hint}"
 
 
 async def _read(connection: socket.socket, size: int) -> bytes:
