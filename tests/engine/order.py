@@ -61,12 +61,22 @@ class Order:
                     self._passed_by[request.priority] = max(self._passed_by.get(request.priority, highest), highest)
 
     def check_first(self) -> None:
-        """After a turn: who comes to stand first is soon asked whether it fits, if there is a row for it."""
+        """After a turn: who comes to stand first is soon asked, if there is a row for it and memory for everybody's whole output."""
         scheduler, prefill = self.engine.scheduler, self.engine.scheduler.prefill
-        if self.limits.policy != "fcfs" or not scheduler.queue or len(scheduler.running) >= self.limits.max_running or prefill.chunked:
+        if (
+            self.limits.scheduling_rules != "fair"
+            or self.limits.policy != "fcfs"
+            or not scheduler.queue
+            or len(scheduler.running) >= self.limits.max_running
+            or prefill.chunked
+        ):
             self._first = None
             return
-        first = next(prefill._candidates()).id
+        request = next(prefill._candidates())
+        first, memory = request.id, self.engine.memory
+        if len(request.token_ids) + request.max_new + scheduler.running.expected_output() >= memory.available:
+            self._first = None
+            return
         turns = self._first[1] + 1 if self._first is not None and self._first[0] == first else 0
         self._first = first, turns
         assert first in self._were_asked or turns <= LOOKED_AT_WITHIN, f"{first} is next in order, and nobody looks at it"
