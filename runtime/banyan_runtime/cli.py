@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from banyan_runtime import __version__
 from banyan_runtime.errors import UserError
+from banyan_runtime.process import open_streams
 from banyan_runtime.server import termination
 
 USAGE = """usage: banyan-runtime COMMAND [OPTION...]
@@ -25,6 +26,7 @@ commands:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     command = words.pop(0) if words else "help"
     # As process 1 of a container we would not hear a SIGTERM at all until a command listens to it, which takes seconds of imports.

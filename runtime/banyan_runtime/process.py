@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,17 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
+def open_streams() -> None:
+    """Lead the standard streams that whoever started us has closed to nowhere. Else the next file or socket would get such a
+    stream's number, and what is printed."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
 def limit_memory(more_bytes: int) -> None:
     """Let this process have so much memory beyond what it has; beyond that, allocations fail. Of all processes here the
     kernel ends this one first when memory runs out."""
@@ -57,17 +69,17 @@ def die_with(parent: int) -> None:
         os._exit(0)
 
 
-def die_with_parent(parent: int) -> None:
-    """Make sure that this process does not outlive `parent`, which holds the other end of our standard input.
+def end_with_input(leave: Callable[[], None]) -> None:
+    """End this process when its parent, which holds the other end of our standard input, has ended; `leave` is called before.
 
-    Two ways, because each has a gap: the kernel's signal exists on Linux alone, the end of the pipe can't be seen by a
-    process that is stopped.
+    `die_with` does the same without a chance to clean up. Each has a gap: the kernel's signal exists on Linux alone, the end
+    of the pipe can't be seen by a process that is stopped.
     """
-    die_with(parent)
 
     def watch() -> None:
         while os.read(0, 4096):
             pass
+        leave()
         os._exit(0)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

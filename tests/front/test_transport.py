@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gc
 import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -21,7 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from banyan_runtime.front import event_stream
 from banyan_runtime.front.errors import ApiError, ClientGone, unavailable
 from banyan_runtime.front.event_stream import EventStream
-from banyan_runtime.front.transport import Exchange, while_connected
+from banyan_runtime.front.transport import EXCHANGE, Exchange, while_connected
 from tests.server.raw import RawClient, eventually, head, serving
 
 Events = Callable[[], AsyncGenerator[bytes, None]]
@@ -219,6 +222,51 @@ def test_a_client_that_goes_away_ends_the_work(url: str, site: Site, half_closes
             time.sleep(0.4)
             assert not site.worked.is_set()
     assert site.worked.wait(3)
+
+
+class Held:
+    """Stands for what a request holds, such as a body of many megabytes."""
+
+
+def test_a_request_that_is_refused_leaves_nothing_to_the_garbage_collector() -> None:
+    async def planned(held: Held) -> None:
+        await asyncio.sleep(0)
+        raise unavailable("not here")
+
+    async def worked(request: Request) -> weakref.ref[Held]:
+        held = Held()
+        with contextlib.suppress(ApiError):
+            await while_connected(request, planned(held))
+        return weakref.ref(held)
+
+    async def streamed(request: Request) -> weakref.ref[Held]:
+        held = Held()
+        stream = EventStream()
+        stream.on_close = functools.partial(id, held)  # which holds the generations
+        stream.fail(unavailable("not here"), b"")
+        with contextlib.suppress(ApiError):
+            await stream.begin(request)
+        return weakref.ref(held)
+
+    async def scenario() -> list[Held | None]:
+        async def nothing() -> Message:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        held = []
+        for way in (worked, streamed):
+            async with contextlib.AsyncExitStack() as stack:
+                scope = {"type": "http", "method": "POST", "path": "/", "headers": [], EXCHANGE: stack}
+                held.append(await way(Request(scope, nothing)))
+            del scope
+            await asyncio.sleep(0.01)
+        return [each() for each in held]
+
+    gc.disable()
+    try:
+        assert asyncio.run(scenario()) == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("step", ["begin", "start", "first event", "waiting"])

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tests.server.conftest import MODEL, READY, ServerProcess, StartServer
+from tests.server.raw import RawClient, head, post, refused
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 LONG = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
@@ -194,6 +195,14 @@ def test_a_model_without_tokenizer_ends_with_65_while_the_engine_still_loads(
     assert re.search(r"^FATAL: .*tokenizer\.json", server.log, re.MULTILINE)
 
 
+def test_too_few_open_files_to_serve_anybody_are_a_configuration_error(tiny_chat: Path) -> None:
+    command = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(tiny_chat), "--port", "0"]
+    limited = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *command]
+    ended = subprocess.run(limited, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 64
+    assert re.search(r"^FATAL: this process may open 200 files only \(`ulimit -n`, .*raise the limit to 65536", ended.stderr, re.MULTILINE)
+
+
 def test_listening_for_everybody_without_a_key_is_warned_about(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("--host", "0.0.0.0", model=tmp_path)
     assert server.wait() == 65
@@ -236,6 +245,37 @@ def test_a_stream_that_outlives_the_drain_is_cut_off_with_an_error(start_server:
     server.process.terminate()
     assert server.wait(10) == 0
     assert reader.error()["code"] == "unavailable"
+
+
+CHAT_HEAD = head("POST", "/v1/chat/completions", "Content-Type: application/json", "Content-Length: 1000")
+
+
+def test_a_body_that_does_not_come_holds_no_drain_up(start_server: StartServer) -> None:
+    server = start_server("--drain-seconds", "60").ready()
+    with RawClient(server.url, 30) as slow:
+        slow.send(CHAT_HEAD + b'{"model":')
+        server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 2, "the half request and this scrape")
+        server.process.terminate()
+        status, error = refused(slow.rest())
+    assert (status, error["code"]) == (503, "unavailable")
+    assert server.wait(25) == 0
+
+
+def test_requests_that_are_read_or_planned_when_the_drain_ends_are_told_so(start_server: StartServer) -> None:
+    server = start_server("--drain-seconds", "1").ready()
+    workers = server.zygote.children()
+    for worker in workers:
+        worker.suspend()
+    with RawClient(server.url) as read, RawClient(server.url) as planned:
+        read.send(CHAT_HEAD + b'{"model":')
+        planned.send(post("/v1/chat/completions", CHAT))
+        server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 3, "both and this scrape")
+        server.process.terminate()
+        for client in (read, planned):
+            status, error = refused(client.rest())
+            assert (status, error["type"], error["code"]) == (503, "server_error", "unavailable")
+    assert server.wait(10) == 0
+    assert "Traceback" not in server.log
 
 
 def test_a_second_sigterm_ends_it_without_waiting(start_server: StartServer) -> None:
@@ -317,6 +357,11 @@ def test_an_engine_that_stays_stopped_is_ended_and_the_server_with_it(start_serv
     engine.suspend()
     assert server.wait(20) == 70
     assert gone(engine)
+    reason = r"the engine made no progress for \d+ s and was ended \(--watchdog-timeout\)"
+    assert re.search(f"^FATAL: {reason}$", server.log, re.MULTILINE)
+    assert re.fullmatch(reason, json.loads(server.termination_log.read_text())["message"])
+    assert "memory" not in server.log.partition("FATAL")[2], "it did not run out of it"
+    assert "the engine answers again" not in server.log
 
 
 def test_a_step_that_takes_long_is_not_taken_for_a_hang(start_server: StartServer, tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ def start_engine(tmp_path: Path, tiny_chat: Path) -> Iterator[StartEngine]:
     benches: list[Bench] = []
 
     def start(*flags: str, model: Path = tiny_chat) -> Bench:
-        address = f"ipc://{tmp_path}/engine"
+        folder = tmp_path / "private"
+        folder.mkdir()
+        address = f"ipc://{folder}/engine"
         socket = context.socket(zmq.PAIR)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(address)
@@ -60,7 +62,7 @@ def start_engine(tmp_path: Path, tiny_chat: Path) -> Iterator[StartEngine]:
         )  # fmt: skip
         assert process.stdin is not None
         boot = Boot(
-            config.parse(["--model-path", str(model), *flags]).engine_json(), str(model), address, str(tmp_path / "pulse"), os.getpid()
+            config.parse(["--model-path", str(model), *flags]).engine_json(), str(model), address, str(folder / "pulse"), os.getpid()
         )
         process.stdin.write(msgspec.json.encode(boot) + b"\n")
         process.stdin.flush()
@@ -112,6 +114,17 @@ def test_it_is_gone_when_the_front_closes_its_pipe(start_engine: StartEngine) ->
     engine.process.stdin.close()
     assert engine.process.wait(2) == 0
     engine.process.stdin = None
+
+
+def test_when_the_front_is_gone_before_it_heard_of_the_engine_nothing_stays_on_disk(start_engine: StartEngine, tmp_path: Path) -> None:
+    engine = start_engine()
+    (tmp_path / "private" / "pulse").touch()
+    assert (tmp_path / "private" / "engine").is_socket()
+    assert engine.process.stdin is not None
+    engine.process.stdin.close()
+    assert engine.process.wait(10) == 0
+    engine.process.stdin = None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bad_model_files_are_a_fatal_message_with_the_exit_code(start_engine: StartEngine, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import traceback
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Final, TypeVar
@@ -43,21 +42,20 @@ def main(argv: Sequence[str]) -> int:
     try:
         manifest = uvloop.run(_until_signal(parse(argv), progress))
     except UserError as error:
-        print(f"FATAL: {error}", file=sys.stderr, flush=True)
         termination.write_termination(_words(progress, type(error).__name__, str(error)))
+        termination.say(f"FATAL: {error}")
         return error.exit_code
     except Exception as error:
-        traceback.print_exc()
         termination.write_termination(_words(progress, "InternalError", f"{type(error).__name__}: {error}"))
+        termination.say(traceback.format_exc().rstrip())
         return termination.EXIT_INTERNAL
     counts = manifest.request_counts
     message = f"{counts.completed} of {counts.total} requests completed, {counts.failed} failed"
-    print(message, file=sys.stderr)
-    for file in (manifest.output, manifest.errors):
-        print(f"{file.uri}  {file.lines} lines, {file.bytes} bytes", file=sys.stderr)
     words = {"code": "Succeeded", "message": message, "output": manifest.output.uri, "errors": manifest.errors.uri}
     words["manifest"] = manifest.output.uri.removesuffix(OUTPUT) + MANIFEST
     termination.write_termination(words | {"requestCounts": msgspec.to_builtins(counts), "usage": msgspec.to_builtins(manifest.usage)})
+    files = [f"{file.uri}  {file.lines} lines, {file.bytes} bytes" for file in (manifest.output, manifest.errors)]
+    termination.say("\n".join([message, *files]))
     return 0
 
 

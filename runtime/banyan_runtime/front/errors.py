@@ -129,6 +129,10 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="unavailable", headers={"Retry-After": "5"})
 
 
+def shutting_down() -> ApiError:
+    return unavailable("The server is shutting down.")
+
+
 def internal() -> ApiError:
     # The message has no detail; the log has the trace under the same request id.
     return ApiError(500, "Internal server error", code="internal_error")

@@ -54,3 +54,6 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
+        # An exception's traceback holds this frame, and the task the exception: together with all that the work held, such as
+        # a request's body, they would stay until the garbage collector comes by.
+        del task, left

@@ -6,6 +6,7 @@ stays open for as long as the front lives, so its end is the sign to go. Message
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -21,7 +22,7 @@ import zmq
 from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
-from banyan_runtime.process import die_with_parent, resident_bytes
+from banyan_runtime.process import die_with, end_with_input, resident_bytes
 from banyan_runtime.server.pulse import Pulse
 from banyan_runtime.server.termination import EXIT_INTERNAL
 from banyan_runtime.step import Handle, Runner, RunnerInfo, Step, TableShape
@@ -44,6 +45,14 @@ class Boot(msgspec.Struct, frozen=True):
     address: str  # ZeroMQ address the front is bound to
     pulse: str  # file of the counter that both processes share
     parent: int  # process id of the front
+
+    def forget_files(self) -> None:
+        """Remove the socket, the counter and their folder, where the front did not live to do it."""
+        pulse = Path(self.pulse)
+        with contextlib.suppress(OSError):
+            pulse.unlink(missing_ok=True)
+            Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)
+            pulse.parent.rmdir()
 
 
 class CountedRunner:
@@ -108,16 +117,18 @@ def read_boot() -> Boot:
 
 def start(boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
     """Load the model and build the engine over it. Progress goes to the front, and keeps the stack dump away."""
-    from banyan_runtime.engine.limits import EngineLimits
-    from banyan_runtime.engine.loop import Engine
-    from banyan_runtime.engine.report import startup_line
-    from banyan_runtime.model.runners import load
 
     def progress(phase: str, percent: int, detail: str) -> None:
         faulthandler.dump_traceback_later(SILENT_PHASE_S)
         send(wire.StartupProgress(phase, percent, detail))
 
     progress("loading", 0, "")
+    from banyan_runtime.engine.limits import EngineLimits
+    from banyan_runtime.engine.loop import Engine
+    from banyan_runtime.engine.report import startup_line
+    from banyan_runtime.model.runners import load
+
+    die_with(boot.parent)  # not before: the front, which has our message by now, removes the files that we share
     try:
         runner = load(config, Path(boot.model_dir), progress, watchdog.beat)
     finally:
@@ -171,7 +182,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole group; the front drains, then tells us
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     boot = read_boot()
-    die_with_parent(boot.parent)
+    end_with_input(boot.forget_files)
     config = ServerConfig.from_engine_json(boot.config)
     writer = logs.configure("engine", level=config.log_level, form=config.log_format)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

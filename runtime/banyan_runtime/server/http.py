@@ -24,6 +24,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from banyan_runtime.errors import ConfigError
 from banyan_runtime.front import errors
 from banyan_runtime.front.auth import OPEN_PATHS
 from banyan_runtime.front.errors import ApiError
@@ -36,6 +37,7 @@ log = logging.getLogger("banyan.http")
 BACKLOG: Final = 2048  # connections that may wait to be accepted
 CONNECTIONS_CLOSE_S: Final = 2
 RESERVED_FILES: Final = 256  # descriptors that connections leave to probes, the engine's sockets and files
+FEWEST_CONNECTIONS: Final = 16
 _TCP_CLOSE: Final = 7  # the state of a socket that was reset
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -49,6 +51,7 @@ class Limits:
     head_s: float = 10.0  # from the first byte of a request to the end of its headers
     body_s: float = 30.0  # in each such time this many bytes of the body must come, or its end
     body_bytes: int = 32 * 1024
+    drain_body_s: float = 5.0  # body_s while the server drains, for as much less of the body
     idle_s: float = 75.0  # longer than the idle time-out of common load balancers and client pools (60 s)
     write_s: float = 60.0  # without the client taking a byte of what is sent
     linger_s: float = 2.0  # after a refusal: a connection that is closed with unread bytes is reset, and the refusal lost
@@ -64,8 +67,10 @@ class Http(uvicorn.Server):
     """uvicorn without its signal handlers: when to stop is the business of whoever runs it."""
 
     def __init__(self, app: ASGIApp, limits: Limits | None = None) -> None:
+        """Raises ConfigError where the system grants too few open files."""
         limits = limits or Limits()
-        self.limits = replace(limits, connections=min(limits.connections, _open_files() - RESERVED_FILES))
+        self.limits = replace(limits, connections=min(limits.connections, _room()))
+        self.draining = False
         self.half_closed: set[Connection] = set()
         self._was_crowded = False
         protocol: Any = functools.partial(Connection, http=self)
@@ -105,6 +110,12 @@ class Http(uvicorn.Server):
                 self._look_at(each, Connection.sweep, now)
         return await super().on_tick(counter)
 
+    def give_up(self, error: ApiError) -> None:
+        """The server ends: every request that has no answer yet gets this one, also where its body is still on the way."""
+        for each in list(self.server_state.connections):
+            assert isinstance(each, Connection)
+            each.give_up(error)
+
     @staticmethod
     def _look_at(connection: Connection, look: Any, now: float) -> None:
         try:
@@ -112,6 +123,17 @@ class Http(uvicorn.Server):
         except Exception:  # one connection must not end the server
             log.exception("a connection failed and is cut")
             connection.transport.abort()
+
+
+def _room() -> int:
+    """How many connections this process may have. Raises ConfigError for too few to serve anybody."""
+    files = _open_files()
+    if files < RESERVED_FILES + FEWEST_CONNECTIONS:
+        raise ConfigError(
+            f"this process may open {files} files only (`ulimit -n`, RLIMIT_NOFILE), of which a server needs {RESERVED_FILES} for itself; "
+            f"raise the limit to 65536, or at least to {RESERVED_FILES + FEWEST_CONNECTIONS}"
+        )
+    return files - RESERVED_FILES
 
 
 def _open_files() -> int:
@@ -332,9 +354,7 @@ class Connection(HttpToolsProtocol):
             if self._active is None or self._active.response_started:
                 self.transport.abort()  # it has its answer, or a part of one: a cut connection is all it can be told
                 return
-            self._active.disconnected = True
-            self._active.message_event.set()
-            self._active = None
+            self._drop_active()
         if self._active is not None:
             self.cycle = self.pipeline[0][0] if self.pipeline else self._active
             self._refusal = error
@@ -350,6 +370,22 @@ class Connection(HttpToolsProtocol):
         self._close_at = time.monotonic() + self._limits.linger_s
         self.flow.resume_reading()
         self.transport.write_eof()
+
+    def give_up(self, error: ApiError) -> None:
+        """Answer with `error` what has no answer yet; behind it nothing is answered any more."""
+        if self._active is None or self._active.response_started:
+            return
+        self.pipeline.clear()
+        self._read(Reading.NOTHING)
+        self._drop_active()
+        self._refuse(error)
+
+    def _drop_active(self) -> None:
+        """Its handler takes it that the client has gone."""
+        assert self._active is not None
+        self._active.disconnected = True
+        self._active.message_event.set()
+        self._active = None
 
     # --- time ---
 
@@ -377,9 +413,11 @@ class Connection(HttpToolsProtocol):
             if taken > (limits.crowded_idle_s if self._http.crowded else limits.head_s):
                 self._refuse(errors.request_timeout("headers"))
         elif self._reading is Reading.BODY:
-            if taken > limits.body_s:
-                if self._progress < limits.body_bytes:
-                    self._refuse(errors.request_timeout("body"))
+            draining = self._http.draining
+            window = min(limits.drain_body_s, limits.body_s) if draining else limits.body_s
+            if taken > window:
+                if self._progress < limits.body_bytes * window / limits.body_s:
+                    self._refuse(errors.shutting_down() if draining else errors.request_timeout("body"))
                 self._since, self._progress = now, 0
         elif self._active is None and taken > (limits.crowded_idle_s if self._http.crowded else limits.idle_s):
             self.transport.close()

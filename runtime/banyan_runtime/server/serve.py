@@ -29,6 +29,7 @@ from banyan_runtime import config as options
 from banyan_runtime import hub, logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UserError
+from banyan_runtime.front import errors
 from banyan_runtime.front.app import create_app
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineClient, EngineError
@@ -57,6 +58,7 @@ PROGRESS_EVERY_S: Final = 10.0
 PING_EVERY_S: Final = 2.0
 HANG_AFTER_S: Final = 60.0
 HANG_VARIABLE: Final = "BANYAN_TEST_HANG_SECONDS"  # for tests alone: another HANG_AFTER_S
+LAST_ANSWERS_S: Final = 0.1  # what failed requests are told may still be on its way to them
 LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine is gone
 DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
 ENGINE_EXIT_S: Final = 2.0
@@ -90,6 +92,7 @@ class Server:
         self._zygote: Zygote | None = None
         self._folder: Path | None = None
         self._stop = asyncio.Event()
+        self._ended: str | None = None  # why we ended the engine
         self._died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -185,10 +188,12 @@ class Server:
         code = await engine.wait()
         await asyncio.sleep(LAST_MESSAGE_S)
         fatal = self._client.fatal
-        if fatal is None:
+        if self._ended is not None:
+            error: UserError = EngineDied(self._ended)
+        elif fatal is None:
             log.error("Child process unexpectedly failed with exitcode=%d. pid=%d", code, engine.pid)
             hint = "; if memory ran out, lower --max-total-tokens or raise the memory limit" if code == -signal.SIGKILL else ""
-            error: UserError = EngineDied(f"the engine process ended with exit code {code}{hint}")
+            error = EngineDied(f"the engine process ended with exit code {code}{hint}")
         else:
             kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError, 77: AccessError}
             error = kinds.get(fatal.exit_code, EngineDied)(fatal.message)
@@ -211,8 +216,10 @@ class Server:
                 log.warning("the engine answers again")
             self._state.hung = hung
             if silent > max(limit, self._config.watchdog_timeout):
+                self._ended = f"the engine made no progress for {silent:.0f} s and was ended (--watchdog-timeout)"
                 log.error("the engine has not answered for %.0f s; ending it", silent)
                 engine.kill()
+                await asyncio.shield(self._died)
             await asyncio.sleep(min(PING_EVERY_S, limit / 4))
 
     def _on_lack(self, why: str) -> None:
@@ -263,6 +270,7 @@ class Server:
         """Refuse new requests, let the running ones finish, up to --drain-seconds."""
         was_ready = self._state.serving
         self._state.enter("draining")
+        self._http.draining = True
         if not was_ready:
             return
         deadline = time.monotonic() + self._config.drain_seconds
@@ -291,9 +299,7 @@ class Server:
         self._hold.release()
         if not isinstance(error, UserError):
             log.error("the server failed", exc_info=error)
-        for handler in logging.getLogger().handlers:
-            handler.flush()
-        code = termination.fatal(error)
+        code = await on_thread(termination.fatal, error)  # which waits for the log; probes and signals are still answered
         if started:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stop), DEAD_FOR_S)
@@ -302,6 +308,9 @@ class Server:
     async def _close(self, http: asyncio.Task[None]) -> None:
         self._hold.release()
         self._client.shutdown()
+        if self._counter.open:
+            await asyncio.sleep(LAST_ANSWERS_S)
+            self._http.give_up(errors.shutting_down())
         self._http.should_exit = True
         if self._engine is not None:
             if self._state.phase != "draining" or self._state.context_length is None:
@@ -384,5 +393,4 @@ def main(argv: Sequence[str]) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(serve())
-    writer.flush()
-    return code
+    logs.exit_now(code)  # Python's own end would wait for a log that nobody reads
