@@ -264,8 +264,10 @@ def test_a_flush_empties_the_cache_and_is_refused_while_anybody_is_there() -> No
     session.submit([1] * 40)
     session.engine.handle(Flush(seq=1))
     session.drain()
+    assert session.stats[-1].kv_evictable > 0
     session.engine.handle(Flush(seq=2))
     session.drain()
+    assert session.stats[-1].kv_evictable == 0, "what is measured is not as it was before"
     assert session.others == [Flushed(seq=1, ok=False), Flushed(seq=2, ok=True)]
     again = session.submit([1] * 40)
     session.drain()
