@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
@@ -256,7 +257,7 @@ class SnapshotWriter(Frame, Protocol):
         ...
 
 
-class _Stream:
+class _Stream(ABC):
     """An answer in events."""
 
     def __init__(
@@ -275,8 +276,8 @@ class _Stream:
         self._push = self._stream.push if len(requests) == 1 else self._stream.push_soon  # a step's choices leave in one write
         self._stream.on_close = GenerationGroup(context, call, requests, ids, self).close
 
-    def add(self, index: int, delta: Delta) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def add(self, index: int, delta: Delta) -> None: ...
 
     async def response(self, http: Request) -> Response:
         return await self._stream.begin(http)
