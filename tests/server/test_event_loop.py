@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import threading
 import time
@@ -180,10 +181,32 @@ def test_processes_that_tokenize_may_be_killed_at_any_time(probed: Probed) -> No
         assert server.post(CHAT, body).status_code == 200
     first = server.zygote
     first.kill()
-    assert server.post(CHAT, body).status_code == 200
+    server.eventually(lambda: server.post(CHAT, body).status_code == 200, "an answer")
     assert server.zygote.pid != first.pid
     events = probed.events
     server.eventually(lambda: probed.events > events, "tokens of the other stream")
+
+
+def test_a_server_that_cannot_plan_says_so_and_goes_on_with_what_runs(start_server: StartServer, tiny_chat: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_chat, tmp_path / "model")
+    server = start_server(model=model).ready()
+    body: dict[str, object] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    long = {"model": MODEL, "prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", server.url + COMPLETIONS, json=long, timeout=60) as stream:
+        (model / "tokenizer.json").rename(tmp_path / "away")
+        server.zygote.kill()
+        server.eventually(lambda: server.status("/readyz") == 503, "readiness to end")
+        server.eventually(lambda: "holds no tokenizer" in server.get("/readyz").json()["detail"], "the reason")
+        assert server.get("/readyz").json()["state"] == "impaired"
+        assert server.status("/livez") == 200
+        start = time.monotonic()
+        answer = server.post(CHAT, body)
+        assert time.monotonic() - start < 2  # not after --prepare-timeout
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        (tmp_path / "away").rename(model / "tokenizer.json")
+        server.eventually(lambda: server.status("/readyz") == 200, "readiness")
+        assert server.post(CHAT, body).status_code == 200
+        assert list(stream.iter_lines())[-2] == "data: [DONE]"
 
 
 def test_nothing_outlives_a_server_that_is_killed(start_server: StartServer) -> None:

@@ -12,7 +12,7 @@ def admit(context: Context) -> None:
     if state.draining:
         raise unavailable("The server is shutting down; try another one.")
     if state.impaired and state.serving:
-        raise unavailable(f"The server cannot take requests just now: {state.impaired}.")
+        raise unavailable("The server cannot prepare requests just now.")  # /readyz says why, which may name files
     if not state.ready or (context.text is None):
         detail = f" ({state.phase}, {state.percent} %)" if state.phase in ("starting", "downloading", "loading", "warming") else ""
         raise unavailable(f"The model is not ready{detail}." if detail else "The engine is not available.")
