@@ -66,12 +66,17 @@ class EventStream(Response):
 
     def push(self, events: bytes | Iterator[bytes]) -> None:
         """Write events, or keep them until the client takes them. Never waits."""
-        if events:
-            self._keep(events)
-            if self._send is not None:
-                self._flush()
-            elif not self._first.done():
-                self._first.set_result(None)
+        if not events:
+            return
+        free = not self._unsent and self._sending is None and not self._over.done()
+        if free and self._write is not None and isinstance(events, bytes) and self._write(events):  # the frequent case
+            self._written = self._loop.time()
+            return
+        self._keep(events)
+        if self._send is not None:
+            self._flush()
+        elif not self._first.done():
+            self._first.set_result(None)
 
     def push_soon(self, events: bytes | Iterator[bytes]) -> None:
         """As `push`, in one write with everything else that comes in this turn of the loop."""
@@ -131,7 +136,7 @@ class EventStream(Response):
                 self._flush()
             await self._watch(scope, receive)
         finally:
-            self._send = None
+            self._send = self._write = None
             if self._sending is not None:
                 self._sending.cancel()
             self.close()
