@@ -26,11 +26,11 @@ def encode(served: Served, text: str, param: str, *, add_special_tokens: bool) -
 
 def beginning(tokenizer: Tokenizer, text: str, enough: int, *, add_special_tokens: bool) -> tuple[list[int], int]:
     """Token ids of a text, and how many of them are certain: all, except where it has far more than `enough` tokens. Then only
-    a beginning is tokenized, with at least so many that are certain."""
+    a beginning is tokenized, with more than so many that are certain."""
     size = LONG * max(enough, BORDER)
     while size < len(text):
         ids = tokenizer.encode(text[:size], add_special_tokens=add_special_tokens)
-        if len(ids) - BORDER >= enough:
+        if len(ids) - BORDER > enough:
             return ids, len(ids) - BORDER
         size *= 2  # long runs of one character make few tokens
     ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
