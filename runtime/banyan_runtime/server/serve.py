@@ -80,6 +80,7 @@ class Server:
         self._state = ServerState(config.model_path)
         self._metrics = Metrics(config.names[0], self._state, queue_limit=config.max_queued_requests)
         self._metrics.log_dropped = lambda: writer.dropped
+        self._flush_log = writer.flush
         self._metrics.resident_bytes = resident_bytes
         self._client = EngineClient(max_open=config.max_queued_requests * 2)
         self._client.on_inter_token_latency = self._metrics.inter_token_latency
@@ -159,6 +160,7 @@ class Server:
         self._metrics.engine_ready(info, kv_cache_dtype=config.kv_cache_dtype)
         self._hold.release()
         logging.getLogger("uvicorn.error").info("Uvicorn running on %s (Press CTRL+C to quit)", self._url)
+        await on_thread(self._flush_log)  # the engine writes the lines of the warm-up behind ours
         self._progress("warming", 0, "")
         if not config.skip_server_warmup:
             await self._warm_up()
