@@ -14,7 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -36,6 +36,7 @@ DONE: Final = b"data: [DONE]\n\n"
 _REJECTIONS: Final = {"queue_full": "queue_full", "context_length_exceeded": "too_long"}
 to_json: Final = msgspec.json.Encoder().encode
 P = TypeVar("P")
+W = TypeVar("W", bound="Frame")
 
 
 def check_free(context: Context, request_id: str, own_id: str, param: str) -> None:
@@ -257,7 +258,7 @@ class SnapshotWriter(Frame, Protocol):
         ...
 
 
-class _Stream(ABC):
+class _Stream(ABC, Generic[W]):
     """An answer in events."""
 
     def __init__(
@@ -266,12 +267,12 @@ class _Stream(ABC):
         call: Call,
         requests: Sequence[GenerateRequest],
         ids: Sequence[str],
-        writer: Frame,
+        writer: W,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Start the requests. Raises ApiError."""
         self._context = context
-        self._frame = writer
+        self._writer = writer
         self._stream = EventStream(writer.opening(), headers)
         self._push = self._stream.push if len(requests) == 1 else self._stream.push_soon  # a step's choices leave in one write
         self._stream.on_close = GenerationGroup(context, call, requests, ids, self).close
@@ -284,34 +285,21 @@ class _Stream(ABC):
 
     def end(self, error: ApiError | None) -> None:
         if error is None:
-            self._stream.end(self._frame.closing() + DONE)
+            self._stream.end(self._writer.closing() + DONE)
             return
         if self._stream.begun and (reason := rejection(self._context, error)) is not None:
             self._context.metrics.rejected(reason)  # before that, the error is an answer, and counted as such
-        self._stream.fail(error, self._frame.error(error) + DONE)
+        self._stream.fail(error, self._writer.error(error) + DONE)
 
 
-class Streamed(_Stream):
+class Streamed(_Stream[DeltaWriter]):
     """Each event tells what is new."""
-
-    def __init__(
-        self,
-        context: Context,
-        call: Call,
-        requests: Sequence[GenerateRequest],
-        ids: Sequence[str],
-        writer: DeltaWriter,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start the requests. Raises ApiError."""
-        self._writer = writer
-        super().__init__(context, call, requests, ids, writer, headers)
 
     def add(self, index: int, delta: Delta) -> None:
         self._push(self._writer.render(index, delta))
 
 
-class Cumulative(_Stream):
+class Cumulative(_Stream[SnapshotWriter]):
     """Each event tells everything so far. While a client takes its time, the events it has not been sent become one."""
 
     def __init__(
@@ -324,7 +312,6 @@ class Cumulative(_Stream):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Start the requests. Raises ApiError."""
-        self._writer = writer
         self._news: dict[int, None] = {}  # sequences with something untold, in the order of it
         self._telling = False
         super().__init__(context, call, requests, ids, writer, headers)
