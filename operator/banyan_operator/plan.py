@@ -1,8 +1,10 @@
-"""The seam between deciding and acting: a `World` in, a `Plan` out.
+"""The seams between deciding and acting.
 
-`reconcile` is a pure function of a resource, the world as seen around it, and the operator's settings. Two drivers build
-the `World` and carry the `Plan` out: `cluster` on Kubernetes, `local` as processes on this machine. Objects are plain
-dicts in the form of the Kubernetes API, because that is what both drivers read and write.
+    gather: World → decide: Plan → apply: Outcome → report: Report
+
+`reconcile.decide` and `reconcile.report` are pure functions. Two drivers build the `World`, carry the `Plan` out and write the
+`Report`: `cluster` on Kubernetes, `local` as processes on this machine. Objects are plain dicts in the form of the
+Kubernetes API, because that is what both drivers read and write.
 """
 
 from __future__ import annotations
@@ -11,29 +13,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Manifest = dict[str, Any]
-"""A Kubernetes object. Live ones have metadata.uid, generation and status as the API server (or local mode) gives them."""
+from banyan_operator.kube.kinds import Manifest
+from banyan_operator.kube.objects import Ref
 
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """Names one object in the resource's own namespace."""
-
-    api_version: str
-    kind: str
-    name: str
+__all__ = ["Event", "Manifest", "Outcome", "Plan", "Ref", "Report", "Settings", "World"]
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What was seen around one resource. A snapshot; may be some seconds old."""
+    """What was seen around one resource. A snapshot; may be some seconds old, and of each kind of a different moment."""
 
     now: float  # unix seconds
     children: tuple[Manifest, ...] = ()
     """Live objects with our owner label, of every kind: Deployment, ReplicaSet, Pod, Service, ServiceAccount, Ingress, Job …
-    ReplicaSets and Pods carry status; objects of the same name as a desired child but with a foreign owner are included."""
+    Whether they are really ours, their owner references tell. ReplicaSets, Jobs and Pods carry status."""
     missing: frozenset[Ref] = frozenset()
     """Referenced Secrets, ConfigMaps and claims that do not exist. Only filled in where the driver could look."""
+    absent: frozenset[str] = frozenset()
+    """Optional kinds (PodMonitor …) whose API this cluster does not have."""
     server: Manifest | None = None
     """For a BatchJob with serverRef: that InferenceServer as stored, or None if there is none."""
     server_url: str | None = None
@@ -45,8 +42,41 @@ class World:
     """For an InferenceServer: the body of GET /readyz of its newest pod (200 or 503), if it answered."""
     events: tuple[Manifest, ...] = ()
     """Recent Warning events of the children (FailedMount and the like), newest first, where the driver could look."""
+    lost_nodes: frozenset[str] = frozenset()
+    """Nodes of the children's pods that no longer answer, where the driver could look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. Carrying a plan out twice, late, or half must do no harm: the next reconcile continues.
+
+    Each manifest that changes a live object names its uid, so that an object of the same name that came in between is not
+    taken for it.
+    """
+
+    apply: tuple[Manifest, ...] = ()  # in this order, by server-side apply with our field manager
+    delete: tuple[Manifest, ...] = ()  # live objects, after the applies; may be the BatchJob itself (ttlSecondsAfterFinished)
+    drifted: frozenset[Ref] = frozenset()  # of those to apply: objects that somebody else changed or deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What did not work of a plan. Empty: everything was carried out."""
+
     refused: Mapping[Ref, str] = field(default_factory=dict)
-    """What the API server said when it refused (400, 403, 422) an object of this very generation of the resource, by object."""
+    """What the API server will not take as it is (400, 422; 403 for a quota or an admission policy), with its words."""
+    forbidden: Mapping[Ref, str] = field(default_factory=dict)
+    """What the operator itself is not allowed to do (403 by RBAC)."""
+    taken: Mapping[Ref, str] = field(default_factory=dict)
+    """Objects that were to be made but exist and belong to somebody else, with who that is."""
+    failed: Mapping[Ref, str] = field(default_factory=dict)
+    """What did not work for now (409, 429, 5xx, no answer): it is tried again soon."""
+    contested: frozenset[Ref] = frozenset()
+    """Objects that were left alone for a while, because another controller keeps changing them."""
+
+    @property
+    def complete(self) -> bool:
+        return not (self.refused or self.forbidden or self.taken or self.failed or self.contested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +89,9 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do now. Carrying a plan out twice, late, or half must do no harm: the next reconcile continues."""
+class Report:
+    """What to tell about it, and when to look again."""
 
-    apply: tuple[Manifest, ...] = ()  # in this order, by server-side apply with our field manager
-    delete: tuple[Ref, ...] = ()  # after the applies; may name the BatchJob itself (ttlSecondsAfterFinished)
     status: Mapping[str, Any] | None = None  # the whole new status, or None when it would not change
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None  # look again after so long even if nothing is heard
@@ -81,3 +109,5 @@ class Settings:
     """Environment of batch workers for what spec.s3 leaves open: AWS_ENDPOINT_URL_S3, AWS_REGION and the like."""
     platform: Literal["cluster", "local"] = "cluster"
     """Only decides which model sources exist: file:// is for local mode alone."""
+    namespace: str = ""
+    """Where the operator itself runs: NetworkPolicies let it in. Empty in local mode."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from banyan_operator.cluster import kinds
+from banyan_operator.kube import kinds
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "banyan"

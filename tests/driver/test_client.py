@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from banyan_operator.cluster import kinds
 from banyan_operator.cluster.client import Api, ApiError, TokenBucket
+from banyan_operator.kube import kinds
 from tests.driver.apiserver import ApiServer, Call, connected, refusal
 
 DEPLOYMENT: dict[str, Any] = {

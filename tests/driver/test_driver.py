@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from banyan_operator.cluster.carry import Carrier
+from banyan_operator.cluster.apply import Carrier
 from banyan_operator.cluster.driver import Driver
-from banyan_operator.cluster.events import Recorder
-from banyan_operator.cluster.kinds import DEPLOYMENT, INFERENCE_SERVER, Key
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
 from banyan_operator.cluster.observe import Observer
-from banyan_operator.cluster.pods import Pods
+from banyan_operator.cluster.podclient import Pods
 from banyan_operator.cluster.queue import WorkQueue
+from banyan_operator.cluster.recorder import Recorder
 from banyan_operator.cluster.store import Store
+from banyan_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVER, Key
 from banyan_operator.plan import Event, Manifest, Plan, Ref, Settings, World
 from tests.driver.apiserver import ApiServer, connected, refusal
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from banyan_operator.cluster.events import AGGREGATE_S, BURST, Recorder
+from banyan_operator.cluster.recorder import AGGREGATE_S, BURST, Recorder
 from banyan_operator.plan import Event
 from tests.driver.apiserver import ApiServer, connected
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from banyan_operator.cluster import app
-from banyan_operator.cluster.drift import LIMIT, Repairs
 from banyan_operator.cluster.health import BEAT_LIMIT_S, Health
-from banyan_operator.cluster.merge import merge_patch
+from banyan_operator.cluster.mergepatch import merge_patch
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
-from banyan_operator.cluster.pods import newest
+from banyan_operator.cluster.podclient import newest
 from banyan_operator.cluster.queue import WorkQueue
+from banyan_operator.cluster.repairs import LIMIT, Repairs
 from banyan_operator.cluster.store import Store
 
 VALUES = st.recursive(st.integers() | st.text(max_size=3) | st.booleans(), lambda inner: st.lists(inner, max_size=3), max_leaves=4)

@@ -6,8 +6,8 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banyan_operator.cluster.kinds import Key
 from banyan_operator.cluster.queue import Backlog, WorkQueue
+from banyan_operator.kube.kinds import Key
 
 A, B, C = (Key("InferenceServer", "team", name) for name in "abc")
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from banyan_operator.cluster import kinds
-from banyan_operator.cluster.kinds import Key
 from banyan_operator.cluster.store import Store
+from banyan_operator.kube import kinds
+from banyan_operator.kube.kinds import Key
 
 SERVER = Key("InferenceServer", "team", "smollm2")
 

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 from typing import Any
 
-from banyan_operator.cluster import kinds, watch
+from banyan_operator.cluster import watch
+from banyan_operator.kube import kinds
 
 
 def test_handlers_pass_the_sighting_on_and_return_nothing() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from banyan_operator.local.pods import Action, Check, Kill, Pod, Start, Terminate
+from banyan_operator.local.podlife import Action, Check, Kill, Pod, Start, Terminate
 
 
 class PodDriver:

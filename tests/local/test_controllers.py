@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from banyan_operator.kube.objects import key_of
 from banyan_operator.local.controllers import actions, deployment, job, replicaset
-from banyan_operator.local.objects import Objects, key_of
+from banyan_operator.local.objects import Objects
 from banyan_operator.plan import Manifest
 from banyan_operator.times import stamp
 

@@ -44,9 +44,9 @@ def test_a_folder_of_several_documents_is_read_and_what_has_no_use_is_named(tmp_
     (tmp_path / "notes.txt").write_text("kind: nothing")
     contents = Manifests([tmp_path], {}).read()
     assert set(contents.objects) == {
-        Key("default", "InferenceServer", "chat"),
-        Key("default", "BatchJob", "nightly"),
-        Key("default", "Secret", "keys"),
+        Key("InferenceServer", "default", "chat"),
+        Key("BatchJob", "default", "nightly"),
+        Key("Secret", "default", "keys"),
     }
     assert contents.ignored == ("PersistentVolumeClaim/models",)
 
@@ -56,7 +56,7 @@ def test_a_secret_can_come_from_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     folder.mkdir()
     (folder / "keys").write_text("abc\n")
-    secret = Manifests([tmp_path], {"keys": folder}).read().objects[Key("default", "Secret", "keys")]
+    secret = Manifests([tmp_path], {"keys": folder}).read().objects[Key("Secret", "default", "keys")]
     assert secret["data"] == {"keys": "YWJjCg=="}
 
 
@@ -105,7 +105,7 @@ def test_edits_new_and_deleted_files_are_noticed_once(tmp_path: Path) -> None:
 def test_a_change_of_what_must_not_change_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(JOB)
-    key = Key("default", "BatchJob", "nightly")
+    key = Key("BatchJob", "default", "nightly")
     old = Manifests([file], {}).read().objects[key]
     file.write_text(JOB.replace("in.jsonl", "other.jsonl"))
     new = Manifests([file], {}).read().objects[key]

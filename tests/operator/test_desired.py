@@ -18,8 +18,8 @@ import yaml
 from banyan_operator import api
 from banyan_operator.desired import batch, server
 from banyan_operator.desired.drift import settled
-from banyan_operator.desired.merge import merged
 from banyan_operator.desired.metadata import SPEC_HASH
+from banyan_operator.desired.podtemplate import merged
 from banyan_operator.desired.references import references
 from banyan_operator.plan import Manifest, Ref, Settings
 from banyan_runtime import config

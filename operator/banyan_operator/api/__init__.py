@@ -5,7 +5,7 @@ Nothing here knows how a resource is brought about: no child objects, no cluster
 
 from __future__ import annotations
 
-from banyan_operator.api.kinds import API_VERSION, GROUP, KINDS, VERSION, BatchJob, InferenceServer, Kind, Metadata, Resource
+from banyan_operator.api.resources import API_VERSION, GROUP, KINDS, VERSION, BatchJob, InferenceServer, Kind, Metadata, Resource
 from banyan_operator.api.support import unsupported
 from banyan_operator.api.validation import Problem, SpecError, check_update, parse
 

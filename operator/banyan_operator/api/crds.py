@@ -7,7 +7,7 @@ from typing import Any, Final
 import yaml
 
 from banyan_operator.api import schema
-from banyan_operator.api.kinds import GROUP, KINDS, NAME_RULE, VERSION, Kind
+from banyan_operator.api.resources import GROUP, KINDS, NAME_RULE, VERSION, Kind
 
 _LABELS: Final = {"app.kubernetes.io/name": "banyan", "app.kubernetes.io/part-of": "banyan"}
 

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from banyan_operator.api.batchjob import BatchJobSpec, Sharding
 from banyan_operator.api.inferenceserver import InferenceServerSpec
-from banyan_operator.api.kinds import InferenceServer, Resource
 from banyan_operator.api.parts import Accelerator, ModelSource, Runtime
+from banyan_operator.api.resources import InferenceServer, Resource
 from banyan_operator.api.validation import Problem
 
 Platform = Literal["cluster", "local"]

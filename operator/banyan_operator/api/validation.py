@@ -6,9 +6,10 @@ has no API server, and because an object may be older than the schema.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, get_args
 
@@ -19,9 +20,9 @@ from pydantic_core import ErrorDetails
 from banyan_operator.api.base import Model
 from banyan_operator.api.batchjob import BatchJobSpec
 from banyan_operator.api.inferenceserver import InferenceServerSpec
-from banyan_operator.api.kinds import API_VERSION, KINDS, NAME_RULE, BatchJob, InferenceServer, Metadata, Resource
 from banyan_operator.api.parts import Resources, Runtime
 from banyan_operator.api.quantity import amount
+from banyan_operator.api.resources import API_VERSION, KINDS, NAME_RULE, BatchJob, InferenceServer, Metadata, Resource
 from banyan_operator.api.rules import Transition
 
 M = TypeVar("M", bound=Model)
@@ -47,8 +48,11 @@ class SpecError(Exception):
         super().__init__("; ".join(map(str, problems)))
 
 
-def parse(manifest: Mapping[str, Any]) -> Resource:
+def parse(manifest: Mapping[str, Any], *, strict: bool = True) -> Resource:
     """The resource that a manifest describes, with defaults filled in.
+
+    `strict`: fields that the schema does not know are an error, as suits a file that somebody wrote. What an API server stores
+    has passed its own schema, which may be of another version: there they count as left out.
 
     Raises SpecError with every problem of the first layer that has one: kind and name, schema and rules, values between them.
     """
@@ -58,10 +62,10 @@ def parse(manifest: Mapping[str, Any]) -> Resource:
     if not isinstance(spec, Mapping):
         raise SpecError([Problem("spec", f"is required; see 'kubectl explain {KINDS[kind].singular}.spec'")])
     if kind == "InferenceServer":
-        server = InferenceServer(metadata, _model(InferenceServerSpec, spec))
+        server = InferenceServer(metadata, _model(InferenceServerSpec, spec, strict))
         _raise(_between_values("spec", server.spec.runtime, server.spec.resources))
         return server
-    job = BatchJob(metadata, _model(BatchJobSpec, spec))
+    job = BatchJob(metadata, _model(BatchJobSpec, spec, strict))
     own = job.spec.server
     _raise(_resources("spec.resources", job.spec.resources) + (_between_values("spec.server", own.runtime, own.resources) if own else []))
     return job
@@ -87,10 +91,14 @@ def _kind(manifest: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def _model(model: type[M], spec: Mapping[str, Any]) -> M:
+def _model(model: type[M], spec: Mapping[str, Any], strict: bool) -> M:
+    known = _without_null(spec)
     try:
-        return model.model_validate_json(json.dumps(_without_null(spec)), by_alias=True, by_name=False)
+        return model.model_validate_json(json.dumps(known), by_alias=True, by_name=False)
     except ValidationError as error:
+        unknown = [item["loc"] for item in error.errors(include_url=False) if item["type"] == "extra_forbidden"]
+        if unknown and not strict:
+            return _model(model, _without(known, unknown), strict=True)
         raise SpecError([_problem(model, item) for item in error.errors(include_url=False)]) from None
 
 
@@ -101,6 +109,17 @@ def _without_null(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_null(item) for item in value]
     return value
+
+
+def _without(spec: Any, paths: Iterable[tuple[int | str, ...]]) -> Any:
+    """A copy without the fields at these paths."""
+    copied = copy.deepcopy(spec)
+    for path in paths:
+        node = copied
+        for step in path[:-1]:
+            node = node[step]
+        del node[path[-1]]
+    return copied
 
 
 def _raise(problems: Sequence[Problem]) -> None:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
 from kubernetes.aio import client as kube_client
-from kubernetes.aio import config as kube_config
 
-from banyan_operator.cluster import kinds
-from banyan_operator.cluster.kinds import FIELD_MANAGER, Kind
-from banyan_operator.plan import Manifest
+from banyan_operator.kube import kinds
+from banyan_operator.kube.kinds import FIELD_MANAGER, Kind, Manifest
 
 REQUEST_TIMEOUT_S: Final = 30.0
+WRITES_PER_S: Final = 50.0
+WRITES_BURST: Final = 100
 PAGE: Final = 500
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class ApiError(Exception):
@@ -40,6 +37,11 @@ class ApiError(Exception):
     def refused(self) -> bool:
         """The request itself is wrong or not allowed: repeating it unchanged gives the same answer."""
         return self.status in (400, 403, 405, 413, 415, 422)
+
+    @property
+    def forbidden(self) -> bool:
+        """Our own rights do not allow it. (Quotas, admission policies and Pod Security answer 403 too, but that is the user's.)"""
+        return self.status == 403 and " cannot " in self.message and "User " in self.message
 
 
 class TokenBucket:
@@ -69,30 +71,23 @@ Observer = Callable[[str, str, int, float], None]
 class Api:
     """One connection pool. Every method raises ApiError; those that say "or None" answer None for 404."""
 
-    def __init__(self, api: Any, observe: Observer, writes: TokenBucket | None = None) -> None:
-        self._api = api
+    def __init__(
+        self,
+        configuration: kube_client.Configuration,
+        observe: Observer,
+        writes: TokenBucket | None = None,
+        reload: Callable[[], Awaitable[kube_client.Configuration]] | None = None,
+    ) -> None:
+        """`reload` gives fresh credentials where the old ones have run out (401)."""
+        self._api: Any = kube_client.ApiClient(configuration)
         self._observe = observe
-        self._writes = writes or TokenBucket(rate=20, burst=40)
+        self._writes = writes or TokenBucket(rate=WRITES_PER_S, burst=WRITES_BURST)
+        self._reload = reload
+        self._reloading = asyncio.Lock()
 
     @property
     def host(self) -> str:
         return urlsplit(str(self._api.configuration.host)).netloc
-
-    @staticmethod
-    async def connect(observe: Observer) -> Api:
-        """By the pod's service account where there is one, else by $KUBECONFIG or ~/.kube/config."""
-        config: Any = kube_config  # untyped
-        configuration = kube_client.Configuration()
-        if "KUBECONFIG" not in os.environ and (_SERVICE_ACCOUNT / "token").exists():
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            await config.load_kube_config(client_configuration=configuration)
-        return Api.of(configuration, observe)
-
-    @staticmethod
-    def of(configuration: kube_client.Configuration, observe: Observer, writes: TokenBucket | None = None) -> Api:
-        configuration.retries = None  # the queue backs off. (False would be read as 0 tries, which the library counts up to for ever.)
-        return Api(kube_client.ApiClient(configuration), observe, writes)
 
     async def close(self) -> None:
         await self._api.close()
@@ -141,13 +136,14 @@ class Api:
             if error.status != 404:
                 raise
 
-    async def patch_status(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
+    async def patch_status(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], version: str) -> Manifest:
+        """`version`: the resource version that the patch was made from; 409 if the object is another by now, or was made anew."""
         return await self._write(
             "PATCH",
             kind.path(namespace, name, "status"),
             query=[("fieldManager", FIELD_MANAGER)],
             content_type="application/merge-patch+json",
-            body={"status": dict(patch)},
+            body={"metadata": {"resourceVersion": version}, "status": dict(patch)},
         )
 
     async def create(self, kind: Kind, namespace: str, manifest: Manifest) -> Manifest:
@@ -183,6 +179,7 @@ class Api:
         content_type: str = "application/json",
         accept: str = "application/json",
         body: Manifest | None = None,
+        fresh: bool = False,
     ) -> Manifest:
         began = time.monotonic()
         status = 0
@@ -202,10 +199,22 @@ class Api:
             raise ApiError(0, "Unreachable", f"the API server does not answer: {type(error).__name__} {error}") from error
         finally:
             self._observe(self.host, method, status, time.monotonic() - began)
+        if status == 401 and fresh is False and await self._renewed(self._api):
+            return await self._call(method, path, query=query, content_type=content_type, accept=accept, body=body, fresh=True)
         if status >= 400:
             raise _error(status, raw, response.getheader("Retry-After"))
         answer: Manifest = json.loads(raw)
         return answer
+
+    async def _renewed(self, refused: Any) -> bool:
+        """Take fresh credentials, once for all calls that were refused with the same ones."""
+        if self._reload is None:
+            return False
+        async with self._reloading:
+            if self._api is refused:
+                self._api = kube_client.ApiClient(await self._reload())
+                await refused.close()
+        return True
 
 
 def _error(status: int, raw: bytes, retry_after: str | None) -> ApiError:

@@ -12,17 +12,15 @@ from aiohttp import web
 from banyan_operator.cluster.metrics import Metrics
 
 LAG_LIMIT_S: Final = 10.0
-BEAT_LIMIT_S: Final = 120.0
 TICK_S: Final = 1.0
 
 
 class Health:
-    """Serves on one address. `beat` tells when a worker last gave a sign of life; it counts while this process leads."""
+    """Serves on one address. `trouble` tells why this process should be restarted, if it should."""
 
-    def __init__(self, metrics: Metrics, beat: Callable[[], float]) -> None:
-        self._metrics, self._beat = metrics, beat
+    def __init__(self, metrics: Metrics, trouble: Callable[[], str | None]) -> None:
+        self._metrics, self._trouble = metrics, trouble
         self.synced = False  # credentials work and everything was listed once
-        self.leading = False
         self.lag_s = 0.0  # of the event loop, as last measured
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -58,10 +56,7 @@ class Health:
         """Why this process should be restarted, or None."""
         if self.lag_s > LAG_LIMIT_S:
             return f"the event loop was stuck for {self.lag_s:.0f} s"
-        silent = time.monotonic() - self._beat()
-        if self.leading and silent > BEAT_LIMIT_S:
-            return f"no worker gave a sign of life for {silent:.0f} s"
-        return None
+        return self._trouble()
 
     async def _livez(self, _: web.Request) -> web.Response:
         trouble = self.trouble()

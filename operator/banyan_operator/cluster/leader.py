@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from banyan_operator.cluster import kinds
 from banyan_operator.cluster.client import Api, ApiError
+from banyan_operator.kube import kinds
 from banyan_operator.plan import Manifest
 
 log = logging.getLogger(__name__)
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 DURATION_S: Final = 15.0
 RENEW_DEADLINE_S: Final = 10.0
 RETRY_S: Final = 2.0
+CALL_S: Final = 4.0  # of one call, so that a hanging one leaves time for another
+RELEASE_S: Final = 2.0
 
 
 class LeaseLostError(Exception):
@@ -47,10 +49,26 @@ class Lease:
         self._namespace, self._name, self._identity = namespace, name, identity
         self._clock = clock
         self._observed: Observed | None = None
-        self._renewed = 0.0
+        self._renewed: float | None = None
+        self._taken = False  # another holds it, although we did
+
+    @property
+    def held(self) -> bool:
+        """Whether it was won, and not given back."""
+        return self._renewed is not None
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it was won or renewed last, s."""
+        assert self._renewed is not None
+        return self._clock() - self._renewed
+
+    def deadline(self) -> float:
+        """When another may act, by this process's monotonic clock."""
+        return float("inf") if self._renewed is None else self._renewed + DURATION_S
 
     async def acquire(self) -> None:
-        """Return once this candidate holds the lease."""
+        """Return once this candidate holds the lease; it has to be held (`hold`) from then on."""
         told = False
         while not await self._try():
             if not told:
@@ -60,38 +78,43 @@ class Lease:
         log.info("leading: %s holds lease %s/%s", self._identity, self._namespace, self._name)
 
     async def hold(self) -> None:
-        """Renew until cancelled. Raises LeaseLostError when that did not work for RENEW_DEADLINE_S."""
+        """Renew until cancelled. Raises LeaseLostError when that did not work for RENEW_DEADLINE_S, or another has it."""
         while True:
             await asyncio.sleep(RETRY_S)
-            left = RENEW_DEADLINE_S - (self._clock() - self._renewed)
-            try:
-                renewed = await asyncio.wait_for(self._try(), max(0.1, left))
-            except TimeoutError:
-                renewed = False
-            if not renewed and self._clock() - self._renewed >= RENEW_DEADLINE_S:
-                raise LeaseLostError(f"lease {self._namespace}/{self._name} was not renewed for {RENEW_DEADLINE_S:.0f} s")
+            if not await self._try() and (self._taken or self.age_s >= RENEW_DEADLINE_S):
+                how = "is held by another" if self._taken else f"was not renewed for {self.age_s:.0f} s"
+                raise LeaseLostError(f"lease {self._namespace}/{self._name} {how}")
 
     async def release(self) -> None:
         """Let the next one take over at once. Best effort: an expired lease does the same, later."""
+        if self._renewed is None:
+            return
+        self._renewed = None
         try:
-            found = await self._api.get(kinds.LEASE, self._namespace, self._name)
-            if found is not None and found["spec"].get("holderIdentity") == self._identity:
-                found["spec"]["holderIdentity"] = ""
-                await self._api.replace(kinds.LEASE, self._namespace, self._name, found)
-        except ApiError as error:
+            async with asyncio.timeout(RELEASE_S):
+                found = await self._api.get(kinds.LEASE, self._namespace, self._name)
+                if found is not None and found["spec"].get("holderIdentity") == self._identity:
+                    found["spec"]["holderIdentity"] = ""
+                    await self._api.replace(kinds.LEASE, self._namespace, self._name, found)
+        except (ApiError, TimeoutError) as error:
             log.warning("the lease could not be released: %s", error)
 
     async def _try(self) -> bool:
         """Take or renew the lease if that is allowed now."""
         began = self._clock()
         try:
-            found = await self._api.get(kinds.LEASE, self._namespace, self._name)
-            if found is None:
-                await self._api.create(kinds.LEASE, self._namespace, self._fresh())
-            elif not self._free(found):
-                return False
-            else:
-                await self._api.replace(kinds.LEASE, self._namespace, self._name, self._next(found))
+            async with asyncio.timeout(CALL_S):
+                found = await self._api.get(kinds.LEASE, self._namespace, self._name)
+                if found is None:
+                    await self._api.create(kinds.LEASE, self._namespace, self._fresh())
+                elif not self._free(found):
+                    self._taken = self.held
+                    return False
+                else:
+                    await self._api.replace(kinds.LEASE, self._namespace, self._name, self._next(found))
+        except TimeoutError:
+            log.warning("lease %s/%s: no answer within %.0f s", self._namespace, self._name, CALL_S)
+            return False
         except ApiError as error:
             if error.status != 409:  # 409: another was quicker, which is how it should be
                 log.warning("lease %s/%s: %s", self._namespace, self._name, error)

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Final, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from banyan_operator.api.status import BatchPhase
-from banyan_operator.cluster import kinds
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.store import Store
+from banyan_operator.kube import kinds
 from banyan_operator.plan import Manifest
 
 _SECONDS: Final = (
@@ -33,6 +35,7 @@ class Metrics:
     def __init__(self, operator_version: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, and nobody reads them
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         controller = ["controller"]
         self.reconciles = Counter("controller_runtime_reconcile", "Reconciles by result.", ["controller", "result"], registry=registry)
         self.errors = Counter("controller_runtime_reconcile_errors", "Reconciles that failed.", controller, registry=registry)
@@ -93,11 +96,35 @@ class Metrics:
         self.requests.labels(str(status) if status else "<error>", method, host).inc()
         self.request_seconds.labels(method, host).observe(seconds)
 
+    @contextmanager
+    def working(self, kind: str, waited_s: float) -> Iterator[None]:
+        """Around the work on one key of a kind of resource."""
+        name, began = kind.lower(), time.monotonic()
+        self.waited.labels(name, name).observe(waited_s)
+        self.active.labels(name).inc()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - began
+            self.active.labels(name).dec()
+            self.seconds.labels(name).observe(seconds)
+            self.worked.labels(name, name).observe(seconds)
+
+    def succeeded(self, kind: str, *, again: bool) -> None:
+        self.reconciles.labels(kind.lower(), "requeue_after" if again else "success").inc()
+
+    def failed(self, kind: str, *, refused: bool = False, bug: bool = False) -> None:
+        name = kind.lower()
+        self.reconciles.labels(name, "error").inc()
+        (self.panics if bug else self.errors).labels(name).inc()
+        if refused:
+            self.terminal_errors.labels(name).inc()
+
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
 
-class QueueCollector:
+class QueueCollector(Collector):
     """The queue's own numbers, read when asked."""
 
     def __init__(self, queue: WorkQueue) -> None:
@@ -113,7 +140,7 @@ class QueueCollector:
         unfinished = GaugeMetricFamily("workqueue_unfinished_work_seconds", "Sum of the ages of work in progress.", labels=labels)
         longest = GaugeMetricFamily("workqueue_longest_running_processor_seconds", "Age of the oldest work in progress.", labels=labels)
         for name, running in ages.items():
-            depth.add_metric([name, name], sum(key.controller == name for key in backlog.ready))
+            depth.add_metric([name, name], sum(key.kind.lower() == name for key in backlog.ready))
             unfinished.add_metric([name, name], sum(running))
             longest.add_metric([name, name], max(running, default=0.0))
         yield from (depth, unfinished, longest)
@@ -123,7 +150,7 @@ class QueueCollector:
             yield family
 
 
-class StoreCollector:
+class StoreCollector(Collector):
     """The resources' numbers, read from the store when asked: a deleted resource has none."""
 
     def __init__(self, store: Store) -> None:

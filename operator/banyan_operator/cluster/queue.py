@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from banyan_operator.cluster.kinds import Key
+from banyan_operator.kube.objects import Key
 
 BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_CAP_S: Final = 300.0
@@ -31,27 +31,40 @@ class Backlog:
     dirty: set[Key] = field(default_factory=set)  # added while in work: once more afterwards
     delayed: list[tuple[float, Key]] = field(default_factory=list)  # heap
     due: dict[Key, float] = field(default_factory=dict)  # key -> its earliest time in `delayed`
+    held: dict[Key, float] = field(default_factory=dict)  # key -> the server asked not to come back before
     failures: dict[Key, int] = field(default_factory=dict)
     conflicts: dict[Key, int] = field(default_factory=dict)
 
     def add(self, key: Key, now: float) -> None:
-        if key in self.working:
+        if self.held.get(key, now) > now:
+            self.add_at(key, self.held[key])
+        elif key in self.working:
             self.dirty.add(key)
         elif key not in self.ready:
             self.ready[key] = now
 
     def add_at(self, key: Key, when: float) -> None:
-        """Add later; of several times the earliest counts."""
+        """Add later; of several times the earliest counts, but none before what the server asked for."""
+        when = max(when, self.held.get(key, when))
         if key in self.due and self.due[key] <= when:
             return
         self.due[key] = when
         heapq.heappush(self.delayed, (when, key))
+
+    def hold(self, key: Key, until: float) -> None:
+        """Begin nothing with this key before then, whatever is heard of it."""
+        self.held[key] = until
+        if self.due.pop(key, until) < until or key in self.dirty:
+            self.dirty.discard(key)
+            self.add_at(key, until)
 
     def advance(self, now: float) -> None:
         while self.delayed and self.delayed[0][0] <= now:
             when, key = heapq.heappop(self.delayed)
             if self.due.get(key) == when:  # else an earlier time was set after this one
                 del self.due[key]
+                if self.held.get(key, now + 1) <= now:
+                    del self.held[key]
                 self.add(key, now)
 
     def next_due(self) -> float | None:
@@ -75,6 +88,7 @@ class Backlog:
     def succeeded(self, key: Key) -> None:
         self.failures.pop(key, None)
         self.conflicts.pop(key, None)
+        self.held.pop(key, None)
 
     def retry_delay(self, key: Key, conflict: bool) -> float:
         """How long to wait after a failure, s."""
@@ -119,7 +133,8 @@ class WorkQueue:
             due = self.backlog.next_due()
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), None if due is None else max(0.0, due - now))
+                async with asyncio.timeout(None if due is None else max(0.0, due - now)):
+                    await self._news.wait()
             except TimeoutError:
                 pass
 
@@ -129,13 +144,24 @@ class WorkQueue:
         if not self.backlog.working:
             self._idle.set()
 
+    def succeeded(self, key: Key) -> None:
+        self.backlog.succeeded(key)
+
     async def idle(self) -> None:
         """Wait until nothing is in work."""
         await self._idle.wait()
 
-    def retry(self, key: Key, conflict: bool = False) -> float:
-        """Add the key again after its back-off; returns the delay, s."""
+    def oldest_work_s(self) -> float:
+        """For how long the oldest key in work has been that, s; 0: none is."""
+        now = self._clock()
+        return max((now - since for since in self.backlog.working.values()), default=0.0)
+
+    def retry(self, key: Key, conflict: bool = False, not_before_s: float | None = None) -> float:
+        """Add the key again after its back-off, or when the server said (Retry-After); returns the delay, s."""
         self.retries += 1
         delay = self.backlog.retry_delay(key, conflict)
+        if not_before_s is not None:
+            delay = max(delay, not_before_s)
+            self.backlog.hold(key, self._clock() + delay)
         self.add_after(key, delay)
         return delay

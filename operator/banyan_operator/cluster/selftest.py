@@ -7,8 +7,9 @@ import sys
 
 import aiohttp
 
-from banyan_operator.cluster import kinds
+from banyan_operator.cluster import connection
 from banyan_operator.cluster.client import Api, ApiError
+from banyan_operator.kube import kinds
 
 
 async def check(url: str) -> int:
@@ -16,7 +17,7 @@ async def check(url: str) -> int:
         print(f"{url}: {response.status} {await response.text()}")
         if response.status != 200:
             return 1
-    api = await Api.connect(lambda *_: None)
+    api = Api(await connection.load(), lambda *_: None)
     try:
         for kind in kinds.RESOURCES:
             try:

@@ -1,21 +1,27 @@
 """What the operator last saw of the cluster: trimmed copies by kind and name, children by the resource they belong to.
 
-Fed by watches, by the answers to our own writes (so that a reconcile reads what the last one wrote) and by the resync. Resource
-versions decide which of two sightings is newer.
+Fed by watches, by the answers to our own writes (so that a reconcile reads what the last one wrote) and by lists. Each sighting is
+noted in one place, `note`, which says what resources it concerns. Watches lag, and those of different kinds by different times; a
+sighting is late where its resource version is lower than what is known. (Versions of all objects come from one counter.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
-from banyan_operator.cluster import kinds
-from banyan_operator.cluster.kinds import Key, Kind
-from banyan_operator.plan import Manifest
+from banyan_operator.kube import kinds
+from banyan_operator.kube.kinds import Kind, Manifest
+from banyan_operator.kube.objects import Key, condition, controller, key_of, labelled_owner, uid_of
 
-_CONTAINER_FIELDS = ("name", "image", "ports", "resources", "restartPolicy")
-_REMEMBER_GONE = 4096
-_POD_FIELDS = ("nodeName", "terminationGracePeriodSeconds", "restartPolicy")
+_CONTAINER_FIELDS: Final = ("name", "image", "ports", "resources", "restartPolicy")
+_POD_FIELDS: Final = ("nodeName", "terminationGracePeriodSeconds", "restartPolicy")
+_RESOURCES: Final = frozenset(kind.kind for kind in kinds.RESOURCES)
+_REMEMBER_GONE: Final = 4096
+_ASKED: Final = ("uid", "generation", "labels", "annotations", "deletionTimestamp")
+
+Keys = frozenset[Key]
+NOBODY: Final[Keys] = frozenset()
 
 
 def trim(manifest: Mapping[str, Any]) -> Manifest:
@@ -37,96 +43,148 @@ def version(manifest: Mapping[str, Any]) -> int:
 
 
 class Store:
-    """Not thread-safe: belongs to the event loop that reconciles."""
+    """Not thread-safe: belongs to the event loop that reconciles. What it hands out is never changed."""
 
     def __init__(self) -> None:
-        self._objects: dict[tuple[str, str, str], Manifest] = {}
-        self._children: dict[Key, set[tuple[str, str, str]]] = {}
-        self._gone: dict[str, None] = {}  # uids: the answer to a write of ours may come after the news of the object's end
+        self._objects: dict[Key, Manifest] = {}
+        self._of_kind: dict[str, set[Key]] = {}
+        self._children: dict[Key, set[Key]] = {}
+        self._users: dict[Key, set[Key]] = {}  # InferenceServer → BatchJobs whose serverRef names it
+        self._gone: dict[str, int] = {}  # uid → the version of its end, or of its last sighting under our label
 
-    def put(self, manifest: Mapping[str, Any]) -> bool:
-        """Note a sighting. False if a newer one (or the same) is known already."""
-        place = self._place(manifest)
-        known = self._objects.get(place)
-        uid = manifest["metadata"].get("uid")
-        if uid in self._gone:
-            return False
-        if known is not None and known["metadata"].get("uid") == uid and version(known) >= version(manifest):
-            return False
-        if known is not None:
-            self._unlink(place, known)
+    # --- what is heard ---
+
+    def note(self, manifest: Mapping[str, Any], *, own: bool = False) -> Keys:
+        """Note a sighting; returns the resources that it concerns, none if something newer is known already.
+
+        `own`: the answer to our own write of a status, which is no news.
+        """
+        key, uid = key_of(manifest), uid_of(manifest)
+        if self._gone.get(uid, -1) >= version(manifest):
+            return NOBODY
+        known = self._objects.get(key)
+        if known is not None and version(known) >= version(manifest):
+            return NOBODY
         small = trim(manifest)
-        self._objects[place] = small
-        owner = kinds.owner_of(small) if small["kind"] not in _RESOURCE_KINDS else None
-        if owner is not None:
-            self._children.setdefault(owner, set()).add(place)
-        return True
+        if known is not None:
+            self._unlink(key, known)
+        self._objects[key] = small
+        self._of_kind.setdefault(key.kind, set()).add(key)
+        for owner in owners(small):
+            self._children.setdefault(owner, set()).add(key)
+        if (server := _server_of(small)) is not None:
+            self._users.setdefault(server, set()).add(key)
+        return self._concerned(key, known, small, own)
 
-    def remove(self, manifest: Mapping[str, Any]) -> bool:
-        """Note that an object is gone. False if it was not known, or if one of its name lives on under another uid."""
-        self._gone[manifest["metadata"].get("uid", "")] = None
+    def note_gone(self, manifest: Mapping[str, Any]) -> Keys:
+        """Note that an object is no longer shown by its watch: deleted, or without our label, which look the same."""
+        key, uid = key_of(manifest), uid_of(manifest)
+        self._gone[uid] = max(self._gone.pop(uid, -1), version(manifest))
         while len(self._gone) > _REMEMBER_GONE:
             del self._gone[next(iter(self._gone))]
-        place = self._place(manifest)
-        known = self._objects.get(place)
-        if known is None or known["metadata"].get("uid") != manifest["metadata"].get("uid"):
-            return False
-        del self._objects[place]
-        self._unlink(place, known)
-        return True
+        known = self._objects.get(key)
+        if known is None or uid_of(known) != uid or version(known) > version(manifest):
+            return NOBODY
+        return self.forget(key)
 
-    def replace(self, kind: Kind, namespace: str | None, listed: Iterable[Mapping[str, Any]], list_version: int) -> list[Manifest]:
-        """Bring everything of a kind (in a namespace, or all) in line with a list; returns what the watches had missed."""
-        repaired: list[Manifest] = []
-        seen: set[tuple[str, str, str]] = set()
+    def note_list(self, kind: Kind, namespace: str | None, listed: Iterable[Mapping[str, Any]], list_version: int) -> tuple[Keys, int]:
+        """Bring everything of a kind (in a namespace, or all) in line with a list: whom that concerns, and in how many objects."""
+        concerned: set[Key] = set()
+        shown: set[Key] = set()
+        repaired = 0
         for manifest in listed:
-            place = self._place(manifest)
-            seen.add(place)
-            if self.put(manifest):
-                repaired.append(self._objects[place])
-        for place, known in list(self._objects.items()):
-            if place[0] != kind.kind or place in seen or (namespace is not None and place[1] != namespace):
+            key = key_of(manifest)
+            shown.add(key)
+            before = self._objects.get(key)
+            concerned |= self.note(manifest)
+            repaired += self._objects.get(key) is not before
+        for key in self._of_kind.get(kind.kind, set()) - shown:
+            if namespace is not None and key.namespace != namespace:
                 continue
-            if version(known) <= list_version:  # a younger one was made after the list
-                self.remove(known)
-                repaired.append(known)
-        return repaired
+            if version(self._objects[key]) <= list_version:  # a younger one was made after the list
+                concerned |= self.forget(key)
+                repaired += 1
+        return frozenset(concerned), repaired
 
-    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        return self._objects.get((kind, namespace, name))
+    def forget(self, key: Key) -> Keys:
+        """Drop what is known of an object; returns whom that concerns."""
+        known = self._objects.pop(key, None)
+        if known is None:
+            return NOBODY
+        self._of_kind[key.kind].discard(key)
+        self._unlink(key, known)
+        return self._concerned(key, known, None, own=False)
 
-    def resource(self, key: Key) -> Manifest | None:
-        return self._objects.get((key.kind, key.namespace, key.name))
+    # --- what is asked ---
+
+    def get(self, key: Key) -> Manifest | None:
+        return self._objects.get(key)
 
     def children(self, key: Key) -> tuple[Manifest, ...]:
-        """In a stable order: by kind, then name."""
-        return tuple(self._objects[place] for place in sorted(self._children.get(key, ())))
+        """What names the resource as its owner, by label or by reference; in a stable order: by kind, then name."""
+        return tuple(self._objects[child] for child in sorted(self._children.get(key, ())))
 
     def all(self, kind: Kind) -> list[Manifest]:
-        return [manifest for place, manifest in self._objects.items() if place[0] == kind.kind]
+        return [self._objects[key] for key in self._of_kind.get(kind.kind, ())]
 
     def resources(self) -> list[Key]:
-        """Every resource that is known, by name."""
-        return [Key(*place) for place in self._objects if place[0] in _RESOURCE_KINDS]
+        """Every resource that is known."""
+        return [key for kind in kinds.RESOURCES for key in self._of_kind.get(kind.kind, ())]
 
-    def users_of_server(self, namespace: str, name: str) -> list[Key]:
-        """The BatchJobs whose serverRef names this InferenceServer."""
-        return [
-            kinds.key_of(job)
-            for job in self.all(kinds.BATCH_JOB)
-            if job["metadata"]["namespace"] == namespace and (job.get("spec", {}).get("serverRef") or {}).get("name") == name
-        ]
+    # --- inside ---
 
-    def _place(self, manifest: Mapping[str, Any]) -> tuple[str, str, str]:
-        meta = manifest["metadata"]
-        return manifest["kind"], meta["namespace"], meta["name"]
+    def _concerned(self, key: Key, before: Manifest | None, after: Manifest | None, own: bool) -> Keys:
+        if key.kind not in _RESOURCES:
+            return frozenset().union(*(owners(one) for one in (before, after) if one is not None))
+        found: set[Key] = set()
+        if before is None or after is None or _asked(before, own) != _asked(after, own):
+            found.add(key)
+        if key in self._users and (before is None or after is None or _served(before) != _served(after)):
+            found |= self._users[key]
+        return frozenset(found)
 
-    def _unlink(self, place: tuple[str, str, str], manifest: Manifest) -> None:
-        owner = kinds.owner_of(manifest) if manifest["kind"] not in _RESOURCE_KINDS else None
-        if owner is not None and owner in self._children:
-            self._children[owner].discard(place)
-            if not self._children[owner]:
-                del self._children[owner]
+    def _unlink(self, key: Key, manifest: Manifest) -> None:
+        for owner in owners(manifest):
+            _discard(self._children, owner, key)
+        if (server := _server_of(manifest)) is not None:
+            _discard(self._users, server, key)
 
 
-_RESOURCE_KINDS = frozenset(kind.kind for kind in kinds.RESOURCES)
+def owners(child: Mapping[str, Any]) -> Keys:
+    """The resources that a child belongs to: by its label, and by its owner reference, which ought to say the same."""
+    if child["kind"] in _RESOURCES:
+        return NOBODY
+    found = set()
+    if (labelled := labelled_owner(child)) is not None:
+        found.add(labelled)
+    owner = controller(child)
+    if owner is not None and owner.get("kind") in _RESOURCES:
+        found.add(Key(owner["kind"], child["metadata"]["namespace"], owner["name"]))
+    return frozenset(found)
+
+
+def _asked(resource: Manifest, own: bool) -> tuple[Any, ...]:
+    """What of a resource its reconcile depends on; the status too, since somebody else may have written it."""
+    meta = resource["metadata"]
+    return (*(meta.get(name) for name in _ASKED), None if own else resource.get("status"))
+
+
+def _served(server: Manifest) -> tuple[Any, ...]:
+    """What of a server the jobs that use it depend on."""
+    found = [{**condition(server, kind), "lastTransitionTime": None} for kind in ("Accepted", "Available")]
+    return (uid_of(server), server["metadata"].get("deletionTimestamp"), (server.get("spec") or {}).get("service"), *found)
+
+
+def _server_of(resource: Mapping[str, Any]) -> Key | None:
+    if resource["kind"] != kinds.BATCH_JOB.kind:
+        return None
+    name = ((resource.get("spec") or {}).get("serverRef") or {}).get("name")
+    return Key(kinds.INFERENCE_SERVER.kind, resource["metadata"]["namespace"], name) if name else None
+
+
+def _discard(index: dict[Key, set[Key]], key: Key, member: Key) -> None:
+    members = index.get(key)
+    if members is not None:
+        members.discard(member)
+        if not members:
+            del index[key]

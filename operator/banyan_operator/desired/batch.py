@@ -7,9 +7,8 @@ from typing import Final
 
 from banyan_operator.api import BatchJob
 from banyan_operator.api.uris import ClaimPath, HostPath, locate
-from banyan_operator.desired import pods, serverpod
+from banyan_operator.desired import podspec, serverpod
 from banyan_operator.desired.companions import cache_claim, service_account
-from banyan_operator.desired.merge import merged
 from banyan_operator.desired.metadata import (
     DEFAULT_IMAGE,
     RENDERED_GENERATION,
@@ -21,11 +20,12 @@ from banyan_operator.desired.metadata import (
     digest,
     labels,
 )
-from banyan_operator.desired.pods import Mount
+from banyan_operator.desired.podspec import Mount
+from banyan_operator.desired.podtemplate import merged
+from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
 from banyan_operator.plan import Manifest, Settings
 
 CONTAINER: Final = "worker"
-PROGRESS_PORT: Final = 9100
 GRACE_S: Final = 120  # after SIGTERM the worker takes what is in flight, and says how far it came
 FINAL_CODES: Final = (64, 65, 77, 78)  # bad configuration, bad input or model, access denied, incompatible: again is the same again
 
@@ -111,7 +111,7 @@ def _template(job: BatchJob, image: str, settings: Settings, server_url: str | N
         "enableServiceLinks": False,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
-        "securityContext": pods.pod_security(spec.security),
+        "securityContext": podspec.pod_security(spec.security),
     }
     scheduling, accelerator, server_mounts, secrets = spec.scheduling, None, list[Mount](), [spec.image_pull_secrets]
     if spec.server is not None:
@@ -124,9 +124,9 @@ def _template(job: BatchJob, image: str, settings: Settings, server_url: str | N
         if own.scheduling.dump():  # the server is what needs a particular node
             scheduling = own.scheduling
     pod["containers"] = [worker]
-    pod["volumes"] = pods.volumes(server_mounts, worker_mounts)
-    pod |= pods.placement(scheduling, accelerator, labels(job), spread=False)
-    if names := pods.pull_secrets(*secrets, settings.image_pull_secrets):
+    pod["volumes"] = podspec.volumes(server_mounts, worker_mounts)
+    pod |= podspec.placement(scheduling, accelerator, labels(job), spread=False)
+    if names := podspec.pull_secrets(*secrets, settings.image_pull_secrets):
         pod["imagePullSecrets"] = names
     template = merged({"metadata": {"labels": labels(job)}, "spec": pod}, spec.pod_template)
     annotations = {**template["metadata"].get("annotations", {}), SPEC_HASH: digest(template)}
@@ -136,11 +136,11 @@ def _template(job: BatchJob, image: str, settings: Settings, server_url: str | N
 def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | None) -> tuple[Manifest, list[Mount]]:
     spec = job.spec
     source, target = _place(spec.input.uri, "input", read_only=True), _place(spec.output.uri, "output", read_only=False)
-    store_env, store_mounts = pods.s3(spec.s3, settings.default_storage)
+    store_env, store_mounts = podspec.s3(spec.s3, settings.default_storage)
     env = {
         "BANYAN_PROGRESS_HOST": "0.0.0.0",  # the operator and Prometheus ask the pod's address
         "BANYAN_PROGRESS_PORT": str(PROGRESS_PORT),
-        "BANYAN_SERVER_URL": server_url if spec.server is None and server_url else f"http://127.0.0.1:{serverpod.PORT}",
+        "BANYAN_SERVER_URL": server_url if spec.server is None and server_url else f"http://127.0.0.1:{SERVER_PORT}",
         "BANYAN_RUN_ID": run_id(job),  # a worker that is started again finds what it has published already
         "HOME": "/tmp",
         **store_env,
@@ -166,8 +166,8 @@ def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | Non
     if spec.server is not None and not spec.server.model.served_names:
         model = model or job.metadata.name  # a server of one's own that was given no name answers whatever the lines ask for
     if model:
-        args.append(f"--model={pods.escaped(model)}")
-    mounts = [pods.scratch("worker-tmp", "/tmp"), *store_mounts, *(place.mount for place in (source, target) if place.mount)]
+        args.append(f"--model={podspec.escaped(model)}")
+    mounts = [podspec.scratch("worker-tmp", "/tmp"), *store_mounts, *(place.mount for place in (source, target) if place.mount)]
     for name, place in (("input", source), ("output", target)):
         if place.mount is not None:
             env[f"BANYAN_{name.upper()}_DIR"] = f"/{name}"
@@ -175,7 +175,7 @@ def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | Non
         key = spec.api_key_secret_ref
         env["BANYAN_API_KEY_FILE"] = f"/secrets/api-key/{key.key}"
         args.append("--api-key-file=$(BANYAN_API_KEY_FILE)")
-        mounts.append(pods.secret_files("api-key", key.name, "/secrets/api-key", [key.key]))
+        mounts.append(podspec.secret_files("api-key", key.name, "/secrets/api-key", [key.key]))
     container: Manifest = {
         "name": CONTAINER,
         "image": image,
@@ -183,12 +183,12 @@ def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | Non
         "command": ["banyan-runtime", "batch"],
         "args": args,
         "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
-        "env": pods.environment(env, spec.env),
-        "volumeMounts": pods.mounts(mounts),
-        "securityContext": pods.container_security(spec.security),
+        "env": podspec.environment(env, spec.env),
+        "volumeMounts": podspec.mounts(mounts),
+        "securityContext": podspec.container_security(spec.security),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if amounts := pods.resources(spec.resources):
+    if amounts := podspec.resources(spec.resources):
         container["resources"] = amounts
     return container, mounts
 
@@ -196,8 +196,8 @@ def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | Non
 def _place(uri: str, name: str, *, read_only: bool) -> Place:
     match locate(uri):
         case ClaimPath(claim, path):
-            return Place(f"$(BANYAN_{name.upper()}_DIR)/{pods.escaped(path)}", pods.claim(claim, f"/{name}", read_only=read_only))
+            return Place(f"$(BANYAN_{name.upper()}_DIR)/{podspec.escaped(path)}", podspec.claim(claim, f"/{name}", read_only=read_only))
         case HostPath(path):  # local mode alone: a folder of this very machine, nothing is mounted
-            return Place(pods.escaped(path))
+            return Place(podspec.escaped(path))
         case _:
-            return Place(pods.escaped(uri))
+            return Place(podspec.escaped(uri))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from banyan_operator.api.quantity import same
-from banyan_operator.desired.merge import MERGE_KEYS
+from banyan_operator.desired.podtemplate import MERGE_KEYS
 
 
 def settled(live: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:

@@ -6,8 +6,11 @@ import hashlib
 import json
 from typing import Any, Final
 
-from banyan_operator.api import API_VERSION, GROUP, BatchJob, InferenceServer, Resource
-from banyan_operator.plan import Manifest, Settings
+from banyan_operator.api import API_VERSION, InferenceServer, Resource
+from banyan_operator.kube.kinds import FIELD_MANAGER, GROUP, MANAGED_BY_LABEL, Manifest
+from banyan_operator.kube.objects import OWNER_LABELS, owner_reference
+from banyan_operator.kube.ownership import Owner
+from banyan_operator.plan import Settings
 
 SPEC_HASH: Final = f"{GROUP}/spec-hash"
 """On a pod template: 10 hex digits over the template; pods carry it, so it tells which revision a pod is of."""
@@ -18,15 +21,16 @@ RENDERED_GENERATION: Final = f"{GROUP}/rendered-generation"
 RENDERED_TEMPLATE: Final = f"{GROUP}/rendered-template"
 DEFAULT_IMAGE: Final = f"{GROUP}/default-image"
 UPGRADE: Final = f"{GROUP}/upgrade"
-ADOPT: Final = f"{GROUP}/adopt"
 
 TEMPLATE_LAYOUT: Final = "1"  # raised when an operator would render equal specs differently, so that it need not restart pods
-
-MANAGED_BY: Final = "banyan-operator"
 
 
 def kind_of(resource: Resource) -> str:
     return type(resource).__name__
+
+
+def owner(resource: Resource) -> Owner:
+    return Owner(kind_of(resource), resource.metadata.name, resource.metadata.uid)
 
 
 def selector(resource: Resource) -> dict[str, str]:
@@ -43,13 +47,13 @@ def labels(resource: Resource) -> dict[str, str]:
     return {
         **selector(resource),
         "app.kubernetes.io/part-of": "banyan",
-        "app.kubernetes.io/managed-by": MANAGED_BY,
+        MANAGED_BY_LABEL: FIELD_MANAGER,
         owner_label(resource): resource.metadata.name,
     }
 
 
 def owner_label(resource: Resource) -> str:
-    return f"{GROUP}/{'batchjob' if isinstance(resource, BatchJob) else 'server'}"
+    return OWNER_LABELS[kind_of(resource)]
 
 
 def child(
@@ -73,14 +77,13 @@ def child(
     }
     if owned:
         metadata["ownerReferences"] = [
-            {
-                "apiVersion": API_VERSION,
-                "kind": kind_of(resource),
-                "name": resource.metadata.name,
-                "uid": resource.metadata.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
+            owner_reference(
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": kind_of(resource),
+                    "metadata": {"name": resource.metadata.name, "uid": resource.metadata.uid},
+                }
+            )
         ]
     manifest: Manifest = {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
     metadata["annotations"][APPLIED_HASH] = digest(manifest)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from banyan_operator.api import InferenceServer
-from banyan_operator.desired import pods, serverpod
+from banyan_operator.desired import podspec, serverpod
 from banyan_operator.desired.companions import cache_claim, service_account
-from banyan_operator.desired.merge import merged
 from banyan_operator.desired.metadata import (
     DEFAULT_IMAGE,
     RENDERED_GENERATION,
@@ -18,6 +17,8 @@ from banyan_operator.desired.metadata import (
     labels,
     selector,
 )
+from banyan_operator.desired.podtemplate import merged
+from banyan_operator.kube.addresses import SERVER_PORT, SERVER_PORT_NAME
 from banyan_operator.plan import Manifest, Settings
 
 
@@ -76,12 +77,12 @@ def _template(server: InferenceServer, image: str, settings: Settings) -> Manife
         "enableServiceLinks": False,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": spec.drain.termination_grace_period_seconds,
-        "securityContext": pods.pod_security(spec.security),
+        "securityContext": podspec.pod_security(spec.security),
         "containers": [container],
-        "volumes": pods.volumes(mounts),
-        **pods.placement(spec.scheduling, spec.accelerator, selector(server), spread=True),
+        "volumes": podspec.volumes(mounts),
+        **podspec.placement(spec.scheduling, spec.accelerator, selector(server), spread=True),
     }
-    if secrets := pods.pull_secrets(spec.runtime.image_pull_secrets, settings.image_pull_secrets):
+    if secrets := podspec.pull_secrets(spec.runtime.image_pull_secrets, settings.image_pull_secrets):
         pod["imagePullSecrets"] = secrets
     template = merged({"metadata": {"labels": labels(server)}, "spec": pod}, spec.pod_template)
     annotations = {**template["metadata"].get("annotations", {}), SPEC_HASH: digest(template)}
@@ -104,18 +105,18 @@ def _service(server: InferenceServer, settings: Settings) -> Manifest:
 
 def _pod_service(server: InferenceServer, settings: Settings) -> Manifest:
     """The headless Service: one address a ready pod, for clients and routers that choose a pod themselves."""
-    spec = {"clusterIP": "None", "selector": selector(server), "ports": [_port(serverpod.PORT)]}
+    spec = {"clusterIP": "None", "selector": selector(server), "ports": [_port(SERVER_PORT)]}
     return child(server, settings, api_version="v1", kind="Service", name=f"{server.metadata.name}-pods", body={"spec": spec})
 
 
 def _port(port: int) -> Manifest:
-    return {"name": serverpod.PORT_NAME, "port": port, "targetPort": serverpod.PORT_NAME, "protocol": "TCP"}
+    return {"name": SERVER_PORT_NAME, "port": port, "targetPort": SERVER_PORT_NAME, "protocol": "TCP"}
 
 
 def _ingress(server: InferenceServer, settings: Settings) -> Manifest:
     ingress = server.spec.ingress
     assert ingress is not None
-    backend = {"service": {"name": server.metadata.name, "port": {"name": serverpod.PORT_NAME}}}
+    backend = {"service": {"name": server.metadata.name, "port": {"name": SERVER_PORT_NAME}}}
     paths = [{"path": ingress.path, "pathType": "Prefix", "backend": backend}]
     spec: Manifest = {"rules": [{"host": host, "http": {"paths": paths}} for host in ingress.hosts]}
     if ingress.class_name is not None:

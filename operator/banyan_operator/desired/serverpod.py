@@ -11,13 +11,12 @@ from banyan_operator.api.batchjob import OwnServer
 from banyan_operator.api.lifecycle import Drain, Probes
 from banyan_operator.api.parts import Accelerator, ApiKeysRef, Cache, ModelSource, Resources, Runtime, Security
 from banyan_operator.api.uris import ClaimPath, HostPath, locate
-from banyan_operator.desired import pods
-from banyan_operator.desired.pods import Mount
+from banyan_operator.desired import podspec
+from banyan_operator.desired.podspec import Mount
+from banyan_operator.kube.addresses import SERVER_PORT, SERVER_PORT_NAME
 from banyan_operator.plan import Manifest, Settings
 
 CONTAINER: Final = "server"
-PORT: Final = 8000
-PORT_NAME: Final = "http"
 
 PROBE_TIMEOUT_S: Final = 3
 STARTUP_PERIOD_S: Final = 5
@@ -92,19 +91,19 @@ def container(server: Server, image: str, settings: Settings) -> tuple[Manifest,
         "imagePullPolicy": server.runtime.image_pull_policy or settings.image_pull_policy,
         "command": ["banyan-runtime", "serve"],
         "args": _args(server),
-        "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
-        "env": pods.environment(_environment(server), server.runtime.env),
-        "volumeMounts": pods.mounts(mounts),
+        "ports": [{"name": SERVER_PORT_NAME, "containerPort": SERVER_PORT, "protocol": "TCP"}],
+        "env": podspec.environment(_environment(server), server.runtime.env),
+        "volumeMounts": podspec.mounts(mounts),
         "startupProbe": _probe("/readyz", STARTUP_PERIOD_S, PROBE_TIMEOUT_S, _startup_failures(server.probes)),
         "livenessProbe": _probe(
             "/livez", server.probes.liveness_period_seconds, LIVENESS_TIMEOUT_S, server.probes.liveness_failure_threshold
         ),
-        "securityContext": pods.container_security(server.security),
+        "securityContext": podspec.container_security(server.security),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if sources := pods.environment_sources(server.runtime.env_from):
+    if sources := podspec.environment_sources(server.runtime.env_from):
         result["envFrom"] = sources
-    if amounts := pods.resources(server.resources, server.accelerator):
+    if amounts := podspec.resources(server.resources, server.accelerator):
         result["resources"] = amounts
     if server.sidecar:
         result["restartPolicy"] = "Always"
@@ -122,7 +121,7 @@ def _args(server: Server) -> list[str]:
         "--host=$(BANYAN_HOST)",
         "--port=$(BANYAN_PORT)",
         "--served-model-name",
-        *map(pods.escaped, server.served_names),
+        *map(podspec.escaped, server.served_names),
         f"--device={'cuda' if server.accelerator.count else 'cpu'}",
         f"--dtype={runtime.dtype}",
         f"--log-level={runtime.log_level}",
@@ -156,7 +155,7 @@ def _model_path(model: ModelSource) -> str:
         case ClaimPath():
             return "$(BANYAN_MODEL_DIR)"
         case HostPath(path):  # local mode alone: a folder of this very machine, nothing is mounted
-            return pods.escaped(path)
+            return podspec.escaped(path)
         case _:
             return model.uri
 
@@ -165,7 +164,7 @@ def _environment(server: Server) -> dict[str, str]:
     cache = "/tmp/cache" if server.cache.type == "None" else "/cache"  # fetched weights and compiled kernels need some place
     env = {
         "BANYAN_HOST": "0.0.0.0",  # the kubelet's probes and the Service reach the pod's address
-        "BANYAN_PORT": str(PORT),
+        "BANYAN_PORT": str(SERVER_PORT),
         "BANYAN_CACHE": cache,
         "BANYAN_DRAIN_SECONDS": str(server.drain_s),
         "HOME": "/tmp",
@@ -184,26 +183,26 @@ def _environment(server: Server) -> dict[str, str]:
 
 
 def _mounts(server: Server) -> list[Mount]:
-    found = [pods.scratch("tmp", "/tmp"), pods.shared_memory(server.shared_memory)]
+    found = [podspec.scratch("tmp", "/tmp"), podspec.shared_memory(server.shared_memory)]
     if server.cache.type == "EmptyDir":
-        found.append(pods.scratch("cache", "/cache", server.cache.size))
+        found.append(podspec.scratch("cache", "/cache", server.cache.size))
     elif server.cache.type == "PersistentVolumeClaim":
-        found.append(pods.claim(server.cache_claim, "/cache"))
+        found.append(podspec.claim(server.cache_claim, "/cache"))
     place = locate(server.model.uri)
     if isinstance(place, ClaimPath):
-        found.append(pods.claim(place.claim, "/model", read_only=True))
+        found.append(podspec.claim(place.claim, "/model", read_only=True))
     template = server.model.chat_template
     if template is not None:
         optional = bool(template.optional)
-        found.append(pods.config_file("chat-template", template.name, "/config/chat-template", template.key, optional=optional))
+        found.append(podspec.config_file("chat-template", template.name, "/config/chat-template", template.key, optional=optional))
     if server.api_keys is not None:
-        found.append(pods.secret_files("api-keys", server.api_keys.name, "/secrets/api-keys", [server.api_keys.key]))
+        found.append(podspec.secret_files("api-keys", server.api_keys.name, "/secrets/api-keys", [server.api_keys.key]))
     return found
 
 
 def _probe(path: str, period_s: int, timeout_s: int, failures: int) -> Manifest:
     return {
-        "httpGet": {"path": path, "port": PORT_NAME},
+        "httpGet": {"path": path, "port": SERVER_PORT_NAME},
         "periodSeconds": period_s,
         "timeoutSeconds": timeout_s,
         "failureThreshold": failures,

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from banyan_operator import __version__
 from banyan_operator.api import KINDS
+from banyan_operator.kube.objects import Key, key_of
 from banyan_operator.local.accelerators import Accelerators, find_devices
 from banyan_operator.local.asking import Asking
 from banyan_operator.local.errors import BusyError, LocalError
 from banyan_operator.local.kubelet import Kubelet, Machine
 from banyan_operator.local.manifests import Contents, Manifests, check_change
-from banyan_operator.local.objects import Key, Objects, key_of
+from banyan_operator.local.objects import Objects
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, all_done, phase, state_home
 from banyan_operator.local.view import View, label

@@ -15,9 +15,10 @@ from typing import Any
 
 import aiohttp
 
-from banyan_operator.local import pods, probes, translate
+from banyan_operator.kube.objects import Key, key_of
+from banyan_operator.local import podlife, probes, translate
 from banyan_operator.local.accelerators import Accelerators
-from banyan_operator.local.objects import Key, Objects, key_of
+from banyan_operator.local.objects import Objects
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.process import Process
 from banyan_operator.local.translate import Place
@@ -35,7 +36,7 @@ class Running:
     """A pod with its processes and what it holds of this machine."""
 
     manifest: Manifest
-    pod: pods.Pod
+    pod: podlife.Pod
     ports: dict[int, int]
     processes: dict[str, Process] = field(default_factory=dict)
 
@@ -109,7 +110,7 @@ class Kubelet:
             await self._session.close()
 
     def _admit(self, manifest: Manifest, now: float) -> Running:
-        pod = pods.Pod(manifest, now)
+        pod = podlife.Pod(manifest, now)
         name = manifest["metadata"]["name"]
         ports = {number: self._machine.ports.take(f"{name}/{number}") for number in translate.pod_ports(manifest)}
         running = Running(manifest, pod, ports)
@@ -142,15 +143,15 @@ class Kubelet:
         while running.ports:
             self._machine.ports.give_back(running.ports.popitem()[1])
 
-    def _do(self, running: Running, action: pods.Action) -> None:
+    def _do(self, running: Running, action: podlife.Action) -> None:
         match action:
-            case pods.Start(name):
+            case podlife.Start(name):
                 self._spawn(self._run(running, name))
-            case pods.Check(name, kind):
+            case podlife.Check(name, kind):
                 self._spawn(self._check(running, name, kind))
-            case pods.Terminate(name):
+            case podlife.Terminate(name):
                 running.processes[name].terminate()
-            case pods.Kill(name):
+            case podlife.Kill(name):
                 running.processes[name].kill()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -211,7 +212,7 @@ class Kubelet:
             return
         probe = tracker.probe
         number = translate.port_number(container.spec, probe.port)
-        url = f"{probe.scheme}://{pods.ADDRESS}:{running.ports[number]}{probe.path}"
+        url = f"{probe.scheme}://{podlife.ADDRESS}:{running.ports[number]}{probe.path}"
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, ssl=False))
         ok, text = await probes.http_get(self._session, url, probe.timeout)
@@ -227,7 +228,7 @@ class Kubelet:
 
     def _find(self, running: Running) -> Find:
         namespace = running.manifest["metadata"]["namespace"]
-        return lambda kind, name: self._objects.get(Key(namespace, kind, name))
+        return lambda kind, name: self._objects.get(Key(kind, namespace, name))
 
 
 def _found(argv: tuple[str, ...]) -> list[str]:

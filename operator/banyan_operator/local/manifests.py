@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from banyan_operator.api import KINDS, SpecError, check_update, parse
+from banyan_operator.kube.objects import Key, key_of
 from banyan_operator.local.errors import LocalError
-from banyan_operator.local.objects import NAMESPACE, Key, key_of
+from banyan_operator.local.objects import NAMESPACE
 from banyan_operator.plan import Manifest
 
 SUFFIXES = (".yaml", ".yml", ".json")

@@ -9,49 +9,14 @@ from __future__ import annotations
 import copy
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
 
-from banyan_operator.plan import Manifest
+from banyan_operator.kube.kinds import Manifest
+from banyan_operator.kube.objects import Key, controller_uid, key_of
 from banyan_operator.times import stamp
 
 NAMESPACE = "default"
 _GIVEN = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 """Fields of metadata that the store owns; what an apply says of them is ignored."""
-
-
-class Key(NamedTuple):
-    """Where an object lies. Kinds are unique among the groups used here, so the group is left out."""
-
-    namespace: str
-    kind: str
-    name: str
-
-
-def key_of(manifest: Manifest) -> Key:
-    metadata = manifest["metadata"]
-    return Key(metadata.get("namespace") or NAMESPACE, manifest["kind"], metadata["name"])
-
-
-def controller_uid(manifest: Manifest) -> str | None:
-    """The uid of the owner that manages `manifest`, if it has one."""
-    for owner in manifest["metadata"].get("ownerReferences", ()):
-        if owner.get("controller"):
-            return str(owner["uid"])
-    return None
-
-
-def owned_by(owner: Manifest) -> list[dict[str, Any]]:
-    """metadata.ownerReferences of a child that `owner` manages."""
-    return [
-        {
-            "apiVersion": owner["apiVersion"],
-            "kind": owner["kind"],
-            "name": owner["metadata"]["name"],
-            "uid": owner["metadata"]["uid"],
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-    ]
 
 
 class Objects:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from banyan_operator.local.pods import ADDRESS, NODE
+from banyan_operator.local.podlife import ADDRESS, NODE
 from banyan_operator.local.volumes import Find, Missing, contents
 from banyan_operator.plan import Manifest
 

@@ -7,23 +7,21 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from banyan_operator.api import GROUP, KINDS, SpecError, parse
+from banyan_operator.api import KINDS, SpecError, parse
 from banyan_operator.desired.references import references
+from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT, SERVICE_PORT
+from banyan_operator.kube.objects import OWNER_LABELS, Key, key_of
 from banyan_operator.local.asking import Asking
 from banyan_operator.local.controllers import actions, deployment, job, replicaset
 from banyan_operator.local.kubelet import Kubelet
-from banyan_operator.local.objects import Key, Objects, key_of
-from banyan_operator.local.pods import ADDRESS, NODE
+from banyan_operator.local.objects import Objects
+from banyan_operator.local.podlife import ADDRESS, NODE
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.services import HOST, Proxy
 from banyan_operator.local.translate import port_number
-from banyan_operator.plan import Manifest, Plan, Ref, Settings, World
-from banyan_operator.reconcile import reconcile
+from banyan_operator.plan import Manifest, Outcome, Plan, Ref, Report, Settings, World
+from banyan_operator.reconcile import decide
 
-OWNER_LABELS = {"InferenceServer": f"{GROUP}/server", "BatchJob": f"{GROUP}/batchjob"}
-SERVICE_PORT = 80
-SERVER_PORT = 8000
-PROGRESS_PORT = 9100
 ROUNDS = 20
 """A turn goes round until nothing changes any more; a deletion with all its consequences takes about six rounds."""
 _NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -89,15 +87,18 @@ class LocalWorld:
     # --- one resource ---
 
     def _reconcile(self, resource: Manifest) -> float | None:
-        plan = reconcile(resource, self.observe(resource), self._settings)
-        self._carry_out(resource, plan)
-        return None if plan.requeue_after_s is None else self._clock() + plan.requeue_after_s
+        decision = decide(resource, self.observe(resource), self._settings)
+        self._apply(key_of(resource), decision.plan)
+        report = decision.report(Outcome())
+        self._tell(key_of(resource), report)
+        return None if report.requeue_after_s is None else self._clock() + report.requeue_after_s
 
     def observe(self, resource: Manifest) -> World:
         """What reconcile sees of this machine around one resource."""
-        namespace, kind, _ = key_of(resource)
+        key = key_of(resource)
+        namespace, kind = key.namespace, key.kind
         server_name = (resource["spec"].get("serverRef") or {}).get("name")
-        server = resource if kind == "InferenceServer" else self._objects.get(Key(namespace, "InferenceServer", server_name or ""))
+        server = resource if kind == "InferenceServer" else self._objects.get(Key("InferenceServer", namespace, server_name or ""))
         return World(
             now=self._clock(),
             children=tuple(self._children(resource)),
@@ -117,8 +118,8 @@ class LocalWorld:
         return f"http://{HOST}:{self._proxy(*self._server_place(server)).port}"
 
     def _server_place(self, server: Manifest) -> tuple[Key, int]:
-        namespace, _, name = key_of(server)
-        return Key(namespace, "Service", name), (server["spec"].get("service") or {}).get("port", SERVICE_PORT)
+        key = key_of(server)
+        return Key("Service", key.namespace, key.name), (server["spec"].get("service") or {}).get("port", SERVICE_PORT)
 
     def _proxy(self, service: Key, port: int) -> Proxy:
         if (service, port) not in self._proxies:
@@ -127,8 +128,9 @@ class LocalWorld:
         return self._proxies[service, port]
 
     def _children(self, resource: Manifest) -> Iterator[Manifest]:
-        namespace, kind, name = key_of(resource)
-        label = OWNER_LABELS[kind]
+        key = key_of(resource)
+        namespace, name = key.namespace, key.name
+        label = OWNER_LABELS[key.kind]
         for item in self._objects:
             metadata = item["metadata"]
             if metadata["namespace"] == namespace and metadata.get("labels", {}).get(label) == name and item["kind"] not in KINDS:
@@ -141,7 +143,7 @@ class LocalWorld:
         except SpecError:  # reconcile says so
             return
         for ref in named:
-            key = Key(resource["metadata"]["namespace"], ref.kind, ref.name)
+            key = ref.key(resource["metadata"]["namespace"])
             if ref.kind != "PersistentVolumeClaim" and self._objects.get(key) is None:
                 yield ref
 
@@ -151,17 +153,18 @@ class LocalWorld:
         here = self._kubelet.port(newest, port) if newest is not None else None
         return self._asking.answer(f"http://{ADDRESS}:{here}{path}") if here is not None else None
 
-    def _carry_out(self, resource: Manifest, plan: Plan) -> None:
-        namespace, kind, name = key_of(resource)
+    def _apply(self, resource: Key, plan: Plan) -> None:
         for manifest in plan.apply:
-            self._objects.apply({**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}})
+            self._objects.apply({**manifest, "metadata": {**manifest["metadata"], "namespace": resource.namespace}})
             self._tell_what_is_not_here(manifest)
-        for ref in plan.delete:
-            self._objects.delete(Key(namespace, ref.kind, ref.name))
-        if plan.status is not None:
-            self._objects.set_status(key_of(resource), dict(plan.status))
-        for event in plan.events:
-            self._say(f"{kind.lower()}/{name}: {event.reason}: {event.message}")
+        for live in plan.delete:
+            self._objects.delete(key_of(live))
+
+    def _tell(self, resource: Key, report: Report) -> None:
+        if report.status is not None:
+            self._objects.set_status(resource, dict(report.status))
+        for event in report.events:
+            self._say(f"{resource.kind.lower()}/{resource.name}: {event.reason}: {event.message}")
 
     def _tell_what_is_not_here(self, manifest: Manifest) -> None:
         """Say once of each kind of thing that a cluster would enforce and this machine does not."""

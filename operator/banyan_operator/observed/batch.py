@@ -14,11 +14,12 @@ from banyan_operator.api import BatchJob
 from banyan_operator.api.base import Model
 from banyan_operator.api.status import BatchJobStatus, BatchPhase, RequestCounts, Usage, Workers
 from banyan_operator.desired.batch import CONTAINER, run_id, work_name
-from banyan_operator.observed import trouble
-from banyan_operator.observed.conditions import Finding, condition, conditions, is_true, no, yes
+from banyan_operator.kube.objects import condition, is_true
+from banyan_operator.observed import diagnosis
+from banyan_operator.observed.conditions import Finding, conditions, no, yes
+from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.failures import kept, last_failure
 from banyan_operator.observed.pods import End, LastWords, Pod, pods
-from banyan_operator.observed.trouble import Trouble, View
 from banyan_operator.plan import Manifest, Settings, World
 from banyan_operator.times import rough, seconds, stamp
 
@@ -48,7 +49,7 @@ class Seen:
 
     work: Manifest | None
     pods: tuple[Pod, ...]  # newest first
-    trouble: Trouble | None
+    diagnosis: Diagnosis | None
     running_since: str | None  # the worker of the newest pod runs since then
     words: LastWords | None  # of the worker that published
     failure: tuple[Pod, End] | None  # the newest worker that failed
@@ -80,14 +81,14 @@ def see(job: BatchJob, world: World, settings: Settings) -> Seen:
     ends = [(pod, container.ended) for pod, container in workers if container.ended is not None]
     active = [pod for pod in known if pod.active]
     events = [str(event.get("message") or "") for event in world.events if event.get("reason") == "FailedCreate"]
-    found = trouble.creation_trouble(events) if not active else None
-    found = found or trouble.worst([pod for pod in active if not pod.ready], _view(job, world, settings))
+    found = diagnosis.creation_diagnosis(events) if not active else None
+    found = found or diagnosis.worst([pod for pod in active if not pod.ready], _view(job, world, settings))
     if found is None and not active:
-        found = trouble.worst([pod for pod in known if pod.phase == "Failed"][:1], _view(job, world, settings))
+        found = diagnosis.worst([pod for pod in known if pod.phase == "Failed"][:1], _view(job, world, settings))
     return Seen(
         work=work,
         pods=known,
-        trouble=found,
+        diagnosis=found,
         running_since=next((container.running_since for _, container in workers if container.running_since), None),
         words=next((end.words for _, end in ends if end.exit_code == 0), None),
         failure=next(((pod, end) for pod, end in ends if end.exit_code != 0), None),
@@ -241,8 +242,8 @@ def _running(accepted: Finding, hold: Finding | None, phase: BatchPhase, seen: S
         return hold
     if seen.running_since is not None:
         return yes("WorkersRunning", "The worker runs.")
-    if seen.trouble is not None:
-        return no(seen.trouble.reason, seen.trouble.message)
+    if seen.diagnosis is not None:
+        return no(seen.diagnosis.reason, seen.diagnosis.message)
     return no("Starting", "Waiting for the worker's pod.")
 
 
@@ -254,7 +255,7 @@ def _failed(seen: Seen) -> tuple[Finding, Finding | None]:
     pod, end = seen.failure
     container = pod.container(CONTAINER)
     assert container is not None
-    found = trouble.crash(pod, container, end, View(now=0.0, startup_timeout_s=0.0, accelerators=""))
+    found = diagnosis.crash(pod, container, end, View(now=0.0, startup_timeout_s=0.0, accelerators=""))
     if end.exit_code in PLAN_CODES:
         return yes("PlanFailed", found.message), no(found.reason, found.message)
     return yes("WorkersFailed", found.message), None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from banyan_operator.api.status import Condition, Truth
-from banyan_operator.plan import Manifest
 from banyan_operator.times import stamp
 
 MAX_MESSAGE = 2048
@@ -59,13 +58,3 @@ def refused(prior: Mapping[str, Any], found: Mapping[str, Finding], phase: str, 
     now_known = [condition.dump() for condition in conditions(prior, found, generation, now)]
     kept = [condition for condition in prior.get("conditions") or () if condition["type"] not in found]
     return {**prior, "observedGeneration": generation, "phase": phase, "conditions": [*now_known, *kept]}
-
-
-def condition(manifest: Manifest | None, kind: str) -> Mapping[str, Any]:
-    """A condition of a live object, or an empty mapping."""
-    found = ((manifest or {}).get("status") or {}).get("conditions") or ()
-    return next((one for one in found if one["type"] == kind), {})
-
-
-def is_true(manifest: Manifest | None, kind: str) -> bool:
-    return condition(manifest, kind).get("status") == "True"

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from banyan_operator.api.status import LastFailure
+from banyan_operator.observed.diagnosis import View, crash
 from banyan_operator.observed.pods import Container, End, Pod
-from banyan_operator.observed.trouble import View, crash
 
 MAX_MESSAGE = 4096
 

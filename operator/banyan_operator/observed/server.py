@@ -9,11 +9,12 @@ from typing import Any, Final
 from banyan_operator.api import InferenceServer
 from banyan_operator.api.status import Address, InferenceServerStatus, ServedModel, ServerPhase
 from banyan_operator.desired.metadata import SPEC_HASH, selector
-from banyan_operator.observed import trouble
-from banyan_operator.observed.conditions import Finding, condition, conditions, is_true, no, unknown, yes
+from banyan_operator.kube.objects import condition, is_true
+from banyan_operator.observed import diagnosis
+from banyan_operator.observed.conditions import Finding, conditions, no, unknown, yes
+from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.failures import kept, last_failure
 from banyan_operator.observed.pods import Pod, pods
-from banyan_operator.observed.trouble import Trouble, View
 from banyan_operator.plan import Manifest, Settings, World
 
 RESTART_LOOP: Final = 3  # restarts of the current pods from which a server counts as degraded
@@ -28,7 +29,7 @@ class Seen:
     current: tuple[Pod, ...]  # active pods of the revision that is wanted, newest first
     others: tuple[Pod, ...]  # active pods of earlier revisions
     leaving: tuple[Pod, ...]  # deleted, still there
-    trouble: Trouble | None
+    diagnosis: Diagnosis | None
     revision: str
     rolled_back: bool  # the Deployment's deadline has passed
 
@@ -111,17 +112,17 @@ def see(server: InferenceServer, desired: Manifest | None, world: World, setting
     failed = tuple(pod for pod in known if pod.revision == revision and not pod.active and not pod.deleted)
     view = _view(server, world, settings, rolling=bool(others))
     missing = len(current) < server.spec.replicas
-    found = trouble.creation_trouble(_creation_errors(world.children, revision)) if missing else None
-    found = found or trouble.worst([pod for pod in current if not pod.ready], view)
+    found = diagnosis.creation_diagnosis(_creation_errors(world.children, revision)) if missing else None
+    found = found or diagnosis.worst([pod for pod in current if not pod.ready], view)
     if found is None and missing:
-        found = trouble.worst(failed, view) or trouble.worst(leaving, view)
+        found = diagnosis.worst(failed, view) or diagnosis.worst(leaving, view)
     return Seen(
         deployment=deployment,
         wanted=server.spec.replicas,
         current=current,
         others=others,
         leaving=leaving,
-        trouble=found,
+        diagnosis=found,
         revision=revision,
         rolled_back=condition(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded",
     )
@@ -163,7 +164,7 @@ def _available(seen: Seen) -> Finding:
         return yes("MinimumReplicasAvailable", f"{seen.ready_any} of {seen.wanted} replicas take requests.")
     if seen.wanted == 0:
         return no("ScaledToZero", "spec.replicas is 0.")
-    return no("NoReadyReplicas", seen.trouble.message if seen.trouble else "No pod exists yet.")
+    return no("NoReadyReplicas", seen.diagnosis.message if seen.diagnosis else "No pod exists yet.")
 
 
 def _progressing(server: InferenceServer, seen: Seen) -> Finding:
@@ -172,15 +173,15 @@ def _progressing(server: InferenceServer, seen: Seen) -> Finding:
     if seen.complete:
         return no("UpToDate", f"Revision {seen.revision} runs everywhere.")
     if seen.rolled_back:
-        why = seen.trouble.message if seen.trouble else ""
+        why = seen.diagnosis.message if seen.diagnosis else ""
         return no("DeadlineExceeded", f"No progress for {server.spec.rollout.progress_deadline_seconds} s. {why}".strip())
     if seen.rolling:
         old = ", ".join(sorted({pod.revision or "unknown" for pod in seen.others}))
-        why = f" {seen.trouble.message}" if seen.trouble else ""
+        why = f" {seen.diagnosis.message}" if seen.diagnosis else ""
         return yes("RollingOut", f"Revision {old} is being replaced by {seen.revision}: {seen.ready_current} of {seen.wanted} ready.{why}")
     if len(seen.current) != seen.wanted:
         return yes("Scaling", f"{len(seen.current)} pods exist, {seen.wanted} are wanted.")
-    return yes("Loading", seen.trouble.message if seen.trouble else f"{seen.ready_current} of {seen.wanted} replicas are ready.")
+    return yes("Loading", seen.diagnosis.message if seen.diagnosis else f"{seen.ready_current} of {seen.wanted} replicas are ready.")
 
 
 def _ready(server: InferenceServer, accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
@@ -189,8 +190,8 @@ def _ready(server: InferenceServer, accepted: Finding, seen: Seen, route: Findin
     if seen.wanted == 0:
         return yes("ScaledToZero", "spec.replicas is 0.")
     if seen.ready_current < seen.wanted:
-        if seen.trouble is not None:
-            return no(seen.trouble.reason, seen.trouble.message)
+        if seen.diagnosis is not None:
+            return no(seen.diagnosis.reason, seen.diagnosis.message)
         if seen.others:
             return no("RollingOut", f"Revision {seen.revision} is being rolled out: {seen.ready_current} of {seen.wanted} ready.")
         return unknown("Reconciling", "Waiting for pods to be created.")
@@ -200,12 +201,12 @@ def _ready(server: InferenceServer, accepted: Finding, seen: Seen, route: Findin
 
 
 def _degraded(seen: Seen) -> Finding:
-    if seen.trouble is not None and seen.trouble.reason == "OOMKilled":
-        return yes("OOMKilled", seen.trouble.message)
-    if seen.trouble is not None and seen.trouble.end is not None and seen.restarts >= RESTART_LOOP:
-        return yes("RestartLoop", f"{seen.restarts} restarts. {seen.trouble.message}")
-    if seen.ready_any and seen.trouble is not None and seen.trouble.reason not in trouble.EARLY:
-        return yes("SomeReplicasUnavailable", seen.trouble.message)
+    if seen.diagnosis is not None and seen.diagnosis.reason == "OOMKilled":
+        return yes("OOMKilled", seen.diagnosis.message)
+    if seen.diagnosis is not None and seen.diagnosis.end is not None and seen.restarts >= RESTART_LOOP:
+        return yes("RestartLoop", f"{seen.restarts} restarts. {seen.diagnosis.message}")
+    if seen.ready_any and seen.diagnosis is not None and seen.diagnosis.reason not in diagnosis.EARLY:
+        return yes("SomeReplicasUnavailable", seen.diagnosis.message)
     return no("AsExpected", "Nothing fails.")
 
 

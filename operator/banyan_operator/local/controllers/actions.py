@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from banyan_operator.local.objects import Key, key_of
+from banyan_operator.kube.objects import Key, key_of
 from banyan_operator.plan import Manifest
 from banyan_operator.times import stamp
 

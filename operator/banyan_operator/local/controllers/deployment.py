@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from banyan_operator.kube.objects import key_of, owner_reference
 from banyan_operator.local.controllers.actions import Action, Create, Replace, SetStatus, condition, delete, template_hash
-from banyan_operator.local.objects import key_of, owned_by
 from banyan_operator.plan import Manifest
 from banyan_operator.times import seconds, stamp
 
@@ -116,7 +116,7 @@ def _replicaset(deployment: Manifest, found: str, revision: int) -> Manifest:
             "namespace": deployment["metadata"]["namespace"],
             "labels": dict(template["metadata"]["labels"]),
             "annotations": {**deployment["metadata"].get("annotations", {}), REVISION: str(revision)},
-            "ownerReferences": owned_by(deployment),
+            "ownerReferences": [owner_reference(deployment)],
         },
         "spec": {
             "replicas": 0,

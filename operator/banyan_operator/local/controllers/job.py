@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from banyan_operator.kube.objects import key_of, owner_reference
 from banyan_operator.local.controllers.actions import (
     Action,
     Create,
@@ -20,7 +21,6 @@ from banyan_operator.local.controllers.actions import (
     is_finished,
     is_ready,
 )
-from banyan_operator.local.objects import key_of, owned_by
 from banyan_operator.plan import Manifest
 from banyan_operator.times import seconds, stamp
 
@@ -305,6 +305,6 @@ def _pod(job: Manifest, index: int | None) -> Manifest:
         "generateName": prefix,
         "namespace": job["metadata"]["namespace"],
         "labels": {**metadata.get("labels", {}), **labels},
-        "ownerReferences": owned_by(job),
+        "ownerReferences": [owner_reference(job)],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+from banyan_operator.kube.objects import key_of, owner_reference
 from banyan_operator.local.controllers.actions import Action, Create, SetStatus, delete, first_to_go, is_active, is_ready
-from banyan_operator.local.objects import key_of, owned_by
 from banyan_operator.plan import Manifest
 
 
@@ -30,6 +30,6 @@ def _pod(replicaset: Manifest) -> Manifest:
     metadata |= {
         "generateName": replicaset["metadata"]["name"] + "-",
         "namespace": replicaset["metadata"]["namespace"],
-        "ownerReferences": owned_by(replicaset),
+        "ownerReferences": [owner_reference(replicaset)],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}

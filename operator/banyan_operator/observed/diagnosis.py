@@ -21,7 +21,7 @@ EARLY: Final = frozenset({"Starting", "Loading", "NotReady"})
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Diagnosis:
     """What keeps one pod from working."""
 
     reason: str
@@ -46,20 +46,22 @@ class View:
     events: Sequence[Manifest] = ()
 
 
-def creation_trouble(messages: Iterable[str]) -> Trouble | None:
+def creation_diagnosis(messages: Iterable[str]) -> Diagnosis | None:
     """Why no pod could be made at all, from what the ReplicaSet or Job controller was told."""
     for text in messages:
         if "exceeded quota" in text:
-            return Trouble("QuotaExceeded", f"the namespace's quota allows no more pods: {_short(text)}. Raise the quota or ask for less.")
+            return Diagnosis(
+                "QuotaExceeded", f"the namespace's quota allows no more pods: {_short(text)}. Raise the quota or ask for less."
+            )
         if "violates PodSecurity" in text:
-            return Trouble(
+            return Diagnosis(
                 "PodSecurityDenied",
                 f"the namespace's Pod Security level refuses the pods: {_short(text)}. Remove it from spec.podTemplate.",
             )
-    return next((Trouble("PodsNotCreated", f"pods cannot be created: {_short(text)}.") for text in messages if text), None)
+    return next((Diagnosis("PodsNotCreated", f"pods cannot be created: {_short(text)}.") for text in messages if text), None)
 
 
-def worst(pods: Iterable[Pod], view: View) -> Trouble | None:
+def worst(pods: Iterable[Pod], view: View) -> Diagnosis | None:
     """The first row of the table that any pod shows; of several such pods the newest. `pods`: newest first."""
     known = list(pods)
     for row in _ROWS:
@@ -72,7 +74,7 @@ def worst(pods: Iterable[Pod], view: View) -> Trouble | None:
 # --- rows, in the order in which they are looked at ---
 
 
-def _unschedulable(pod: Pod, view: View) -> Trouble | None:
+def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
     if pod.unschedulable is None or pod.deleted:
         return None
     text = _short(pod.unschedulable)
@@ -83,15 +85,15 @@ def _unschedulable(pod: Pod, view: View) -> Trouble | None:
             if view.rolling
             else "Free some, add nodes, or ask for fewer"
         )
-        return Trouble("InsufficientAccelerators", f"no node has {view.accelerators} free (pod {pod.name}): {text}. {step}.", pod.name)
+        return Diagnosis("InsufficientAccelerators", f"no node has {view.accelerators} free (pod {pod.name}): {text}. {step}.", pod.name)
     if "persistentvolumeclaim" in text.lower():
         step = "Create the claim, or check its storage class"
-        return Trouble("VolumeNotReady", f"a claim cannot be used (pod {pod.name}): {text}. {step}.", pod.name)
+        return Diagnosis("VolumeNotReady", f"a claim cannot be used (pod {pod.name}): {text}. {step}.", pod.name)
     step = "Lower spec.resources.requests, change spec.scheduling, or add nodes"
-    return Trouble("Unschedulable", f"no node fits (pod {pod.name}): {text}. {step}.", pod.name)
+    return Diagnosis("Unschedulable", f"no node fits (pod {pod.name}): {text}. {step}.", pod.name)
 
 
-def _image(pod: Pod, view: View) -> Trouble | None:
+def _image(pod: Pod, view: View) -> Diagnosis | None:
     for container in _waiting(pod, PULL_REASONS):
         text = container.waiting_message or container.waiting
         denied = any(word in text.lower() for word in ("401", "403", "unauthorized", "denied", "forbidden"))
@@ -100,24 +102,24 @@ def _image(pod: Pod, view: View) -> Trouble | None:
     return None
 
 
-def _config(pod: Pod, view: View) -> Trouble | None:
+def _config(pod: Pod, view: View) -> Diagnosis | None:
     for container in _waiting(pod, ("CreateContainerConfigError",)):
         return _at(pod, container, "ConfigMissing", "something the pod refers to is missing", container.waiting_message, "Create it")
     return None
 
 
-def _volume(pod: Pod, view: View) -> Trouble | None:
+def _volume(pod: Pod, view: View) -> Diagnosis | None:
     waits = pod.active and not any(container.running_since or container.last_end or container.ended for container in pod.containers)
     if not waits or pod.unschedulable is not None or age_s(pod.created, view.now) <= VOLUME_PATIENCE_S:
         return None
     for event in view.events:
         if event.get("reason") in ("FailedMount", "FailedAttachVolume") and event.get("involvedObject", {}).get("name") == pod.name:
             text, step = event.get("message") or "", "Check the claim, Secret or ConfigMap that it names"
-            return Trouble("VolumeNotReady", f"a volume cannot be mounted (pod {pod.name}): {_short(text)}. {step}.", pod.name)
+            return Diagnosis("VolumeNotReady", f"a volume cannot be mounted (pod {pod.name}): {_short(text)}. {step}.", pod.name)
     return None
 
 
-def _not_started(pod: Pod, view: View) -> Trouble | None:
+def _not_started(pod: Pod, view: View) -> Diagnosis | None:
     for container in pod.containers:
         end = container.failure
         if container.waiting in START_REASONS or (end is not None and end.reason in START_REASONS):
@@ -127,9 +129,9 @@ def _not_started(pod: Pod, view: View) -> Trouble | None:
     return None
 
 
-def _crash(wanted: Callable[[str], bool]) -> Callable[[Pod, View], Trouble | None]:
+def _crash(wanted: Callable[[str], bool]) -> Callable[[Pod, View], Diagnosis | None]:
 
-    def row(pod: Pod, view: View) -> Trouble | None:
+    def row(pod: Pod, view: View) -> Diagnosis | None:
         for container in pod.containers:
             end = container.failure
             if end is not None and not pod.disrupted and pod.reason not in _DISRUPTIONS:
@@ -141,7 +143,7 @@ def _crash(wanted: Callable[[str], bool]) -> Callable[[Pod, View], Trouble | Non
     return row
 
 
-def _loading(pod: Pod, view: View) -> Trouble | None:
+def _loading(pod: Pod, view: View) -> Diagnosis | None:
     for container in pod.containers:
         if pod.active and container.running_since and not container.started and container.last_end is None:
             took = age_s(container.running_since, view.now)
@@ -153,7 +155,7 @@ def _loading(pod: Pod, view: View) -> Trouble | None:
     return None
 
 
-def _not_ready(pod: Pod, view: View) -> Trouble | None:
+def _not_ready(pod: Pod, view: View) -> Diagnosis | None:
     for container in pod.containers:
         if pod.active and container.running_since and container.started and not container.ready:
             serves = (view.readyz or {}).get("state") == "ready"  # an answer of a moment ago, or of another pod
@@ -165,26 +167,26 @@ def _not_ready(pod: Pod, view: View) -> Trouble | None:
 _DISRUPTIONS: Final = ("Evicted", "NodeLost", "Preempted", "Preempting", "Shutdown", "Terminated", "NodeShutdown")
 
 
-def _disrupted(pod: Pod, view: View) -> Trouble | None:
+def _disrupted(pod: Pod, view: View) -> Diagnosis | None:
     if pod.reason not in _DISRUPTIONS and pod.disrupted is None:
         return None
     text = _short(pod.disrupted or f"{pod.reason}: {pod.message}")
-    return Trouble("Disrupted", f"the pod was taken away (pod {pod.name}): {text}. It is replaced.", pod.name)
+    return Diagnosis("Disrupted", f"the pod was taken away (pod {pod.name}): {text}. It is replaced.", pod.name)
 
 
-def _stuck(pod: Pod, view: View) -> Trouble | None:
+def _stuck(pod: Pod, view: View) -> Diagnosis | None:
     if pod.deleted is None or age_s(pod.deleted, view.now) <= STUCK_AFTER_S:
         return None
     step = f"Check node {pod.node or '(none)'}; if it is gone, delete the Node object"
-    return Trouble("TerminationStuck", f"the pod does not go away (pod {pod.name}). {step}.", pod.name)
+    return Diagnosis("TerminationStuck", f"the pod does not go away (pod {pod.name}). {step}.", pod.name)
 
 
-def _starting(pod: Pod, view: View) -> Trouble | None:
+def _starting(pod: Pod, view: View) -> Diagnosis | None:
     if not pod.active or pod.ready:
         return None
     waits = next((container for container in pod.containers if container.waiting), None)
     text = f" ({waits.waiting_message or waits.waiting})" if waits else ""
-    return Trouble("Starting", f"the pod is being started (pod {pod.name}){text}.", pod.name)
+    return Diagnosis("Starting", f"the pod is being started (pod {pod.name}){text}.", pod.name)
 
 
 # --- how a process of ours ended ---
@@ -219,7 +221,7 @@ _WORKER_EXITS: Final = {
 }
 
 
-def crash(pod: Pod, container: Container, end: End, view: View) -> Trouble:
+def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     """Why a container ended as it did."""
     text, code = _words(end), end.words.code
     if code == "cuda_oom" or "cuda_oom" in text:
@@ -265,12 +267,12 @@ def _waiting(pod: Pod, reasons: Sequence[str]) -> Iterable[Container]:
     return (container for container in pod.containers if container.waiting in reasons)
 
 
-def _at(pod: Pod, container: Container, reason: str, what: str, text: str, step: str, end: End | None = None) -> Trouble:
+def _at(pod: Pod, container: Container, reason: str, what: str, text: str, step: str, end: End | None = None) -> Diagnosis:
     said = f": {_short(text)}" if text else ""
     message = f"{what} (pod {pod.name}, container {container.name}){said}."
     if end is not None and container.running_since:
         message += " It has been started again."
-    return Trouble(reason, f"{message} {step}." if step else message, pod.name, container.name, end, container.restarts)
+    return Diagnosis(reason, f"{message} {step}." if step else message, pod.name, container.name, end, container.restarts)
 
 
 def _short(text: str) -> str:

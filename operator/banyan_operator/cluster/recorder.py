@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from banyan_operator.cluster import kinds
 from banyan_operator.cluster.client import Api, ApiError, TokenBucket
+from banyan_operator.kube import kinds
 from banyan_operator.plan import Event, Manifest
 from banyan_operator.times import stamp
 

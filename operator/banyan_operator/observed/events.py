@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from banyan_operator.observed.trouble import EARLY
+from banyan_operator.observed.diagnosis import EARLY
 from banyan_operator.plan import Event
 
 _QUIET: Final = EARLY | {

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import aiohttp
 
-from banyan_operator.plan import Manifest
+from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
+from banyan_operator.kube.kinds import Manifest
+from banyan_operator.kube.objects import is_true
 
-SERVER_PORT: Final = 8000
-PROGRESS_PORT: Final = 9100
 TIMEOUT_S: Final = 2.0
 FRESH_S: Final = 2.0  # an answer this young is not asked for again: several events of one pod come at once
 MAX_BYTES: Final = 64 * 1024
@@ -25,10 +25,6 @@ def newest(children: Iterable[Manifest], container: str) -> Manifest | None:
     """The youngest pod that lives, has an address and runs `container`."""
     pods = [child for child in children if child["kind"] == "Pod" and _reachable(child, container)]
     return max(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp") or "", pod["metadata"]["name"]), default=None)
-
-
-def is_ready(pod: Manifest) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in (pod.get("status") or {}).get("conditions") or ())
 
 
 def _reachable(pod: Manifest, container: str) -> bool:
@@ -50,7 +46,7 @@ class Pods:
     async def readyz(self, pod: Manifest) -> Mapping[str, Any] | None:
         """The body of GET /readyz, whatever its status, or None if the pod did not answer."""
         known = self._answers.get((pod["metadata"]["uid"], "/readyz"))
-        if known is not None and known[1].get("state") == _READY_STATE and is_ready(pod):
+        if known is not None and known[1].get("state") == _READY_STATE and is_true(pod, "Ready"):
             return known[1]
         return await self._ask(pod, SERVER_PORT, "/readyz")
 

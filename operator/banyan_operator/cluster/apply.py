@@ -1,0 +1,132 @@
+"""Carries a Plan out: applies and deletes. Every part may fail and be repeated by the next reconcile."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from banyan_operator.cluster.client import Api, ApiError
+from banyan_operator.cluster.metrics import Metrics
+from banyan_operator.cluster.repairs import Repairs
+from banyan_operator.cluster.store import Store
+from banyan_operator.kube import kinds
+from banyan_operator.kube.kinds import Manifest
+from banyan_operator.kube.objects import Key, Ref, key_of, uid_of
+from banyan_operator.kube.ownership import Owner, whose
+from banyan_operator.plan import Outcome, Plan
+
+log = logging.getLogger(__name__)
+
+TAKEN_S: Final = 10.0  # an object in the way that no watch shows is looked for again after so long
+FORBIDDEN_S: Final = 30.0  # rights may be given at any time, and nothing tells
+REFUSED_S: Final = 30.0  # so may quota
+
+
+@dataclass
+class Applied:
+    """What came of a plan."""
+
+    refused: dict[Ref, str] = field(default_factory=dict)
+    forbidden: dict[Ref, str] = field(default_factory=dict)
+    taken: dict[Ref, str] = field(default_factory=dict)
+    failed: dict[Ref, str] = field(default_factory=dict)
+    contested: set[Ref] = field(default_factory=set)
+    error: ApiError | None = None
+    """The failure that asks for another try soonest, if there is one."""
+    wait_s: float | None = None
+    """When to look again although nothing failed, s."""
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(self.refused, self.forbidden, self.taken, self.failed, frozenset(self.contested))
+
+    def again(self, delay_s: float) -> None:
+        self.wait_s = delay_s if self.wait_s is None else min(delay_s, self.wait_s)
+
+
+class Applier:
+    """Writes children. Each answer is noted in the store at once, so that the next reconcile reads its own writes."""
+
+    def __init__(
+        self,
+        store: Store,
+        api: Api,
+        metrics: Metrics,
+        concerns: Callable[[frozenset[Key]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._api, self._metrics, self._concerns, self._clock = store, api, metrics, concerns, clock
+        self._repairs = Repairs()
+
+    async def apply(self, resource: Manifest, plan: Plan) -> Applied:
+        """The applies, in order, then the deletes. One that fails does not stop the others."""
+        applied = Applied()
+        for manifest in plan.apply:
+            await self._apply(resource, manifest, Ref.of(manifest) in plan.drifted, applied)
+        for live in plan.delete:
+            await self._delete(live, applied)
+        return applied
+
+    async def _apply(self, resource: Manifest, manifest: Manifest, drifted: bool, applied: Applied) -> None:
+        ref, key = Ref.of(manifest), key_of(manifest)
+        if drifted and (wait := self._repairs.wait_s(key, self._clock())):
+            applied.contested.add(ref)
+            applied.again(wait)
+            return
+        try:
+            manifest = await self._checked(resource, manifest, applied)
+            if ref in applied.taken:
+                return
+            self._concerns(self._store.note(await self._api.apply(manifest)))
+        except ApiError as error:
+            _sort(applied, ref, error)
+            log.warning("%s could not be applied: %s", key, error)
+            return
+        if drifted:
+            self._repairs.note(key, self._clock())
+            self._metrics.drift.labels(manifest["kind"]).inc()
+        log.info("%s %s", "put back" if drifted else "applied", key)
+
+    async def _checked(self, resource: Manifest, manifest: Manifest, applied: Applied) -> Manifest:
+        """The manifest for the object that it is meant for, whether there is one or not.
+
+        An apply creates what is absent and takes over what is present. What no watch shows may still exist: a stranger's, or one
+        of ours that lost its label.
+        """
+        meta = manifest["metadata"]
+        live = self._store.get(key_of(manifest))
+        if live is None:
+            live = await self._api.get(kinds.of(manifest), meta["namespace"], meta["name"])
+            if live is None:
+                return manifest
+            if not Owner.of(resource).may_change(live):
+                applied.taken[Ref.of(manifest)] = whose(live)
+                applied.again(TAKEN_S)
+                return manifest
+        return {**manifest, "metadata": {**meta, "uid": uid_of(live)}}
+
+    async def _delete(self, live: Manifest, applied: Applied) -> None:
+        meta = live["metadata"]
+        try:
+            await self._api.delete(kinds.of(live), meta["namespace"], meta["name"], uid_of(live))
+            log.info("deleted %s", key_of(live))
+        except ApiError as error:
+            if error.status != 409:  # 409: that very object is gone already
+                _sort(applied, Ref.of(live), error)
+                log.warning("%s could not be deleted: %s", key_of(live), error)
+
+
+def _sort(applied: Applied, ref: Ref, error: ApiError) -> None:
+    if error.forbidden:
+        applied.forbidden[ref] = error.message
+        applied.again(FORBIDDEN_S)
+    elif error.refused:
+        applied.refused[ref] = error.message
+        applied.again(REFUSED_S)
+    else:
+        applied.failed[ref] = error.message
+        if applied.error is None or (error.retry_after_s or 0) > (applied.error.retry_after_s or 0):
+            applied.error = error

@@ -1,0 +1,162 @@
+"""One life of the operator in a cluster: everything that kopf's loop carries beside kopf, from start to clean-up.
+
+A life ends whole: by a signal, by a watch that kopf cannot go on with, by the loss of the lease. Nothing of it goes on in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from prometheus_client.registry import Collector
+
+from banyan_operator import __version__
+from banyan_operator.cluster import connection
+from banyan_operator.cluster.apply import Applier
+from banyan_operator.cluster.client import Api
+from banyan_operator.cluster.deadman import Deadman
+from banyan_operator.cluster.driver import Driver
+from banyan_operator.cluster.gather import Gatherer
+from banyan_operator.cluster.health import Health
+from banyan_operator.cluster.leader import DURATION_S, RELEASE_S, Lease, LeaseLostError
+from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
+from banyan_operator.cluster.options import Options
+from banyan_operator.cluster.podclient import Pods
+from banyan_operator.cluster.queue import WorkQueue
+from banyan_operator.cluster.recorder import Recorder
+from banyan_operator.cluster.relist import Relist
+from banyan_operator.cluster.report import Reporter
+from banyan_operator.cluster.store import Store
+from banyan_operator.kube.kinds import RESOURCES, Kind
+from banyan_operator.plan import Settings
+from banyan_operator.reconcile import decide
+
+log = logging.getLogger(__name__)
+
+LEASE: Final = "banyan-operator"
+STOP_S: Final = 5.0  # for the writes in progress, once asked to stop
+WORK_LIMIT_S: Final = 120.0  # one key is at work for longer only if something is stuck
+
+
+class Life:
+    """`start` and `stop` are kopf's; in between `seen` takes what its watches show. `ended` is set when it can not go on."""
+
+    def __init__(self, options: Options, metrics: Metrics, deadman: Deadman) -> None:
+        self._options, self._metrics, self._deadman = options, metrics, deadman
+        self.ended = asyncio.Event()
+        self.error: BaseException | None = None
+        self._health = Health(metrics, self.trouble)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        options = self._options
+        self._api = api = Api(await connection.load(), self._metrics.observe_call, reload=connection.load)
+        identity = f"{os.environ.get('POD_NAME') or os.uname().nodename}_{uuid.uuid4()}"
+        self._pods, self._store, self._queue = Pods(), Store(), WorkQueue(time.monotonic)
+        self._collectors: list[Collector] = [StoreCollector(self._store), QueueCollector(self._queue)]
+        for collector in self._collectors:
+            self._metrics.registry.register(collector)
+        self._driver = Driver(
+            store=self._store,
+            queue=self._queue,
+            gatherer=Gatherer(self._store, api, self._pods),
+            applier=Applier(self._store, api, self._metrics, self._concerns),
+            reporter=Reporter(self._store, api, Recorder(api), self._metrics, self._concerns),
+            metrics=self._metrics,
+            settings=Settings(
+                runtime_image=options.runtime_image,
+                operator_version=__version__,
+                image_pull_policy=options.image_pull_policy,
+                image_pull_secrets=options.image_pull_secrets,
+                namespace=options.lease_namespace,
+            ),
+            decide=decide,
+        )
+        self._relist = Relist(self._store, api, self._metrics, options.namespaces, self._concerns, options.resync_s)
+        self._lease = Lease(api, options.lease_namespace, LEASE, identity) if options.leader_election else None
+        port = await self._health.start(options.host, options.port)
+        log.info("banyan-operator %s on %s, /livez /readyz /metrics on %s:%d", __version__, api.host, options.host, port)
+        self._task = asyncio.create_task(self._run())
+
+    def seen(self, kind: Kind, type_: str | None, manifest: Mapping[str, Any]) -> None:
+        """A watch shows an object; its type is None where kopf lists."""
+        if type_ is None:
+            self._relist.ask(kind)
+        self._driver.seen(kind, type_, manifest)
+
+    async def stop(self) -> None:
+        """End what is at work, and let the next operator take over."""
+        self._deadman.arm(STOP_S + RELEASE_S + 2, "not everything could be stopped in time")
+        if self._task is not None:
+            await self._driver.drain(STOP_S if self.error is None else 0.0)
+            self._task.cancel()
+            await asyncio.wait((self._task,), timeout=1.0)
+            if self._lease is not None:
+                await self._lease.release()
+            self._metrics.leader.set(0)
+            await self._pods.close()
+            await self._api.close()
+            for collector in self._collectors:
+                self._metrics.registry.unregister(collector)
+        await self._health.stop()
+
+    def trouble(self) -> str | None:
+        """Why this process should be restarted, or None."""
+        if self._task is None:
+            return None
+        if (stuck := self._queue.oldest_work_s()) > WORK_LIMIT_S:
+            return f"a worker has been at one resource for {stuck:.0f} s"
+        if self._lease is not None and self._lease.held and self._lease.age_s > DURATION_S:
+            return f"the lease was not renewed for {self._lease.age_s:.0f} s"
+        return None
+
+    # --- its one task ---
+
+    async def _run(self) -> None:
+        """Sync, lead, work, until cancelled or until something of it fails."""
+        try:
+            await self._relist.everything()
+            self._health.synced = True
+            if self._lease is None:
+                await self._work()
+            else:
+                await self._lease.acquire()
+                self._deadman.watch(self._lease.deadline)  # renewed from here on, whatever else takes its time
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._lease.hold())
+                    group.create_task(self._work())
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.error = _first(error)
+            if isinstance(self.error, LeaseLostError):
+                log.error("%s; ending, so that nothing is written any more", self.error)
+                self._driver.stopping = True
+                self._deadman.arm(4.0, "the lease is lost")
+            self.ended.set()
+
+    async def _work(self) -> None:
+        await self._relist.everything()  # who stood by for long decides on what is, not on what the watches remember
+        self._metrics.leader.set(1)
+        for kind in RESOURCES:
+            self._metrics.most.labels(kind.kind.lower()).set(self._options.workers)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._relist.run())
+            for _ in range(self._options.workers):
+                group.create_task(self._driver.work())
+
+    def _concerns(self, keys: Any) -> None:
+        self._driver.concerns(keys)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Of a group of errors one: the loss of the lease if it is among them."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    found = [_first(one) for one in error.exceptions]
+    return next((one for one in found if isinstance(one, LeaseLostError)), found[0])

@@ -1,0 +1,76 @@
+"""What the command line and the environment tell `banyan-operator run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+EXIT_CONFIG: Final = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line and the environment say."""
+
+    namespaces: tuple[str, ...]
+    runtime_image: str
+    image_pull_policy: str
+    image_pull_secrets: tuple[str, ...]
+    lease_namespace: str
+    leader_election: bool
+    workers: int
+    resync_s: float
+    host: str
+    port: int
+    probe_port: int
+    log_level: str
+
+
+def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
+    """Flags win over the environment. Ends the process with code 64 where they make no sense."""
+    parser = argparse.ArgumentParser(prog="banyan-operator run", description="Run the operator in, or beside, a Kubernetes cluster.")
+
+    def add(flag: str, variable: str, default: str, text: str, **more: Any) -> None:
+        parser.add_argument(flag, default=env.get(variable, default), help=f"{text} [{variable}, default {default or 'none'}]", **more)
+
+    add("--namespaces", "BANYAN_NAMESPACES", "", "namespaces to look after, separated by commas; none: the whole cluster")
+    add("--runtime-image", "BANYAN_RUNTIME_IMAGE", "", "image of servers and workers whose spec names none")
+    add("--image-pull-policy", "BANYAN_IMAGE_PULL_POLICY", "IfNotPresent", "of that image", choices=("Always", "IfNotPresent", "Never"))
+    add("--image-pull-secrets", "BANYAN_IMAGE_PULL_SECRETS", "", "Secrets to pull that image with, separated by commas")
+    add("--lease-namespace", "POD_NAMESPACE", "default", "where the lease of the leader is")
+    add("--workers", "BANYAN_WORKERS", "8", "reconciles at a time", type=int)
+    add("--resync-seconds", "BANYAN_RESYNC_SECONDS", "3600", "everything is listed again after so long, beside the watches", type=float)
+    add("--host", "BANYAN_HOST", "127.0.0.1", "address of /livez, /readyz and /metrics")
+    add("--port", "BANYAN_PORT", "8080", "port of these; 0 takes a free one", type=int)
+    add("--probe-port", "BANYAN_PROBE_PORT", "0", "port of kopf's own /livez; 0: none", type=int)
+    add("--log-level", "BANYAN_LOG_LEVEL", "info", "log level", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--no-leader-election", action="store_true", help="act at once; only where no other operator runs")
+    try:
+        args = parser.parse_args(list(argv))
+        if not args.runtime_image:
+            parser.error("--runtime-image (or BANYAN_RUNTIME_IMAGE) is required: the image that servers and workers run")
+        if args.workers < 1 or args.resync_seconds < 1:
+            parser.error("--workers and --resync-seconds must be at least 1")
+    except SystemExit as stop:
+        sys.exit(EXIT_CONFIG if stop.code else 0)
+    return Options(
+        namespaces=_words(args.namespaces),
+        runtime_image=args.runtime_image,
+        image_pull_policy=args.image_pull_policy,
+        image_pull_secrets=_words(args.image_pull_secrets),
+        lease_namespace=args.lease_namespace,
+        leader_election=not args.no_leader_election,
+        workers=args.workers,
+        resync_s=args.resync_seconds,
+        host=args.host,
+        port=args.port,
+        probe_port=args.probe_port,
+        log_level=args.log_level,
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

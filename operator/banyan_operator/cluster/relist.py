@@ -1,0 +1,90 @@
+"""Exact lists. Kopf lists again when it has lost its place (410), and shows what is there, not what has gone meanwhile.
+
+So whatever kopf lists is listed once more here, whole, and the store brought in line with it. An audit of everything, once an hour,
+catches what even that would miss: a kind of which nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from banyan_operator.cluster.client import Api, ApiError
+from banyan_operator.cluster.metrics import Metrics
+from banyan_operator.cluster.store import Store
+from banyan_operator.kube import kinds
+from banyan_operator.kube.kinds import Kind, Role
+from banyan_operator.kube.objects import Key
+
+log = logging.getLogger(__name__)
+
+SETTLE_S: Final = 1.0  # the objects of one of kopf's lists come one by one
+AGAIN_S: Final = 5.0  # after a list that failed
+WATCHED: Final = tuple(kind for kind in kinds.WATCHED if not kind.optional)
+
+
+class Relist:
+    """Keeps the store true. `concerns` is told what resources a difference concerns."""
+
+    def __init__(
+        self,
+        store: Store,
+        api: Api,
+        metrics: Metrics,
+        namespaces: Sequence[str],
+        concerns: Callable[[Iterable[Key]], None],
+        audit_s: float = 3600.0,
+    ) -> None:
+        self._store, self._api, self._metrics, self._concerns = store, api, metrics, concerns
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self._audit_s = audit_s
+        self._wanted: set[Kind] = set()
+        self._news = asyncio.Event()
+
+    def ask(self, kind: Kind) -> None:
+        """List this kind soon: kopf does."""
+        self._wanted.add(kind)
+        self._news.set()
+
+    async def everything(self) -> None:
+        """List every kind, and keep trying until each could be listed: nothing may be decided before."""
+        for kind in WATCHED:
+            delay = 1.0
+            while not await self._list(kind, first=True):
+                await asyncio.sleep(delay)
+                delay = min(10.0, delay * 2)
+
+    async def run(self) -> None:
+        """For ever: what was asked for, and everything now and then."""
+        while True:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(self._audit_s):
+                    await self._news.wait()
+                await asyncio.sleep(SETTLE_S)
+                kinds_now, self._wanted = self._wanted, set()
+            except TimeoutError:
+                kinds_now = set(WATCHED)
+            for kind in WATCHED:
+                if kind in kinds_now and not await self._list(kind):
+                    self.ask(kind)
+            if self._wanted:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _list(self, kind: Kind, *, first: bool = False) -> bool:
+        selector = "" if kind.role is Role.RESOURCE else kinds.CHILD_SELECTOR
+        for namespace in self._namespaces:
+            try:
+                items, version = await self._api.list(kind, namespace, labels=selector)
+            except ApiError as error:
+                log.warning("%s could not be listed: %s", kind.plural, error)
+                return False
+            self._metrics.last_event.labels(kind.kind).set_to_current_time()
+            concerned, repaired = self._store.note_list(kind, namespace, items, version)
+            self._concerns(concerned)
+            if repaired and not first:
+                self._metrics.repairs.labels(kind.kind).inc(repaired)
+                log.info("relist: %d %s that the watches had not shown", repaired, kind.plural)
+        return True

@@ -1,0 +1,104 @@
+"""What deciding about both resources has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from banyan_operator import api
+from banyan_operator.api import InferenceServer, Metadata, Resource
+from banyan_operator.desired.difference import Difference
+from banyan_operator.desired.references import references
+from banyan_operator.observed import batch as observed_batch
+from banyan_operator.observed import events
+from banyan_operator.observed.conditions import Finding, no, refused, yes
+from banyan_operator.plan import Manifest, Outcome, Plan, Report, Settings, World
+
+WATCH_S: Final = {"cluster": 10.0, "local": 1.0}
+"""How often what is moving is looked at: progress and loading are seen by asking, not by a watch."""
+MISSING_S: Final = 30.0
+WAIT_S: Final = 5.0
+
+MISSING: Final = {"Secret": "SecretNotFound", "ConfigMap": "ConfigMapNotFound", "PersistentVolumeClaim": "ClaimNotFound"}
+
+
+NOTHING: Final = Plan()
+
+
+class Decision(Protocol):
+    """What to do, and what to tell once it was tried."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    def report(self, outcome: Outcome) -> Report: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Nothing is to be done; the status is to be `status`."""
+
+    status: Mapping[str, Any]
+    prior: Mapping[str, Any]
+    plan: Plan = NOTHING
+
+    def report(self, outcome: Outcome) -> Report:
+        return Report(status=if_changed(self.status, self.prior))
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The spec breaks the schema: children stay as they are, and no time will heal it."""
+
+    resource: Manifest
+    error: str
+    world: World
+    plan: Plan = NOTHING
+
+    def report(self, outcome: Outcome) -> Report:
+        prior: Mapping[str, Any] = self.resource.get("status") or {}
+        generation = Metadata.of(self.resource).generation
+        finding = no("InvalidSpec", self.error)
+        if self.resource["kind"] == "InferenceServer":
+            status = refused(prior, {"Accepted": finding, "Ready": finding}, "Failed", generation, self.world.now)
+            return Report(status=if_changed(status, prior), events=tuple(events.of_server(prior, status)))
+        if observed_batch.is_terminal(prior):
+            return Report()
+        found = {"Accepted": finding, "Running": finding, "Complete": finding}
+        status = refused(prior, found, prior.get("phase") or "Pending", generation, self.world.now)
+        return Report(status=if_changed(status, prior), events=tuple(events.of_batch(prior, status)))
+
+
+def acceptable(resource: Resource, world: World, settings: Settings) -> Finding:
+    """Whether the spec can be carried out: all of it is built, and what it refers to exists."""
+    if problems := api.unsupported(resource, settings.platform):
+        return no("Unsupported", "; ".join(map(str, problems)) + ".")
+    paths = references(resource)
+    for missing in sorted(world.missing & paths.keys(), key=str):
+        text = f"{missing.kind} {missing.name} ({paths[missing]}) does not exist in namespace {resource.metadata.namespace}. Create it."
+        return no(MISSING[missing.kind], text)
+    if isinstance(resource, InferenceServer) and resource.spec.ingress is not None and settings.platform == "local":
+        return yes("Accepted", "The spec can be carried out; spec.ingress has no effect in local mode.")
+    return yes("Accepted", "The spec can be carried out.")
+
+
+def carried_out(accepted: Finding, changes: Difference, outcome: Outcome) -> Finding:
+    """`accepted`, unless something is in the way of what was to be applied."""
+    if accepted.status != "True":
+        return accepted
+    if taken := {*changes.conflicts, *outcome.taken}:
+        names = ", ".join(sorted(f"{one.kind} {one.name}" for one in taken))
+        text = f"{names} exists and belongs to somebody else. Rename this resource, delete the object, or annotate it"
+        return no("NameConflict", f"{text} with serving.banyan.dev/adopt=true.")
+    for name, said in sorted(outcome.forbidden.items(), key=str):
+        text = f"the operator may not write {name.kind} {name.name}: {said}. Give its ServiceAccount the rights of the chart's RBAC."
+        return no("OperatorForbidden", text)
+    for name, said in sorted(outcome.refused.items(), key=str):
+        reason = "QuotaExceeded" if "exceeded quota" in said else "InvalidSpec"
+        return no(reason, f"the API server refuses {name.kind} {name.name}: {said}")
+    return accepted
+
+
+def if_changed(status: Mapping[str, Any], prior: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return None if status == prior else status

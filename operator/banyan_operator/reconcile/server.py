@@ -1,0 +1,96 @@
+"""Deciding about an InferenceServer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from banyan_operator.api import InferenceServer, SpecError
+from banyan_operator.desired import server as desired_server
+from banyan_operator.desired.difference import Difference, difference
+from banyan_operator.desired.metadata import SPEC_HASH, owner
+from banyan_operator.kube.kinds import DEPLOYMENT
+from banyan_operator.kube.objects import Ref, condition, find_object, is_true
+from banyan_operator.observed import events
+from banyan_operator.observed import server as observed_server
+from banyan_operator.observed.conditions import Finding, no
+from banyan_operator.plan import Event, Manifest, Outcome, Plan, Report, Settings, World
+from banyan_operator.reconcile.common import MISSING, MISSING_S, WAIT_S, WATCH_S, acceptable, carried_out, if_changed
+
+
+def decide_server(server: InferenceServer, world: World, prior: Mapping[str, Any], settings: Settings) -> ServerDecision:
+    live = find_object(world.children, Ref.to(DEPLOYMENT, server.metadata.name))
+    wanted: tuple[Manifest, ...] = ()
+    changes = Difference()
+    accepted = acceptable(server, world, settings)
+    if accepted.status == "True":
+        try:
+            wanted = desired_server.children(server, settings, live)
+            changes = difference(owner(server), wanted, world.children)
+        except SpecError as error:
+            accepted = no("InvalidSpec", str(error))
+    deployment = next((manifest for manifest in wanted if manifest["kind"] == DEPLOYMENT.kind), None)
+    return ServerDecision(server, world, prior, settings, accepted, changes, deployment, live)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDecision:
+    server: InferenceServer
+    world: World
+    prior: Mapping[str, Any]
+    settings: Settings
+    accepted: Finding
+    changes: Difference
+    wanted: Manifest | None  # the Deployment as rendered; None where the spec cannot be
+    live: Manifest | None
+
+    @property
+    def acts(self) -> bool:
+        return not self.server.spec.paused and not self.changes.conflicts
+
+    @property
+    def plan(self) -> Plan:
+        if not self.acts:
+            return Plan()
+        delete = tuple(self.changes.delete) if self.accepted.status == "True" else ()
+        return Plan(tuple(self.changes.apply), delete, frozenset(self.changes.drifted))
+
+    def report(self, outcome: Outcome) -> Report:
+        accepted = carried_out(self.accepted, self.changes, outcome)
+        status = observed_server.status(self.server, accepted, self.wanted, self.world, self.prior, self.settings).dump()
+        told = [*self.changes.events, *_rollout_events(self.wanted, self.live)] if self.acts and outcome.complete else []
+        return Report(
+            status=if_changed(status, self.prior),
+            events=(*told, *events.of_server(self.prior, status)),
+            requeue_after_s=self._look_again(accepted, status),
+        )
+
+    def _look_again(self, accepted: Finding, status: Mapping[str, Any]) -> float | None:
+        if accepted.reason in MISSING.values():
+            return MISSING_S
+        if self.changes.waiting:
+            return WAIT_S
+        settled = condition({"status": status}, "Progressing").get("reason") == "UpToDate"
+        ready = is_true({"status": status}, "Ready")
+        quiet = accepted.status == "False" or (settled and ready) or self.server.spec.paused
+        return None if quiet else WATCH_S[self.settings.platform]
+
+
+def _rollout_events(wanted: Manifest | None, live: Manifest | None) -> list[Event]:
+    if wanted is None:
+        return []
+    if live is None:
+        return [Event("Normal", "Created", f"Deployment {wanted['metadata']['name']} with {wanted['spec']['replicas']} replicas")]
+    found = []
+    before, after = (_revision(one) for one in (live, wanted))
+    if before != after:
+        found.append(Event("Normal", "RolloutStarted", f"Revision {before or 'unknown'} is to be replaced by {after}"))
+    had, wants = live["spec"].get("replicas"), wanted["spec"]["replicas"]
+    if had != wants:
+        found.append(Event("Normal", "Scaled", f"From {had} to {wants} replicas"))
+    return found
+
+
+def _revision(deployment: Manifest) -> str:
+    return str((deployment["spec"]["template"].get("metadata", {}).get("annotations") or {}).get(SPEC_HASH, ""))
