@@ -42,8 +42,6 @@ class World:
     """For an InferenceServer: the body of GET /readyz of its newest pod (200 or 503), if it answered."""
     events: tuple[Manifest, ...] = ()
     """Recent Warning events of the children (FailedMount and the like), newest first, where the driver could look."""
-    lost_nodes: frozenset[str] = frozenset()
-    """Nodes of the children's pods that no longer answer, where the driver could look."""
 
 
 @dataclass(frozen=True, slots=True)
