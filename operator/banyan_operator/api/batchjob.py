@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from banyan_operator.api.base import Format, Model, ObjectName, Quantity
+from banyan_operator.api.base import Format, Model, ObjectName, Quantity, api_name
 from banyan_operator.api.lifecycle import StartupProbe
 from banyan_operator.api.parts import (
     Accelerator,
@@ -25,6 +25,7 @@ from banyan_operator.api.parts import (
     Security,
 )
 from banyan_operator.api.rules import Rule, Transition
+from banyan_operator.api.traffic import BatchMonitoring, NetworkPolicy
 
 
 class ServerRef(Model):
@@ -58,18 +59,19 @@ class Input(Model):
 
     uri: DataUri = Field(
         description="JSON Lines file, or a prefix ending in / whose *.jsonl objects are read in name order. "
-        "s3://BUCKET/KEY, pvc://CLAIM/PATH, file:///PATH (local mode only)."
+        "Names ending in .gz are gzip. s3://BUCKET/KEY, pvc://CLAIM/PATH, file:///PATH (local mode only)."
     )
-    compression: Literal["auto", "none", "gzip"] = Field(default="auto", description="gzip input is one shard per object.")
     on_invalid_line: Literal["Record", "Fail"] = Field(
-        default="Record", description="Record: one error record per bad line. Fail: planning fails."
+        default="Record", description="Record: one error record per bad line. Fail: the job fails at the first."
     )
 
 
 class Output(Model):
     RULES: ClassVar = (Rule("self.uri.endsWith('/')", "output.uri must end with /", lambda o: o.uri.endswith("/")), _NO_DOTS)
 
-    uri: DataUri = Field(description="Prefix ending in /; receives output.jsonl, errors.jsonl, manifest.json and .banyan/.")
+    uri: DataUri = Field(
+        description="Prefix ending in /; receives output.jsonl, errors.jsonl and manifest.json, all of them once everything is done."
+    )
     overwrite: bool = Field(default=False, description="Accept a prefix that holds results of another job.")
 
 
@@ -85,14 +87,8 @@ class Retries(Model):
     max_backoff_seconds: Annotated[int, Format("int32"), Field(ge=1, le=600)] = 60
 
 
-def _same_server(new: BatchJobSpec, old: BatchJobSpec) -> bool:
-    if new.server is None or old.server is None:
-        return new.server is old.server
-    return new.server.model.uri == old.server.model.uri and new.server.accelerator == old.server.accelerator
-
-
 class BatchJobSpec(Model):
-    RULES: ClassVar = (
+    RULES: ClassVar[tuple[Rule | Transition, ...]] = (
         Rule(
             "has(self.serverRef) != has(self.server)",
             "exactly one of serverRef and server is required",
@@ -102,28 +98,6 @@ class BatchJobSpec(Model):
             "!has(self.apiKeySecretRef) || has(self.serverRef)",
             "apiKeySecretRef needs serverRef",
             lambda s: s.api_key_secret_ref is None or s.server_ref is not None,
-        ),
-        Transition(
-            "has(self.serverRef) == has(oldSelf.serverRef) && (!has(self.serverRef) || self.serverRef == oldSelf.serverRef)",
-            "spec.serverRef is immutable",
-            lambda new, old: new.server_ref == old.server_ref,
-        ),
-        Transition(
-            "has(self.server) == has(oldSelf.server) && (!has(self.server) || (self.server.model.uri == oldSelf.server.model.uri && "
-            "self.server.accelerator == oldSelf.server.accelerator))",
-            "spec.server.model.uri and spec.server.accelerator are immutable",
-            _same_server,
-        ),
-        Transition("self.input == oldSelf.input", "spec.input is immutable", lambda new, old: new.input == old.input),
-        Transition(
-            "self.output.uri == oldSelf.output.uri", "spec.output.uri is immutable", lambda new, old: new.output.uri == old.output.uri
-        ),
-        Transition("self.endpoint == oldSelf.endpoint", "spec.endpoint is immutable", lambda new, old: new.endpoint == old.endpoint),
-        Transition("self.sharding == oldSelf.sharding", "spec.sharding is immutable", lambda new, old: new.sharding == old.sharding),
-        Transition(
-            "has(self.modelName) == has(oldSelf.modelName) && (!has(self.modelName) || self.modelName == oldSelf.modelName)",
-            "spec.modelName is immutable",
-            lambda new, old: new.model_name == old.model_name,
         ),
         Transition("!oldSelf.cancel || self.cancel", "spec.cancel cannot be unset", lambda new, old: not old.cancel or new.cancel),
         Rule(
@@ -140,14 +114,18 @@ class BatchJobSpec(Model):
     output: Output = Field(description="Results.")
     s3: S3Options | None = Field(default=None, description="Options of s3:// URIs.")
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"] = Field(
-        default="/v1/chat/completions", description="Endpoint for every line; a line with another url is an error record."
+        default="/v1/chat/completions",
+        description="Endpoint for every line; a line with another url is an error record. "
+        "/v1/embeddings and /v1/responses are not built yet: Accepted=False.",
     )
     model_name: Annotated[str, Field(max_length=128)] | None = Field(default=None, description="Overrides the model of every line.")
     api_key_secret_ref: ApiKeyRef | None = Field(default=None, description="API key for serverRef.")
     workers: Annotated[int, Format("int32"), Field(ge=1, le=1000)] = Field(
-        default=1, description="Parallel workers. May be changed while running."
+        default=1, description="Parallel workers. More than 1 is not built yet: Accepted=False."
     )
-    sharding: Sharding = Field(default=Sharding(), description="Input is cut at line ends when either target is reached.")
+    sharding: Sharding = Field(
+        default=Sharding(), description="How input is cut among workers. Not built yet: other values than the defaults are Accepted=False."
+    )
     max_concurrency: Annotated[int, Format("int32"), Field(ge=1, le=4096)] = Field(default=64, description="In-flight requests per worker.")
     request_timeout_seconds: Annotated[int, Format("int32"), Field(ge=1, le=86400)] = 1800
     retries: Retries = Field(default=Retries(), description="Retries of one request.")
@@ -156,20 +134,21 @@ class BatchJobSpec(Model):
     )
     max_error_percent: Annotated[int, Format("int32"), Field(ge=0, le=100)] = Field(
         default=100,
-        description="Fail the job when more than this share of finished requests are error records (checked after 100 requests or at "
-        "the end). 100 means never.",
+        description="Share of error records from which the job fails; 100 means never. Others are not built yet: Accepted=False.",
     )
     deadline_seconds: Annotated[int, Format("int32"), Field(ge=60, le=31536000)] | None = Field(
         default=None,
-        description="Wall time from the first start, suspended time included; then the job expires and finished results are published.",
+        description="Wall time from the first start, suspended time included; then the job is ended as Expired, without results.",
     )
     ttl_seconds_after_finished: Annotated[int, Format("int32"), Field(ge=0, le=31536000)] | None = Field(
         default=None, description="Delete this resource that long after it finished. Results in storage stay."
     )
-    suspend: bool = Field(default=False, description="Stop workers, keep checkpoints.")
-    cancel: bool = Field(default=False, description="Stop for good and publish what is finished. Cannot be unset.")
+    suspend: bool = Field(
+        default=False, description="Stop the worker. Work that was begun is lost: it starts from the beginning when this is false again."
+    )
+    cancel: bool = Field(default=False, description="Stop for good, without results. Cannot be unset.")
     priority: Annotated[int, Format("int32"), Field(ge=-100, le=100)] = Field(
-        default=-10, description="Request priority sent to the server; below 0 yields to interactive traffic."
+        default=-10, description="Request priority at the server. Not built yet: other values than the default are Accepted=False."
     )
     resources: Resources = Field(
         default=Resources(), description="CPU, memory, ephemeral storage of the runtime container. Accelerators belong in accelerator."
@@ -178,6 +157,10 @@ class BatchJobSpec(Model):
     image: ImageName | None = Field(default=None, description="Worker image. Default: the runtime image of the operator.")
     image_pull_secrets: PullSecrets = Field(default=(), description="Pull secrets.")
     env: EnvVars = Field(default=(), description="Extra environment of the runtime container.")
+    monitoring: BatchMonitoring = Field(default=BatchMonitoring(), description="Objects of the Prometheus operator.")
+    network_policy: NetworkPolicy = Field(
+        default=NetworkPolicy(), description="NetworkPolicy of the pods; the port is that of progress and metrics."
+    )
     service_account_name: ObjectName | None = Field(
         default=None,
         description="ServiceAccount of all pods; carries the cloud identity (IRSA, workload identity). Default: one created per resource, "
@@ -190,3 +173,19 @@ class BatchJobSpec(Model):
         default=None,
         description="Escape hatch, applied last. Not validated by the schema; invalid results surface in the Accepted condition.",
     )
+
+
+MUTABLE: Final = frozenset({"suspend", "cancel", "deadline_seconds", "ttl_seconds_after_finished", "monitoring", "network_policy"})
+"""What can change in a BatchJob that exists. All else is in the pods of its Job, which cannot change."""
+
+
+def _fixed(field: str) -> Transition:
+    name = api_name(field)
+    return Transition(
+        f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})",
+        f"spec.{name} cannot change; make a new BatchJob",
+        lambda new, old: getattr(new, field) == getattr(old, field),
+    )
+
+
+BatchJobSpec.RULES = (*BatchJobSpec.RULES, *(_fixed(field) for field in BatchJobSpec.model_fields if field not in MUTABLE))

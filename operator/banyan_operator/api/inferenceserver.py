@@ -6,16 +6,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from banyan_operator.api.base import Format, ListType, Model, ObjectName, Quantity
-from banyan_operator.api.lifecycle import Autoscaling, Disruption, Drain, Probes, Rollout
-from banyan_operator.api.parts import Accelerator, Cache, ModelSource, ModelUri, PodTemplate, Resources, Runtime, Scheduling, Security
+from banyan_operator.api.base import Format, Model, ObjectName, Quantity
+from banyan_operator.api.lifecycle import Disruption, Drain, Probes, Rollout
+from banyan_operator.api.parts import Accelerator, Cache, ModelSource, PodTemplate, Resources, Runtime, Scheduling, Security
 from banyan_operator.api.rules import Rule
-from banyan_operator.api.traffic import Auth, Gateway, Ingress, Monitoring, NetworkPolicy, Service
-
-
-class Adapter(Model):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$", min_length=1, max_length=63)]
-    uri: ModelUri
+from banyan_operator.api.traffic import Auth, Ingress, Monitoring, NetworkPolicy, Service
 
 
 def _claims_differ(spec: InferenceServerSpec) -> bool:
@@ -26,7 +21,7 @@ def _claims_differ(spec: InferenceServerSpec) -> bool:
 def _replicas_can_share_the_cache(spec: InferenceServerSpec) -> bool:
     if spec.cache.access_mode == "ReadWriteMany" or spec.cache.type != "PersistentVolumeClaim":
         return True
-    return spec.replicas <= 1 and (spec.autoscaling is None or spec.autoscaling.max_replicas <= 1)
+    return spec.replicas <= 1
 
 
 class InferenceServerSpec(Model):
@@ -40,19 +35,13 @@ class InferenceServerSpec(Model):
             ),
         ),
         Rule(
-            "!has(self.adapters) || !has(self.model.servedNames) || self.adapters.all(a, !(a.name in self.model.servedNames))",
-            "an adapter name must differ from the served names",
-            lambda s: not any(adapter.name in s.model.served_names for adapter in s.adapters),
-        ),
-        Rule(
             "!has(self.cache.claimName) || !self.model.uri.startsWith('pvc://') || "
             "!self.model.uri.startsWith('pvc://' + self.cache.claimName + '/')",
             "cache.claimName must not be the model claim",
             _claims_differ,
         ),
         Rule(
-            "self.cache.accessMode == 'ReadWriteMany' || self.cache.type != 'PersistentVolumeClaim' || "
-            "(self.replicas <= 1 && (!has(self.autoscaling) || self.autoscaling.maxReplicas <= 1))",
+            "self.cache.accessMode == 'ReadWriteMany' || self.cache.type != 'PersistentVolumeClaim' || self.replicas <= 1",
             "more than one replica needs cache.accessMode ReadWriteMany",
             _replicas_can_share_the_cache,
         ),
@@ -62,34 +51,25 @@ class InferenceServerSpec(Model):
     runtime: Runtime = Field(default=Runtime(), description="Image and engine settings.")
     replicas: Annotated[int, Format("int32"), Field(ge=0, le=1000)] = Field(
         default=1,
-        description="Wanted replicas. Written by the autoscaler through the scale subresource when autoscaling is set: "
-        "leave it out of manifests then.",
+        description="Wanted replicas. kubectl scale, a HorizontalPodAutoscaler or KEDA may target this resource and write it through the "
+        "scale subresource: leave it out of manifests then.",
     )
-    autoscaling: Autoscaling | None = Field(default=None, description="Autoscaling of replicas.")
     accelerator: Accelerator = Field(default=Accelerator(), description="Accelerators of one replica.")
     resources: Resources = Field(
         default=Resources(), description="CPU, memory, ephemeral storage of the runtime container. Accelerators belong in accelerator."
     )
     scheduling: Scheduling = Field(default=Scheduling(), description="Where pods may run.")
-    shared_memory: Quantity | None = Field(
-        default=None, description="Size of /dev/shm. Default: 64Mi on CPU, 8Gi when tensorParallelSize is over 1, else 1Gi."
-    )
+    shared_memory: Quantity | None = Field(default=None, description="Size of /dev/shm. Default: 64Mi on CPU, else 1Gi.")
     cache: Cache = Field(default=Cache(), description="Volume for downloaded weights and compiled kernels.")
     auth: Auth = Field(default=Auth(), description="Access to the HTTP API.")
     service: Service = Field(default=Service(), description="Service in front of the replicas.")
     ingress: Ingress | None = Field(default=None, description="Ingress (networking.k8s.io/v1).")
-    gateway: Gateway | None = Field(default=None, description="HTTPRoute (gateway.networking.k8s.io/v1).")
     probes: Probes = Field(default=Probes(), description="Probe timing.")
     drain: Drain = Field(default=Drain(), description="Graceful shutdown.")
     rollout: Rollout = Field(default=Rollout(), description="How changes reach pods.")
-    disruption: Disruption = Field(default=Disruption(), description="PodDisruptionBudget; created when more than one replica is wanted.")
-    monitoring: Monitoring = Field(default=Monitoring(), description="Prometheus operator objects.")
+    disruption: Disruption = Field(default=Disruption(), description="PodDisruptionBudget, while more than one replica is wanted.")
+    monitoring: Monitoring = Field(default=Monitoring(), description="Objects of the Prometheus operator.")
     network_policy: NetworkPolicy = Field(default=NetworkPolicy(), description="NetworkPolicy of the pods.")
-    adapters: Annotated[tuple[Adapter, ...], Field(max_length=32), ListType("map", ("name",))] = Field(
-        default=(),
-        description="LoRA adapters, callable as a model name. Reserved: the runtime reports Accepted=False with reason Unsupported "
-        "until it supports them.",
-    )
     service_account_name: ObjectName | None = Field(
         default=None, description="ServiceAccount of the pods. Default: one created per resource, without API token."
     )
@@ -100,4 +80,4 @@ class InferenceServerSpec(Model):
         default=None,
         description="Escape hatch, applied last. Not validated by the schema; invalid results surface in the Accepted condition.",
     )
-    paused: bool = Field(default=False, description="Stop reconciling the children; status is still reported.")
+    paused: bool = Field(default=False, description="Leave the children as they are; status is still reported.")

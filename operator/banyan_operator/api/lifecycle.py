@@ -1,4 +1,4 @@
-"""How a server's pods come, stay and go: probes, drain, rollout, disruption budget, autoscaling."""
+"""How a server's pods come, stay and go: probes, drain, rollout, disruption budget."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from banyan_operator.api.base import CountOrPercent, Format, ListType, Model, is_zero
-from banyan_operator.api.parts import URL
+from banyan_operator.api.base import CountOrPercent, Format, Model, is_zero
 from banyan_operator.api.rules import Rule
 
 StartupTimeout = Annotated[int, Format("int32"), Field(ge=30, le=86400)]
@@ -57,7 +56,15 @@ class Rollout(Model):
     max_surge: CountOrPercent = Field(default=1, description="Extra pods during a rollout; needs free accelerators.")
     max_unavailable: CountOrPercent = 0
     progress_deadline_seconds: Annotated[int, Format("int32"), Field(ge=60, le=172800)] = 3600
-    revision_history_limit: Annotated[int, Format("int32"), Field(ge=0, le=50)] = 3
+    revision_history_limit: Annotated[int, Format("int32"), Field(ge=0, le=50)] = Field(
+        default=3, description="Earlier pod templates that are kept. An earlier spec gets its own again, with the image that it had then."
+    )
+    refresh: Annotated[str, Field(max_length=63)] | None = Field(
+        default=None,
+        description="Any text, such as a date. Pods keep the template that was made for their spec, also when the operator is upgraded; "
+        "a text that was not here before makes a new one from the operator's present defaults (image, pull policy, pull secrets), and "
+        "rolls it out.",
+    )
 
 
 class Disruption(Model):
@@ -69,48 +76,6 @@ class Disruption(Model):
         ),
     )
 
-    max_unavailable: CountOrPercent | None = None
-    min_available: CountOrPercent | None = None
+    max_unavailable: CountOrPercent | None = Field(default=None, description="Pods that an eviction may take at a time. Default: 1.")
+    min_available: CountOrPercent | None = Field(default=None, description="Pods that evictions must leave, in place of maxUnavailable.")
     enabled: bool = True
-
-
-class ScaleSignal(Model):
-    type: Literal["QueuedRequests", "RunningRequests", "KVCacheUsagePercent", "TokensPerSecond"]
-    target: Annotated[int, Format("int32"), Field(ge=1, le=100000000)] = Field(description="Average per replica.")
-
-
-class Keda(Model):
-    prometheus_address: Annotated[str, Field(pattern=URL, min_length=1, max_length=512)]
-    polling_interval_seconds: Annotated[int, Format("int32"), Field(ge=1, le=600)] = 15
-    cooldown_seconds: Annotated[int, Format("int32"), Field(ge=0, le=86400)] = Field(
-        default=300, description="Idle time before going to 0."
-    )
-
-
-Stabilization = Annotated[int, Format("int32"), Field(ge=0, le=3600)]
-
-
-class Autoscaling(Model):
-    RULES: ClassVar = (
-        Rule("self.minReplicas <= self.maxReplicas", "minReplicas must not exceed maxReplicas", lambda a: a.min_replicas <= a.max_replicas),
-        Rule(
-            "self.minReplicas > 0 || self.engine == 'KEDA'",
-            "minReplicas 0 needs engine KEDA",
-            lambda a: a.min_replicas > 0 or a.engine == "KEDA",
-        ),
-        Rule(
-            "self.engine != 'KEDA' || has(self.keda)",
-            "engine KEDA needs autoscaling.keda.prometheusAddress",
-            lambda a: a.engine != "KEDA" or a.keda is not None,
-        ),
-    )
-
-    engine: Literal["HPA", "KEDA"] = Field(default="HPA", description="HPA needs a custom metrics adapter; KEDA needs its CRDs.")
-    min_replicas: Annotated[int, Format("int32"), Field(ge=0, le=1000)] = Field(default=1, description="0 needs engine KEDA.")
-    max_replicas: Annotated[int, Format("int32"), Field(ge=1, le=1000)]
-    metrics: Annotated[tuple[ScaleSignal, ...], Field(max_length=4), ListType("map", ("type",))] = Field(
-        default=(ScaleSignal(type="QueuedRequests", target=8),), description="Scale signals; the largest result wins."
-    )
-    scale_up_stabilization_seconds: Stabilization = 0
-    scale_down_stabilization_seconds: Stabilization = 300
-    keda: Keda | None = Field(default=None, description="KEDA settings.")

@@ -24,7 +24,7 @@ from banyan_operator.api.rules import Rule
 
 MODEL_URI: Final = (
     r"^(pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?"
-    r"|hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+(@[A-Za-z0-9._/-]+)?|oci://[^\s]+"
+    r"|hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+(@[A-Za-z0-9._/-]+)?"
     r"|catalog://[a-z0-9]([-a-z0-9._]*[a-z0-9])?|file:///[^\s]+)$"
 )
 DATA_URI: Final = r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\s]+|file:///[^\s]+)$"
@@ -103,11 +103,6 @@ class HuggingFaceOptions(Model):
     endpoint: Url | None = Field(default=None, description="Hub mirror URL.")
 
 
-class ImageVolumeOptions(Model):
-    pull_policy: PullPolicy = "IfNotPresent"
-    path: Annotated[str, Field(max_length=512)] = Field(default="/", description="Directory of the model inside the image.")
-
-
 class ModelSource(Model):
     RULES: ClassVar = (
         Rule(
@@ -119,11 +114,6 @@ class ModelSource(Model):
             lambda m: not m.hugging_face or m.uri.startswith("hf://"),
         ),
         Rule(
-            "!has(self.image) || self.uri.startsWith('oci://')",
-            "model.image needs an oci:// uri",
-            lambda m: not m.image or m.uri.startswith("oci://"),
-        ),
-        Rule(
             "!self.uri.contains('/../') && !self.uri.endsWith('/..')",
             "model.uri must not contain .. segments",
             lambda m: "/../" not in m.uri and not m.uri.endswith("/.."),
@@ -131,19 +121,17 @@ class ModelSource(Model):
     )
 
     uri: ModelUri = Field(
-        description="Where the weights are. pvc://CLAIM/PATH, catalog://NAME (a model that the runtime knows and fetches), "
-        "s3://BUCKET/PREFIX, hf://ORG/NAME[@REVISION], oci://IMAGE (image volume), file:///PATH (local mode only)."
+        description="Where the weights are. pvc://CLAIM/PATH, catalog://NAME (a model that the runtime knows by hash and fetches into the "
+        "cache), file:///PATH (local mode only). s3://BUCKET/PREFIX and hf://ORG/NAME[@REVISION] are not built yet: Accepted=False."
     )
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=8), ListType("set")] = Field(
         default=(), description="Names accepted in the model field of requests. The first is the canonical one. Default: metadata.name."
     )
-    s3: S3Options | None = Field(default=None, description="Options of s3:// URIs.")
-    hugging_face: HuggingFaceOptions | None = Field(default=None, description="Options of hf:// URIs.")
-    image: ImageVolumeOptions | None = Field(default=None, description="Options of oci:// URIs.")
+    s3: S3Options | None = Field(default=None, description="Options of s3:// URIs, which are not built yet.")
+    hugging_face: HuggingFaceOptions | None = Field(default=None, description="Options of hf:// URIs, which are not built yet.")
     chat_template: KeySelector | None = Field(
         default=None, description="ConfigMap key with a Jinja chat template that replaces that of the tokenizer."
     )
-    trust_remote_code: bool = Field(default=False, description="Allow Python code shipped with the model to run. Off by default.")
 
 
 # --- the runtime ---
@@ -204,9 +192,19 @@ _NO_OWNED_OPTION = FieldRule(
 )
 
 
+PAGE_SIZES: Final = (1, 16, 32, 64)
+_PAGE_SIZE = FieldRule(
+    Rule(f"self in {list(PAGE_SIZES)}", f"must be one of {', '.join(map(str, PAGE_SIZES))}", lambda size: size in PAGE_SIZES)
+)
+
+
 class KvCache(Model):
-    dtype: Literal["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = "auto"
-    page_size: Annotated[int, Format("int32"), Field(ge=1, le=256)] | None = Field(default=None, description="Tokens per page.")
+    dtype: Literal["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = Field(
+        default="auto", description="auto is the type of the weights. Others are not built yet: Accepted=False."
+    )
+    page_size: Annotated[int, Format("int32"), Field(ge=1, le=64), _PAGE_SIZE] | None = Field(
+        default=None, description="Tokens per page: 1, 16, 32 or 64."
+    )
     max_tokens: Annotated[int, Format("int64"), Field(ge=1024)] | None = Field(default=None, description="Cap of the KV pool in tokens.")
     prefix_cache: bool = Field(default=True, description="Radix prefix cache.")
 
@@ -217,13 +215,14 @@ class Runtime(Model):
     image_pull_secrets: PullSecrets = Field(default=(), description="Pull secrets.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="Weight type.")
     quantization: Annotated[str, Field(pattern=r"^[a-z0-9_-]*$", max_length=32)] | None = Field(
-        default=None, description="Quantization method; empty means what the checkpoint declares."
+        default=None, description="Quantization method. Not built yet: Accepted=False where it is set."
     )
     context_length: Annotated[int, Format("int32"), Field(ge=128, le=16777216)] | None = Field(
         default=None, description="Longest sequence in tokens. Default: the model configuration."
     )
     tensor_parallel_size: Annotated[int, Format("int32"), Field(ge=1, le=16)] | None = Field(
-        default=None, description="Default: accelerator.count, or 1 on CPU."
+        default=None,
+        description="Devices that share one replica. Default: accelerator.count, or 1 on CPU. More are not built yet: Accepted=False.",
     )
     memory_percent: Annotated[int, Format("int32"), Field(ge=10, le=98)] | None = Field(
         default=None, description="Share of device memory for weights plus KV pool, in percent."
@@ -232,7 +231,7 @@ class Runtime(Model):
     max_running_requests: Annotated[int, Format("int32"), Field(ge=1, le=65536)] | None = Field(
         default=None, description="Concurrent sequences per replica."
     )
-    max_queued_requests: Annotated[int, Format("int32"), Field(ge=0, le=1000000)] | None = Field(
+    max_queued_requests: Annotated[int, Format("int32"), Field(ge=1, le=1000000)] | None = Field(
         default=None, description="Waiting requests per replica before new ones are refused."
     )
     chunked_prefill_tokens: Annotated[int, Format("int32"), Field(ge=0, le=1048576)] | None = Field(
@@ -323,7 +322,7 @@ class Cache(Model):
 
     type: Literal["None", "EmptyDir", "PersistentVolumeClaim"] = Field(
         default="EmptyDir",
-        description="None: no volume. EmptyDir: node disk, lost with the pod. PersistentVolumeClaim: existing or created claim, "
+        description="None: /tmp. EmptyDir: node disk, lost with the pod. PersistentVolumeClaim: existing or created claim, "
         "shared by replicas when ReadWriteMany.",
     )
     size: Quantity | None = Field(default=None, description="Size limit (EmptyDir) or requested size (created claim).")

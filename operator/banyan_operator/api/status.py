@@ -35,14 +35,13 @@ class LastFailure(Model):
 
 
 class Address(Model):
-    type: Literal["Internal", "LoadBalancer", "Ingress", "Gateway"]
+    type: Literal["Internal", "LoadBalancer", "Ingress"]
     url: Annotated[str, Field(max_length=512)]
 
 
 class ServedModel(Model):
     uri: Annotated[str, Field(max_length=1024)] | None = None
     revision: Annotated[str, Field(max_length=256)] | None = Field(default=None, description="Resolved revision or digest.")
-    size_bytes: Count64 | None = None
     context_length: Count32 | None = None
 
 
@@ -74,7 +73,6 @@ class InferenceServerStatus(Model):
     restarts: Count32 | None = Field(default=None, description="Container restarts of the current pods.")
     last_failure: LastFailure | None = Field(default=None, description="Most recent failure.")
     runtime_version: Annotated[str, Field(max_length=64)] | None = None
-    collision_count: Count32 | None = None
 
 
 BatchPhase = Literal[
@@ -123,7 +121,7 @@ class BatchJobStatus(Model):
     phase: BatchPhase | None = None
     conditions: Conditions = Field(default=(), description="Conditions.")
     request_counts: RequestCounts | None = Field(default=None, description="Same meaning as in the OpenAI batch object.")
-    shards: Shards | None = None
+    shards: Shards | None = Field(default=None, description="Not built yet, never set.")
     progress_percent: Annotated[int, Format("int32"), Field(ge=0, le=100)] | None = None
     progress: Annotated[str, Field(max_length=32)] | None = Field(default=None, description="Bar for printing.")
     requests: Annotated[str, Field(max_length=48)] | None = Field(default=None, description="DONE/TOTAL for printing.")
@@ -135,9 +133,11 @@ class BatchJobStatus(Model):
     output_uri: Uri | None = None
     errors_uri: Uri | None = None
     manifest_uri: Uri | None = None
-    epoch: Count64 | None = Field(default=None, description="Publication epoch; raised on every new attempt.")
-    run_id: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="UID prefix that names the checkpoint folder.")
-    plan_time: Time | None = None
+    epoch: Count64 | None = Field(default=None, description="Not built yet, never set.")
+    run_id: Annotated[str, Field(max_length=64)] | None = Field(
+        default=None, description="Names the run in storage: the same for every attempt of this BatchJob."
+    )
+    plan_time: Time | None = Field(default=None, description="Not built yet, never set.")
     start_time: Time | None = None
     completion_time: Time | None = None
     last_progress_time: Time | None = None

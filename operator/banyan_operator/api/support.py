@@ -12,7 +12,6 @@ from banyan_operator.api.validation import Problem
 
 Platform = Literal["cluster", "local"]
 
-PAGE_SIZES: Final = (1, 16, 32, 64)
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -24,20 +23,7 @@ def unsupported(resource: Resource, platform: Platform) -> list[Problem]:
 
 
 def _server(spec: InferenceServerSpec, platform: Platform) -> list[Problem]:
-    found = _model("spec.model", spec.model, platform) + _runtime("spec", spec.runtime, spec.accelerator)
-    if spec.autoscaling is not None:
-        found.append(Problem("spec.autoscaling", "is not built yet; remove it and set spec.replicas"))
-    if spec.gateway is not None:
-        found.append(Problem("spec.gateway", "is not built yet; use spec.ingress or spec.service"))
-    if spec.network_policy.enabled:
-        found.append(Problem("spec.networkPolicy.enabled", "is not built yet; write a NetworkPolicy of your own"))
-    if spec.monitoring.pod_monitor:
-        found.append(Problem("spec.monitoring.podMonitor", "is not built yet; scrape port http, path /metrics"))
-    if spec.disruption.max_unavailable is not None or spec.disruption.min_available is not None:
-        found.append(Problem("spec.disruption", "is not built yet; write a PodDisruptionBudget of your own"))
-    if spec.adapters:
-        found.append(Problem("spec.adapters", "LoRA adapters are not supported yet; merge the adapter into the model"))
-    return found
+    return _model("spec.model", spec.model, platform) + _runtime("spec", spec.runtime, spec.accelerator)
 
 
 def _batch(spec: BatchJobSpec, platform: Platform) -> list[Problem]:
@@ -48,9 +34,6 @@ def _batch(spec: BatchJobSpec, platform: Platform) -> list[Problem]:
     for name, uri in (("input", spec.input.uri), ("output", spec.output.uri)):
         if uri.startswith("file://") and platform == "cluster":
             found.append(Problem(f"spec.{name}.uri", f"{uri}: file:// exists in local mode only; use s3:// or pvc://"))
-    if spec.input.compression != "auto" and (spec.input.compression == "gzip") != spec.input.uri.endswith(".gz"):
-        text = f"{spec.input.compression}: which objects are gzip is told by their names (*.jsonl.gz) alone; use auto"
-        found.append(Problem("spec.input.compression", text))
     if spec.workers > 1:
         found.append(Problem("spec.workers", f"{spec.workers}: more than one worker is not built yet; use 1 and raise spec.maxConcurrency"))
     if spec.sharding != Sharding():
@@ -67,14 +50,12 @@ def _batch(spec: BatchJobSpec, platform: Platform) -> list[Problem]:
 def _model(path: str, model: ModelSource, platform: Platform) -> list[Problem]:
     scheme = model.uri.partition("://")[0]
     found: list[Problem] = []
-    if scheme in ("s3", "hf", "oci"):
+    if scheme in ("s3", "hf"):
         found.append(
             Problem(f"{path}.uri", f"{model.uri}: {scheme}:// is not built yet; copy the model to a claim and use pvc://, or catalog://")
         )
     if scheme == "file" and platform == "cluster":
         found.append(Problem(f"{path}.uri", f"{model.uri}: file:// exists in local mode only; copy the model to a claim and use pvc://"))
-    if model.trust_remote_code:
-        found.append(Problem(f"{path}.trustRemoteCode", "Banyan never runs code that comes with a model; remove it"))
     return found
 
 
@@ -92,8 +73,4 @@ def _runtime(path: str, runtime: Runtime, accelerator: Accelerator) -> list[Prob
     cache = runtime.kv_cache
     if cache is not None and cache.dtype != "auto":
         found.append(Problem(f"{path}.runtime.kvCache.dtype", f"{cache.dtype} is not built yet; use auto"))
-    if cache is not None and cache.page_size is not None and cache.page_size not in PAGE_SIZES:
-        found.append(Problem(f"{path}.runtime.kvCache.pageSize", f"{cache.page_size} is not built; use one of {PAGE_SIZES}"))
-    if runtime.max_queued_requests == 0:
-        found.append(Problem(f"{path}.runtime.maxQueuedRequests", "0 is not built yet; use at least 1"))
     return found

@@ -1,4 +1,4 @@
-"""How requests reach a server: Service, Ingress, Gateway, network policy, API keys, and the metrics side."""
+"""How requests reach a server: Service, Ingress, network policy, API keys, and the metrics side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from banyan_operator.api.base import Annotations, Format, Int32, Labels, ListType, Model, ObjectName, PortNumber, RawObject
+from banyan_operator.api.base import Annotations, Labels, ListType, Model, ObjectName, PortNumber, RawObject
 from banyan_operator.api.parts import ApiKeysRef
 
 HostName = Annotated[
@@ -36,43 +36,38 @@ class Ingress(Model):
     annotations: Annotations = Field(default={}, description="Ingress annotations.")
 
 
-class ParentRef(Model):
-    group: Annotated[str, Field(max_length=253)] = "gateway.networking.k8s.io"
-    kind: Annotated[str, Field(max_length=63)] = "Gateway"
-    namespace: Annotated[str, Field(max_length=63)] | None = None
-    name: ObjectName
-    section_name: Annotated[str, Field(max_length=253)] | None = None
-    port: PortNumber | None = None
-
-
-class EndpointPicker(Model):
-    name: ObjectName = Field(description="Service of the endpoint picker.")
-    port: PortNumber = 9002
-    failure_mode: Literal["FailOpen", "FailClose"] = "FailOpen"
-
-
-class InferencePool(Model):
-    endpoint_picker: EndpointPicker
-
-
-class Gateway(Model):
-    parent_refs: Annotated[tuple[ParentRef, ...], Field(min_length=1, max_length=8), ListType("atomic")] = Field(description="Gateways.")
-    hostnames: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=16), ListType("set")] = ()
-    path: UrlPath = "/"
-    request_timeout_seconds: Annotated[int, Format("int32"), Field(ge=0, le=86400)] = Field(
-        default=0, description="HTTPRoute request timeout; 0 means none."
-    )
-    inference_pool: InferencePool | None = Field(default=None, description="Create an InferencePool and route to it.")
-
-
 class NetworkPolicy(Model):
-    enabled: bool = False
+    enabled: bool = Field(default=False, description="Let only the traffic through that is named here, and what the resource itself needs.")
     from_: Annotated[tuple[RawObject, ...], Field(max_length=16), ListType("atomic")] = Field(
-        default=(), description="NetworkPolicyPeer items allowed to reach the HTTP port. Empty: same namespace."
+        default=(), description="NetworkPolicyPeer items allowed to reach the pods' port. Empty: same namespace."
     )
+    metrics_from: Annotated[tuple[RawObject, ...], Field(max_length=16), ListType("atomic")] = Field(
+        default=(), description="NetworkPolicyPeer items of Prometheus, beside those in from."
+    )
+    egress: Annotated[tuple[RawObject, ...], Field(max_length=16), ListType("atomic")] = Field(
+        default=(),
+        description="NetworkPolicyEgressRule items beside DNS, storage and where the model comes from: proxies, mirrors on other ports.",
+    )
+
+
+class Monitor(Model):
+    """A PodMonitor or ServiceMonitor of the Prometheus operator."""
+
+    enabled: bool = False
+    interval: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}(ms|s|m)$", min_length=2, max_length=8)] = Field(
+        default="15s", description="How often it is scraped."
+    )
+    additional_labels: Labels = Field(default={}, description="Labels by which a Prometheus chooses its monitors.")
 
 
 class Monitoring(Model):
-    pod_monitor: bool = Field(default=False, description="Create a PodMonitor when its CRD is present.")
-    interval_seconds: Annotated[Int32, Field(ge=5, le=300)] = 15
-    labels: Labels = Field(default={}, description="Labels of the PodMonitor.")
+    """Objects of the Prometheus operator; made where its API exists, also when it appears later."""
+
+    pod_monitor: Monitor = Field(default=Monitor(), description="A PodMonitor: every pod is scraped.")
+    service_monitor: Monitor = Field(default=Monitor(), description="A ServiceMonitor: every pod behind the Service is scraped.")
+
+
+class BatchMonitoring(Model):
+    """The same for a BatchJob, which has no Service."""
+
+    pod_monitor: Monitor = Field(default=Monitor(), description="A PodMonitor: every worker is scraped.")

@@ -29,7 +29,7 @@ class HostPath:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """s3://, hf:// or oci://: the runtime takes the URI as it is."""
+    """s3:// or hf://: the runtime takes the URI as it is."""
 
     scheme: str
     uri: str

@@ -74,7 +74,7 @@ def parse(manifest: Mapping[str, Any], *, strict: bool = True) -> Resource:
 def check_update(new: Resource, old: Resource) -> None:
     """Raise SpecError when `new` changes what must not change in `old`. The API server does this in a cluster."""
     broken = [rule.message for rule in new.spec.RULES if isinstance(rule, Transition) and not rule.holds(new.spec, old.spec)]
-    _raise([Problem("spec", f"{message}; make a new {type(new).__name__} instead") for message in broken])
+    _raise([Problem("spec", message) for message in broken])
 
 
 def _kind(manifest: Mapping[str, Any]) -> str:

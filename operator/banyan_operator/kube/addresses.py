@@ -10,6 +10,7 @@ SERVER_PORT: Final = 8000
 SERVER_PORT_NAME: Final = "http"
 PROGRESS_PORT: Final = 9100
 """Of a batch worker's container: /progress and /metrics."""
+PROGRESS_PORT_NAME: Final = "progress"
 SERVICE_PORT: Final = 80
 
 
