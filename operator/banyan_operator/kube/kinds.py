@@ -109,6 +109,8 @@ CHILDREN: Final = tuple(kind for kind in TABLE if kind.role is Role.CHILD)
 WATCHED: Final = tuple(kind for kind in TABLE if kind.role is not Role.OTHER)
 MADE: Final = frozenset(kind.kind for kind in CHILDREN)
 """Names of the kinds that we make. Others among the children (Pods, ReplicaSets) belong to controllers of Kubernetes."""
+OPTIONAL: Final = frozenset(kind.kind for kind in CHILDREN if kind.optional)
+"""Names of those that nothing else waits for."""
 
 _BY_NAME: Final = {(kind.api_version, kind.kind): kind for kind in TABLE}
 
