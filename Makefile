@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CLUSTER ?=
 PYTEST_ARGS ?=
+export REGISTRY TAG TORCH BASE_IMAGE IMAGE_TOOL
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-cluster lint format crds install install-dev images clean bench simulate soak simulate
@@ -35,6 +36,9 @@ format: install-dev ## put the code into shape
 
 crds: install ## write crds/ and the chart's copy from the models in operator/banyan_operator/api
 	$(BIN)/banyan-operator crds --output-dir crds && $(BIN)/banyan-operator crds --output-dir charts/banyan/files/crds
+
+images: ## both container images (REGISTRY=registry.example.com/team TAG=…), and how to push or load them
+	@.ci/images
 
 simulate: install-dev ## a million random steps of the engine (make test runs a tenth of them)
 	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/engine/test_simulation.py $(PYTEST_ARGS)

@@ -1,29 +1,43 @@
+{{- /* The label app.kubernetes.io/name. Part of the Deployment's selector, which can never change: it does not follow the chart's name. */ -}}
 {{- define "banyan.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- default "banyan-operator" .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "banyan.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if contains (include "banyan.name" .) .Release.Name -}}
+{{- else if contains .Chart.Name .Release.Name -}}
 {{- printf "%s-operator" .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s-operator" .Release.Name (include "banyan.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s-operator" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "banyan.selector" -}}
-app.kubernetes.io/name: banyan-operator
+app.kubernetes.io/name: {{ include "banyan.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- define "banyan.labels" -}}
-{{ include "banyan.selector" . }}
-app.kubernetes.io/component: operator
+{{- /* What is no pod of the operator, and must not be selected as one, says so: {component: ..., root: $} */ -}}
+{{- define "banyan.labelsOf" -}}
+app.kubernetes.io/name: {{ if eq .component "operator" }}{{ include "banyan.name" .root }}{{ else }}{{ printf "%s-%s" (include "banyan.name" .root) .component | trunc 63 }}{{ end }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
 app.kubernetes.io/part-of: banyan
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "banyan.labels" -}}
+{{ include "banyan.labelsOf" (dict "component" "operator" "root" .) }}
+{{- end -}}
+
+{{- /* The names of Secrets, as the operator's environment wants them. */ -}}
+{{- define "banyan.names" -}}
+{{- $names := list -}}
+{{- range . -}}{{- $names = append $names .name -}}{{- end -}}
+{{- join "," $names -}}
 {{- end -}}
 
 {{- define "banyan.serviceAccount" -}}
@@ -43,7 +57,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* The rules that the operator needs where it looks after resources. A test compares them with what the operator watches. */ -}}
+{{- /* The rules that the operator needs where it looks after resources. A test holds them equal to the table of kinds in the code. */ -}}
 {{- define "banyan.rules" -}}
 - apiGroups: [serving.banyan.dev]
   resources: [inferenceservers]
@@ -57,27 +71,34 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [serving.banyan.dev]
   resources: [inferenceservers/finalizers, batchjobs/finalizers]
   verbs: [update]
+- apiGroups: [""]
+  resources: [services, serviceaccounts, persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
-  resources: [deployments]
+  resources: [deployments, controllerrevisions]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses, networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+# Of the Prometheus operator; the right does no harm where its API is not there.
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors, servicemonitors]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [get, list, watch]
-- apiGroups: [batch]
-  resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
 - apiGroups: [""]
-  resources: [services, serviceaccounts, persistentvolumeclaims]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
   resources: [configmaps]
   verbs: [get]
-- apiGroups: [networking.k8s.io]
-  resources: [ingresses]
-  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [get, list, create, patch]
