@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,24 +10,20 @@ from banyan_operator.api import BatchJob
 from banyan_operator.api.uris import ClaimPath, HostPath, locate
 from banyan_operator.desired import podspec, serverpod
 from banyan_operator.desired.companions import cache_claim, service_account
-from banyan_operator.desired.metadata import (
-    DEFAULT_IMAGE,
-    RENDERED_GENERATION,
-    RENDERED_TEMPLATE,
-    SPEC_HASH,
-    TEMPLATE_LAYOUT,
-    child,
-    default_image,
-    digest,
-    labels,
-)
+from banyan_operator.desired.metadata import APPLIED_HASH, SPEC_HASH, child, digest, labels
+from banyan_operator.desired.monitors import monitors
+from banyan_operator.desired.names import Names
+from banyan_operator.desired.network import network_policy
 from banyan_operator.desired.podspec import Mount
 from banyan_operator.desired.podtemplate import merged
-from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
+from banyan_operator.kube.addresses import PROGRESS_PORT, PROGRESS_PORT_NAME, SERVER_PORT
+from banyan_operator.kube.kinds import JOB
+from banyan_operator.kube.objects import Ref, find_object
 from banyan_operator.plan import Manifest, Settings
 
 CONTAINER: Final = "worker"
 GRACE_S: Final = 120  # after SIGTERM the worker takes what is in flight, and says how far it came
+_SUSPENDED: Final = "-suspended"
 FINAL_CODES: Final = (64, 65, 77, 78)  # bad configuration, bad input or model, access denied, incompatible: again is the same again
 
 
@@ -39,25 +36,54 @@ class Place:
 
 
 def children(
-    job: BatchJob, settings: Settings, *, server_url: str | None, suspend: bool, live: Manifest | None = None
+    job: BatchJob,
+    settings: Settings,
+    *,
+    server_url: str | None,
+    suspend: bool,
+    live: Iterable[Manifest] = (),
+    absent: frozenset[str] = frozenset(),
 ) -> tuple[Manifest, ...]:
     """All objects that `job` wants while it runs, in the order in which they are applied.
 
-    `server_url`: base URL of the InferenceServer of serverRef. `live`: the Job as it is, if there is one.
+    `server_url`: base URL of the InferenceServer of serverRef. `live`: its children as they are; a Job among them keeps what it
+    was made with, for that cannot change. `suspend`: no worker may run now.
+    `absent`: optional kinds that the cluster does not have, which are left out.
     Raises SpecError when spec.podTemplate cannot be merged.
     """
+    live = tuple(live)
+    existing = find_object(live, Ref.to(JOB, Names.of(job, live).work))
+    names = Names.of(job, live, existing["spec"]["template"] if existing is not None else None)
     found: list[Manifest] = []
     if job.spec.service_account_name is None:
-        found.append(service_account(job, settings, f"{job.metadata.name}-batch"))
+        found.append(service_account(job, settings, names.service_account))
     own = job.spec.server
     if own is not None and own.cache.type == "PersistentVolumeClaim" and own.cache.claim_name is None:
-        found.append(cache_claim(job, settings, own.cache))
-    found.append(work(job, settings, server_url=server_url, suspend=suspend, live=live))
-    return tuple(found)
+        found.append(cache_claim(job, settings, names.cache_claim, own.cache))
+    if existing is not None:
+        found.append(_as_made(job, existing, suspend))
+    elif not suspend:  # it is not made before it may run
+        found.append(work(job, settings, names, server_url=server_url))
+    if settings.platform == "local":  # there is nobody to act on the rest
+        return tuple(found)
+    if job.spec.network_policy.enabled:
+        found.append(network_policy(job, settings))
+    return (*found, *monitors(job, settings, absent))
 
 
-def work_name(job: BatchJob) -> str:
-    return f"{job.metadata.name}-work"
+def _as_made(job: BatchJob, live: Manifest, suspend: bool) -> Manifest:
+    """The Job that exists, as it was made, whoever made it: of all its fields only `suspend` is still to be decided."""
+    metadata = live["metadata"]
+    annotations = dict(metadata.get("annotations") or {})
+    made = annotations.get(APPLIED_HASH, "").removesuffix(_SUSPENDED)
+    annotations[APPLIED_HASH] = made + _SUSPENDED if suspend else made  # or our own change would look like somebody else's
+    kept = {field: metadata[field] for field in ("name", "namespace", "ownerReferences") if field in metadata}
+    return {
+        "apiVersion": live["apiVersion"],
+        "kind": live["kind"],
+        "metadata": {**kept, "labels": {**(metadata.get("labels") or {}), **labels(job)}, "annotations": annotations},
+        "spec": {**live["spec"], "suspend": suspend},
+    }
 
 
 def run_id(job: BatchJob) -> str:
@@ -65,19 +91,14 @@ def run_id(job: BatchJob) -> str:
     return job.metadata.uid.replace("-", "")[:12]
 
 
-def work(job: BatchJob, settings: Settings, *, server_url: str | None, suspend: bool, live: Manifest | None = None) -> Manifest:
+def work(job: BatchJob, settings: Settings, names: Names, *, server_url: str | None) -> Manifest:
     """The Job. Indexed with one worker: sharding over several keeps this shape."""
-    image = job.spec.image or default_image(job, live, settings)
-    annotations = {RENDERED_GENERATION: str(job.metadata.generation), RENDERED_TEMPLATE: TEMPLATE_LAYOUT}
-    if job.spec.image is None:
-        annotations[DEFAULT_IMAGE] = image
     return child(
         job,
         settings,
         api_version="batch/v1",
         kind="Job",
-        name=work_name(job),
-        annotations=annotations,
+        name=names.work,
         body={
             "spec": {
                 "completionMode": "Indexed",
@@ -95,18 +116,19 @@ def work(job: BatchJob, settings: Settings, *, server_url: str | None, suspend: 
                     ]
                 },
                 "successPolicy": {"rules": [{"succeededCount": 1}]},
-                "suspend": suspend,
-                "template": _template(job, image, settings, server_url),
+                "suspend": False,
+                "template": _template(job, settings, names, server_url),
             }
         },
     )
 
 
-def _template(job: BatchJob, image: str, settings: Settings, server_url: str | None) -> Manifest:
+def _template(job: BatchJob, settings: Settings, names: Names, server_url: str | None) -> Manifest:
     spec = job.spec
+    image = spec.image or settings.runtime_image
     worker, worker_mounts = _worker(job, image, settings, server_url)
     pod: Manifest = {
-        "serviceAccountName": spec.service_account_name or f"{job.metadata.name}-batch",
+        "serviceAccountName": spec.service_account_name or names.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "restartPolicy": "Never",
@@ -116,7 +138,7 @@ def _template(job: BatchJob, image: str, settings: Settings, server_url: str | N
     scheduling, accelerator, server_mounts, secrets = spec.scheduling, None, list[Mount](), [spec.image_pull_secrets]
     if spec.server is not None:
         own = spec.server
-        server = serverpod.of_own_server(job.metadata.name, own, spec.security)
+        server = serverpod.of_own_server(job.metadata.name, own, spec.security, names.cache_claim)
         sidecar, server_mounts = serverpod.container(server, own.runtime.image or image, settings)
         pod["initContainers"] = [sidecar]
         accelerator = own.accelerator
@@ -126,8 +148,8 @@ def _template(job: BatchJob, image: str, settings: Settings, server_url: str | N
     pod["containers"] = [worker]
     pod["volumes"] = podspec.volumes(server_mounts, worker_mounts)
     pod |= podspec.placement(scheduling, accelerator, labels(job), spread=False)
-    if names := podspec.pull_secrets(*secrets, settings.image_pull_secrets):
-        pod["imagePullSecrets"] = names
+    if pull_secrets := podspec.pull_secrets(*secrets, settings.image_pull_secrets):
+        pod["imagePullSecrets"] = pull_secrets
     template = merged({"metadata": {"labels": labels(job)}, "spec": pod}, spec.pod_template)
     annotations = {**template["metadata"].get("annotations", {}), SPEC_HASH: digest(template)}
     return {"metadata": {**template["metadata"], "annotations": annotations}, "spec": template["spec"]}
@@ -182,7 +204,7 @@ def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | Non
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["banyan-runtime", "batch"],
         "args": args,
-        "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
+        "ports": [{"name": PROGRESS_PORT_NAME, "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
         "env": podspec.environment(env, spec.env),
         "volumeMounts": podspec.mounts(mounts),
         "securityContext": podspec.container_security(spec.security),

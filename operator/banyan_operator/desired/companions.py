@@ -13,8 +13,8 @@ def service_account(resource: Resource, settings: Settings, name: str) -> Manife
     return child(resource, settings, api_version="v1", kind="ServiceAccount", name=name, body=body)
 
 
-def cache_claim(resource: Resource, settings: Settings, cache: Cache) -> Manifest:
-    """The claim `NAME-cache`. With `retain` nobody owns it, so it outlives the resource."""
+def cache_claim(resource: Resource, settings: Settings, name: str, cache: Cache) -> Manifest:
+    """The claim for a cache. With `retain` nobody owns it, so it outlives the resource."""
     spec: Manifest = {"accessModes": [cache.access_mode], "resources": {"requests": {"storage": str(cache.size)}}}
     if cache.storage_class_name is not None:
         spec["storageClassName"] = cache.storage_class_name
@@ -23,7 +23,7 @@ def cache_claim(resource: Resource, settings: Settings, cache: Cache) -> Manifes
         settings,
         api_version="v1",
         kind="PersistentVolumeClaim",
-        name=f"{resource.metadata.name}-cache",
+        name=name,
         body={"spec": spec},
         owned=not cache.retain,
     )

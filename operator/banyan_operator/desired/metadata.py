@@ -1,4 +1,4 @@
-"""Names, labels, annotations and owners of child objects, and the hashes that tell revisions apart."""
+"""Labels, annotations and owners of child objects, and the hashes that tell revisions apart."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ SPEC_HASH: Final = f"{GROUP}/spec-hash"
 """On a pod template: 10 hex digits over the template; pods carry it, so it tells which revision a pod is of."""
 APPLIED_HASH: Final = f"{GROUP}/applied-hash"
 """On every child: a hash over all that we apply. It differs when a field is no longer wanted, which no comparison shows."""
+SPEC_DIGEST: Final = f"{GROUP}/spec-digest"
+"""On a Deployment and on recorded templates: for which spec the pods are as they are."""
+HEADLESS: Final = f"{GROUP}/headless"
+"""A label of the Service that has an address for every pod, so that a ServiceMonitor can leave it out."""
 RENDERED_BY: Final = f"{GROUP}/rendered-by"
-RENDERED_GENERATION: Final = f"{GROUP}/rendered-generation"
-RENDERED_TEMPLATE: Final = f"{GROUP}/rendered-template"
-DEFAULT_IMAGE: Final = f"{GROUP}/default-image"
-UPGRADE: Final = f"{GROUP}/upgrade"
-
-TEMPLATE_LAYOUT: Final = "1"  # raised when an operator would render equal specs differently, so that it need not restart pods
+"""On every child: the operator's version that wrote it."""
 
 
 def kind_of(resource: Resource) -> str:
@@ -35,12 +34,18 @@ def owner(resource: Resource) -> Owner:
 
 def selector(resource: Resource) -> dict[str, str]:
     """The labels that select the resource's pods. They never change: a Deployment's selector cannot."""
-    name, component = ("banyan-server", "server") if isinstance(resource, InferenceServer) else ("banyan-batch", "work")
-    return {
-        "app.kubernetes.io/name": name,
-        "app.kubernetes.io/instance": resource.metadata.name,
-        "app.kubernetes.io/component": component,
-    }
+    if isinstance(resource, InferenceServer):
+        return server_selector(resource.metadata.name)
+    return _selector("banyan-batch", resource.metadata.name, "work")
+
+
+def server_selector(name: str) -> dict[str, str]:
+    """Of the InferenceServer of this name."""
+    return _selector("banyan-server", name, "server")
+
+
+def _selector(name: str, instance: str, component: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": name, "app.kubernetes.io/instance": instance, "app.kubernetes.io/component": component}
 
 
 def labels(resource: Resource) -> dict[str, str]:
@@ -94,12 +99,3 @@ def digest(value: Any) -> str:
     """10 hex digits over the canonical JSON of a value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-def default_image(resource: Resource, live: Manifest | None, settings: Settings) -> str:
-    """The image where the spec names none. It sticks until the spec changes: an operator's upgrade must not restart servers."""
-    annotations = (live or {}).get("metadata", {}).get("annotations") or {}
-    same_spec = annotations.get(RENDERED_GENERATION) == str(resource.metadata.generation)
-    if same_spec and DEFAULT_IMAGE in annotations and resource.metadata.annotations.get(UPGRADE) != "now":
-        return str(annotations[DEFAULT_IMAGE])
-    return settings.runtime_image

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from banyan_operator.api import InferenceServer, Resource
 from banyan_operator.api.traffic import Monitor
-from banyan_operator.desired.metadata import child, selector
+from banyan_operator.desired.metadata import HEADLESS, child, selector
+from banyan_operator.desired.names import derived
 from banyan_operator.kube.addresses import PROGRESS_PORT_NAME, SERVER_PORT_NAME
 from banyan_operator.kube.kinds import POD_MONITOR, SERVICE_MONITOR, Kind
 from banyan_operator.kube.objects import Ref
@@ -25,7 +26,7 @@ def monitors(resource: Resource, settings: Settings, absent: frozenset[str]) -> 
 
 def _wanted(resource: Resource) -> Iterator[tuple[Kind, str, Monitor]]:
     monitoring = resource.spec.monitoring
-    name = resource.metadata.name if isinstance(resource, InferenceServer) else f"{resource.metadata.name}--batch"
+    name = resource.metadata.name if isinstance(resource, InferenceServer) else derived(resource, "batch")
     if monitoring.pod_monitor.enabled:
         yield POD_MONITOR, name, monitoring.pod_monitor
     if isinstance(resource, InferenceServer) and resource.spec.monitoring.service_monitor.enabled:
@@ -34,9 +35,13 @@ def _wanted(resource: Resource) -> Iterator[tuple[Kind, str, Monitor]]:
 
 def _monitor(resource: Resource, settings: Settings, kind: Kind, name: str, how: Monitor) -> Manifest:
     port = SERVER_PORT_NAME if isinstance(resource, InferenceServer) else PROGRESS_PORT_NAME
-    points = "endpoints" if kind is SERVICE_MONITOR else "podMetricsEndpoints"
+    chosen: Manifest = {"matchLabels": selector(resource)}
+    points = "podMetricsEndpoints"
+    if kind is SERVICE_MONITOR:
+        points = "endpoints"
+        chosen["matchExpressions"] = [{"key": HEADLESS, "operator": "DoesNotExist"}]  # or every pod is scraped twice
     spec: Manifest = {
-        "selector": {"matchLabels": selector(resource)},
+        "selector": chosen,
         points: [{"port": port, "path": "/metrics", "interval": how.interval}],
     }
     return child(

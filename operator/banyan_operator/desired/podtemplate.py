@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Final
 
 from banyan_operator.api import Problem, SpecError
 from banyan_operator.api.parts import PodTemplate
 from banyan_operator.plan import Manifest
 
-MERGE_KEYS: Final = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "ports": "containerPort",
-    "imagePullSecrets": "name",
-    "hostAliases": "ip",
-    "resourceClaims": "name",
-    "topologySpreadConstraints": "topologyKey",
+MERGE_KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "ephemeralContainers": ("name",),
+    "volumes": ("name",),
+    "env": ("name",),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "ports": ("containerPort", "protocol"),
+    "imagePullSecrets": ("name",),
+    "hostAliases": ("ip",),
+    "resourceClaims": ("name",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
-"""Lists whose items are merged by a key, as the Kubernetes API declares them; all others are replaced."""
+"""Lists of a pod whose items are merged by keys, as the Kubernetes API declares them; all others are replaced."""
+
+_DEFAULTS: Final = {"protocol": "TCP"}  # of keys that may be left out
 
 _PATH: Final = "spec.podTemplate.spec"
 
@@ -65,14 +68,24 @@ def _object(base: dict[str, Any], over: dict[str, Any], path: str) -> dict[str, 
     return result
 
 
-def _list(base: list[Any], over: Any, key: str, path: str) -> list[Any]:
+def merge_key(item: Any, keys: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """By what an item of a list is found again; None where it lacks a key."""
+    if not isinstance(item, Mapping):
+        return None
+    found = tuple(item.get(key, _DEFAULTS.get(key)) for key in keys)
+    return None if None in found else found
+
+
+def _list(base: list[Any], over: Any, keys: tuple[str, ...], path: str) -> list[Any]:
     if not isinstance(over, list):
         raise SpecError([Problem(path, f"{over!r} must be a list")])
     result = list(base)
     for number, item in enumerate(over):
-        if not isinstance(item, dict) or key not in item:
-            raise SpecError([Problem(f"{path}[{number}]", f"must be a mapping with '{key}', by which it is merged")])
-        place = next((place for place, old in enumerate(result) if old.get(key) == item[key]), None)
+        key = merge_key(item, keys)
+        if key is None:
+            needed = " and ".join(f"'{key}'" for key in keys if key not in _DEFAULTS)
+            raise SpecError([Problem(f"{path}[{number}]", f"must be a mapping with {needed}, by which it is merged")])
+        place = next((place for place, old in enumerate(result) if merge_key(old, keys) == key), None)
         if place is None:
             result.append(copy.deepcopy(item))
         else:

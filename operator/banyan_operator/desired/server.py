@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from banyan_operator.api import InferenceServer
-from banyan_operator.desired import podspec, serverpod
+from banyan_operator.desired import podspec, revisions, serverpod
 from banyan_operator.desired.companions import cache_claim, service_account
-from banyan_operator.desired.metadata import (
-    DEFAULT_IMAGE,
-    RENDERED_GENERATION,
-    RENDERED_TEMPLATE,
-    SPEC_HASH,
-    TEMPLATE_LAYOUT,
-    child,
-    default_image,
-    digest,
-    labels,
-    selector,
-)
+from banyan_operator.desired.metadata import HEADLESS, SPEC_DIGEST, SPEC_HASH, child, labels, selector
+from banyan_operator.desired.monitors import monitors
+from banyan_operator.desired.names import Names
+from banyan_operator.desired.network import network_policy
 from banyan_operator.desired.podtemplate import merged
+from banyan_operator.desired.revisions import Revision
 from banyan_operator.kube.addresses import SERVER_PORT, SERVER_PORT_NAME
+from banyan_operator.kube.kinds import DISRUPTION_BUDGET
 from banyan_operator.plan import Manifest, Settings
 
 
-def children(server: InferenceServer, settings: Settings, live: Manifest | None = None) -> tuple[Manifest, ...]:
-    """All objects that `server` wants, in the order in which they are applied. `live`: its Deployment as it is, if there is one.
+def children(
+    server: InferenceServer, settings: Settings, live: Iterable[Manifest] = (), absent: frozenset[str] = frozenset()
+) -> tuple[Manifest, ...]:
+    """All objects that `server` wants, in the order in which they are applied.
 
+    `live`: its children as they are; `absent`: optional kinds that the cluster does not have, which are left out.
     Raises SpecError when spec.podTemplate cannot be merged.
     """
+    live = tuple(live)
+    names = Names.of(server, live, revisions.decided(server, live))
+    revision = revisions.revision(server, settings, live, lambda: _template(server, settings, names))
+    spec = server.spec
     found: list[Manifest] = []
-    if server.spec.service_account_name is None:
-        found.append(service_account(server, settings, f"{server.metadata.name}-server"))
-    if server.spec.cache.type == "PersistentVolumeClaim" and server.spec.cache.claim_name is None:
-        found.append(cache_claim(server, settings, server.spec.cache))
-    found += [_service(server, settings), _pod_service(server, settings), deployment(server, settings, live)]
-    if server.spec.ingress is not None and settings.platform == "cluster":  # in local mode there is nobody to serve it
+    if spec.service_account_name is None:
+        found.append(service_account(server, settings, names.service_account))
+    if spec.cache.type == "PersistentVolumeClaim" and spec.cache.claim_name is None:
+        found.append(cache_claim(server, settings, names.cache_claim, spec.cache))
+    found += [_service(server, settings), _pods_service(server, settings, names.pods_service)]
+    found += [*revision.records, deployment(server, settings, revision)]
+    if settings.platform == "local":  # there is nobody to act on the rest
+        return tuple(found)
+    if spec.disruption.enabled and spec.replicas > 1:
+        found.append(_disruption_budget(server, settings))
+    if spec.network_policy.enabled:
+        found.append(network_policy(server, settings))
+    if spec.ingress is not None:
         found.append(_ingress(server, settings))
-    return tuple(found)
+    return (*found, *monitors(server, settings, absent))
 
 
-def deployment(server: InferenceServer, settings: Settings, live: Manifest | None = None) -> Manifest:
+def deployment(server: InferenceServer, settings: Settings, revision: Revision) -> Manifest:
     """The Deployment that serves `server`. Equal specs give byte-equal manifests, so a diff means a change."""
     spec = server.spec
-    image = spec.runtime.image or default_image(server, live, settings)
-    annotations = {RENDERED_GENERATION: str(server.metadata.generation), RENDERED_TEMPLATE: TEMPLATE_LAYOUT}
-    if spec.runtime.image is None:
-        annotations[DEFAULT_IMAGE] = image
     strategy: Manifest = {"type": spec.rollout.strategy}
     if spec.rollout.strategy == "RollingUpdate":
         strategy["rollingUpdate"] = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
@@ -54,7 +60,7 @@ def deployment(server: InferenceServer, settings: Settings, live: Manifest | Non
         api_version="apps/v1",
         kind="Deployment",
         name=server.metadata.name,
-        annotations=annotations,
+        annotations={SPEC_DIGEST: revision.spec_digest},
         body={
             "spec": {
                 "replicas": spec.replicas,
@@ -62,17 +68,18 @@ def deployment(server: InferenceServer, settings: Settings, live: Manifest | Non
                 "strategy": strategy,
                 "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
                 "revisionHistoryLimit": spec.rollout.revision_history_limit,
-                "template": _template(server, image, settings),
+                "template": revision.template,
             }
         },
     )
 
 
-def _template(server: InferenceServer, image: str, settings: Settings) -> Manifest:
+def _template(server: InferenceServer, settings: Settings, names: Names) -> Manifest:
     spec = server.spec
-    container, mounts = serverpod.container(serverpod.of_server(server), image, settings)
+    image = spec.runtime.image or settings.runtime_image
+    container, mounts = serverpod.container(serverpod.of_server(server, names.cache_claim), image, settings)
     pod: Manifest = {
-        "serviceAccountName": spec.service_account_name or f"{server.metadata.name}-server",
+        "serviceAccountName": spec.service_account_name or names.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "restartPolicy": "Always",
@@ -85,7 +92,7 @@ def _template(server: InferenceServer, image: str, settings: Settings) -> Manife
     if secrets := podspec.pull_secrets(spec.runtime.image_pull_secrets, settings.image_pull_secrets):
         pod["imagePullSecrets"] = secrets
     template = merged({"metadata": {"labels": labels(server)}, "spec": pod}, spec.pod_template)
-    annotations = {**template["metadata"].get("annotations", {}), SPEC_HASH: digest(template)}
+    annotations = {**template["metadata"].get("annotations", {}), SPEC_HASH: revisions.spec_hash(template)}
     return {"metadata": {**template["metadata"], "annotations": annotations}, "spec": template["spec"]}
 
 
@@ -103,10 +110,24 @@ def _service(server: InferenceServer, settings: Settings) -> Manifest:
     )
 
 
-def _pod_service(server: InferenceServer, settings: Settings) -> Manifest:
+def _pods_service(server: InferenceServer, settings: Settings, name: str) -> Manifest:
     """The headless Service: one address a ready pod, for clients and routers that choose a pod themselves."""
     spec = {"clusterIP": "None", "selector": selector(server), "ports": [_port(SERVER_PORT)]}
-    return child(server, settings, api_version="v1", kind="Service", name=f"{server.metadata.name}-pods", body={"spec": spec})
+    return child(server, settings, api_version="v1", kind="Service", name=name, extra_labels={HEADLESS: "true"}, body={"spec": spec})
+
+
+def _disruption_budget(server: InferenceServer, settings: Settings) -> Manifest:
+    disruption = server.spec.disruption
+    spec: Manifest = {
+        "selector": {"matchLabels": selector(server)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a pod that serves nobody must not hold up the drain of its node
+    }
+    if disruption.min_available is not None:
+        spec["minAvailable"] = disruption.min_available
+    else:
+        spec["maxUnavailable"] = 1 if disruption.max_unavailable is None else disruption.max_unavailable
+    kind = DISRUPTION_BUDGET
+    return child(server, settings, api_version=kind.api_version, kind=kind.kind, name=server.metadata.name, body={"spec": spec})
 
 
 def _port(port: int) -> Manifest:

@@ -46,7 +46,7 @@ class Server:
     sidecar: bool = False
 
 
-def of_server(server: InferenceServer) -> Server:
+def of_server(server: InferenceServer, cache_claim: str) -> Server:
     spec = server.spec
     return Server(
         served_names=server.served_names,
@@ -56,7 +56,7 @@ def of_server(server: InferenceServer) -> Server:
         resources=spec.resources,
         shared_memory=_shared_memory(spec.shared_memory, spec.accelerator),
         cache=spec.cache,
-        cache_claim=spec.cache.claim_name or f"{server.metadata.name}-cache",
+        cache_claim=spec.cache.claim_name or cache_claim,
         probes=spec.probes,
         security=spec.security,
         drain_s=_drain_seconds(spec.drain),
@@ -65,7 +65,8 @@ def of_server(server: InferenceServer) -> Server:
     )
 
 
-def of_own_server(name: str, own: OwnServer, security: Security) -> Server:
+def of_own_server(name: str, own: OwnServer, security: Security, cache_claim: str) -> Server:
+    """`name`: of the model, where it was given none."""
     return Server(
         served_names=own.model.served_names or (name,),
         model=own.model,
@@ -74,7 +75,7 @@ def of_own_server(name: str, own: OwnServer, security: Security) -> Server:
         resources=own.resources,
         shared_memory=_shared_memory(own.shared_memory, own.accelerator),
         cache=own.cache,
-        cache_claim=own.cache.claim_name or f"{name}-cache",
+        cache_claim=own.cache.claim_name or cache_claim,
         probes=Probes(startup_timeout_seconds=own.probes.startup_timeout_seconds),
         security=security,
         drain_s=SIDECAR_DRAIN_S,

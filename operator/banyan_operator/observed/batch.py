@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -13,13 +13,18 @@ from pydantic import ValidationError
 from banyan_operator.api import BatchJob
 from banyan_operator.api.base import Model
 from banyan_operator.api.status import BatchJobStatus, BatchPhase, RequestCounts, Usage, Workers
-from banyan_operator.desired.batch import CONTAINER, run_id, work_name
-from banyan_operator.kube.objects import condition, is_true
+from banyan_operator.desired.batch import CONTAINER, run_id
+from banyan_operator.desired.names import work_name
+from banyan_operator.desired.metadata import owner
+from banyan_operator.kube.kinds import JOB
+from banyan_operator.kube.objects import is_true
 from banyan_operator.observed import diagnosis
-from banyan_operator.observed.conditions import Finding, conditions, no, yes
+from banyan_operator.observed.conditions import Finding, conditions, messages, no, unknown, yes
 from banyan_operator.observed.diagnosis import Diagnosis, View
+from banyan_operator.observed.ending import Ending, ending
 from banyan_operator.observed.failures import kept, last_failure
-from banyan_operator.observed.pods import End, LastWords, Pod, pods
+from banyan_operator.observed.pods import End, LastWords, Pod, orphans_of, pods_of
+from banyan_operator.observed.written import Written
 from banyan_operator.plan import Manifest, Settings, World
 from banyan_operator.times import rough, seconds, stamp
 
@@ -28,6 +33,7 @@ M = TypeVar("M", bound=Model)
 TERMINAL: Final = ("Succeeded", "Failed", "Cancelled", "Expired")
 BAR_CELLS: Final = 20
 PLAN_CODES: Final = (64, 65, 77, 78)  # the worker found before any request that it cannot do this
+UNREPORTED: Final = "The report of the worker's pod was never seen: counts are as last known."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,55 +53,67 @@ EXPIRE: Final = Stop("Cancelling", "Expired", "spec.deadlineSeconds has passed. 
 class Seen:
     """What the world shows of one job."""
 
-    work: Manifest | None
-    pods: tuple[Pod, ...]  # newest first
+    work: Manifest | None  # the Job that this very BatchJob controls
+    pods: tuple[Pod, ...]  # of that Job, newest first
+    left: tuple[Pod, ...]  # of a Job of this name that is gone, not collected yet
+    ending: Ending | None
     diagnosis: Diagnosis | None
-    running_since: str | None  # the worker of the newest pod runs since then
-    words: LastWords | None  # of the worker that published
+    running_since: str | None  # the worker of the newest pod runs since then, as far as its node tells
     failure: tuple[Pod, End] | None  # the newest worker that failed
 
     @property
-    def complete(self) -> bool:
-        return is_true(self.work, "Complete") or is_true(self.work, "SuccessCriteriaMet")
+    def words(self) -> LastWords | None:
+        """Of the worker that published."""
+        end = self.ending.end if self.ending is not None and self.ending.succeeded else None
+        return None if end is None else end.words
 
     @property
-    def failed(self) -> bool:
-        return is_true(self.work, "Failed") or is_true(self.work, "FailureTarget")
+    def stopping(self) -> tuple[Pod, ...]:
+        """Pods whose processes run or may yet."""
+        return tuple(pod for pod in (*self.pods, *self.left) if pod.may_run)
 
     @property
-    def busy(self) -> bool:
-        """Processes of it may still run."""
-        status = (self.work or {}).get("status") or {}
-        return bool(status.get("active") or status.get("terminating") or any(pod.phase == "Running" for pod in self.pods))
+    def at_rest(self) -> bool:
+        """Nothing of it runs, and nothing will: there is no Job, or it is seen suspended, by its controller too."""
+        if self.stopping:
+            return False
+        if self.work is None:
+            return True
+        status = self.work.get("status") or {}
+        suspended = self.work["spec"].get("suspend") and is_true(self.work, "Suspended")
+        return bool(suspended) and not status.get("active") and not status.get("terminating")
 
 
 def is_terminal(prior: Mapping[str, Any]) -> bool:
     return prior.get("phase") in TERMINAL
 
 
-def see(job: BatchJob, world: World, settings: Settings) -> Seen:
+def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> Seen:
     """Sort the pods, and find what is wrong with them."""
-    work = next((one for one in world.children if one["kind"] == "Job" and one["metadata"]["name"] == work_name(job)), None)
-    known = pods(world.children)
+    mine, view = owner(job), _view(job, world, prior, settings)
+    work = next((one for one in world.children if one["kind"] == JOB.kind and mine.controls(one)), None)
+    name = work_name(job) if work is None else work["metadata"]["name"]
+    known = pods_of([] if work is None else [work], world.children)
     workers = [(pod, container) for pod in known if (container := pod.container(CONTAINER)) is not None]
-    ends = [(pod, container.ended) for pod, container in workers if container.ended is not None]
     active = [pod for pod in known if pod.active]
-    events = [str(event.get("message") or "") for event in world.events if event.get("reason") == "FailedCreate"]
-    found = diagnosis.creation_diagnosis(events) if not active else None
-    found = found or diagnosis.worst([pod for pod in active if not pod.ready], _view(job, world, settings))
+    lost = [one for pod in known if pod.may_run and (one := diagnosis.node_lost(pod, view))]
+    creation = [str(event.get("message") or "") for event in world.events if event.get("reason") == "FailedCreate"]
+    found = lost[0] if lost else diagnosis.creation_diagnosis(creation) if not active else None
+    found = found or diagnosis.worst([pod for pod in active if not pod.ready], view)
     if found is None and not active:
-        found = diagnosis.worst([pod for pod in known if pod.phase == "Failed"][:1], _view(job, world, settings))
+        found = diagnosis.worst([pod for pod in known if pod.phase == "Failed"][:1], view)
     return Seen(
         work=work,
         pods=known,
+        left=orphans_of(name, world.children),
+        ending=ending(work, known),
         diagnosis=found,
-        running_since=next((container.running_since for _, container in workers if container.running_since), None),
-        words=next((end.words for _, end in ends if end.exit_code == 0), None),
-        failure=next(((pod, end) for pod, end in ends if end.exit_code != 0), None),
+        running_since=next((one.running_since for pod, one in workers if one.running_since and not pod.lost), None),
+        failure=next(((pod, one.ended) for pod, one in workers if one.ended is not None and one.ended.exit_code != 0), None),
     )
 
 
-def _view(job: BatchJob, world: World, settings: Settings) -> View:
+def _view(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> View:
     own = job.spec.server
     accelerator = own.accelerator if own else None
     return View(
@@ -103,8 +121,10 @@ def _view(job: BatchJob, world: World, settings: Settings) -> View:
         startup_timeout_s=own.probes.startup_timeout_seconds if own else 1800,
         accelerators=f"{accelerator.count} x {accelerator.resource_name}" if accelerator and accelerator.count else "",
         local=settings.platform == "local",
+        sole=True,
         readyz=world.readyz,
         events=world.events,
+        told=messages(prior),
     )
 
 
@@ -114,6 +134,7 @@ def status(
     hold: Finding | None,
     stop: Stop | None,
     seen: Seen,
+    written: Written,
     world: World,
     prior: Mapping[str, Any],
     settings: Settings,
@@ -122,7 +143,7 @@ def status(
 
     `hold`: why the work may not run now (the Running condition); `stop`: why it is to end early; `prior`: as it was.
     """
-    phase = _phase(job, accepted, hold, stop, seen, world, prior)
+    phase = _phase(job, accepted, hold, stop, seen, written, world, prior)
     report: Mapping[str, Any] = (seen.words.details if seen.words else None) or world.progress or {}
     counts = _counts(seen, world, prior)
     done = (counts.completed or 0) + (counts.failed or 0)
@@ -130,7 +151,7 @@ def status(
     began = prior.get("startTime") or seen.running_since or _finished(seen)
     live = world.progress if phase in ("Running", "Merging") else None
     percent = 100 if phase == "Succeeded" else min(99, math.floor(100 * done / counts.total)) if counts.total else 0
-    found = _findings(job, accepted, hold, phase, stop, seen, world)
+    found = _findings(job, accepted, hold, phase, stop, seen, written, world)
     uris = _uris(job, seen, settings)
     eta_s = (live or {}).get("etaSeconds")
     job_status = (seen.work or {}).get("status") or {}
@@ -144,7 +165,7 @@ def status(
         progress=bar(percent),
         requests=f"{done}/{counts.total}" if counts.total is not None else None,
         workers=Workers(
-            desired=0 if over or (hold and not seen.busy) else job.spec.workers,
+            desired=0 if over or (hold and not seen.stopping) else job.spec.workers,
             active=0 if over else job_status.get("active") or 0,
             ready=0 if over else job_status.get("ready") or 0,
             failed=job_status.get("failed") or (prior.get("workers") or {}).get("failed") or 0,
@@ -160,7 +181,7 @@ def status(
         start_time=began,
         completion_time=(_finished(seen) or stamp(world.now)) if over else None,
         last_progress_time=stamp(world.now) if moved else prior.get("lastProgressTime"),
-        last_failure=last_failure(seen.pods, _view(job, world, settings)) or kept(prior),
+        last_failure=last_failure(seen.pods, _view(job, world, prior, settings)) or kept(prior),
     )
 
 
@@ -180,48 +201,68 @@ def bar(percent: int) -> str:
 
 
 def _phase(
-    job: BatchJob, accepted: Finding, hold: Finding | None, stop: Stop | None, seen: Seen, world: World, prior: Mapping[str, Any]
+    job: BatchJob,
+    accepted: Finding,
+    hold: Finding | None,
+    stop: Stop | None,
+    seen: Seen,
+    written: Written,
+    world: World,
+    prior: Mapping[str, Any],
 ) -> BatchPhase:
-    if seen.complete:
-        return "Succeeded"
-    if seen.failed:
-        return "Failed"
+    running = seen.running_since is not None
+    if seen.ending is not None:
+        if not (seen.ending.over(world.now) and written.complete):
+            return "Running"
+        return "Succeeded" if seen.ending.succeeded else "Failed"
     if stop is not None:
-        return stop.ending if seen.busy else stop.ended
-    if accepted.status != "True":
+        return stop.ended if seen.at_rest and written.complete else stop.ending
+    if job.spec.suspend and not running:
+        return "Suspended" if accepted.status == "True" else "Pending"
+    if hold is not None or (accepted.status != "True" and not running):
         return "Pending"
-    if job.spec.suspend:
-        return "Suspended"
-    if hold is not None:
-        return "Pending"
-    if seen.running_since is not None:
+    if running:
         return "Merging" if (world.progress or {}).get("phase") == "publishing" else "Running"
+    if seen.diagnosis is not None and seen.diagnosis.reason == "NodeLost":
+        return "Pending"
     # between two attempts of a worker the job still counts as running; its condition says what went wrong
     return "Running" if prior.get("startTime") and seen.work is not None else "Pending"
 
 
 def _findings(
-    job: BatchJob, accepted: Finding, hold: Finding | None, phase: BatchPhase, stop: Stop | None, seen: Seen, world: World
+    job: BatchJob,
+    accepted: Finding,
+    hold: Finding | None,
+    phase: BatchPhase,
+    stop: Stop | None,
+    seen: Seen,
+    written: Written,
+    world: World,
 ) -> dict[str, Finding]:
-    running = _running(accepted, hold, phase, seen)
+    running = _running(job, accepted, hold, phase, seen)
+    if written.pending and phase not in TERMINAL:
+        running = replace(running, message=f"{running.message} {written.pending}")
     complete, failed = no("InProgress", "The work is not over."), no("AsExpected", "Nothing fails.")
     if phase == "Failed":
-        failed, refusal = _failed(seen)
-        complete = no("Failed", failed.message)
+        assert seen.ending is not None
+        failed, refusal = _failed(seen.ending)
+        complete = no(failed.reason, failed.message)
         accepted = refusal or accepted
     elif phase == "Succeeded":
-        complete = yes("Succeeded", "All results are published.")
+        assert seen.ending is not None
+        complete = yes("Succeeded", "All results are published." + ("" if seen.ending.reported else f" {UNREPORTED}"))
     elif phase in TERMINAL:
         assert stop is not None
         complete = yes(phase, stop.message)
-    elif running.status == "False":
+    elif running.status != "True":
         complete = no(running.reason, running.message)
     found = {
         "Accepted": accepted,
         "Running": running,
         "Complete": complete,
         "Failed": failed,
-        "Suspended": yes("Suspended", "spec.suspend is true.") if phase == "Suspended" else no("Resumed", "spec.suspend is false."),
+        "Suspended": _suspended(job, seen),
+        **written.found,
     }
     if phase in ("Running", "Merging") and running.status == "True":
         if world.progress is None:
@@ -231,15 +272,21 @@ def _findings(
     return found
 
 
-def _running(accepted: Finding, hold: Finding | None, phase: BatchPhase, seen: Seen) -> Finding:
+def _running(job: BatchJob, accepted: Finding, hold: Finding | None, phase: BatchPhase, seen: Seen) -> Finding:
     if phase in TERMINAL:
         return no("Finished", "The work is over.")
-    if accepted.status != "True":
+    if seen.ending is not None:
+        return no("WaitingForReport", seen.ending.waiting)
+    if phase == "Cancelling":
+        return no("Cancelling", _stopping(seen) or "The Job is being suspended.")
+    if accepted.status != "True" and seen.running_since is None:
         return no(accepted.reason, accepted.message)
-    if phase in ("Suspended", "Cancelling"):
-        return no(phase, "spec.suspend is true." if phase == "Suspended" else "The worker is being stopped.")
+    if phase == "Suspended":
+        return no("Suspended", f"spec.suspend is true. {_stopping(seen)}".strip())
     if hold is not None:
         return hold
+    if seen.diagnosis is not None and seen.diagnosis.reason == "NodeLost":
+        return unknown(seen.diagnosis.reason, seen.diagnosis.message)
     if seen.running_since is not None:
         return yes("WorkersRunning", "The worker runs.")
     if seen.diagnosis is not None:
@@ -247,18 +294,37 @@ def _running(accepted: Finding, hold: Finding | None, phase: BatchPhase, seen: S
     return no("Starting", "Waiting for the worker's pod.")
 
 
-def _failed(seen: Seen) -> tuple[Finding, Finding | None]:
+def _suspended(job: BatchJob, seen: Seen) -> Finding:
+    if not job.spec.suspend:
+        return no("Resumed", "spec.suspend is false.")
+    if seen.at_rest:
+        return yes("Suspended", "spec.suspend is true, and nothing runs.")
+    return no("Suspending", _stopping(seen) or "The Job is being suspended.")
+
+
+def _stopping(seen: Seen) -> str:
+    """What still runs while all is to stop."""
+    if not seen.stopping:
+        return ""
+    lost = [f" on node {pod.node}, which does not answer" for pod in seen.stopping if pod.lost]
+    return f"Waiting for pod {seen.stopping[0].name} to end{lost[0] if lost else ''}."
+
+
+def _failed(ending: Ending) -> tuple[Finding, Finding | None]:
     """The Failed condition, and the Accepted one where the worker found that the spec asks for what cannot be."""
-    if seen.failure is None:
-        text = condition(seen.work, "Failed") or condition(seen.work, "FailureTarget")
-        return yes("WorkersFailed", f"{text.get('message') or 'The Job failed'}. Make a new BatchJob to try again."), None
-    pod, end = seen.failure
-    container = pod.container(CONTAINER)
+    tail = "" if ending.reported else f" {UNREPORTED}"
+    view = View(now=0.0, startup_timeout_s=0.0, accelerators="")
+    if ending.pod is None or (ending.end is None and diagnosis.worst([ending.pod], view) is None):
+        return yes("WorkersFailed", f"{ending.message or 'The Job failed'}. Make a new BatchJob to try again.{tail}"), None
+    if ending.end is None:
+        taken = diagnosis.worst([ending.pod], view)
+        assert taken is not None
+        return yes(taken.reason, taken.message + tail), None
+    container = ending.pod.container(CONTAINER)
     assert container is not None
-    found = diagnosis.crash(pod, container, end, View(now=0.0, startup_timeout_s=0.0, accelerators=""))
-    if end.exit_code in PLAN_CODES:
-        return yes("PlanFailed", found.message), no(found.reason, found.message)
-    return yes("WorkersFailed", found.message), None
+    found = diagnosis.crash(ending.pod, container, ending.end, view)
+    refusal = no(found.reason, found.message) if ending.end.exit_code in PLAN_CODES else None
+    return yes("WorkersFailed" if found.reason == "CrashLoop" else found.reason, found.message + tail), refusal
 
 
 # --- counts ---

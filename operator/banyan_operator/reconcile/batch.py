@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,8 +35,8 @@ def decide_batch(job: BatchJob, resource: Manifest, world: World, prior: Mapping
         try:
             suspend = job.spec.suspend or hold is not None or stop is not None
             url = world.server_url or (service_url(world.server) if world.server is not None else None)
-            wanted = desired_batch.children(job, settings, server_url=url, suspend=suspend, live=seen.work)
-            changes = difference(owner(job), _as_far_as_possible(wanted, seen.work, suspend), world.children)
+            wanted = desired_batch.children(job, settings, server_url=url, suspend=suspend, live=world.children, absent=world.absent)
+            changes = difference(owner(job), wanted, world.children)
         except SpecError as error:
             accepted = no("InvalidSpec", str(error))
     return BatchDecision(job, world, prior, settings, seen, hold, stop, accepted, changes)
@@ -108,18 +108,6 @@ def _finished(job: BatchJob, resource: Manifest, world: World, prior: Mapping[st
         due.append(ended + KEEP_JOB_S)
         left = ()
     return Finished(Plan(delete=left), max(1.0, min(due) - world.now) if due else None)
-
-
-def _as_far_as_possible(wanted: Sequence[Manifest], live: Manifest | None, suspend: bool) -> list[Manifest]:
-    """What can be applied of the wanted children: a Job is not made before it may run, and of one that exists only `suspend`
-    changes, because a Job's other fields are fixed. Further changes of the spec wait for a new BatchJob."""
-    found = [manifest for manifest in wanted if manifest["kind"] != JOB.kind]
-    work = next(manifest for manifest in wanted if manifest["kind"] == JOB.kind)
-    if live is None:
-        return found if suspend else [*found, work]
-    annotations = live["metadata"].get("annotations") or {}
-    kept = {**work["metadata"], "annotations": {key: annotations.get(key, value) for key, value in work["metadata"]["annotations"].items()}}
-    return [*found, {**work, "metadata": kept, "spec": {**live["spec"], "suspend": suspend}}]
 
 
 def _hold(job: BatchJob, world: World, work: Manifest | None) -> Finding | None:

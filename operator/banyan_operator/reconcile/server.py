@@ -26,7 +26,7 @@ def decide_server(server: InferenceServer, world: World, prior: Mapping[str, Any
     accepted = acceptable(server, world, settings)
     if accepted.status == "True":
         try:
-            wanted = desired_server.children(server, settings, live)
+            wanted = desired_server.children(server, settings, world.children, world.absent)
             changes = difference(owner(server), wanted, world.children)
         except SpecError as error:
             accepted = no("InvalidSpec", str(error))

@@ -1,0 +1,160 @@
+"""What the pods of a server run: decided once for each spec, and recorded.
+
+An operator of another version would render the same spec otherwise: another default image, pull policy, pull secret, layout.
+None of that may restart a pod that holds a GPU. So the pod template that was rendered for a spec is kept as a ControllerRevision,
+and used as it is for as long as pods are to be of that spec. Only a change of what pods see in the spec makes another one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from banyan_operator.api import InferenceServer
+from banyan_operator.desired.metadata import RENDERED_BY, SPEC_DIGEST, SPEC_HASH, child, digest, owner
+from banyan_operator.desired.names import derived
+from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, GROUP, Manifest
+from banyan_operator.kube.objects import Ref, find_object
+from banyan_operator.plan import Settings
+
+NOT_IN_PODS: Final[dict[str, Any]] = {
+    "replicas": True,
+    "service": True,
+    "ingress": True,
+    "disruption": True,
+    "monitoring": True,
+    "network_policy": True,
+    "paused": True,
+    "rollout": {"strategy", "max_surge", "max_unavailable", "progress_deadline_seconds", "revision_history_limit"},  # but not refresh
+    "cache": {"retain", "storage_class_name", "access_mode"},  # of the claim
+}
+"""The fields of a server's spec that do not reach its pods."""
+
+RENDERED_GENERATION: Final = f"{GROUP}/rendered-generation"
+"""On Deployments of releases that recorded no templates: the generation of the resource whose spec the pods are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A pod template, and for which spec it was decided."""
+
+    spec_digest: str
+    template: Manifest
+    records: tuple[Manifest, ...]
+    """The ControllerRevisions that are to exist: its own, and those of earlier specs that are kept."""
+
+
+def spec_digest(server: InferenceServer) -> str:
+    """10 hex digits over what pods see of the spec.
+
+    Defaults are left out, so that a schema which adds or drops a field with a default says the same of the same spec.
+    """
+    spec = server.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=NOT_IN_PODS)
+    if server.spec.cache.type != "EmptyDir":
+        spec.get("cache", {}).pop("size", None)  # a claim may grow under its pods
+    return digest({field: value for field, value in spec.items() if value != {}})
+
+
+def decided(server: InferenceServer, children: Iterable[Manifest]) -> Manifest | None:
+    """The pod template that is recorded for the spec, or None where one has yet to be rendered."""
+    known = tuple(children)
+    found = _of_spec(_records(server, known), spec_digest(server))
+    if found is not None:
+        template: Manifest = found["data"]["template"]
+        return template
+    live = find_object(known, Ref.to(DEPLOYMENT, server.metadata.name))
+    return adopted(live) if live is not None and _runs(live, server) else None
+
+
+def revision(server: InferenceServer, settings: Settings, children: Iterable[Manifest], render: Callable[[], Manifest]) -> Revision:
+    """The template that is decided for the spec, or else the one that `render` makes now; and the records to keep."""
+    known = tuple(children)
+    wanted, records = spec_digest(server), _records(server, known)
+    template = decided(server, known) or render()
+    name = derived(server, spec_hash(template))  # what it holds can never change, so it is named by that
+    kept = next((one for one in records if one["metadata"]["name"] == name), None)
+    last = max((one["revision"] for one in records), default=0)
+    number = kept["revision"] if kept is not None and kept["revision"] == last else last + 1
+    if kept is not None:  # who rendered it is told as it was
+        annotations = kept["metadata"].get("annotations") or {}
+        settings = replace(settings, operator_version=annotations.get(RENDERED_BY, settings.operator_version))
+    record = child(
+        server,
+        settings,
+        api_version=CONTROLLER_REVISION.api_version,
+        kind=CONTROLLER_REVISION.kind,
+        name=name,
+        extra_labels={SPEC_DIGEST: wanted},
+        body={"data": {"template": template}, "revision": number},
+    )
+    earlier = [one for one in records if one is not kept][: server.spec.rollout.revision_history_limit]
+    return Revision(wanted, template, (record, *earlier))
+
+
+def adopted(live: Manifest) -> Manifest:
+    """The pod template of a live Deployment, without what only the API server filled in."""
+    template: Manifest = _without_defaults(copy.deepcopy(live["spec"]["template"]))
+    template["spec"].pop("serviceAccount", None)  # another name of serviceAccountName
+    return template
+
+
+def _records(server: InferenceServer, children: Iterable[Manifest]) -> list[Manifest]:
+    """Templates that were recorded, those used last first."""
+    found = [
+        one
+        for one in children
+        if one["kind"] == CONTROLLER_REVISION.kind and owner(server).controls(one) and not one["metadata"].get("deletionTimestamp")
+    ]
+    return sorted(found, key=lambda one: (one["revision"], one["metadata"]["name"]), reverse=True)
+
+
+def _of_spec(records: Iterable[Manifest], wanted: str) -> Manifest | None:
+    return next((one for one in records if (one["metadata"].get("labels") or {}).get(SPEC_DIGEST) == wanted), None)
+
+
+def _runs(live: Manifest, server: InferenceServer) -> bool:
+    """Whether the Deployment was rendered for the spec as it is."""
+    if not owner(server).controls(live):
+        return False
+    annotations = live["metadata"].get("annotations") or {}
+    if SPEC_DIGEST in annotations:
+        return bool(annotations[SPEC_DIGEST] == spec_digest(server))
+    return bool(annotations.get(RENDERED_GENERATION) == str(server.metadata.generation))
+
+
+def spec_hash(template: Manifest) -> str:
+    """The hash that tells this template's pods from those of others; without itself, which its annotations may hold."""
+    annotations = {name: value for name, value in (template["metadata"].get("annotations") or {}).items() if name != SPEC_HASH}
+    metadata = {name: value for name, value in template["metadata"].items() if name != "annotations"}
+    return digest({**template, "metadata": {**metadata, "annotations": annotations} if annotations else metadata})
+
+
+_API_DEFAULTS: Final[dict[str, Any]] = {
+    "creationTimestamp": None,
+    "defaultMode": 0o644,
+    "dnsPolicy": "ClusterFirst",
+    "resources": {},
+    "scheme": "HTTP",
+    "schedulerName": "default-scheduler",
+    "successThreshold": 1,
+    "terminationMessagePath": "/dev/termination-log",
+}
+"""What the API server fills into a pod template. To leave such a field out, or to write it, is the same."""
+_NAMED_BY_USERS: Final = frozenset({"labels", "annotations", "matchLabels", "nodeSelector"})
+
+
+def _without_defaults(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_defaults(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {
+        key: item if key in _NAMED_BY_USERS else _without_defaults(item)
+        for key, item in value.items()
+        if key not in _API_DEFAULTS or item != _API_DEFAULTS[key]
+    }
+    if found.keys() == {"apiVersion", "fieldPath"} and found["apiVersion"] == "v1":
+        del found["apiVersion"]
+    return found
