@@ -61,9 +61,9 @@ class Rollout(Model):
     )
     refresh: Annotated[str, Field(max_length=63)] | None = Field(
         default=None,
-        description="Any text, such as a date. Pods keep the template that was made for their spec, also when the operator is upgraded; "
-        "a text that was not here before makes a new one from the operator's present defaults (image, pull policy, pull secrets), and "
-        "rolls it out.",
+        description="Any text, such as a date. Pods keep the template that was made for their spec, also when the operator is upgraded. "
+        "A text that was not here before makes it anew from the operator's present defaults (image, pull policy, pull secrets) and rolls "
+        "it out; the text from before, or none again, goes back.",
     )
 
 

@@ -39,7 +39,8 @@ class Ingress(Model):
 class NetworkPolicy(Model):
     enabled: bool = Field(default=False, description="Let only the traffic through that is named here, and what the resource itself needs.")
     from_: Annotated[tuple[RawObject, ...], Field(max_length=16), ListType("atomic")] = Field(
-        default=(), description="NetworkPolicyPeer items allowed to reach the pods' port. Empty: same namespace."
+        default=(),
+        description="NetworkPolicyPeer items allowed to reach the pods' port, an ingress controller's among them. Empty: same namespace.",
     )
     metrics_from: Annotated[tuple[RawObject, ...], Field(max_length=16), ListType("atomic")] = Field(
         default=(), description="NetworkPolicyPeer items of Prometheus, beside those in from."

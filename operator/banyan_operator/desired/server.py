@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from banyan_operator.api import InferenceServer
 from banyan_operator.desired import podspec, revisions, serverpod
 from banyan_operator.desired.companions import cache_claim, service_account
-from banyan_operator.desired.metadata import HEADLESS, SPEC_DIGEST, SPEC_HASH, child, labels, selector
+from banyan_operator.desired.metadata import HEADLESS, REFRESH, SPEC_DIGEST, SPEC_HASH, child, labels, selector
 from banyan_operator.desired.monitors import monitors
 from banyan_operator.desired.names import Names
 from banyan_operator.desired.network import network_policy
@@ -91,7 +91,10 @@ def _template(server: InferenceServer, settings: Settings, names: Names) -> Mani
     }
     if secrets := podspec.pull_secrets(spec.runtime.image_pull_secrets, settings.image_pull_secrets):
         pod["imagePullSecrets"] = secrets
-    template = merged({"metadata": {"labels": labels(server)}, "spec": pod}, spec.pod_template)
+    metadata: Manifest = {"labels": labels(server)}
+    if spec.rollout.refresh is not None:
+        metadata["annotations"] = {REFRESH: spec.rollout.refresh}
+    template = merged({"metadata": metadata, "spec": pod}, spec.pod_template)
     annotations = {**template["metadata"].get("annotations", {}), SPEC_HASH: revisions.spec_hash(template)}
     return {"metadata": {**template["metadata"], "annotations": annotations}, "spec": template["spec"]}
 
