@@ -1,0 +1,293 @@
+"""What has to be true: some of it with each write, the rest when everything has come to rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from banyan_operator import api
+from banyan_operator.cluster.relist import WATCHED
+from banyan_operator.cluster.store import Store
+from banyan_operator.desired.references import references
+from banyan_operator.kube import kinds
+from banyan_operator.kube.addresses import service_url
+from banyan_operator.kube.kinds import Manifest
+from banyan_operator.kube.objects import Key, condition, controller_uid, is_true, key_of, uid_of
+from banyan_operator.kube.ownership import Owner, whose
+from banyan_operator.observed import events
+from banyan_operator.observed.batch import TERMINAL
+from banyan_operator.plan import Outcome, Ref, World
+from banyan_operator.reconcile import decide
+from tests.simulation.controllers import FINAL_CODES, JobTruth
+from tests.simulation.watches import shown_to
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+PLAN_EVENTS = ("Created", "RolloutStarted", "Scaled")
+PATIENCE_S = 60.0  # for last words that do not come
+
+
+class Checks:
+    def __init__(self, sim: Simulation) -> None:
+        self.sim, self.server = sim, sim.server
+        self._epochs: dict[str, int] = {}  # uid of a server → how often the user changed what its pods are made of
+        self._templates: dict[str, tuple[int, Manifest]] = {}  # uid of a server → (how often the operator changed it, the last)
+        self._expected: dict[tuple[str, str], int] = {}  # (uid, reason) → changes that it tells of
+        self._told: dict[str, Manifest] = {}  # Event by name
+        self._over: dict[str, str] = {}  # uid of a batch → its terminal phase
+        self.spoilt = 0
+
+    def pods_may_change(self, uid: str) -> None:
+        self._epochs[uid] = self._epochs.get(uid, 0) + 1
+
+    def spoiled(self) -> None:
+        self.spoilt += 1
+
+    # --- with each write of the operator ---
+
+    def applied(self, before: Manifest | None, after: Manifest) -> None:
+        if uid_of(after) in self.sim.strangers and before is not after:
+            self.sim.fail(f"{key_of(after)} belongs to {whose(after)} and was changed")
+        if after["kind"] != "Deployment" or before is after:
+            return
+        uid = controller_uid(after) or ""
+        template = after["spec"]["template"]
+        changes, last = self._templates.get(uid, (-1, None))
+        if template != last:
+            changes += 1
+            if changes > self._epochs.get(uid, 0):
+                self.sim.fail(f"{key_of(after)}: its pods are restarted, and the spec asks for the same pods as before")
+        self._templates[uid] = (changes, template)
+        if before is None:
+            self._expect(uid, "Created")
+        else:
+            if before["spec"]["template"] != template:
+                self._expect(uid, "RolloutStarted")
+            if before["spec"]["replicas"] != after["spec"]["replicas"]:
+                self._expect(uid, "Scaled")
+
+    def deleted(self, before: Manifest) -> None:
+        if uid_of(before) in self.sim.strangers:
+            self.sim.fail(f"{key_of(before)} belongs to {whose(before)} and was deleted")
+        if before["kind"] == "Deployment" and controller_uid(before) in self.server.uids:
+            self.sim.fail(f"{key_of(before)} was deleted, and with it every pod of its server")
+
+    def told(self, event: Manifest) -> None:
+        self._told[event["metadata"]["name"]] = event
+
+    def status_written(self, before: Manifest, after: Manifest) -> None:
+        prior, new, meta = before.get("status") or {}, after["status"], after["metadata"]
+        name = str(key_of(after))
+        tell = events.of_server if after["kind"] == "InferenceServer" else events.of_batch
+        for event in tell(prior, new):
+            self._expect(meta["uid"], event.reason)
+        if new["observedGeneration"] > meta["generation"] or new["observedGeneration"] < prior.get("observedGeneration", 0):
+            self.sim.fail(f"{name}: observedGeneration {new['observedGeneration']} of {meta['generation']}")
+        born = _seconds(meta["creationTimestamp"])
+        for one in new["conditions"]:
+            if _seconds(one["lastTransitionTime"]) < born:
+                self.sim.fail(f"{name}: a condition is older than the object: {one}")
+        if after["kind"] == "BatchJob":
+            self._batch_status(name, before, prior, new)
+
+    def _batch_status(self, name: str, live: Manifest, prior: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        uid, phase = uid_of(live), new["phase"]
+        if new.get("runId") and new["runId"] != uid.replace("-", "")[:12]:
+            self.sim.fail(f"{name}: the status of another run")
+        if new.get("startTime") and _seconds(new["startTime"]) < _seconds(live["metadata"]["creationTimestamp"]):
+            self.sim.fail(f"{name}: started before it was made")
+        if self._over.get(uid, phase) != phase:
+            self.sim.fail(f"{name}: was {self._over[uid]} and is {phase}")
+        if phase not in TERMINAL or uid in self._over:
+            return
+        self._over[uid] = phase
+        jobs = [job for job in self.sim.cluster.jobs.values() if job.batch == uid]
+        if running := [pod for job in jobs for pod in job.pods]:
+            self.sim.fail(f"{name}: {phase}, and its worker runs: {running}")
+        if any(not (job.finished or job.gone or self._decided(job_uid)) for job_uid, job in self._jobs(uid)):
+            self.sim.fail(f"{name}: {phase}, and its Job may still run")
+        match phase:
+            case "Succeeded":
+                self._succeeded(name, jobs, new)
+            case "Failed":
+                self._failed(name, jobs, new)
+            case "Cancelled" if not live["spec"].get("cancel"):
+                self.sim.fail(f"{name}: Cancelled, and nobody asked for it")
+
+    def _jobs(self, batch: str) -> list[tuple[str, JobTruth]]:
+        return [(uid, job) for uid, job in self.sim.cluster.jobs.items() if job.batch == batch]
+
+    def _decided(self, uid: str) -> bool:
+        """The Job with this uid will start no more workers: it is suspended, or its controller has found an end."""
+        live = next((one for one in self.server.of(kinds.JOB) if uid_of(one) == uid), None)
+        if live is None:
+            return True
+        suspended = bool(live["spec"].get("suspend")) and not ((live.get("status") or {}).get("active") or 0)
+        return suspended or is_true(live, "SuccessCriteriaMet") or is_true(live, "FailureTarget")
+
+    def _succeeded(self, name: str, jobs: list[JobTruth], new: Mapping[str, Any]) -> None:
+        ends = [(job, end) for job in jobs for end in job.ends if end.code == 0]
+        if not ends:
+            self.sim.fail(f"{name}: Succeeded, and no worker did")
+            return
+        counts = new.get("requestCounts") or {}
+        if any(dict(end.counts) == dict(counts) for _, end in ends) or not self._words_are_there(ends):
+            return
+        self.sim.fail(f"{name}: Succeeded with {counts}, and the worker said {[dict(end.counts) for _, end in ends]}")
+
+    def _failed(self, name: str, jobs: list[JobTruth], new: Mapping[str, Any]) -> None:
+        failed = [job for job in jobs if any(end.code != 0 and not end.ignored for end in job.ends)]
+        if not failed:
+            self.sim.fail(f"{name}: Failed, and no worker did")
+            return
+        ends = [(job, end) for job in failed for end in job.ends[-1:]]
+        found = next((one for one in new["conditions"] if one["type"] == "Failed"), {})
+        wanted = {"PlanFailed" if end.code in FINAL_CODES else "WorkersFailed" for _, end in ends}
+        if any(end.text and end.text in found["message"] for _, end in ends) and found["reason"] in wanted:
+            return
+        if self._words_are_there(ends):
+            self.sim.fail(f"{name}: Failed with {found}, and its worker said {[(end.text, end.code) for _, end in ends]}")
+
+    def _words_are_there(self, ends: list[tuple[JobTruth, Any]]) -> bool:
+        """Whether the pods still show them, and nobody has waited for them for long."""
+        pods = {uid_of(one) for one in self.server.of(kinds.POD)}
+        return all(end.uid in pods for _, end in ends) and all(self.sim.loop.now - end.at < PATIENCE_S for _, end in ends)
+
+    def worker_runs(self, job: JobTruth, pod: Manifest) -> None:
+        if job.batch in self._over:
+            self.sim.fail(f"{key_of(pod)}: a worker of a BatchJob that is {self._over[job.batch]} runs")
+
+    def _expect(self, uid: str, reason: str) -> None:
+        self._expected[uid, reason] = self._expected.get((uid, reason), 0) + 1
+
+    # --- at rest ---
+
+    def unrest(self) -> str | None:
+        """What is not as it has to be, once everything was seen and done."""
+        store = Store()
+        for kind in WATCHED:
+            for one in self.server.of(kind):
+                if shown_to(kind, one):
+                    store.note(one)
+        for key in sorted(store.resources()):
+            resource = store.get(key)
+            assert resource is not None
+            problem = self._resource(store, key, resource)
+            if problem:
+                return f"{key}: {problem}"
+        return self._events() or self._repairs()
+
+    def _resource(self, store: Store, key: Key, resource: Manifest) -> str | None:
+        status = resource.get("status") or {}
+        if not status:
+            return "has no status"
+        if resource["metadata"].get("deletionTimestamp"):
+            return None if status["phase"] == "Terminating" else "is being deleted and does not say so"
+        finished = resource["kind"] == "BatchJob" and status["phase"] in TERMINAL
+        if status["observedGeneration"] != resource["metadata"]["generation"] and not finished:
+            return f"observedGeneration {status['observedGeneration']}, generation {resource['metadata']['generation']}"
+        server = None
+        if resource["kind"] == "BatchJob" and "serverRef" in resource["spec"]:
+            server = store.get(Key("InferenceServer", key.namespace, resource["spec"]["serverRef"]["name"]))
+        parsed = api.parse(resource, strict=False)
+        missing = frozenset(ref for ref in references(parsed) if self.server.get(ref.key(key.namespace)) is None)
+        url = service_url(server) if server is not None else None
+        world = World(now=self.server.now(), children=store.children(key), missing=missing, server=server, server_url=url)
+        decision = decide(resource, world, self.sim.operator.settings)
+        taken, left = {}, []
+        for manifest in decision.plan.apply:
+            live = self.server.get(key_of(manifest))
+            if live is not None and not Owner.of(resource).may_change(live):
+                taken[Ref.of(manifest)] = whose(live)
+            else:
+                left.append(str(key_of(manifest)))
+        if left:
+            return f"still to be applied: {left}"
+        if decision.plan.delete:
+            return f"still to be deleted: {[str(key_of(one)) for one in decision.plan.delete]}"
+        report = decision.report(Outcome(taken=taken))
+        if report.status is not None:
+            return f"the status says {_different(status, report.status)}"
+        if resource["kind"] == "InferenceServer":
+            return self._server(resource, status)
+        return None if finished else self._batch(resource, status)
+
+    def _server(self, resource: Manifest, status: Mapping[str, Any]) -> str | None:
+        """Without the operator's own eyes."""
+        spec = resource["spec"]
+        if spec.get("paused") or condition(resource, "Accepted")["status"] != "True":
+            return None
+        found = self.server.controlled(kinds.DEPLOYMENT, uid_of(resource))
+        if len(found) != 1:
+            return f"has {len(found)} Deployments"
+        deployment = found[0]
+        if deployment["spec"]["replicas"] != spec["replicas"]:
+            return f"{spec['replicas']} replicas are wanted, its Deployment has {deployment['spec']['replicas']}"
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        image, length = spec.get("runtime", {}).get("image"), spec.get("runtime", {}).get("contextLength")
+        if (image is not None and container["image"] != image) or (length and str(length) not in " ".join(container["args"])):
+            return f"its pods do not run what the spec says: {container['image']} {container['args']}"
+        sets = self.server.controlled(kinds.REPLICA_SET, uid_of(deployment))
+        pods = [pod for one in sets for pod in self.server.controlled(kinds.POD, uid_of(one))]
+        ready = sum(is_true(pod, "Ready") and not pod["metadata"].get("deletionTimestamp") for pod in pods)
+        if ready != spec["replicas"]:
+            return f"{ready} of {spec['replicas']} pods are ready"
+        if status["readyReplicas"] != ready:
+            return f"{ready} pods are ready, the status says {status['readyReplicas']}"
+        ports = [one["port"] for service in self._services(resource) for one in service["spec"]["ports"]]
+        if spec.get("service", {}).get("port", 80) not in ports:
+            return f"its Services have the ports {ports}"
+        ingresses = self.server.controlled(kinds.INGRESS, uid_of(resource))
+        if bool(ingresses) != bool(spec.get("ingress")):
+            return f"has {len(ingresses)} Ingresses"
+        if status["phase"] != ("Ready" if spec["replicas"] else "Stopped") or not is_true(resource, "Ready"):
+            return f"is {status['phase']}, and all its pods are ready"
+        return None
+
+    def _services(self, resource: Manifest) -> list[Manifest]:
+        return self.server.controlled(kinds.SERVICE, uid_of(resource))
+
+    def _batch(self, resource: Manifest, status: Mapping[str, Any]) -> str | None:
+        if condition(resource, "Accepted")["status"] != "True":
+            return None
+        if any(job.finished for _, job in self._jobs(uid_of(resource)) if not job.gone):
+            return f"its Job is over, and it is {status['phase']}"
+        if resource["spec"].get("suspend") and status["phase"] == "Suspended":
+            return None
+        if condition(resource, "Running")["reason"] == "WaitingForServer":
+            return None
+        return f"is {status['phase']}, and nothing holds it up: {condition(resource, 'Running')}"
+
+    def at_ease(self) -> bool:
+        """Whether no resource gives a reason to look something up."""
+        found = [*self.server.of(kinds.INFERENCE_SERVER), *self.server.of(kinds.BATCH_JOB)]
+        return all(condition(one, "Accepted").get("status") == "True" for one in found)
+
+    def _events(self) -> str | None:
+        counts: dict[tuple[str, str], int] = {}
+        for event in self._told.values():
+            place = (event["involvedObject"]["uid"], event["reason"])
+            counts[place] = counts.get(place, 0) + event["count"]
+        for (uid, reason), count in counts.items():
+            expected = self._expected.get((uid, reason), 0)
+            if count > expected + self.sim.kills and reason != "ClaimSpecFixed":
+                return f"Event {reason} of {uid} was told {count} times, and is true of {expected} changes ({self.sim.kills} kills)"
+        return None
+
+    def _repairs(self) -> str | None:
+        count = self.sim.repairs()
+        if count > self.spoilt + self.sim.kills:
+            return f"{count} repairs were counted, and {self.spoilt} children spoiled"
+        return None
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _different(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}: {old.get(name)!r} instead of {new.get(name)!r}" for name in sorted({*old, *new}) if old.get(name) != new.get(name)
+    )
