@@ -72,6 +72,10 @@ class Outcome:
     contested: frozenset[Ref] = frozenset()
     """Objects that were left alone for a while, because another controller keeps changing them."""
 
+    def wrote(self, ref: Ref) -> bool:
+        """Whether nothing stood in the way of this object's writes."""
+        return not any(ref in group for group in (self.refused, self.forbidden, self.taken, self.failed, self.contested))
+
     @property
     def complete(self) -> bool:
         return not (self.refused or self.forbidden or self.taken or self.failed or self.contested)

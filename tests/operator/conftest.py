@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from banyan_operator.plan import Manifest, Settings
+from banyan_operator.plan import Event, Manifest, Outcome, Plan, Report, Settings, World
+from banyan_operator.reconcile import decide
 
 ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:  # appended, so that nothing here comes before an installed package
@@ -55,6 +58,56 @@ def a_batch(name: str = "nightly", /, **spec: Any) -> Manifest:
 
 def an_own_server_batch(name: str = "nightly", /, **spec: Any) -> Manifest:
     return a_batch(name, **merge({"serverRef": None, "server": {"model": {"uri": "pvc://models/tiny-llama"}}}, spec))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the operator: its plan, and the report on what came of it."""
+
+    plan: Plan
+    report: Report
+
+    @property
+    def apply(self) -> tuple[Manifest, ...]:
+        return self.plan.apply
+
+    @property
+    def delete(self) -> tuple[Manifest, ...]:
+        return self.plan.delete
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        assert self.report.status is not None, "the status is as it was"
+        return self.report.status
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return self.report.events
+
+    @property
+    def requeue_after_s(self) -> float | None:
+        return self.report.requeue_after_s
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(one for one in self.status["conditions"] if one["type"] == kind)
+        return found
+
+
+def turn(manifest: Manifest, world: World, settings: Settings = SETTINGS, outcome: Outcome = Outcome()) -> Turn:
+    decision = decide(manifest, world, settings)
+    return Turn(decision.plan, decision.report(outcome))
+
+
+def controlled(child: Manifest, owner: Manifest) -> Manifest:
+    """`child` with the owner reference of whom it belongs to."""
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": True,
+    }
+    return merge(child, {"metadata": {"ownerReferences": [reference]}})
 
 
 @pytest.fixture

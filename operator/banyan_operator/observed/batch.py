@@ -14,7 +14,6 @@ from banyan_operator.api import BatchJob
 from banyan_operator.api.base import Model
 from banyan_operator.api.status import BatchJobStatus, BatchPhase, RequestCounts, Usage, Workers
 from banyan_operator.desired.batch import CONTAINER, run_id
-from banyan_operator.desired.names import work_name
 from banyan_operator.desired.metadata import owner
 from banyan_operator.kube.kinds import JOB
 from banyan_operator.kube.objects import is_true
@@ -23,7 +22,7 @@ from banyan_operator.observed.conditions import Finding, conditions, messages, n
 from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.ending import Ending, ending
 from banyan_operator.observed.failures import kept, last_failure
-from banyan_operator.observed.pods import End, LastWords, Pod, orphans_of, pods_of
+from banyan_operator.observed.pods import End, LastWords, Pod, orphans, pods_of
 from banyan_operator.observed.written import Written
 from banyan_operator.plan import Manifest, Settings, World
 from banyan_operator.times import rough, seconds, stamp
@@ -55,7 +54,7 @@ class Seen:
 
     work: Manifest | None  # the Job that this very BatchJob controls
     pods: tuple[Pod, ...]  # of that Job, newest first
-    left: tuple[Pod, ...]  # of a Job of this name that is gone, not collected yet
+    left: tuple[Pod, ...]  # of Jobs that are gone, not collected yet
     ending: Ending | None
     diagnosis: Diagnosis | None
     running_since: str | None  # the worker of the newest pod runs since then, as far as its node tells
@@ -92,7 +91,6 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
     """Sort the pods, and find what is wrong with them."""
     mine, view = owner(job), _view(job, world, prior, settings)
     work = next((one for one in world.children if one["kind"] == JOB.kind and mine.controls(one)), None)
-    name = work_name(job) if work is None else work["metadata"]["name"]
     known = pods_of([] if work is None else [work], world.children)
     workers = [(pod, container) for pod in known if (container := pod.container(CONTAINER)) is not None]
     active = [pod for pod in known if pod.active]
@@ -105,7 +103,7 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
     return Seen(
         work=work,
         pods=known,
-        left=orphans_of(name, world.children),
+        left=orphans(world.children),
         ending=ending(work, known),
         diagnosis=found,
         running_since=next((one.running_since for pod, one in workers if one.running_since and not pod.lost), None),
@@ -313,16 +311,11 @@ def _stopping(seen: Seen) -> str:
 def _failed(ending: Ending) -> tuple[Finding, Finding | None]:
     """The Failed condition, and the Accepted one where the worker found that the spec asks for what cannot be."""
     tail = "" if ending.reported else f" {UNREPORTED}"
-    view = View(now=0.0, startup_timeout_s=0.0, accelerators="")
-    if ending.pod is None or (ending.end is None and diagnosis.worst([ending.pod], view) is None):
-        return yes("WorkersFailed", f"{ending.message or 'The Job failed'}. Make a new BatchJob to try again.{tail}"), None
-    if ending.end is None:
-        taken = diagnosis.worst([ending.pod], view)
-        assert taken is not None
-        return yes(taken.reason, taken.message + tail), None
-    container = ending.pod.container(CONTAINER)
-    assert container is not None
-    found = diagnosis.crash(ending.pod, container, ending.end, view)
+    container = ending.pod.container(CONTAINER) if ending.pod is not None else None
+    if ending.pod is None or container is None or ending.end is None:
+        why = f" (pod {ending.pod.name}: {ending.pod.reason or ending.pod.disrupted or 'failed'})" if ending.pod is not None else ""
+        return yes("WorkersFailed", f"{ending.message or 'The Job failed'}{why}. Make a new BatchJob to try again.{tail}"), None
+    found = diagnosis.crash(ending.pod, container, ending.end, View(now=0.0, startup_timeout_s=0.0, accelerators=""))
     refusal = no(found.reason, found.message) if ending.end.exit_code in PLAN_CODES else None
     return yes("WorkersFailed" if found.reason == "CrashLoop" else found.reason, found.message + tail), refusal
 

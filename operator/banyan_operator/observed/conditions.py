@@ -10,6 +10,8 @@ from banyan_operator.api.status import Condition, Truth
 from banyan_operator.times import stamp
 
 MAX_MESSAGE = 2048
+FORBIDDEN = "OperatorForbidden"
+"""Reason where the operator lacks a right: a fault of its installation, not of the spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ def conditions(prior: Mapping[str, Any], found: Mapping[str, Finding], generatio
             )
         )
     return tuple(result)
+
+
+def messages(prior: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(condition.get("message") or "") for condition in prior.get("conditions") or ())
 
 
 def refused(prior: Mapping[str, Any], found: Mapping[str, Finding], phase: str, generation: int, now: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ STUCK_AFTER_S: Final = 60.0  # past the end of the grace period
 
 PULL_REASONS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 START_REASONS: Final = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
+_BACK_OFF: Final = re.compile(r'(Back-off pulling image "[^"]*"|ImagePullBackOff)[.]?')
 EARLY: Final = frozenset({"Starting", "Loading", "NotReady"})
 """Reasons that a healthy pod passes through."""
 
@@ -41,9 +42,11 @@ class View:
     accelerators: str  # "2 x nvidia.com/gpu", or ""
     rolling: bool = False  # pods of another revision still hold their accelerators
     local: bool = False  # limits are not enforced, so nothing dies of them
+    sole: bool = False  # a pod is replaced only when its processes are known to be gone: two would write to one output
     readyz: Mapping[str, Any] | None = None
     model_uri: str = ""
     events: Sequence[Manifest] = ()
+    told: Sequence[str] = ()  # messages of the conditions as they were
 
 
 def creation_diagnosis(messages: Iterable[str]) -> Diagnosis | None:
@@ -96,6 +99,12 @@ def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
 def _image(pod: Pod, view: View) -> Diagnosis | None:
     for container in _waiting(pod, PULL_REASONS):
         text = container.waiting_message or container.waiting
+        if _BACK_OFF.fullmatch(text):
+            # between two attempts the kubelet says only that it waits; what the registry answered was said before
+            what = f"image {container.image} cannot be pulled (pod {pod.name}, container {container.name}): "
+            if told := next((one for one in view.told if one.startswith(what) and not _BACK_OFF.search(one)), None):
+                return Diagnosis("ImagePullFailed", told, pod.name, container.name, None, container.restarts)
+            text = _event(pod, view, ("Failed",), "Failed to pull image") or text
         denied = any(word in text.lower() for word in ("401", "403", "unauthorized", "denied", "forbidden"))
         step = "Name a pull secret in imagePullSecrets" if denied else "Check the image's name and that the node can reach its registry"
         return _at(pod, container, "ImagePullFailed", f"image {container.image} cannot be pulled", text, step)
@@ -112,11 +121,11 @@ def _volume(pod: Pod, view: View) -> Diagnosis | None:
     waits = pod.active and not any(container.running_since or container.last_end or container.ended for container in pod.containers)
     if not waits or pod.unschedulable is not None or age_s(pod.created, view.now) <= VOLUME_PATIENCE_S:
         return None
-    for event in view.events:
-        if event.get("reason") in ("FailedMount", "FailedAttachVolume") and event.get("involvedObject", {}).get("name") == pod.name:
-            text, step = event.get("message") or "", "Check the claim, Secret or ConfigMap that it names"
-            return Diagnosis("VolumeNotReady", f"a volume cannot be mounted (pod {pod.name}): {_short(text)}. {step}.", pod.name)
-    return None
+    text = _event(pod, view, ("FailedMount", "FailedAttachVolume"))
+    if text is None:
+        return None
+    step = "Check the claim, Secret or ConfigMap that it names"
+    return Diagnosis("VolumeNotReady", f"a volume cannot be mounted (pod {pod.name}): {_short(text)}. {step}.", pod.name)
 
 
 def _not_started(pod: Pod, view: View) -> Diagnosis | None:
@@ -164,11 +173,30 @@ def _not_ready(pod: Pod, view: View) -> Diagnosis | None:
     return None
 
 
+def node_lost(pod: Pod, view: View) -> Diagnosis | None:
+    """The pod's node does not answer, so nobody knows whether its processes still run."""
+    if not pod.lost:
+        return None
+    what = f"node {pod.node} does not answer (pod {pod.name})"
+    back = f"node {pod.node} is back, or its Node object or the pod is deleted by hand"
+    if pod.deleted is not None:
+        what += f": the pod was evicted ({_short(pod.disrupted)})" if pod.disrupted else ": the pod is deleted"
+        then = f"The work waits until {back}: until then the worker may still run, and two must not write to one output"
+        return Diagnosis("NodeLost", f"{what}. {then if view.sole else 'Another one takes its place'}.", pod.name)
+    if pod.evicted_after_s is None:
+        then = f"The pod tolerates this for ever: it stays until {back}"
+    elif view.sole:
+        then = f"If it stays away, the pod is evicted after {pod.evicted_after_s} s; the work then waits until {back}"
+    else:
+        then = f"If it stays away, the pod is evicted and replaced after {pod.evicted_after_s} s"
+    return Diagnosis("NodeLost", f"{what}: nobody knows whether it still runs. {then}.", pod.name)
+
+
 _DISRUPTIONS: Final = ("Evicted", "NodeLost", "Preempted", "Preempting", "Shutdown", "Terminated", "NodeShutdown")
 
 
 def _disrupted(pod: Pod, view: View) -> Diagnosis | None:
-    if pod.reason not in _DISRUPTIONS and pod.disrupted is None:
+    if (pod.reason not in _DISRUPTIONS and pod.disrupted is None) or pod.lost:
         return None
     text = _short(pod.disrupted or f"{pod.reason}: {pod.message}")
     return Diagnosis("Disrupted", f"the pod was taken away (pod {pod.name}): {text}. It is replaced.", pod.name)
@@ -252,6 +280,7 @@ _ROWS: Final = (
     _crash(lambda reason: reason == "AcceleratorOutOfMemory"),
     _crash(lambda reason: reason != "CrashLoop"),
     _crash(lambda reason: True),
+    node_lost,
     _loading,
     _not_ready,
     _disrupted,
@@ -261,6 +290,15 @@ _ROWS: Final = (
 
 
 # --- wording ---
+
+
+def _event(pod: Pod, view: View, reasons: Sequence[str], begins: str = "") -> str | None:
+    """The newest Event of the pod with one of these reasons."""
+    for event in view.events:
+        text = str(event.get("message") or "")
+        if event.get("reason") in reasons and text.startswith(begins) and event.get("involvedObject", {}).get("name") == pod.name:
+            return text
+    return None
 
 
 def _waiting(pod: Pod, reasons: Sequence[str]) -> Iterable[Container]:

@@ -13,6 +13,8 @@ _QUIET: Final = EARLY | {
     "RollingOut",
     "InProgress",
     "WaitingForServer",
+    "WaitingForReport",
+    "Suspending",
     "Suspended",
     "Cancelling",
     "Finished",
@@ -31,8 +33,8 @@ _ENDINGS: Final = {
 
 def of_server(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
     """What happened to an InferenceServer between two statuses."""
-    events = _conditions(prior, new, "Ready")
-    if _reason(new, "Ready") == "Ready" != _reason(prior, "Ready"):
+    events = _troubles(prior, new, "Ready", "Degraded", "Contested")
+    if _reason(new, "Ready") == "Ready" and _condition(prior, "Ready").get("status") != "True":
         events.append(Event("Normal", "Ready", f"{new.get('ready')} replicas are ready at {new.get('url')}"))
     before, after = prior.get("currentRevision"), new.get("currentRevision")
     if before and after and before != after:
@@ -43,7 +45,7 @@ def of_server(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
 def of_batch(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
     """What happened to a BatchJob between two statuses."""
     before, after = prior.get("phase"), new.get("phase")
-    events = _conditions(prior, new, "Running")
+    events = _troubles(prior, new, "Running", "Contested")
     if new.get("startTime") and not prior.get("startTime"):
         events.append(Event("Normal", "Started", "The worker runs"))
     if after == "Suspended" != before:
@@ -61,12 +63,17 @@ def of_batch(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
     return events + _failure(prior, new, events)
 
 
-def _conditions(prior: Mapping[str, Any], new: Mapping[str, Any], main: str) -> list[Event]:
-    """A warning when the main condition has become false for a reason that someone has to look at."""
-    found = _condition(new, main)
-    if found.get("status") == "False" and found["reason"] not in _QUIET and found["reason"] != _reason(prior, main):
-        return [Event("Warning", found["reason"], found["message"])]
-    return []
+def _troubles(prior: Mapping[str, Any], new: Mapping[str, Any], main: str, *others: str) -> list[Event]:
+    """A warning when the main condition is no longer true, or one of the others has become true, for another reason than before;
+    what one has told the next does not repeat."""
+    found: list[Event] = []
+    for kind in (main, *others):
+        now, before = _condition(new, kind), _condition(prior, kind)
+        bad = now.get("status", "True") != "True" if kind == main else now.get("status") == "True"
+        known = now.get("reason") in _QUIET or now.get("reason") == before.get("reason")
+        if bad and not known and not any(event.message in now["message"] for event in found):
+            found.append(Event("Warning", now["reason"], now["message"]))
+    return found
 
 
 def _failure(prior: Mapping[str, Any], new: Mapping[str, Any], said: list[Event]) -> list[Event]:
@@ -74,9 +81,10 @@ def _failure(prior: Mapping[str, Any], new: Mapping[str, Any], said: list[Event]
     before, after = prior.get("lastFailure") or {}, new.get("lastFailure") or {}
     if not after or all(before.get(key) == after.get(key) for key in ("pod", "container", "time")):
         return []
-    if any(event.reason == after.get("reason") for event in said):
+    reason, message = str(after.get("reason") or "CrashLoop"), str(after.get("message") or "")
+    if any(event.reason == reason or message in event.message for event in said):
         return []
-    return [Event("Warning", after.get("reason") or "CrashLoop", after.get("message") or "")]
+    return [Event("Warning", reason, message)]
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

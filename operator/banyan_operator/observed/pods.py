@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from banyan_operator.desired.metadata import SPEC_HASH
+from banyan_operator.kube.kinds import DEPLOYMENT, JOB, POD, REPLICA_SET
+from banyan_operator.kube.objects import controller, controller_uid, is_true, uid_of
 from banyan_operator.plan import Manifest
 from banyan_operator.times import seconds
+
+EVICTED_AFTER_S: Final = 300
+"""Seconds after which a pod leaves a node that does not answer, unless it tolerates that for another time: the API server's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +88,65 @@ class Pod:
     ready_message: str
     unschedulable: str | None  # the scheduler's text
     disrupted: str | None
+    lost: bool  # its node does not answer: nobody knows whether its processes still run
+    evicted_after_s: int | None  # how long it stays on such a node; None: for ever
     containers: tuple[Container, ...]
 
     @property
     def active(self) -> bool:
         """It exists and is meant to go on."""
-        return self.deleted is None and self.phase not in ("Succeeded", "Failed")
+        return self.deleted is None and self.may_run
+
+    @property
+    def may_run(self) -> bool:
+        """Processes of it run, or may yet, whether or not it was deleted."""
+        return self.phase not in ("Succeeded", "Failed")
 
     def container(self, name: str) -> Container | None:
         return next((container for container in self.containers if container.name == name), None)
 
 
-def pods(children: Iterable[Manifest]) -> tuple[Pod, ...]:
-    """The pods among the children, newest first."""
-    found = [_pod(child) for child in children if child["kind"] == "Pod"]
+def pods_of(owners: Iterable[Manifest], children: Iterable[Manifest]) -> tuple[Pod, ...]:
+    """The pods that one of `owners` (ReplicaSets, a Job) controls, newest first. Labels do not make a pod somebody's."""
+    uids = {uid_of(owner) for owner in owners}
+    return newest_first(_pod(child) for child in children if child["kind"] == POD.kind and controller_uid(child) in uids)
+
+
+def newest_first(found: Iterable[Pod]) -> tuple[Pod, ...]:
     return tuple(sorted(found, key=lambda pod: (pod.created, pod.name), reverse=True))
+
+
+def orphans(children: Iterable[Manifest]) -> tuple[Pod, ...]:
+    """Pods of Jobs that are gone: the garbage collector has not come to them yet."""
+    known = tuple(children)
+    jobs = {uid_of(child) for child in known if child["kind"] == JOB.kind}
+
+    def left(pod: Manifest) -> bool:
+        owner = controller(pod)
+        return owner is not None and owner.get("kind") == JOB.kind and owner["uid"] not in jobs
+
+    return newest_first(_pod(child) for child in known if child["kind"] == POD.kind and left(child))
+
+
+def strangers(deployment: str, selector: Mapping[str, str], children: Iterable[Manifest]) -> tuple[str, ...]:
+    """Names of the pods that a Service with this selector sends requests to, although no Deployment of this name made them."""
+    known = tuple(children)
+    sets = {uid_of(child): child for child in known if child["kind"] == REPLICA_SET.kind}
+
+    def foreign(pod: Manifest) -> bool:
+        owner = controller(pod)
+        if owner is None or owner.get("kind") != REPLICA_SET.kind:
+            return True
+        if owner["uid"] not in sets:
+            return False  # not seen yet: it may turn out to be ours
+        above = controller(sets[owner["uid"]])
+        return above is None or (above.get("kind"), above.get("name")) != (DEPLOYMENT.kind, deployment)
+
+    def selected(pod: Manifest) -> bool:
+        return not selector.items() - (pod["metadata"].get("labels") or {}).items() and is_true(pod, "Ready")
+
+    pods = (child for child in known if child["kind"] == POD.kind and not child["metadata"].get("deletionTimestamp"))
+    return tuple(sorted(str(pod["metadata"]["name"]) for pod in pods if selected(pod) and foreign(pod)))
 
 
 def _pod(manifest: Manifest) -> Pod:
@@ -123,8 +172,29 @@ def _pod(manifest: Manifest) -> Pod:
         ready_message=ready.get("message") or "",
         unschedulable=scheduled.get("message") or "no node fits" if unschedulable else None,
         disrupted=f"{disrupted.get('reason')}: {disrupted.get('message')}" if disrupted.get("status") == "True" else None,
+        lost=_is_lost(conditions, status.get("containerStatuses") or ()),
+        evicted_after_s=_evicted_after_s(manifest),
         containers=tuple(_container(one, limits.get(one["name"])) for one in statuses),
     )
+
+
+def _is_lost(conditions: Mapping[str, Mapping[str, Any]], statuses: Sequence[Manifest]) -> bool:
+    """The node controller takes back the Ready condition when the node falls silent, and what the kubelet last said of the
+    containers stands. A kubelet writes both at once, and only a readiness gate makes them differ otherwise."""
+    ready = conditions.get("Ready", {})
+    if ready.get("status") != "False" or ready.get("reason") == "ReadinessGatesNotReady":
+        return False
+    if conditions.get("ContainersReady", {}).get("status") == "False":
+        return False
+    return bool(statuses) and all(one.get("ready") and "running" in (one.get("state") or {}) for one in statuses)
+
+
+def _evicted_after_s(manifest: Manifest) -> int | None:
+    for one in manifest["spec"].get("tolerations") or ():
+        if one.get("effect") in (None, "NoExecute") and one.get("key") in (None, "node.kubernetes.io/unreachable"):
+            stays: int | None = one.get("tolerationSeconds")
+            return stays
+    return EVICTED_AFTER_S
 
 
 def _container(status: Manifest, memory_limit: str | None) -> Container:

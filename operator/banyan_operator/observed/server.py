@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from banyan_operator.api import InferenceServer
 from banyan_operator.api.status import Address, InferenceServerStatus, ServedModel, ServerPhase
-from banyan_operator.desired.metadata import SPEC_HASH, selector
-from banyan_operator.kube.objects import condition, is_true
+from banyan_operator.desired.metadata import SPEC_HASH, owner, selector
+from banyan_operator.kube.kinds import DEPLOYMENT, REPLICA_SET
+from banyan_operator.kube.objects import condition, controller_uid, is_true, uid_of
 from banyan_operator.observed import diagnosis
-from banyan_operator.observed.conditions import Finding, conditions, no, unknown, yes
+from banyan_operator.observed.conditions import FORBIDDEN, Finding, conditions, messages, no, unknown, yes
 from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.failures import kept, last_failure
-from banyan_operator.observed.pods import Pod, pods
+from banyan_operator.observed.pods import Pod, pods_of, strangers
+from banyan_operator.observed.written import Written
 from banyan_operator.plan import Manifest, Settings, World
 
 RESTART_LOOP: Final = 3  # restarts of the current pods from which a server counts as degraded
@@ -22,16 +24,18 @@ RESTART_LOOP: Final = 3  # restarts of the current pods from which a server coun
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the world shows of one server, counted."""
+    """What the world shows of one server, counted. Pods are those of its own Deployment."""
 
     deployment: Manifest | None
     wanted: int
+    enough: int  # ready replicas that make the server ready: fewer than wanted only while a rollout may take some away
     current: tuple[Pod, ...]  # active pods of the revision that is wanted, newest first
     others: tuple[Pod, ...]  # active pods of earlier revisions
-    leaving: tuple[Pod, ...]  # deleted, still there
+    strangers: tuple[str, ...]  # pods of others that the Service sends requests to
     diagnosis: Diagnosis | None
     revision: str
-    rolled_back: bool  # the Deployment's deadline has passed
+    applied: bool  # the Deployment is of that revision
+    late: bool  # its progress deadline has passed
 
     @property
     def ready_current(self) -> int:
@@ -47,7 +51,9 @@ class Seen:
 
     @property
     def complete(self) -> bool:
-        return self.ready_current >= self.wanted and not self.others and len(self.current) <= self.wanted
+        """All pods that are wanted, and no others, take requests."""
+        rolled = self.deployment is not None and not self.others and len(self.current) <= self.wanted
+        return rolled and self.ready_current >= self.wanted
 
     @property
     def restarts(self) -> int:
@@ -55,17 +61,25 @@ class Seen:
 
 
 def status(
-    server: InferenceServer, accepted: Finding, desired: Manifest | None, world: World, prior: Mapping[str, Any], settings: Settings
+    server: InferenceServer,
+    accepted: Finding,
+    desired: Manifest | None,
+    written: Written,
+    world: World,
+    prior: Mapping[str, Any],
+    settings: Settings,
 ) -> InferenceServerStatus:
     """The whole status. `desired`: the Deployment as rendered now, None where the spec cannot be rendered; `prior`: as it was."""
-    seen = see(server, desired, world, settings)
+    view = _view(server, world, prior, settings)
+    seen = see(server, desired, world, view)
     addresses, route = _addresses(server, world, settings)
     found: dict[str, Finding] = {
         "Accepted": accepted,
         "Available": _available(seen),
-        "Progressing": _progressing(server, seen),
-        "Ready": _ready(server, accepted, seen, route),
+        "Progressing": _progressing(server, accepted, seen, written),
+        "Ready": _ready(accepted, seen, route),
         "Degraded": _degraded(seen),
+        **written.found,
     }
     if route is not None:
         found["RouteReady"] = route
@@ -79,7 +93,7 @@ def status(
         ready_replicas=seen.ready_any,
         updated_replicas=len(seen.current),
         desired_replicas=seen.wanted,
-        ready=f"{seen.ready_current}/{seen.wanted}",
+        ready=f"{seen.ready_any}/{seen.wanted}",
         selector=",".join(f"{key}={value}" for key, value in sorted(selector(server).items())),
         url=next((address.url for address in addresses if address.type != "Internal"), addresses[0].url),
         addresses=addresses,
@@ -93,67 +107,96 @@ def status(
         current_revision=seen.revision if seen.complete and seen.revision else prior.get("currentRevision"),
         update_revision=seen.revision or prior.get("updateRevision"),
         restarts=seen.restarts,
-        last_failure=last_failure((*seen.current, *seen.others), _view(server, world, settings, rolling=seen.rolling)) or kept(prior),
+        last_failure=last_failure((*seen.current, *seen.others), view) or kept(prior),
         runtime_version=readyz.get("version") or _unless_rolled(prior, seen, "runtimeVersion"),
     )
 
 
-def see(server: InferenceServer, desired: Manifest | None, world: World, settings: Settings) -> Seen:
+def see(server: InferenceServer, desired: Manifest | None, world: World, view: View) -> Seen:
     """Count and sort the pods, and find what is wrong with them."""
-    deployment = next(
-        (one for one in world.children if one["kind"] == "Deployment" and one["metadata"]["name"] == server.metadata.name), None
-    )
-    rendered = desired if desired is not None and not server.spec.paused else deployment
-    revision = ((rendered or {}).get("spec", {}).get("template", {}).get("metadata", {}).get("annotations") or {}).get(SPEC_HASH, "")
-    known = pods(world.children)
+    deployment = own_deployment(server, world)
+    revision = _revision(desired if desired is not None and not server.spec.paused else deployment)
+    applied = deployment is not None and _revision(deployment) == revision
+    sets = [] if deployment is None else [one for one in world.children if _is_set_of(deployment, one)]
+    known = pods_of(sets, world.children)
     current = tuple(pod for pod in known if pod.active and pod.revision == revision)
     others = tuple(pod for pod in known if pod.active and pod.revision != revision)
-    leaving = tuple(pod for pod in known if pod.deleted)
-    failed = tuple(pod for pod in known if pod.revision == revision and not pod.active and not pod.deleted)
-    view = _view(server, world, settings, rolling=bool(others))
     missing = len(current) < server.spec.replicas
-    found = diagnosis.creation_diagnosis(_creation_errors(world.children, revision)) if missing else None
+    view = replace(view, rolling=bool(others))
+    found = diagnosis.creation_diagnosis(_creation_errors(deployment, sets, revision)) if missing else None
     found = found or diagnosis.worst([pod for pod in current if not pod.ready], view)
     if found is None and missing:
-        found = diagnosis.worst(failed, view) or diagnosis.worst(leaving, view)
+        failed = [pod for pod in known if pod.revision == revision and not pod.active and pod.deleted is None]
+        leaving = [pod for pod in known if pod.deleted is not None]
+        # of the pods of an earlier revision only the loss of their node is news: that they go is wanted
+        lost = next((one for pod in others if (one := diagnosis.node_lost(pod, view))), None)
+        found = diagnosis.worst(failed, view) or diagnosis.worst(leaving, view) or lost
     return Seen(
         deployment=deployment,
         wanted=server.spec.replicas,
+        enough=_enough(server, bool(others)),
         current=current,
         others=others,
-        leaving=leaving,
+        strangers=strangers(
+            server.metadata.name if deployment is None else deployment["metadata"]["name"], selector(server), world.children
+        ),
         diagnosis=found,
         revision=revision,
-        rolled_back=condition(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded",
+        applied=applied,
+        late=applied and _is_late(deployment),
     )
 
 
-def _view(server: InferenceServer, world: World, settings: Settings, *, rolling: bool) -> View:
+def own_deployment(server: InferenceServer, world: World) -> Manifest | None:
+    """The Deployment that this very server controls, whoever else's have its name."""
+    mine = owner(server)
+    return next((one for one in world.children if one["kind"] == DEPLOYMENT.kind and mine.controls(one)), None)
+
+
+def _revision(workload: Manifest | None) -> str:
+    """Of the pods that a Deployment or ReplicaSet makes."""
+    template = ((workload or {}).get("spec") or {}).get("template") or {}
+    return str(((template.get("metadata") or {}).get("annotations") or {}).get(SPEC_HASH, ""))
+
+
+def _is_late(deployment: Manifest | None) -> bool:
+    """Whether its progress deadline has passed, by what its controller says of this generation."""
+    if deployment is None or (deployment.get("status") or {}).get("observedGeneration", 0) < deployment["metadata"].get("generation", 0):
+        return False
+    return condition(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded"
+
+
+def _is_set_of(deployment: Manifest, child: Manifest) -> bool:
+    return child["kind"] == REPLICA_SET.kind and controller_uid(child) == uid_of(deployment)
+
+
+def _enough(server: InferenceServer, rolling: bool) -> int:
+    """How many replicas have to take requests: all, but for those that a rollout is allowed to take away; one at least."""
+    wanted, rollout = server.spec.replicas, server.spec.rollout
+    if not rolling or rollout.strategy != "RollingUpdate" or not wanted:
+        return wanted
+    allowed = rollout.max_unavailable
+    spare = allowed if isinstance(allowed, int) else wanted * int(allowed.rstrip("%")) // 100
+    return max(1, wanted - spare)
+
+
+def _view(server: InferenceServer, world: World, prior: Mapping[str, Any], settings: Settings) -> View:
     return View(
         now=world.now,
         startup_timeout_s=server.spec.probes.startup_timeout_seconds,
         accelerators=_accelerator(server),
-        rolling=rolling,
         local=settings.platform == "local",
         readyz=world.readyz,
         model_uri=server.spec.model.uri,
         events=world.events,
+        told=messages(prior),
     )
 
 
-def _creation_errors(children: Sequence[Manifest], revision: str) -> list[str]:
+def _creation_errors(deployment: Manifest | None, sets: Sequence[Manifest], revision: str) -> list[str]:
     """What the ReplicaSet (of this revision) or the Deployment says about pods that it could not make."""
-    found = []
-    for one in children:
-        if one["kind"] == "ReplicaSet":
-            annotations = one["spec"].get("template", {}).get("metadata", {}).get("annotations") or {}
-            if annotations.get(SPEC_HASH) != revision:
-                continue
-        elif one["kind"] != "Deployment":
-            continue
-        if is_true(one, "ReplicaFailure"):
-            found.append(str(condition(one, "ReplicaFailure").get("message") or ""))
-    return found
+    asked = [*(one for one in sets if _revision(one) == revision), *([deployment] if deployment is not None else [])]
+    return [str(condition(one, "ReplicaFailure").get("message") or "") for one in asked if is_true(one, "ReplicaFailure")]
 
 
 # --- conditions ---
@@ -167,37 +210,56 @@ def _available(seen: Seen) -> Finding:
     return no("NoReadyReplicas", seen.diagnosis.message if seen.diagnosis else "No pod exists yet.")
 
 
-def _progressing(server: InferenceServer, seen: Seen) -> Finding:
+def _progressing(server: InferenceServer, accepted: Finding, seen: Seen, written: Written) -> Finding:
+    found = _rollout(server, accepted, seen)
+    return replace(found, message=f"{found.message} {written.pending}") if written.pending else found
+
+
+def _rollout(server: InferenceServer, accepted: Finding, seen: Seen) -> Finding:
     if server.spec.paused:
         return no("Paused", "spec.paused is true: changes are not carried out.")
+    if seen.deployment is None:
+        if accepted.status != "True":
+            return no(accepted.reason, "No Deployment exists, and none can be made now.")
+        return yes("Creating", "The Deployment does not exist yet.")
+    if accepted.status != "True" and not seen.applied:
+        return no(accepted.reason, f"The spec is not carried out; what was made before it stays: {seen.ready_any} replicas take requests.")
     if seen.complete:
-        return no("UpToDate", f"Revision {seen.revision} runs everywhere.")
-    if seen.rolled_back:
-        why = seen.diagnosis.message if seen.diagnosis else ""
-        return no("DeadlineExceeded", f"No progress for {server.spec.rollout.progress_deadline_seconds} s. {why}".strip())
+        return no("UpToDate", f"Revision {seen.revision} runs everywhere." if seen.wanted else "No replicas are wanted, and none exist.")
+    why = f" {seen.diagnosis.message}" if seen.diagnosis else ""
+    if seen.late:
+        return no("DeadlineExceeded", f"No progress for {server.spec.rollout.progress_deadline_seconds} s.{why}")
     if seen.rolling:
         old = ", ".join(sorted({pod.revision or "unknown" for pod in seen.others}))
-        why = f" {seen.diagnosis.message}" if seen.diagnosis else ""
         return yes("RollingOut", f"Revision {old} is being replaced by {seen.revision}: {seen.ready_current} of {seen.wanted} ready.{why}")
     if len(seen.current) != seen.wanted:
-        return yes("Scaling", f"{len(seen.current)} pods exist, {seen.wanted} are wanted.")
+        return yes("Scaling", f"{len(seen.current)} pods exist, {seen.wanted} are wanted.{why}")
     return yes("Loading", seen.diagnosis.message if seen.diagnosis else f"{seen.ready_current} of {seen.wanted} replicas are ready.")
 
 
-def _ready(server: InferenceServer, accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
-    if accepted.status != "True":
+def _ready(accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
+    """Whether the spec holds and enough replicas take requests, of whichever revision: how far a rollout is, Progressing tells."""
+    enough = seen.ready_any >= seen.enough
+    # what only the operator is not allowed to do takes nothing from a server that serves
+    if accepted.status != "True" and not (enough and accepted.reason == FORBIDDEN):
         return no(accepted.reason, accepted.message)
     if seen.wanted == 0:
         return yes("ScaledToZero", "spec.replicas is 0.")
-    if seen.ready_current < seen.wanted:
+    if not enough:
         if seen.diagnosis is not None:
             return no(seen.diagnosis.reason, seen.diagnosis.message)
         if seen.others:
-            return no("RollingOut", f"Revision {seen.revision} is being rolled out: {seen.ready_current} of {seen.wanted} ready.")
+            return no(
+                "RollingOut", f"{seen.ready_any} of {seen.wanted} replicas take requests while revision {seen.revision} is rolled out."
+            )
         return unknown("Reconciling", "Waiting for pods to be created.")
     if route is not None and route.status != "True":
         return no("RouteNotReady", route.message)
-    return yes("Ready", f"{seen.ready_current} of {seen.wanted} replicas are ready.")
+    if seen.others:
+        text = f"{seen.ready_any} of {seen.wanted} replicas take requests; {seen.ready_current} of them run revision {seen.revision}"
+        why = f" {seen.diagnosis.message}" if seen.diagnosis and seen.diagnosis.reason not in diagnosis.EARLY else ""
+        return yes("RollingOut", f"{text}, which is being rolled out.{why}")
+    return yes("Ready", f"{seen.ready_any} of {seen.wanted} replicas take requests.")
 
 
 def _degraded(seen: Seen) -> Finding:
@@ -207,23 +269,29 @@ def _degraded(seen: Seen) -> Finding:
         return yes("RestartLoop", f"{seen.restarts} restarts. {seen.diagnosis.message}")
     if seen.ready_any and seen.diagnosis is not None and seen.diagnosis.reason not in diagnosis.EARLY:
         return yes("SomeReplicasUnavailable", seen.diagnosis.message)
+    if seen.strangers:
+        names = ", ".join(seen.strangers[:5]) + (", …" if len(seen.strangers) > 5 else "")
+        text = f"pods that are not of this server carry its labels, so its Service sends them requests: {names}"
+        return yes("ForeignPods", f"{text}. Delete them or take the labels off. They do not count as replicas.")
     return no("AsExpected", "Nothing fails.")
 
 
 def _phase(server: InferenceServer, found: Mapping[str, Finding], seen: Seen) -> ServerPhase:
+    late = found["Progressing"].reason == "DeadlineExceeded"
+    accepted = found["Accepted"]
     if server.spec.paused:
         return "Paused"
-    if found["Accepted"].status == "False" or (found["Progressing"].reason == "DeadlineExceeded" and not seen.ready_any):
+    if (accepted.status == "False" and accepted.reason != FORBIDDEN) or (late and not seen.ready_any):
         return "Failed"
     if seen.wanted == 0 and not seen.ready_any:
         return "Stopped"
+    if (late or found["Degraded"].status == "True") and seen.ready_any:
+        return "Degraded"
     if seen.rolling:
         return "Updating"
-    if found["Degraded"].status == "True" and seen.ready_any:
-        return "Degraded"
-    if seen.ready_current >= seen.wanted:
+    if seen.deployment is not None and seen.ready_current >= seen.wanted:
         return "Ready"
-    running = any(container.running_since for pod in seen.current for container in pod.containers)
+    running = any(container.running_since and not pod.lost for pod in seen.current for container in pod.containers)
     return "Loading" if running else "Pending"
 
 

@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from banyan_operator.api import BatchJob, SpecError
 from banyan_operator.desired import batch as desired_batch
+from banyan_operator.desired.batch import run_id
 from banyan_operator.desired.difference import Difference, difference
 from banyan_operator.desired.metadata import owner
+from banyan_operator.desired.monitors import wanted_optional
 from banyan_operator.kube.addresses import service_url
 from banyan_operator.kube.kinds import JOB
 from banyan_operator.kube.objects import condition, is_true
@@ -17,36 +19,42 @@ from banyan_operator.observed import batch as observed_batch
 from banyan_operator.observed import events
 from banyan_operator.observed.batch import CANCEL, EXPIRE, Seen, Stop
 from banyan_operator.observed.conditions import Finding, no
+from banyan_operator.observed.written import contested_until, written
 from banyan_operator.plan import Manifest, Outcome, Plan, Report, Settings, World
-from banyan_operator.reconcile.common import MISSING, MISSING_S, WAIT_S, WATCH_S, Decision, acceptable, carried_out, if_changed
+from banyan_operator.reconcile.common import MISSING, MISSING_S, WAIT_S, WATCH_S, Decision, acceptable, blocking, carried_out, if_changed
 from banyan_operator.times import seconds
 
 KEEP_JOB_S: Final = 600.0  # a finished Job stays so long, for its pods' logs
 
 
-def decide_batch(job: BatchJob, resource: Manifest, world: World, prior: Mapping[str, Any], settings: Settings) -> Decision:
+def decide_batch(job: BatchJob, resource: Manifest, world: World, stored: Mapping[str, Any], settings: Settings) -> Decision:
+    prior = stored if stored.get("runID", run_id(job)) == run_id(job) else {}  # a copy's, or a backup's: it is of another run
     if observed_batch.is_terminal(prior):
         return _finished(job, resource, world, prior)
-    seen = observed_batch.see(job, world, settings)
+    seen = observed_batch.see(job, world, prior, settings)
     hold, stop = _hold(job, world, seen.work), _stop(job, world, prior)
     accepted = acceptable(job, world, settings)
     changes = Difference()
-    if not (seen.complete or seen.failed) and (accepted.status == "True" or (stop is not None and seen.work is not None)):
+    # work that is to end early is suspended whatever else is wrong with its spec, and nothing is made for it any more
+    if seen.ending is None and (accepted.status == "True" or stop is not None):
         try:
             suspend = job.spec.suspend or hold is not None or stop is not None
             url = world.server_url or (service_url(world.server) if world.server is not None else None)
             wanted = desired_batch.children(job, settings, server_url=url, suspend=suspend, live=world.children, absent=world.absent)
+            if stop is not None:
+                wanted = tuple(one for one in wanted if one["kind"] == JOB.kind)
             changes = difference(owner(job), wanted, world.children)
         except SpecError as error:
             accepted = no("InvalidSpec", str(error))
-    return BatchDecision(job, world, prior, settings, seen, hold, stop, accepted, changes)
+    return BatchDecision(job, world, stored, prior, settings, seen, hold, stop, accepted, changes)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
     job: BatchJob
     world: World
-    prior: Mapping[str, Any]
+    stored: Mapping[str, Any]  # the status as it is
+    prior: Mapping[str, Any]  # the same, where it is of this run
     settings: Settings
     seen: Seen
     hold: Finding | None  # why the work has to wait for its server
@@ -56,34 +64,40 @@ class BatchDecision:
 
     @property
     def plan(self) -> Plan:
-        apply = () if self.changes.conflicts else tuple(self.changes.apply)
-        delete = tuple(one for one in self.changes.delete if one["kind"] != JOB.kind) if self.accepted.status == "True" else ()
-        return Plan(apply, delete, frozenset(self.changes.drifted))
+        if blocking(self.changes):
+            return Plan()
+        tidy = self.accepted.status == "True" and self.stop is None
+        delete = tuple(one for one in self.changes.delete if one["kind"] != JOB.kind) if tidy else ()
+        return Plan(tuple(self.changes.apply), delete, frozenset(self.changes.drifted))
 
     def report(self, outcome: Outcome) -> Report:
         accepted = carried_out(self.accepted, self.changes, outcome)
-        status = observed_batch.status(self.job, accepted, self.hold, self.stop, self.seen, self.world, self.prior, self.settings).dump()
+        came = written(wanted_optional(self.job), self.world, outcome, self.prior)
+        status = observed_batch.status(
+            self.job, accepted, self.hold, self.stop, self.seen, came, self.world, self.prior, self.settings
+        ).dump()
         return Report(
-            status=if_changed(status, self.prior),
+            status=if_changed(status, self.stored),
             events=(*self.changes.events, *events.of_batch(self.prior, status)),
             requeue_after_s=self._look_again(accepted, status),
         )
 
     def _look_again(self, accepted: Finding, status: Mapping[str, Any]) -> float | None:
-        due: list[float] = []
-        ends = observed_batch.deadline(self.job, status)
+        now, watch_s = self.world.now, WATCH_S[self.settings.platform]
         if status["phase"] in observed_batch.TERMINAL:
             ttl = self.job.spec.ttl_seconds_after_finished
-            due.append(KEEP_JOB_S if ttl is None else min(KEEP_JOB_S, ttl))
-        elif accepted.reason in MISSING.values():
+            return KEEP_JOB_S if ttl is None else min(KEEP_JOB_S, ttl)
+        due: list[float] = []
+        if accepted.reason in MISSING.values():
             due.append(MISSING_S)
         elif accepted.status == "True" and (self.hold is not None or self.changes.waiting):
-            due.append(min(WAIT_S, WATCH_S[self.settings.platform]))
+            due.append(min(WAIT_S, watch_s))
         elif accepted.status == "True" and status["phase"] != "Suspended":
-            due.append(WATCH_S[self.settings.platform])
-        if ends is not None and status["phase"] not in observed_batch.TERMINAL:
-            due.append(max(1.0, ends - self.world.now))
-        return min(due, default=None)
+            due.append(watch_s)
+        ends = observed_batch.deadline(self.job, status)
+        report_due = self.seen.ending.due if self.seen.ending is not None else None
+        due += [at - now for at in (ends, report_due, contested_until(status)) if at is not None]
+        return max(1.0, min(due)) if due else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +117,17 @@ def _finished(job: BatchJob, resource: Manifest, world: World, prior: Mapping[st
     if ttl is not None and world.now >= ended + ttl:
         return Finished(Plan(delete=(resource,)), None)
     due = [] if ttl is None else [ended + ttl]
-    left = tuple(one for one in difference(owner(job), [], world.children).delete if one["kind"] == JOB.kind)
-    if left and world.now < ended + KEEP_JOB_S:
-        due.append(ended + KEEP_JOB_S)
-        left = ()
-    return Finished(Plan(delete=left), max(1.0, min(due) - world.now) if due else None)
+    left = [one for one in difference(owner(job), [], world.children).delete if one["kind"] == JOB.kind]
+    if world.now < ended + KEEP_JOB_S:
+        if any(_is_over(one) for one in left):
+            due.append(ended + KEEP_JOB_S)
+        left = [one for one in left if not _is_over(one)]  # made by a write whose answer was lost: it must not run
+    return Finished(Plan(delete=tuple(left)), max(1.0, min(due) - world.now) if due else None)
+
+
+def _is_over(work: Manifest) -> bool:
+    ends = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget")
+    return bool(work["spec"].get("suspend")) or any(is_true(work, one) for one in ends)
 
 
 def _hold(job: BatchJob, world: World, work: Manifest | None) -> Finding | None:

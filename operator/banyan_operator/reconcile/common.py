@@ -10,9 +10,11 @@ from banyan_operator import api
 from banyan_operator.api import InferenceServer, Metadata, Resource
 from banyan_operator.desired.difference import Difference
 from banyan_operator.desired.references import references
+from banyan_operator.kube.kinds import OPTIONAL
+from banyan_operator.kube.objects import Ref
 from banyan_operator.observed import batch as observed_batch
 from banyan_operator.observed import events
-from banyan_operator.observed.conditions import Finding, no, refused, yes
+from banyan_operator.observed.conditions import FORBIDDEN, Finding, no, refused, yes
 from banyan_operator.plan import Manifest, Outcome, Plan, Report, Settings, World
 
 WATCH_S: Final = {"cluster": 10.0, "local": 1.0}
@@ -83,20 +85,29 @@ def acceptable(resource: Resource, world: World, settings: Settings) -> Finding:
     return yes("Accepted", "The spec can be carried out.")
 
 
+def blocking(changes: Difference) -> list[Ref]:
+    """Objects in the way without which the resource cannot work."""
+    return [ref for ref in changes.conflicts if ref.kind not in OPTIONAL]
+
+
 def carried_out(accepted: Finding, changes: Difference, outcome: Outcome) -> Finding:
-    """`accepted`, unless something is in the way of what was to be applied."""
+    """`accepted`, unless something is in the way of what was to be applied. Objects of optional kinds are told elsewhere."""
+
+    def needed(said: Mapping[Ref, str]) -> list[tuple[Ref, str]]:
+        return sorted(((ref, words) for ref, words in said.items() if ref.kind not in OPTIONAL), key=str)
+
     if accepted.status != "True":
         return accepted
-    if taken := {*changes.conflicts, *outcome.taken}:
+    if taken := {*blocking(changes), *(ref for ref, _ in needed(outcome.taken))}:
         names = ", ".join(sorted(f"{one.kind} {one.name}" for one in taken))
         text = f"{names} exists and belongs to somebody else. Rename this resource, delete the object, or annotate it"
         return no("NameConflict", f"{text} with serving.banyan.dev/adopt=true.")
-    for name, said in sorted(outcome.forbidden.items(), key=str):
-        text = f"the operator may not write {name.kind} {name.name}: {said}. Give its ServiceAccount the rights of the chart's RBAC."
-        return no("OperatorForbidden", text)
-    for name, said in sorted(outcome.refused.items(), key=str):
+    for ref, said in needed(outcome.refused):
         reason = "QuotaExceeded" if "exceeded quota" in said else "InvalidSpec"
-        return no(reason, f"the API server refuses {name.kind} {name.name}: {said}")
+        return no(reason, f"the API server refuses {ref.kind} {ref.name}: {said}")
+    for ref, said in needed(outcome.forbidden):
+        text = f"the operator may not write {ref.kind} {ref.name}: {said}. Give its ServiceAccount the rights of the chart's RBAC."
+        return no(FORBIDDEN, text)
     return accepted
 
 

@@ -10,17 +10,19 @@ from banyan_operator.api import InferenceServer, SpecError
 from banyan_operator.desired import server as desired_server
 from banyan_operator.desired.difference import Difference, difference
 from banyan_operator.desired.metadata import SPEC_HASH, owner
+from banyan_operator.desired.monitors import wanted_optional
 from banyan_operator.kube.kinds import DEPLOYMENT
-from banyan_operator.kube.objects import Ref, condition, find_object, is_true
+from banyan_operator.kube.objects import Ref, condition, is_true
 from banyan_operator.observed import events
 from banyan_operator.observed import server as observed_server
 from banyan_operator.observed.conditions import Finding, no
+from banyan_operator.observed.written import contested_until, written
 from banyan_operator.plan import Event, Manifest, Outcome, Plan, Report, Settings, World
-from banyan_operator.reconcile.common import MISSING, MISSING_S, WAIT_S, WATCH_S, acceptable, carried_out, if_changed
+from banyan_operator.reconcile.common import MISSING, MISSING_S, WAIT_S, WATCH_S, acceptable, blocking, carried_out, if_changed
 
 
 def decide_server(server: InferenceServer, world: World, prior: Mapping[str, Any], settings: Settings) -> ServerDecision:
-    live = find_object(world.children, Ref.to(DEPLOYMENT, server.metadata.name))
+    live = observed_server.own_deployment(server, world)
     wanted: tuple[Manifest, ...] = ()
     changes = Difference()
     accepted = acceptable(server, world, settings)
@@ -47,7 +49,7 @@ class ServerDecision:
 
     @property
     def acts(self) -> bool:
-        return not self.server.spec.paused and not self.changes.conflicts
+        return not self.server.spec.paused and not blocking(self.changes)
 
     @property
     def plan(self) -> Plan:
@@ -58,8 +60,9 @@ class ServerDecision:
 
     def report(self, outcome: Outcome) -> Report:
         accepted = carried_out(self.accepted, self.changes, outcome)
-        status = observed_server.status(self.server, accepted, self.wanted, self.world, self.prior, self.settings).dump()
-        told = [*self.changes.events, *_rollout_events(self.wanted, self.live)] if self.acts and outcome.complete else []
+        came = written(wanted_optional(self.server), self.world, outcome, self.prior)
+        status = observed_server.status(self.server, accepted, self.wanted, came, self.world, self.prior, self.settings).dump()
+        told = [*self.changes.events, *self._rollout_events(outcome)] if self.acts else []
         return Report(
             status=if_changed(status, self.prior),
             events=(*told, *events.of_server(self.prior, status)),
@@ -74,22 +77,26 @@ class ServerDecision:
         settled = condition({"status": status}, "Progressing").get("reason") == "UpToDate"
         ready = is_true({"status": status}, "Ready")
         quiet = accepted.status == "False" or (settled and ready) or self.server.spec.paused
-        return None if quiet else WATCH_S[self.settings.platform]
+        told_until = contested_until(status)
+        due = [] if quiet else [WATCH_S[self.settings.platform]]
+        due += [] if told_until is None else [max(1.0, told_until - self.world.now)]
+        return min(due, default=None)
 
-
-def _rollout_events(wanted: Manifest | None, live: Manifest | None) -> list[Event]:
-    if wanted is None:
-        return []
-    if live is None:
-        return [Event("Normal", "Created", f"Deployment {wanted['metadata']['name']} with {wanted['spec']['replicas']} replicas")]
-    found = []
-    before, after = (_revision(one) for one in (live, wanted))
-    if before != after:
-        found.append(Event("Normal", "RolloutStarted", f"Revision {before or 'unknown'} is to be replaced by {after}"))
-    had, wants = live["spec"].get("replicas"), wanted["spec"]["replicas"]
-    if had != wants:
-        found.append(Event("Normal", "Scaled", f"From {had} to {wants} replicas"))
-    return found
+    def _rollout_events(self, outcome: Outcome) -> list[Event]:
+        if self.wanted is None or not outcome.wrote(Ref.of(self.wanted)):
+            return []
+        if self.live is None:
+            return [
+                Event("Normal", "Created", f"Deployment {self.wanted['metadata']['name']} with {self.wanted['spec']['replicas']} replicas")
+            ]
+        found = []
+        before, after = (_revision(one) for one in (self.live, self.wanted))
+        if before != after:
+            found.append(Event("Normal", "RolloutStarted", f"Revision {before or 'unknown'} is to be replaced by {after}"))
+        had, wants = self.live["spec"].get("replicas"), self.wanted["spec"]["replicas"]
+        if had != wants:
+            found.append(Event("Normal", "Scaled", f"From {had} to {wants} replicas"))
+        return found
 
 
 def _revision(deployment: Manifest) -> str:
