@@ -14,7 +14,8 @@ from typing import Any, Final, cast
 import kopf
 
 from banyan_operator import __version__
-from banyan_operator.cluster import handlers
+from banyan_operator.cluster import connection, handlers
+from banyan_operator.cluster.connection import Connection
 from banyan_operator.cluster.deadman import Deadman
 from banyan_operator.cluster.leader import LeaseLostError
 from banyan_operator.cluster.life import Life
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def live(options: Options, metrics: Metrics, deadman: Deadman) -> None:
     """One life. Returns when a signal ended it; raises what else did."""
-    life = Life(options, metrics, deadman)
+    life = Life(options, metrics, deadman, Connection(await connection.load()))
     await kopf.operator(
         registry=handlers.declare(life),
         settings=handlers.settings(),

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 TAKEN_S: Final = 10.0  # an object in the way that no watch shows is looked for again after so long
 FORBIDDEN_S: Final = 30.0  # rights may be given at any time, and nothing tells
 REFUSED_S: Final = 30.0  # so may quota
+UNSERVED_S: Final = 60.0  # so may an API come
+REMEMBER: Final = 50_000
 
 
 @dataclass
@@ -47,6 +49,13 @@ class Applied:
         self.wait_s = delay_s if self.wait_s is None else min(delay_s, self.wait_s)
 
 
+@dataclass(frozen=True)
+class Stranger:
+    """An object in the way."""
+
+    owner: str
+
+
 class Applier:
     """Writes children. Each answer is noted in the store at once, so that the next reconcile reads its own writes."""
 
@@ -60,6 +69,7 @@ class Applier:
     ) -> None:
         self._store, self._api, self._metrics, self._concerns, self._clock = store, api, metrics, concerns, clock
         self._repairs = Repairs()
+        self._made: dict[Key, str] = {}  # what was applied and not deleted by us → uid of the resource that it is for
 
     async def apply(self, resource: Manifest, plan: Plan) -> Applied:
         """The applies, in order, then the deletes. One that fails does not stop the others."""
@@ -72,25 +82,30 @@ class Applier:
 
     async def _apply(self, resource: Manifest, manifest: Manifest, drifted: bool, applied: Applied) -> None:
         ref, key = Ref.of(manifest), key_of(manifest)
+        deleted = self._store.get(key) is None and self._made.get(key) == uid_of(resource)
+        drifted = drifted or deleted
         if drifted and (wait := self._repairs.wait_s(key, self._clock())):
             applied.contested.add(ref)
             applied.again(wait)
             return
         try:
-            manifest = await self._checked(resource, manifest, applied)
-            if ref in applied.taken:
+            target = await self._target(resource, manifest)
+            if isinstance(target, Stranger):
+                applied.taken[ref] = target.owner
+                applied.again(TAKEN_S)
                 return
-            self._concerns(self._store.note(await self._api.apply(manifest)))
+            self._concerns(self._store.note(await self._api.apply(target)))
         except ApiError as error:
             _sort(applied, ref, error)
             log.warning("%s could not be applied: %s", key, error)
             return
+        self._remember(key, uid_of(resource))
         if drifted:
             self._repairs.note(key, self._clock())
             self._metrics.drift.labels(manifest["kind"]).inc()
         log.info("%s %s", "put back" if drifted else "applied", key)
 
-    async def _checked(self, resource: Manifest, manifest: Manifest, applied: Applied) -> Manifest:
+    async def _target(self, resource: Manifest, manifest: Manifest) -> Manifest | Stranger:
         """The manifest for the object that it is meant for, whether there is one or not.
 
         An apply creates what is absent and takes over what is present. What no watch shows may still exist: a stranger's, or one
@@ -103,24 +118,33 @@ class Applier:
             if live is None:
                 return manifest
             if not Owner.of(resource).may_change(live):
-                applied.taken[Ref.of(manifest)] = whose(live)
-                applied.again(TAKEN_S)
-                return manifest
+                return Stranger(whose(live))
         return {**manifest, "metadata": {**meta, "uid": uid_of(live)}}
 
     async def _delete(self, live: Manifest, applied: Applied) -> None:
-        meta = live["metadata"]
+        meta, key = live["metadata"], key_of(live)
         try:
             await self._api.delete(kinds.of(live), meta["namespace"], meta["name"], uid_of(live))
-            log.info("deleted %s", key_of(live))
+            log.info("deleted %s", key)
         except ApiError as error:
-            if error.status != 409:  # 409: that very object is gone already
+            if not error.conflict:  # else that very object is gone already
                 _sort(applied, Ref.of(live), error)
-                log.warning("%s could not be deleted: %s", key_of(live), error)
+                log.warning("%s could not be deleted: %s", key, error)
+                return
+        self._made.pop(key, None)
+
+    def _remember(self, key: Key, uid: str) -> None:
+        self._made.pop(key, None)
+        self._made[key] = uid
+        while len(self._made) > REMEMBER:
+            del self._made[next(iter(self._made))]
 
 
 def _sort(applied: Applied, ref: Ref, error: ApiError) -> None:
-    if error.forbidden:
+    if error.unserved:
+        applied.forbidden[ref] = "its API is not served in this cluster"
+        applied.again(UNSERVED_S)
+    elif error.forbidden:
         applied.forbidden[ref] = error.message
         applied.again(FORBIDDEN_S)
     elif error.refused:

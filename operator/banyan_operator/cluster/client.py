@@ -4,44 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
 from kubernetes.aio import client as kube_client
 
+from banyan_operator.cluster.connection import Connection, Observer
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import FIELD_MANAGER, Kind, Manifest
 
 REQUEST_TIMEOUT_S: Final = 30.0
-WRITES_PER_S: Final = 50.0
-WRITES_BURST: Final = 100
+WRITES_PER_S: Final = 200.0  # as busy controllers are run; the API server has its own fairness, and says 429
+WRITES_BURST: Final = 300
 PAGE: Final = 500
+_BY_RBAC: Final = re.compile(r' is forbidden: (User ".*" cannot \w+ resource |cannot set blockOwnerDeletion)')
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
 class ApiError(Exception):
     """What the API server (status >= 400) or the way to it (status 0) answered instead of an object."""
 
-    def __init__(self, status: int, reason: str, message: str, causes: Sequence[str] = (), retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        causes: Sequence[str] = (),
+        retry_after_s: float | None = None,
+        *,
+        unserved: bool = False,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
         self.message = message
         self.causes = tuple(causes)
         self.retry_after_s = retry_after_s
+        self.unserved = unserved
+        """The API itself is not there (404 for every object of the kind)."""
 
     @property
     def refused(self) -> bool:
         """The request itself is wrong or not allowed: repeating it unchanged gives the same answer."""
-        return self.status in (400, 403, 405, 413, 415, 422)
+        return self.status in (400, 403, 405, 413, 415, 422) and not self.conflict
 
     @property
     def forbidden(self) -> bool:
         """Our own rights do not allow it. (Quotas, admission policies and Pod Security answer 403 too, but that is the user's.)"""
-        return self.status == 403 and " cannot " in self.message and "User " in self.message
+        return self.status == 403 and _BY_RBAC.search(self.message) is not None
+
+    @property
+    def conflict(self) -> bool:
+        """The object is not the one that was meant: changed, or made anew, since it was read. (An apply that names another uid: 422.)"""
+        return self.status == 409 or (self.status == 422 and any(cause.startswith("metadata.uid:") for cause in self.causes))
 
 
 class TokenBucket:
@@ -64,26 +83,14 @@ class TokenBucket:
             await asyncio.sleep(delay)
 
 
-Observer = Callable[[str, str, int, float], None]
-"""Told of each call: host, method, status (0: no answer), seconds."""
-
-
 class Api:
     """One connection pool. Every method raises ApiError; those that say "or None" answer None for 404."""
 
-    def __init__(
-        self,
-        configuration: kube_client.Configuration,
-        observe: Observer,
-        writes: TokenBucket | None = None,
-        reload: Callable[[], Awaitable[kube_client.Configuration]] | None = None,
-    ) -> None:
-        """`reload` gives fresh credentials where the old ones have run out (401)."""
-        self._api: Any = kube_client.ApiClient(configuration)
-        self._observe = observe
+    def __init__(self, connection: Connection, observe: Observer, writes: TokenBucket | None = None) -> None:
+        self._connection, self._observe = connection, observe
+        self._configuration = connection.configuration
+        self._api: Any = kube_client.ApiClient(self._configuration)
         self._writes = writes or TokenBucket(rate=WRITES_PER_S, burst=WRITES_BURST)
-        self._reload = reload
-        self._reloading = asyncio.Lock()
 
     @property
     def host(self) -> str:
@@ -160,7 +167,7 @@ class Api:
         try:
             return await self._call(method, path, accept=accept)
         except ApiError as error:
-            if error.status == 404:
+            if error.status == 404 and not error.unserved:
                 return None
             raise
 
@@ -179,12 +186,12 @@ class Api:
         content_type: str = "application/json",
         accept: str = "application/json",
         body: Manifest | None = None,
-        fresh: bool = False,
+        again: bool = False,
     ) -> Manifest:
-        began = time.monotonic()
-        status = 0
+        began, status = time.monotonic(), 0
+        used, api = self._configuration, self._api
         try:
-            request = await self._api.param_serialize(
+            request = await api.param_serialize(
                 method,
                 path,
                 query_params=list(query),
@@ -192,29 +199,25 @@ class Api:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            response = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT_S)
+            response = await api.call_api(*request, _request_timeout=REQUEST_TIMEOUT_S)
             status = response.status
             raw = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiError(0, "Unreachable", f"the API server does not answer: {type(error).__name__} {error}") from error
         finally:
             self._observe(self.host, method, status, time.monotonic() - began)
-        if status == 401 and fresh is False and await self._renewed(self._api):
-            return await self._call(method, path, query=query, content_type=content_type, accept=accept, body=body, fresh=True)
+        if status == 401 and not again and await self._connection.renew(used):
+            await self._use(self._connection.configuration)
+            return await self._call(method, path, query=query, content_type=content_type, accept=accept, body=body, again=True)
         if status >= 400:
             raise _error(status, raw, response.getheader("Retry-After"))
         answer: Manifest = json.loads(raw)
         return answer
 
-    async def _renewed(self, refused: Any) -> bool:
-        """Take fresh credentials, once for all calls that were refused with the same ones."""
-        if self._reload is None:
-            return False
-        async with self._reloading:
-            if self._api is refused:
-                self._api = kube_client.ApiClient(await self._reload())
-                await refused.close()
-        return True
+    async def _use(self, configuration: kube_client.Configuration) -> None:
+        if configuration is not self._configuration:
+            old, self._configuration, self._api = self._api, configuration, kube_client.ApiClient(configuration)
+            await old.close()
 
 
 def _error(status: int, raw: bytes, retry_after: str | None) -> ApiError:
@@ -225,6 +228,7 @@ def _error(status: int, raw: bytes, retry_after: str | None) -> ApiError:
     body = body if isinstance(body, dict) else {}
     details = body.get("details") or {}
     causes = [f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in details.get("causes") or ()]
+    unserved = status == 404 and not (details.get("kind") or details.get("name"))
     wait = float(retry_after) if retry_after and retry_after.isdigit() else None
     message = body.get("message") or raw[:512].decode(errors="replace") or f"HTTP {status}"
-    return ApiError(status, body.get("reason") or str(status), message, causes, wait)
+    return ApiError(status, body.get("reason") or str(status), message, causes, wait, unserved=unserved)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import logging
 import os
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import kopf
 from kubernetes.aio import client as kube_client
 from kubernetes.aio import config as kube_config
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+RENEW_EVERY_S: Final = 10.0  # where fresh credentials are refused too, another login so soon would not help
+
+log = logging.getLogger(__name__)
+
+Observer = Callable[[str, str, int, float], None]
+"""Told of each call: host, method, status (0: no answer), seconds."""
 
 
 async def load() -> kube_client.Configuration:
@@ -29,8 +40,79 @@ async def load() -> kube_client.Configuration:
     return configuration
 
 
-async def for_kopf(configuration: kube_client.Configuration) -> kopf.ConnectionInfo:
-    """The same configuration as kopf wants it."""
+class Connection:
+    """The configuration in use. Who is refused with it (401) asks for a fresh one; all who were get the same."""
+
+    def __init__(
+        self,
+        configuration: kube_client.Configuration,
+        load: Callable[[], Awaitable[kube_client.Configuration]] = load,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.configuration = configuration
+        self._load, self._clock = load, clock
+        self._renewed = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def renew(self, refused: kube_client.Configuration) -> bool:
+        """Log in again, unless somebody else has since `refused` was in use. False: there are no fresh credentials for now."""
+        async with self._lock:
+            if self.configuration is not refused:
+                return True
+            if self._clock() - self._renewed < RENEW_EVERY_S:
+                return False
+            self._renewed = self._clock()
+            try:
+                self.configuration = await self._load()
+            except (OSError, kube_config.ConfigException) as error:
+                log.error("no fresh credentials: %s", error)
+                return False
+            log.info("the API server refused the credentials; logged in again")
+            return True
+
+
+class KopfLogin:
+    """Gives kopf sessions with the connection's configuration. Kopf asks for one at first and after each 401."""
+
+    def __init__(self, connection: Connection, observe: Observer, listed: Callable[[str], None]) -> None:
+        """`listed` is told the path of each list that kopf has got."""
+        self._connection, self._observe, self._listed = connection, observe, listed
+        self._given: kube_client.Configuration | None = None
+
+    async def __call__(self) -> kopf.AiohttpSession:
+        if self._given is not None and not await self._connection.renew(self._given):
+            await asyncio.sleep(1.0)  # the old ones then, which may be good again
+        self._given = self._connection.configuration
+        info = await _described(self._given)
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+            headers=info.as_http_headers(),
+            proxy=info.proxy_url,
+            trace_configs=[self._tracing()],
+        )
+        return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
+
+    def _tracing(self) -> Any:
+        async def began(_: aiohttp.ClientSession, call: Any, __: aiohttp.TraceRequestStartParams) -> None:
+            call.began = time.monotonic()
+
+        async def ended(_: aiohttp.ClientSession, call: Any, done: aiohttp.TraceRequestEndParams) -> None:
+            self._observe(done.url.authority, done.method, done.response.status, time.monotonic() - call.began)
+            if done.method == "GET" and "watch" not in done.url.query and done.response.status == 200:
+                self._listed(done.url.path)
+
+        async def failed(_: aiohttp.ClientSession, call: Any, done: aiohttp.TraceRequestExceptionParams) -> None:
+            self._observe(done.url.authority, done.method, 0, time.monotonic() - call.began)
+
+        tracing: Any = aiohttp.TraceConfig()
+        tracing.on_request_start.append(began)
+        tracing.on_request_end.append(ended)
+        tracing.on_request_exception.append(failed)
+        return tracing
+
+
+async def _described(configuration: kube_client.Configuration) -> kopf.ConnectionInfo:
+    """The configuration in kopf's words."""
     key: Any = configuration.get_api_key_with_prefix("BearerToken")
     if inspect.isawaitable(key):
         key = await key

@@ -11,7 +11,7 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-TICK_S: Final = 0.5
+TICK_S: Final = 0.25
 
 
 class Deadman:

@@ -59,7 +59,6 @@ class Driver:
         """Bring one resource closer to what it asks for; returns when to look again, s, or None. Raises ApiError."""
         resource = self._store.get(key)
         if resource is None:
-            self._gatherer.forget(key)
             return None
         world = await self._gatherer.world(key, resource)
         decision = self._decide(resource, world, self._settings)
@@ -100,7 +99,7 @@ class Driver:
             async with asyncio.timeout(DEADLINE_S):
                 again_s = await self.reconcile(key)
         except ApiError as error:
-            delay = self._queue.retry(key, conflict=error.status in (404, 409), not_before_s=error.retry_after_s)
+            delay = self._queue.retry(key, conflict=error.conflict or error.status == 404, not_before_s=error.retry_after_s)
             self._metrics.failed(key.kind, refused=error.refused)
             log.warning("%s: %s; again in %.1f s", key, error, delay)
         except TimeoutError:

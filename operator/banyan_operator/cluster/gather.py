@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from banyan_operator import api as resources
+from banyan_operator.api import Resource
 from banyan_operator.cluster import podclient
 from banyan_operator.cluster.client import Api, ApiError
 from banyan_operator.cluster.store import Store
+from banyan_operator.desired.monitors import wanted_optional
 from banyan_operator.desired.references import references
 from banyan_operator.kube import kinds
 from banyan_operator.kube.addresses import service_url
@@ -23,7 +25,12 @@ MISSING_FIRST_S: Final = 1.0  # a reference that was not there: looked for again
 MISSING_CAP_S: Final = 30.0  # and at most so long later
 EVENTS_AFTER_S: Final = 20.0  # a pod that waits this long for its volumes: ask for its Events
 EVENTS_EVERY_S: Final = 30.0
-REMEMBER: Final = 8192
+ABSENT_FOR_S: Final = 60.0  # an API that was not served is looked for again after so long
+REMEMBER: Final = 50_000
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class Asker(Protocol):
@@ -43,28 +50,23 @@ class References:
     def __init__(self, api: Api, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._clock = clock
-        self._found: dict[tuple[str, Ref], tuple[str, float]] = {}  # → (who asked: uid and generation, when)
+        self._found: dict[tuple[str, Ref], float] = {}  # → when
+        self._told: dict[tuple[str, Ref], None] = {}  # (uid and generation of a resource, what was found for it)
         self._delay: dict[tuple[str, Ref], tuple[float, float]] = {}  # of what is missing: (look again at, delay so far)
 
-    async def missing(self, resource: Manifest) -> frozenset[Ref]:
-        try:
-            wanted = references(resources.parse(resource, strict=False))
-        except resources.SpecError:
-            return frozenset()  # reconcile says what is wrong with it
+    async def missing(self, resource: Manifest, parsed: Resource) -> frozenset[Ref]:
+        wanted = references(parsed)
         meta, now = resource["metadata"], self._clock()
-        asked_by = f"{meta.get('uid')}/{meta.get('generation')}"
+        asked_by = _asked_by(resource)
         healthy = is_true(resource, "Accepted") and (is_true(resource, "Ready") or is_true(resource, "Running"))
         missing = []
         for ref in sorted(wanted, key=str):
             place = (meta["namespace"], ref)
-            who, when = self._found.get(place, ("", 0.0))
-            if who == asked_by and (healthy or now - when < FOUND_FOR_S):
-                continue
-            if await self._exists(*place):
-                self._found.pop(place, None)
-                self._found[place] = (asked_by, now)
-                while len(self._found) > REMEMBER:
-                    del self._found[next(iter(self._found))]
+            if now - self._found.get(place, float("-inf")) < FOUND_FOR_S or (healthy and (asked_by, ref) in self._told):
+                _remember(self._told, (asked_by, ref), None)
+            elif await self._exists(*place):
+                _remember(self._found, place, now)
+                _remember(self._told, (asked_by, ref), None)
             else:
                 missing.append(ref)
         return frozenset(missing)
@@ -88,23 +90,70 @@ class References:
         self._delay.pop(place, None)
         if not found:
             delay = min(MISSING_CAP_S, max(MISSING_FIRST_S, delay * 2))
-            self._delay[place] = (now + delay, delay)
-            while len(self._delay) > REMEMBER:
-                del self._delay[next(iter(self._delay))]
+            _remember(self._delay, place, (now + delay, delay))
         return found
 
 
-class Gatherer:
-    """One World a call; a snapshot, some seconds old at most."""
+class OptionalKinds:
+    """Objects of kinds whose API a cluster may not have, or have later.
 
-    def __init__(self, store: Store, api: Api, pods: Asker, clock: Callable[[], float] = time.time) -> None:
-        self._references = References(api)
+    Kopf watches only what is served when it starts, so they are asked for: once for each generation of a resource that wants one.
+    """
+
+    def __init__(self, api: Api, store: Store, clock: Callable[[], float]) -> None:
+        self._api, self._store, self._clock = api, store, clock
+        self._absent: dict[str, float] = {}  # kind → when its API was found missing
+        self._asked: dict[tuple[Key, Ref], str] = {}  # → who asked: uid and generation
+
+    async def absent(self, key: Key, resource: Manifest, parsed: Resource) -> frozenset[str]:
+        """Names of the kinds that it wants and the cluster has not; of the others the store knows the live objects afterwards."""
+        found = set()
+        asked_by = _asked_by(resource)
+        for ref in wanted_optional(parsed):
+            if self._clock() - self._absent.get(ref.kind, float("-inf")) < ABSENT_FOR_S:
+                found.add(ref.kind)
+            elif self._asked.get((key, ref)) != asked_by:
+                try:
+                    live = await self._api.get(ref.found_kind(), key.namespace, ref.name)
+                except ApiError as error:
+                    if error.unserved:
+                        self._absent[ref.kind] = self._clock()
+                        found.add(ref.kind)
+                    elif not error.forbidden:  # that shows again where it is to be applied, and is told there
+                        raise
+                    continue
+                self._absent.pop(ref.kind, None)
+                if live is not None:
+                    self._store.note(live)
+                _remember(self._asked, (key, ref), asked_by)
+        return frozenset(found)
+
+
+class Gatherer:
+    """One World a call; a snapshot, some seconds old at most.
+
+    `clock` gives unix seconds, `monotonic` seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        api: Api,
+        pods: Asker,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._references, self._optional = References(api, monotonic), OptionalKinds(api, store, monotonic)
         self._store, self._api, self._pods, self._clock = store, api, pods, clock
         self._events: dict[str, tuple[float, tuple[Manifest, ...]]] = {}  # pod uid -> (when, its Events)
 
     async def world(self, key: Key, resource: Manifest) -> World:
-        children = self._store.children(key)
         server = self._server(key, resource)
+        missing, absent = frozenset[Ref](), frozenset[str]()
+        if (parsed := _parsed(resource)) is not None:
+            missing = await self._references.missing(resource, parsed)
+            absent = await self._optional.absent(key, resource, parsed)
+        children = self._store.children(key)
         readyz = progress = None
         if key.kind == kinds.INFERENCE_SERVER.kind:
             pod = podclient.newest(children, "server")
@@ -115,7 +164,8 @@ class Gatherer:
         return World(
             now=self._clock(),
             children=children,
-            missing=await self._references.missing(resource),
+            missing=missing,
+            absent=absent,
             server=server,
             server_url=service_url(server) if server is not None else None,
             progress=progress,
@@ -125,10 +175,8 @@ class Gatherer:
 
     def look_again_s(self, key: Key, world: World) -> float | None:
         """When what no watch shows is worth another look, s."""
-        return self._references.retry_after_s(key.namespace, world.missing) if world.missing else None
-
-    def forget(self, key: Key) -> None:
-        """The resource is gone."""
+        times = [self._references.retry_after_s(key.namespace, world.missing)] if world.missing else []
+        return min([*times, *([ABSENT_FOR_S] if world.absent else [])], default=None)
 
     def _server(self, key: Key, resource: Manifest) -> Manifest | None:
         name = (resource.get("spec", {}).get("serverRef") or {}).get("name")
@@ -153,12 +201,28 @@ class Gatherer:
                         raise
                     listed = []
                 events = tuple(listed)
-                self._events.pop(uid, None)
-                self._events[uid] = (now, events)
-                while len(self._events) > REMEMBER:
-                    del self._events[next(iter(self._events))]
+                _remember(self._events, uid, (now, events))
             found.extend(events)
         return tuple(sorted(found, key=lambda event: event.get("lastTimestamp") or "", reverse=True))
+
+
+def _parsed(resource: Manifest) -> Resource | None:
+    try:
+        return resources.parse(resource, strict=False)
+    except resources.SpecError:
+        return None  # reconcile says what is wrong with it
+
+
+def _asked_by(resource: Manifest) -> str:
+    return f"{resource['metadata'].get('uid')}/{resource['metadata'].get('generation')}"
+
+
+def _remember(memory: dict[_K, _V], key: _K, value: _V) -> None:
+    """Keep the newest REMEMBER entries."""
+    memory.pop(key, None)
+    memory[key] = value
+    while len(memory) > REMEMBER:
+        del memory[next(iter(memory))]
 
 
 def _waits_long(pod: Manifest, now: float) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import kopf
 
-from banyan_operator.cluster import connection
 from banyan_operator.cluster.life import Life
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Kind, Role
@@ -24,8 +23,8 @@ def declare(life: Life) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await connection.for_kopf(await connection.load())
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return await life.login()
 
     @kopf.on.startup(registry=registry)
     async def start(**_: Any) -> None:
@@ -82,6 +81,41 @@ def settings() -> kopf.OperatorSettings:
         if kind.role is not Role.RESOURCE:
             made.watching.label_selectors[kind.group, kind.version, kind.plural] = kinds.CHILD_SELECTOR
     made.persistence.finalizer = "serving.banyan.dev/unused"  # never written; a leak would show
-    made.queueing.worker_limit = 64
-    made.queueing.idle_timeout = 5
+    made.persistence.diffbase_storage = NoEssence()
+    made.persistence.progress_storage = NoProgress()
+    made.queueing.worker_limit = None  # a worker waits idle_timeout for more of its object: a limit is one of objects in that time
+    made.queueing.idle_timeout = 1
+    made.queueing.exit_timeout = 1
     return made
+
+
+class NoEssence(kopf.DiffBaseStorage):
+    """Kopf's memory of what it has handled: none. (It would copy each object that it hears of, to find out what has changed.)"""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("kopf writes nothing")
+
+
+class NoProgress(kopf.ProgressStorage):
+    """Kopf's memory of handlers that have to be run again: none."""
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("kopf writes nothing")
+
+    def purge(self, **_: Any) -> None:
+        pass
+
+    def touch(self, **_: Any) -> None:
+        pass
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence

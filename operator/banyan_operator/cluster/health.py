@@ -16,11 +16,10 @@ TICK_S: Final = 1.0
 
 
 class Health:
-    """Serves on one address. `trouble` tells why this process should be restarted, if it should."""
+    """Serves on one address. `trouble` tells why this process should be restarted, `unready` what it waits for, if anything."""
 
-    def __init__(self, metrics: Metrics, trouble: Callable[[], str | None]) -> None:
-        self._metrics, self._trouble = metrics, trouble
-        self.synced = False  # credentials work and everything was listed once
+    def __init__(self, metrics: Metrics, trouble: Callable[[], str | None], unready: Callable[[], str | None]) -> None:
+        self._metrics, self._trouble, self._unready = metrics, trouble, unready
         self.lag_s = 0.0  # of the event loop, as last measured
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -63,7 +62,8 @@ class Health:
         return web.Response(text=trouble or "ok", status=200 if trouble is None else 503)
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok" if self.synced else "not synced yet", status=200 if self.synced else 503)
+        unready = self._unready()
+        return web.Response(text=unready or "ok", status=200 if unready is None else 503)
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

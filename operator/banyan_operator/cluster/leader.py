@@ -20,9 +20,10 @@ from banyan_operator.plan import Manifest
 log = logging.getLogger(__name__)
 
 DURATION_S: Final = 15.0
-RENEW_DEADLINE_S: Final = 10.0
+RENEW_DEADLINE_S: Final = 10.0  # not renewed for so long, the lease counts as lost,
+GONE_S: Final = 14.0  # and after so long nothing of this process may be left
 RETRY_S: Final = 2.0
-CALL_S: Final = 4.0  # of one call, so that a hanging one leaves time for another
+CALL_S: Final = 4.0  # of one try, so that a hanging one leaves time for another
 RELEASE_S: Final = 2.0
 
 
@@ -36,21 +37,34 @@ class Observed:
 
     version: str
     since: float
+    holder: str
 
     def expired(self, now: float) -> bool:
         return now - self.since >= DURATION_S
 
 
 class Lease:
-    """One candidate for the lease `name` in `namespace`."""
+    """One candidate for the lease `name` in `namespace`. `clock` gives seconds that only grow, `unix` those that are written down."""
 
-    def __init__(self, api: Api, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        name: str,
+        identity: str,
+        clock: Callable[[], float] = time.monotonic,
+        unix: Callable[[], float] = time.time,
+    ) -> None:
         self._api = api
         self._namespace, self._name, self._identity = namespace, name, identity
-        self._clock = clock
+        self._clock, self._unix = clock, unix
         self._observed: Observed | None = None
+        self._mine: Manifest | None = None  # as last written: the next renewal needs no look
         self._renewed: float | None = None
         self._taken = False  # another holds it, although we did
+
+    def __str__(self) -> str:
+        return f"lease {self._namespace}/{self._name}"
 
     @property
     def held(self) -> bool:
@@ -59,31 +73,31 @@ class Lease:
 
     @property
     def age_s(self) -> float:
-        """How long ago it was won or renewed last, s."""
-        assert self._renewed is not None
-        return self._clock() - self._renewed
+        """How long ago it was won or renewed last, s; 0: it is not held."""
+        return 0.0 if self._renewed is None else self._clock() - self._renewed
 
     def deadline(self) -> float:
-        """When another may act, by this process's monotonic clock."""
-        return float("inf") if self._renewed is None else self._renewed + DURATION_S
+        """When nothing of this process may be left, by its clock: another may act soon after."""
+        return float("inf") if self._renewed is None else self._renewed + GONE_S
 
     async def acquire(self) -> None:
         """Return once this candidate holds the lease; it has to be held (`hold`) from then on."""
-        told = False
+        told = ""
         while not await self._try():
-            if not told:
-                log.info("standing by: lease %s/%s is held by another", self._namespace, self._name)
-                told = True
+            holder = self._holder()
+            if holder != told:
+                log.info("standing by: %s is held by %s", self, holder or "nobody, but could not be taken")
+                told = holder
             await asyncio.sleep(RETRY_S)
-        log.info("leading: %s holds lease %s/%s", self._identity, self._namespace, self._name)
+        log.info("leading: %s holds %s", self._identity, self)
 
     async def hold(self) -> None:
         """Renew until cancelled. Raises LeaseLostError when that did not work for RENEW_DEADLINE_S, or another has it."""
         while True:
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(min(RETRY_S, max(0.0, RENEW_DEADLINE_S - self.age_s)))
             if not await self._try() and (self._taken or self.age_s >= RENEW_DEADLINE_S):
-                how = "is held by another" if self._taken else f"was not renewed for {self.age_s:.0f} s"
-                raise LeaseLostError(f"lease {self._namespace}/{self._name} {how}")
+                how = f"is held by {self._holder()}" if self._taken else f"was not renewed for {self.age_s:.0f} s"
+                raise LeaseLostError(f"{self} {how}")
 
     async def release(self) -> None:
         """Let the next one take over at once. Best effort: an expired lease does the same, later."""
@@ -97,41 +111,48 @@ class Lease:
                     found["spec"]["holderIdentity"] = ""
                     await self._api.replace(kinds.LEASE, self._namespace, self._name, found)
         except (ApiError, TimeoutError) as error:
-            log.warning("the lease could not be released: %s", error)
+            log.warning("%s could not be released: %s", self, error)
+
+    # --- one try ---
 
     async def _try(self) -> bool:
         """Take or renew the lease if that is allowed now."""
         began = self._clock()
+        limit = CALL_S if not self.held else max(0.1, min(CALL_S, RENEW_DEADLINE_S - self.age_s))
         try:
-            async with asyncio.timeout(CALL_S):
-                found = await self._api.get(kinds.LEASE, self._namespace, self._name)
+            async with asyncio.timeout(limit):
+                found = self._mine or await self._api.get(kinds.LEASE, self._namespace, self._name)
                 if found is None:
-                    await self._api.create(kinds.LEASE, self._namespace, self._fresh())
+                    self._mine = await self._api.create(kinds.LEASE, self._namespace, self._fresh())
                 elif not self._free(found):
                     self._taken = self.held
                     return False
                 else:
-                    await self._api.replace(kinds.LEASE, self._namespace, self._name, self._next(found))
-        except TimeoutError:
-            log.warning("lease %s/%s: no answer within %.0f s", self._namespace, self._name, CALL_S)
-            return False
-        except ApiError as error:
-            if error.status != 409:  # 409: another was quicker, which is how it should be
-                log.warning("lease %s/%s: %s", self._namespace, self._name, error)
+                    self._mine = await self._api.replace(kinds.LEASE, self._namespace, self._name, self._next(found))
+        except (ApiError, TimeoutError) as error:
+            known, self._mine = self._mine, None
+            if isinstance(error, TimeoutError):
+                log.warning("%s: no answer within %.0f s", self, limit)
+            elif error.status != 409:
+                log.warning("%s: %s", self, error)
+            elif known is not None:  # somebody else wrote it: look whether it is still ours
+                return await self._try()
             return False
         self._renewed = began
         return True
 
     def _free(self, found: Manifest) -> bool:
-        holder = found["spec"].get("holderIdentity") or ""
-        version = found["metadata"]["resourceVersion"]
-        now = self._clock()
+        version, now = found["metadata"]["resourceVersion"], self._clock()
+        holder = (found.get("spec") or {}).get("holderIdentity") or ""
         if self._observed is None or self._observed.version != version:
-            self._observed = Observed(version, now)
+            self._observed = Observed(version, now, holder)
         return holder in ("", self._identity) or self._observed.expired(now)
 
+    def _holder(self) -> str:
+        return self._observed.holder if self._observed is not None else ""
+
     def _fresh(self) -> Manifest:
-        now = _micro_time()
+        now = datetime.fromtimestamp(self._unix(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "apiVersion": kinds.LEASE.api_version,
             "kind": kinds.LEASE.kind,
@@ -146,14 +167,10 @@ class Lease:
         }
 
     def _next(self, found: Manifest) -> Manifest:
-        fresh, old = self._fresh()["spec"], found["spec"]
+        fresh, old = self._fresh()["spec"], found.get("spec") or {}
         if old.get("holderIdentity") == self._identity:
             fresh["acquireTime"] = old.get("acquireTime") or fresh["acquireTime"]
             fresh["leaseTransitions"] = old.get("leaseTransitions") or 0
         else:
             fresh["leaseTransitions"] = (old.get("leaseTransitions") or 0) + 1
         return {**found, "spec": fresh}
-
-
-def _micro_time() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

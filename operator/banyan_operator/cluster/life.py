@@ -10,15 +10,15 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from prometheus_client.registry import Collector
 
 from banyan_operator import __version__
-from banyan_operator.cluster import connection
 from banyan_operator.cluster.apply import Applier
 from banyan_operator.cluster.client import Api
+from banyan_operator.cluster.connection import Connection, KopfLogin
 from banyan_operator.cluster.deadman import Deadman
 from banyan_operator.cluster.driver import Driver
 from banyan_operator.cluster.gather import Gatherer
@@ -31,14 +31,16 @@ from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.recorder import Recorder
 from banyan_operator.cluster.relist import Relist
 from banyan_operator.cluster.report import Reporter
-from banyan_operator.cluster.store import Store
+from banyan_operator.cluster.store import Store, owners
 from banyan_operator.kube.kinds import RESOURCES, Kind
+from banyan_operator.kube.objects import Key
 from banyan_operator.plan import Settings
 from banyan_operator.reconcile import decide
 
 log = logging.getLogger(__name__)
 
 LEASE: Final = "banyan-operator"
+LOST_S: Final = 4.0  # for everything to end, once the lease is lost
 STOP_S: Final = 5.0  # for the writes in progress, once asked to stop
 WORK_LIMIT_S: Final = 120.0  # one key is at work for longer only if something is stuck
 
@@ -46,47 +48,57 @@ WORK_LIMIT_S: Final = 120.0  # one key is at work for longer only if something i
 class Life:
     """`start` and `stop` are kopf's; in between `seen` takes what its watches show. `ended` is set when it can not go on."""
 
-    def __init__(self, options: Options, metrics: Metrics, deadman: Deadman) -> None:
+    def __init__(self, options: Options, metrics: Metrics, deadman: Deadman, connection: Connection) -> None:
         self._options, self._metrics, self._deadman = options, metrics, deadman
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
-        self._health = Health(metrics, self.trouble)
+        self._synced = False
         self._task: asyncio.Task[None] | None = None
+        self._collectors: list[Collector] = []
 
-    async def start(self) -> None:
-        options = self._options
-        self._api = api = Api(await connection.load(), self._metrics.observe_call, reload=connection.load)
-        identity = f"{os.environ.get('POD_NAME') or os.uname().nodename}_{uuid.uuid4()}"
-        self._pods, self._store, self._queue = Pods(), Store(), WorkQueue(time.monotonic)
-        self._collectors: list[Collector] = [StoreCollector(self._store), QueueCollector(self._queue)]
-        for collector in self._collectors:
-            self._metrics.registry.register(collector)
+        self._api = api = Api(connection, metrics.observe_call)
+        self._store, self._queue = Store(), WorkQueue(time.monotonic)
+        self._pods = Pods(lambda pod: self._concerns(owners(pod)))
         self._driver = Driver(
             store=self._store,
             queue=self._queue,
             gatherer=Gatherer(self._store, api, self._pods),
-            applier=Applier(self._store, api, self._metrics, self._concerns),
-            reporter=Reporter(self._store, api, Recorder(api), self._metrics, self._concerns),
-            metrics=self._metrics,
+            applier=Applier(self._store, api, metrics, self._concerns),
+            reporter=Reporter(self._store, api, Recorder(api), metrics, self._concerns),
+            metrics=metrics,
             settings=Settings(
                 runtime_image=options.runtime_image,
                 operator_version=__version__,
                 image_pull_policy=options.image_pull_policy,
                 image_pull_secrets=options.image_pull_secrets,
-                namespace=options.lease_namespace,
+                namespace=options.namespace,
             ),
             decide=decide,
         )
-        self._relist = Relist(self._store, api, self._metrics, options.namespaces, self._concerns, options.resync_s)
-        self._lease = Lease(api, options.lease_namespace, LEASE, identity) if options.leader_election else None
-        port = await self._health.start(options.host, options.port)
-        log.info("banyan-operator %s on %s, /livez /readyz /metrics on %s:%d", __version__, api.host, options.host, port)
+        self._relist = Relist(self._store, api, metrics, options.namespaces, self._concerns, options.resync_s)
+        identity = f"{options.namespace}/{os.environ.get('POD_NAME') or os.uname().nodename}_{uuid.uuid4()}"
+        self._leases = [Lease(api, namespace, LEASE, identity) for namespace in options.leases] if options.leader_election else []
+        self._health = Health(metrics, self.trouble, self._unready)
+        self.login = KopfLogin(connection, metrics.observe_call, self._relist.listed)
+
+    async def start(self) -> None:
+        """Return once everything was listed. Kopf looks for what it is to watch afterwards, and never again: by then it is served."""
+        options = self._options
+        self._collectors = [StoreCollector(self._store), QueueCollector(self._queue)]
+        for collector in self._collectors:
+            self._metrics.registry.register(collector)
+        await self._health.start(options.host, options.port)
+        log.info("banyan-operator %s on %s, /livez /readyz /metrics on %s:%d", __version__, self._api.host, options.host, options.port)
+        try:
+            await self._relist.everything()
+        except asyncio.CancelledError:
+            await self.stop()  # kopf cleans up only after those that have started
+            raise
+        self._synced = True
         self._task = asyncio.create_task(self._run())
 
     def seen(self, kind: Kind, type_: str | None, manifest: Mapping[str, Any]) -> None:
         """A watch shows an object; its type is None where kopf lists."""
-        if type_ is None:
-            self._relist.ask(kind)
         self._driver.seen(kind, type_, manifest)
 
     async def stop(self) -> None:
@@ -96,49 +108,51 @@ class Life:
             await self._driver.drain(STOP_S if self.error is None else 0.0)
             self._task.cancel()
             await asyncio.wait((self._task,), timeout=1.0)
-            if self._lease is not None:
-                await self._lease.release()
-            self._metrics.leader.set(0)
-            await self._pods.close()
-            await self._api.close()
-            for collector in self._collectors:
-                self._metrics.registry.unregister(collector)
+        await asyncio.gather(*(lease.release() for lease in self._leases))
+        self._metrics.leader.set(0)
+        await self._pods.close()
+        await self._api.close()
+        for collector in self._collectors:
+            self._metrics.registry.unregister(collector)
         await self._health.stop()
 
     def trouble(self) -> str | None:
         """Why this process should be restarted, or None."""
-        if self._task is None:
-            return None
         if (stuck := self._queue.oldest_work_s()) > WORK_LIMIT_S:
             return f"a worker has been at one resource for {stuck:.0f} s"
-        if self._lease is not None and self._lease.held and self._lease.age_s > DURATION_S:
-            return f"the lease was not renewed for {self._lease.age_s:.0f} s"
+        if (oldest := max((lease.age_s for lease in self._leases), default=0.0)) > DURATION_S:
+            return f"the lease was not renewed for {oldest:.0f} s"
         return None
+
+    def _unready(self) -> str | None:
+        return self._relist.trouble or (None if self._synced else "not everything was listed yet")
 
     # --- its one task ---
 
     async def _run(self) -> None:
-        """Sync, lead, work, until cancelled or until something of it fails."""
+        """Lead and work, until cancelled or until something of it fails."""
         try:
-            await self._relist.everything()
-            self._health.synced = True
-            if self._lease is None:
-                await self._work()
-            else:
-                await self._lease.acquire()
-                self._deadman.watch(self._lease.deadline)  # renewed from here on, whatever else takes its time
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._lease.hold())
-                    group.create_task(self._work())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._relist.run())
+                for lease in self._leases:
+                    await lease.acquire()
+                    group.create_task(self._hold(lease))  # from here on, whatever else takes its time
+                self._deadman.watch(lambda: min((lease.deadline() for lease in self._leases), default=float("inf")))
+                group.create_task(self._work())
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self.error = _first(error)
-            if isinstance(self.error, LeaseLostError):
-                log.error("%s; ending, so that nothing is written any more", self.error)
-                self._driver.stopping = True
-                self._deadman.arm(4.0, "the lease is lost")
-            self.ended.set()
+            self._end(_first(error))
+
+    async def _hold(self, lease: Lease) -> None:
+        try:
+            await lease.hold()
+        except LeaseLostError as error:
+            log.error("%s; ending, so that nothing is written any more", error)
+            self._driver.stopping = True
+            self._deadman.arm(LOST_S, "the lease is lost")
+            self._end(error)  # at once: the other tasks may take long to be cancelled
+            raise
 
     async def _work(self) -> None:
         await self._relist.everything()  # who stood by for long decides on what is, not on what the watches remember
@@ -146,11 +160,14 @@ class Life:
         for kind in RESOURCES:
             self._metrics.most.labels(kind.kind.lower()).set(self._options.workers)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._relist.run())
             for _ in range(self._options.workers):
                 group.create_task(self._driver.work())
 
-    def _concerns(self, keys: Any) -> None:
+    def _end(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self.ended.set()
+
+    def _concerns(self, keys: Iterable[Key]) -> None:
         self._driver.concerns(keys)
 
 

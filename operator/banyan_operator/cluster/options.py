@@ -19,6 +19,7 @@ class Options:
     runtime_image: str
     image_pull_policy: str
     image_pull_secrets: tuple[str, ...]
+    namespace: str  # where the operator itself is
     lease_namespace: str
     leader_election: bool
     workers: int
@@ -27,6 +28,15 @@ class Options:
     port: int
     probe_port: int
     log_level: str
+
+    @property
+    def leases(self) -> tuple[str, ...]:
+        """The namespaces whose lease the leader holds, in the order in which they are taken.
+
+        They follow from what is looked after and not from where the operator is installed, so that of two for the same namespaces,
+        whatever their releases, one leads.
+        """
+        return tuple(sorted(set(self.namespaces))) or (self.lease_namespace,)
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
@@ -40,7 +50,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     add("--runtime-image", "BANYAN_RUNTIME_IMAGE", "", "image of servers and workers whose spec names none")
     add("--image-pull-policy", "BANYAN_IMAGE_PULL_POLICY", "IfNotPresent", "of that image", choices=("Always", "IfNotPresent", "Never"))
     add("--image-pull-secrets", "BANYAN_IMAGE_PULL_SECRETS", "", "Secrets to pull that image with, separated by commas")
-    add("--lease-namespace", "POD_NAMESPACE", "default", "where the lease of the leader is")
+    add("--namespace", "POD_NAMESPACE", "default", "where the operator itself runs")
+    add("--lease-namespace", "BANYAN_LEASE_NAMESPACE", "kube-system", "where the leader's lease is; with --namespaces: in each of these")
     add("--workers", "BANYAN_WORKERS", "8", "reconciles at a time", type=int)
     add("--resync-seconds", "BANYAN_RESYNC_SECONDS", "3600", "everything is listed again after so long, beside the watches", type=float)
     add("--host", "BANYAN_HOST", "127.0.0.1", "address of /livez, /readyz and /metrics")
@@ -61,6 +72,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         runtime_image=args.runtime_image,
         image_pull_policy=args.image_pull_policy,
         image_pull_secrets=_words(args.image_pull_secrets),
+        namespace=args.namespace,
         lease_namespace=args.lease_namespace,
         leader_election=not args.no_leader_election,
         workers=args.workers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import is_true
 
 TIMEOUT_S: Final = 2.0
-FRESH_S: Final = 2.0  # an answer this young is not asked for again: several events of one pod come at once
+FRESH_S: Final = 5.0  # an answer this young is not asked for again: its news, and several events of one pod, come at once
 MAX_BYTES: Final = 64 * 1024
 REMEMBER: Final = 8192
 
@@ -36,51 +37,67 @@ def _reachable(pod: Manifest, container: str) -> bool:
 
 
 class Pods:
-    """Asks pods, and keeps what does not change: the answer of a server that is ready."""
+    """What pods said last. Nobody waits for a pod, which may not answer: it is asked beside the work, and `news` is told what it says
+    where that is news."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, news: Callable[[Manifest], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._news, self._clock = news, clock
         self._session: aiohttp.ClientSession | None = None
-        self._answers: dict[tuple[str, str], tuple[float, Mapping[str, Any]]] = {}  # (pod uid, path) -> (when, body)
+        self._answers: dict[tuple[str, str], tuple[float, Mapping[str, Any] | None]] = {}  # (pod uid, path) -> (when, body)
+        self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def readyz(self, pod: Manifest) -> Mapping[str, Any] | None:
-        """The body of GET /readyz, whatever its status, or None if the pod did not answer."""
-        known = self._answers.get((pod["metadata"]["uid"], "/readyz"))
-        if known is not None and known[1].get("state") == _READY_STATE and is_true(pod, "Ready"):
-            return known[1]
-        return await self._ask(pod, SERVER_PORT, "/readyz")
+        """The body of GET /readyz, whatever its status, as of the last time the pod was asked. None: it did not answer."""
+        _, known = self._answers.get((pod["metadata"]["uid"], "/readyz"), (0.0, None))
+        if known is not None and known.get("state") == _READY_STATE and is_true(pod, "Ready"):
+            return known
+        return self._last(pod, SERVER_PORT, "/readyz")
 
     async def progress(self, pod: Manifest) -> Mapping[str, Any] | None:
-        """The body of GET /progress, or None if the worker did not answer."""
-        return await self._ask(pod, PROGRESS_PORT, "/progress")
+        """The body of GET /progress, likewise."""
+        return self._last(pod, PROGRESS_PORT, "/progress")
 
     async def close(self) -> None:
+        for task in list(self._asking.values()):
+            task.cancel()
         if self._session is not None:
             await self._session.close()
 
-    async def _ask(self, pod: Manifest, port: int, path: str) -> Mapping[str, Any] | None:
-        place, now = (pod["metadata"]["uid"], path), self._clock()
-        known = self._answers.get(place)
-        if known is not None and now - known[0] < FRESH_S:
-            return known[1]
+    def _last(self, pod: Manifest, port: int, path: str) -> Mapping[str, Any] | None:
+        place = (pod["metadata"]["uid"], path)
+        when, body = self._answers.get(place, (float("-inf"), None))
+        if place not in self._asking and self._clock() - when >= FRESH_S:
+            self._asking[place] = task = asyncio.create_task(self._ask(place, pod, port))
+            task.add_done_callback(lambda _: self._asking.pop(place, None))
+        return body
+
+    async def _ask(self, place: tuple[str, str], pod: Manifest, port: int) -> None:
+        body = await self._fetch(pod, port, place[1])
+        _, before = self._answers.pop(place, (0.0, None))
+        self._answers[place] = (self._clock(), body)
+        while len(self._answers) > REMEMBER:
+            del self._answers[next(iter(self._answers))]
+        if body != before:
+            self._news(pod)
+
+    async def _fetch(self, pod: Manifest, port: int, path: str) -> Mapping[str, Any] | None:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
         address = pod["status"]["podIP"]
         host = f"[{address}]" if ":" in address else address
         try:
             async with self._session.get(f"http://{host}:{port}{path}", allow_redirects=False) as response:
-                raw = await response.content.read(MAX_BYTES)
-                body = _json(raw)
+                raw = bytearray()
+                async for part in response.content.iter_any():
+                    raw += part
+                    if len(raw) > MAX_BYTES:
+                        return None
+                return _json(raw)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
-        self._answers.pop(place, None)
-        self._answers[place] = (now, body)
-        while len(self._answers) > REMEMBER:
-            del self._answers[next(iter(self._answers))]
-        return body
 
 
-def _json(raw: bytes) -> Mapping[str, Any]:
+def _json(raw: bytearray) -> Mapping[str, Any]:
     body = json.loads(raw)
     if not isinstance(body, dict):
         raise ValueError("not a JSON object")

@@ -21,11 +21,15 @@ CONFLICT_DELAY_S: Final = 1.0
 CONFLICTS_FREE: Final = 5  # a conflict on our own write is news, not failure; after so many in a row it is
 
 
+def half_to_whole() -> float:
+    return random.uniform(0.5, 1.0)
+
+
 @dataclass
 class Backlog:
     """What waits, what is in work, what waits for its time."""
 
-    jitter: Callable[[], float] = field(default=lambda: random.uniform(0.5, 1.0))
+    jitter: Callable[[], float] = half_to_whole
     ready: dict[Key, float] = field(default_factory=dict)  # key -> since when; insertion order is the order of work
     working: dict[Key, float] = field(default_factory=dict)  # key -> since when
     dirty: set[Key] = field(default_factory=set)  # added while in work: once more afterwards
@@ -54,8 +58,11 @@ class Backlog:
     def hold(self, key: Key, until: float) -> None:
         """Begin nothing with this key before then, whatever is heard of it."""
         self.held[key] = until
-        if self.due.pop(key, until) < until or key in self.dirty:
-            self.dirty.discard(key)
+        asked = key in self.dirty or key in self.ready or self.due.get(key, until) < until
+        self.dirty.discard(key)
+        self.ready.pop(key, None)
+        if asked:
+            self.due.pop(key, None)
             self.add_at(key, until)
 
     def advance(self, now: float) -> None:
@@ -103,8 +110,9 @@ class Backlog:
 class WorkQueue:
     """A Backlog that one can wait for."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.backlog = Backlog()
+    def __init__(self, clock: Callable[[], float], jitter: Callable[[], float] = half_to_whole) -> None:
+        """`jitter`: the part of a back-off that is waited."""
+        self.backlog = Backlog(jitter)
         self.adds = 0
         self.retries = 0
         self._clock = clock

@@ -1,7 +1,7 @@
 """Exact lists. Kopf lists again when it has lost its place (410), and shows what is there, not what has gone meanwhile.
 
 So whatever kopf lists is listed once more here, whole, and the store brought in line with it. An audit of everything, once an hour,
-catches what even that would miss: a kind of which nothing is left.
+is for what nobody has thought of; the counter of its repairs tells.
 """
 
 from __future__ import annotations
@@ -40,38 +40,55 @@ class Relist:
         self._store, self._api, self._metrics, self._concerns = store, api, metrics, concerns
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._audit_s = audit_s
+        self._paths = {kind.path(namespace): kind for kind in WATCHED for namespace in self._namespaces}
         self._wanted: set[Kind] = set()
         self._news = asyncio.Event()
+        self._failed: dict[Kind, str] = {}
 
-    def ask(self, kind: Kind) -> None:
-        """List this kind soon: kopf does."""
-        self._wanted.add(kind)
-        self._news.set()
+    @property
+    def trouble(self) -> str | None:
+        """What could not be listed when it was last tried, or None."""
+        return "; ".join(f"{kind.plural} can not be listed: {said}" for kind, said in self._failed.items()) or None
+
+    def listed(self, path: str) -> None:
+        """Kopf has listed what is at this path: list it soon, too."""
+        if (kind := self._paths.get(path)) is not None:
+            self._ask(kind)
 
     async def everything(self) -> None:
         """List every kind, and keep trying until each could be listed: nothing may be decided before."""
-        for kind in WATCHED:
-            delay = 1.0
-            while not await self._list(kind, first=True):
-                await asyncio.sleep(delay)
-                delay = min(10.0, delay * 2)
+        left = list(WATCHED)
+        delay = 1.0
+        while left := [kind for kind in left if not await self._list(kind, first=True)]:
+            await asyncio.sleep(delay)
+            delay = min(AGAIN_S, delay * 2)
 
     async def run(self) -> None:
         """For ever: what was asked for, and everything now and then."""
         while True:
-            self._news.clear()
-            try:
-                async with asyncio.timeout(self._audit_s):
-                    await self._news.wait()
-                await asyncio.sleep(SETTLE_S)
-                kinds_now, self._wanted = self._wanted, set()
-            except TimeoutError:
-                kinds_now = set(WATCHED)
+            await self._asked()
+            asked, self._wanted = self._wanted or set(WATCHED), set()
             for kind in WATCHED:
-                if kind in kinds_now and not await self._list(kind):
-                    self.ask(kind)
+                if kind in asked and not await self._list(kind):
+                    self._ask(kind)
             if self._wanted:
                 await asyncio.sleep(AGAIN_S)
+
+    async def _asked(self) -> None:
+        """Return when something is asked for, or when the next audit is due."""
+        if self._wanted:
+            return
+        self._news.clear()
+        try:
+            async with asyncio.timeout(self._audit_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(SETTLE_S)
+
+    def _ask(self, kind: Kind) -> None:
+        self._wanted.add(kind)
+        self._news.set()
 
     async def _list(self, kind: Kind, *, first: bool = False) -> bool:
         selector = "" if kind.role is Role.RESOURCE else kinds.CHILD_SELECTOR
@@ -79,7 +96,8 @@ class Relist:
             try:
                 items, version = await self._api.list(kind, namespace, labels=selector)
             except ApiError as error:
-                log.warning("%s could not be listed: %s", kind.plural, error)
+                self._failed[kind] = str(error)
+                log.warning("%s can not be listed: %s", kind.plural, error)
                 return False
             self._metrics.last_event.labels(kind.kind).set_to_current_time()
             concerned, repaired = self._store.note_list(kind, namespace, items, version)
@@ -87,4 +105,5 @@ class Relist:
             if repaired and not first:
                 self._metrics.repairs.labels(kind.kind).inc(repaired)
                 log.info("relist: %d %s that the watches had not shown", repaired, kind.plural)
+        self._failed.pop(kind, None)
         return True

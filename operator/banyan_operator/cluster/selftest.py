@@ -9,6 +9,7 @@ import aiohttp
 
 from banyan_operator.cluster import connection
 from banyan_operator.cluster.client import Api, ApiError
+from banyan_operator.cluster.connection import Connection
 from banyan_operator.kube import kinds
 
 
@@ -17,7 +18,7 @@ async def check(url: str) -> int:
         print(f"{url}: {response.status} {await response.text()}")
         if response.status != 200:
             return 1
-    api = Api(await connection.load(), lambda *_: None)
+    api = Api(Connection(await connection.load()), lambda *_: None)
     try:
         for kind in kinds.RESOURCES:
             try:

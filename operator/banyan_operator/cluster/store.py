@@ -79,9 +79,7 @@ class Store:
     def note_gone(self, manifest: Mapping[str, Any]) -> Keys:
         """Note that an object is no longer shown by its watch: deleted, or without our label, which look the same."""
         key, uid = key_of(manifest), uid_of(manifest)
-        self._gone[uid] = max(self._gone.pop(uid, -1), version(manifest))
-        while len(self._gone) > _REMEMBER_GONE:
-            del self._gone[next(iter(self._gone))]
+        self._remember_gone(uid, version(manifest))
         known = self._objects.get(key)
         if known is None or uid_of(known) != uid or version(known) > version(manifest):
             return NOBODY
@@ -101,7 +99,9 @@ class Store:
         for key in self._of_kind.get(kind.kind, set()) - shown:
             if namespace is not None and key.namespace != namespace:
                 continue
-            if version(self._objects[key]) <= list_version:  # a younger one was made after the list
+            known = self._objects[key]
+            if version(known) <= list_version:  # a younger one was made after the list
+                self._remember_gone(uid_of(known), list_version)
                 concerned |= self.forget(key)
                 repaired += 1
         return frozenset(concerned), repaired
@@ -132,6 +132,11 @@ class Store:
         return [key for kind in kinds.RESOURCES for key in self._of_kind.get(kind.kind, ())]
 
     # --- inside ---
+
+    def _remember_gone(self, uid: str, until: int) -> None:
+        self._gone[uid] = max(self._gone.pop(uid, -1), until)
+        while len(self._gone) > _REMEMBER_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def _concerned(self, key: Key, before: Manifest | None, after: Manifest | None, own: bool) -> Keys:
         if key.kind not in _RESOURCES:
