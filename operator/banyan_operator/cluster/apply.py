@@ -109,7 +109,7 @@ class Applier:
         """The manifest for the object that it is meant for, whether there is one or not.
 
         An apply creates what is absent and takes over what is present. What no watch shows may still exist: a stranger's, or one
-        of ours that lost its label.
+        of ours that lost its label; what a watch shows may belong to another of our resources.
         """
         meta = manifest["metadata"]
         live = self._store.get(key_of(manifest))
@@ -117,8 +117,8 @@ class Applier:
             live = await self._api.get(kinds.of(manifest), meta["namespace"], meta["name"])
             if live is None:
                 return manifest
-            if not Owner.of(resource).may_change(live):
-                return Stranger(whose(live))
+        if not Owner.of(resource).may_change(live):
+            return Stranger(whose(live))
         return {**manifest, "metadata": {**meta, "uid": uid_of(live)}}
 
     async def _delete(self, live: Manifest, applied: Applied) -> None:

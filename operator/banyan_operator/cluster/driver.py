@@ -64,7 +64,10 @@ class Driver:
         decision = self._decide(resource, world, self._settings)
         applied = await self._applier.apply(resource, decision.plan)
         report = decision.report(applied.outcome)
-        await self._reporter.write(resource, report)
+        try:
+            await self._reporter.write(resource, report)
+        except ApiError as error:
+            raise _later(error, applied.error) from error
         if applied.error is not None:
             raise applied.error
         times = (report.requeue_after_s, applied.wait_s, self._gatherer.look_again_s(key, world))
@@ -115,3 +118,8 @@ class Driver:
             self._metrics.succeeded(key.kind, again=again_s is not None)
             if again_s is not None:
                 self._queue.add_after(key, again_s)
+
+
+def _later(error: ApiError, earlier: ApiError | None) -> ApiError:
+    """Of two failures of one reconcile the one that asks for the longer wait (Retry-After)."""
+    return earlier if earlier is not None and (earlier.retry_after_s or 0) > (error.retry_after_s or 0) else error
