@@ -23,7 +23,6 @@ from banyan_operator.plan import Manifest, Settings
 
 CONTAINER: Final = "worker"
 GRACE_S: Final = 120  # after SIGTERM the worker takes what is in flight, and says how far it came
-_SUSPENDED: Final = "-suspended"
 FINAL_CODES: Final = (64, 65, 77, 78)  # bad configuration, bad input or model, access denied, incompatible: again is the same again
 
 
@@ -75,8 +74,9 @@ def _as_made(job: BatchJob, live: Manifest, suspend: bool) -> Manifest:
     """The Job that exists, as it was made, whoever made it: of all its fields only `suspend` is still to be decided."""
     metadata = live["metadata"]
     annotations = dict(metadata.get("annotations") or {})
-    made = annotations.get(APPLIED_HASH, "").removesuffix(_SUSPENDED)
-    annotations[APPLIED_HASH] = made + _SUSPENDED if suspend else made  # or our own change would look like somebody else's
+    if live["spec"].get("suspend", False) != suspend:  # our own change must not look like somebody else's
+        made, _, _ = annotations.get(APPLIED_HASH, "").partition("-")
+        annotations[APPLIED_HASH] = f"{made}-{'suspended' if suspend else 'running'}"
     kept = {field: metadata[field] for field in ("name", "namespace", "ownerReferences") if field in metadata}
     return {
         "apiVersion": live["apiVersion"],

@@ -1,0 +1,455 @@
+"""What a server runs is decided once: it survives upgrades of operator, chart and CRDs, and changes with the spec alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from banyan_operator import api
+from banyan_operator.api import crds
+from banyan_operator.desired import revisions, server
+from banyan_operator.desired.difference import difference
+from banyan_operator.desired.metadata import RENDERED_BY, SPEC_DIGEST, SPEC_HASH, owner
+from banyan_operator.plan import Manifest, Settings
+from tests.operator.conftest import SETTINGS, a_server, merge
+from tests.operator.test_desired import CASES, EVERYTHING
+
+NEWER = replace(
+    SETTINGS,
+    runtime_image="registry.example/banyan-runtime:0.2",
+    operator_version="0.2.0",
+    image_pull_policy="Always",
+    image_pull_secrets=("chart-secret",),
+)
+LAST_RELEASE = Path(__file__).parent / "golden" / "last-release"
+
+
+class Cluster:
+    """Applies what is wanted and deletes what is not, as an API server would store it."""
+
+    def __init__(self, children: list[Manifest] | None = None) -> None:
+        self.children = children or []
+        self.restarts = 0
+
+    def reconcile(self, manifest: Manifest, settings: Settings = SETTINGS) -> None:
+        parsed = api.parse(manifest)
+        assert isinstance(parsed, api.InferenceServer)
+        changes = difference(owner(parsed), server.children(parsed, settings, self.children), self.children)
+        assert not changes.waiting
+        assert not changes.conflicts
+        for wanted in changes.apply:
+            self.apply(wanted)
+        for gone in changes.delete:
+            self.children.remove(gone)
+        again = difference(owner(parsed), server.children(parsed, settings, self.children), self.children)
+        assert (again.apply, again.delete) == ([], [])
+
+    def apply(self, wanted: Manifest) -> None:
+        live = self.find(wanted["kind"], wanted["metadata"]["name"])
+        stored = as_stored(wanted)
+        if live is not None:
+            if wanted["kind"] == "ControllerRevision":
+                assert live["data"] == wanted["data"], "data cannot change"
+            if wanted["kind"] == "Deployment" and live["spec"]["template"] != stored["spec"]["template"]:
+                self.restarts += 1
+            self.children.remove(live)
+        self.children.append(stored)
+
+    def find(self, kind: str, name: str) -> Manifest | None:
+        return next((one for one in self.children if one["kind"] == kind and one["metadata"]["name"] == name), None)
+
+    @property
+    def deployment(self) -> Manifest:
+        return next(one for one in self.children if one["kind"] == "Deployment")
+
+    @property
+    def template(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.deployment["spec"]["template"]
+        return found
+
+    @property
+    def image(self) -> str:
+        return str(self.template["spec"]["containers"][0]["image"])
+
+    @property
+    def records(self) -> list[Manifest]:
+        found = [one for one in self.children if one["kind"] == "ControllerRevision"]
+        return sorted(found, key=lambda one: int(one["revision"]))
+
+
+def as_stored(manifest: Manifest) -> Manifest:
+    """With what the API server fills into a Deployment."""
+    live: Manifest = json.loads(json.dumps(manifest))
+    if live["kind"] == "Deployment":
+        pod = live["spec"]["template"]["spec"]
+        pod.setdefault("dnsPolicy", "ClusterFirst")
+        pod.setdefault("schedulerName", "default-scheduler")
+        pod["serviceAccount"] = pod["serviceAccountName"]
+        live["spec"]["template"]["metadata"]["creationTimestamp"] = None
+        for container in pod["containers"]:
+            container.setdefault("terminationMessagePath", "/dev/termination-log")
+            container.setdefault("resources", {})
+            for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+                container[name].setdefault("successThreshold", 1)
+                container[name]["httpGet"].setdefault("scheme", "HTTP")
+            for variable in container["env"]:
+                if field := variable.get("valueFrom", {}).get("fieldRef"):
+                    field.setdefault("apiVersion", "v1")
+        for volume in pod["volumes"]:
+            if "configMap" in volume:
+                volume["configMap"].setdefault("defaultMode", 0o644)
+    return live
+
+
+def with_generation(manifest: Manifest, generation: int) -> Manifest:
+    return {**manifest, "metadata": {**manifest["metadata"], "generation": generation}}
+
+
+SERVERS = {name: manifest for name, manifest in CASES.items() if manifest["kind"] == "InferenceServer"}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_new_operator_or_chart_restarts_nothing_also_when_replicas_change(name):
+    cluster = Cluster()
+    cluster.reconcile(SERVERS[name])
+    before = copy.deepcopy(cluster.template)
+    scaled = with_generation(SERVERS[name], 2)
+    scaled["spec"] = {
+        **scaled["spec"],
+        "replicas": 5,
+        "cache": {"type": "None"} if name == "server-catalog-no-cache" else scaled["spec"].get("cache", {}),
+    }
+    for manifest in (SERVERS[name], scaled):
+        cluster.reconcile(manifest, NEWER)
+    assert cluster.template == before
+    assert cluster.restarts == 0
+    assert cluster.deployment["spec"]["replicas"] == 5
+
+
+def test_a_change_of_what_pods_see_takes_the_operators_present_defaults():
+    cluster = Cluster()
+    cluster.reconcile(a_server())
+    cluster.reconcile(a_server(runtime={"contextLength": 4096}), NEWER)
+    assert cluster.image.endswith(":0.2")
+    assert cluster.template["spec"]["imagePullSecrets"] == [{"name": "chart-secret"}]
+    assert cluster.restarts == 1
+
+
+def test_a_text_in_refresh_takes_the_operators_present_defaults_once():
+    cluster = Cluster()
+    cluster.reconcile(a_server())
+    cluster.reconcile(a_server(rollout={"refresh": "november"}), NEWER)
+    assert cluster.image.endswith(":0.2")
+    cluster.reconcile(a_server(rollout={"refresh": "november"}, replicas=3), replace(NEWER, runtime_image="x:0.3"))
+    assert cluster.image.endswith(":0.2")
+    assert cluster.restarts == 1
+
+
+def test_an_earlier_spec_gets_its_own_template_back_as_long_as_it_is_kept():
+    cluster = Cluster()
+    cluster.reconcile(a_server())
+    first = copy.deepcopy(cluster.template)
+    cluster.reconcile(a_server(runtime={"contextLength": 4096}), NEWER)
+    cluster.reconcile(a_server(), NEWER)
+    assert cluster.template == first
+    assert [record["revision"] for record in cluster.records] == [2, 3]
+    cluster.reconcile(a_server(rollout={"revisionHistoryLimit": 0}), NEWER)
+    assert [record["revision"] for record in cluster.records] == [3]
+
+
+def test_as_many_earlier_templates_are_kept_as_the_spec_says_those_used_last():
+    cluster = Cluster()
+    for length in range(1024, 1034):
+        cluster.reconcile(a_server(runtime={"contextLength": length}, rollout={"revisionHistoryLimit": 2}))
+    cluster.reconcile(a_server(runtime={"contextLength": 1032}, rollout={"revisionHistoryLimit": 2}))
+    assert [record["revision"] for record in cluster.records] == [8, 10, 11]
+    names = {record["metadata"]["name"] for record in cluster.records}
+    assert f"tiny--{cluster.template['metadata']['annotations'][SPEC_HASH]}" in names
+
+
+def test_drift_of_the_live_template_is_put_back_from_the_record():
+    cluster = Cluster()
+    cluster.reconcile(a_server())
+    before = copy.deepcopy(cluster.template)
+    cluster.template["spec"]["containers"][0]["image"] = "evil"
+    cluster.reconcile(a_server(), NEWER)
+    assert cluster.template == before
+
+
+def test_a_record_that_somebody_deleted_comes_back_from_what_runs():
+    cluster = Cluster()
+    cluster.reconcile(EVERYTHING)
+    before, (record,) = copy.deepcopy(cluster.template), copy.deepcopy(cluster.records)
+    cluster.children.remove(cluster.records[0])
+    cluster.reconcile(EVERYTHING, NEWER)
+    assert cluster.template == before
+    assert cluster.restarts == 0
+    assert cluster.records[0]["data"] == record["data"]
+    assert cluster.records[0]["metadata"]["name"] == record["metadata"]["name"]
+
+
+def test_a_record_that_is_out_of_sight_is_never_overwritten_with_other_data():
+    """Somebody took its label, and changed the Deployment at the same time: what would be recorded now has another name."""
+    cluster = Cluster()
+    cluster.reconcile(a_server())
+    record = cluster.records[0]
+    cluster.children.remove(record)
+    cluster.template["spec"]["containers"][0]["image"] = "other"
+    cluster.reconcile(a_server())
+    assert record["metadata"]["name"] not in {one["metadata"]["name"] for one in cluster.records}
+
+
+def test_a_deployment_that_was_deleted_comes_back_with_the_template_that_was_decided():
+    cluster = Cluster()
+    cluster.reconcile(a_server())
+    before = copy.deepcopy(cluster.template)
+    cluster.children.remove(cluster.deployment)
+    cluster.reconcile(a_server(), NEWER)
+    assert cluster.template == before
+
+
+def test_who_rendered_a_template_is_told_as_it_was():
+    cluster = Cluster()
+    cluster.reconcile(a_server())
+    cluster.reconcile(a_server(), NEWER)
+    assert cluster.records[0]["metadata"]["annotations"][RENDERED_BY] == "0.1.0"
+    assert cluster.deployment["metadata"]["annotations"][RENDERED_BY] == "0.2.0"
+
+
+def test_records_of_an_earlier_resource_of_this_name_decide_nothing():
+    cluster = Cluster()
+    cluster.reconcile(a_server())
+    old = [one for one in cluster.children if one["kind"] == "ControllerRevision"]
+    again = a_server()
+    again["metadata"]["uid"] = "another"
+    parsed = api.parse(again)
+    assert isinstance(parsed, api.InferenceServer)
+    (deployment,) = (one for one in server.children(parsed, NEWER, old) if one["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"].endswith(":0.2")
+
+
+# --- the upgrade from the last release, which recorded nothing ---
+
+
+def last_release(name: str) -> list[Manifest]:
+    return [as_stored(one) for one in yaml.safe_load_all((LAST_RELEASE / f"{name}.yaml").read_text())]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_upgrade_from_the_last_release_restarts_no_pod_and_leaves_no_claim_behind(name):
+    cluster = Cluster(last_release(name))
+    before = copy.deepcopy(cluster.template)
+    claims = [one["metadata"]["name"] for one in cluster.children if one["kind"] == "PersistentVolumeClaim"]
+    cluster.reconcile(SERVERS[name], NEWER)
+    cluster.reconcile(with_generation(SERVERS[name], 2), NEWER)  # somebody scales it, or changes its Service
+    assert cluster.restarts == 0
+    assert cluster.template == before
+    assert [one["metadata"]["name"] for one in cluster.children if one["kind"] == "PersistentVolumeClaim"] == claims
+    accounts = [one["metadata"]["name"] for one in cluster.children if one["kind"] == "ServiceAccount"]
+    assert accounts == [before["spec"]["serviceAccountName"]]
+    assert cluster.deployment["metadata"]["annotations"].keys() >= {SPEC_DIGEST}
+
+
+def test_what_a_restart_by_hand_wrote_into_the_last_releases_template_stays():
+    cluster = Cluster(last_release("server-minimal"))
+    cluster.template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"
+    cluster.reconcile(CASES["server-minimal"], NEWER)
+    assert cluster.restarts == 0
+
+
+def test_a_spec_that_changed_while_no_operator_ran_is_rendered_anew():
+    cluster = Cluster(last_release("server-minimal"))
+    cluster.reconcile(with_generation(a_server(runtime={"contextLength": 4096}), 2), NEWER)
+    assert cluster.image.endswith(":0.2")
+
+
+# --- the digest: what pods see of the spec ---
+
+BASES = {
+    "cpu": a_server(cache={"type": "EmptyDir"}),
+    "claim": EVERYTHING,
+    "a claim of the user's": merge(EVERYTHING, {"spec": {"cache": {"type": "PersistentVolumeClaim", "claimName": "own", "size": None}}}),
+    "two devices": merge(EVERYTHING, {"spec": {"accelerator": {"count": 2}}}),
+    "one replica": merge(EVERYTHING, {"spec": {"replicas": 1}}),
+}
+OTHER: dict[str, Any] = {
+    "model.uri": "pvc://models/other",
+    "model.servedNames": ["other"],
+    "model.chatTemplate.name": "other",
+    "model.chatTemplate.key": "other",
+    "model.s3.endpoint": None,  # with s3:// models, which are not built
+    "model.s3.region": None,
+    "model.s3.credentialsSecretRef.name": None,
+    "model.s3.caConfigMapRef.name": None,
+    "model.s3.caConfigMapRef.key": None,
+    "model.s3.forcePathStyle": None,
+    "model.huggingFace.tokenSecretRef.name": None,
+    "model.huggingFace.tokenSecretRef.key": None,
+    "model.huggingFace.endpoint": None,
+    "runtime.image": "other",
+    "runtime.imagePullSecrets": [{"name": "other"}],
+    "runtime.quantization": "awq",
+    "runtime.tensorParallelSize": 2,
+    "runtime.args": ["--schedule-policy=fcfs"],
+    "runtime.env": [{"name": "OTHER", "value": "1"}],
+    "runtime.envFrom": [{"secretRef": {"name": "other"}}],
+    "runtime.kvCache.pageSize": 32,
+    "accelerator.count": 2,
+    "accelerator.resourceName": "amd.com/gpu",
+    "accelerator.products": ["OTHER"],
+    "resources.requests": {"cpu": "3"},
+    "resources.limits": {"memory": "99Gi"},
+    "scheduling.nodeSelector": {"other": "yes"},
+    "scheduling.tolerations": [{"key": "other"}],
+    "scheduling.affinity": {"podAffinity": {}},
+    "scheduling.topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}],
+    "scheduling.priorityClassName": "other",
+    "scheduling.runtimeClassName": "other",
+    "scheduling.schedulerName": "other",
+    "sharedMemory": "3Gi",
+    "cache.size": "300Gi",
+    "cache.claimName": "other",
+    "cache.storageClassName": "other",
+    "auth.apiKeysSecretRef.name": "other",
+    "auth.apiKeysSecretRef.key": "other",
+    "service.annotations": {"other": "yes"},
+    "service.labels": {"other": "yes"},
+    "ingress.className": "other",
+    "ingress.hosts": ["other.example"],
+    "ingress.path": "/other",
+    "ingress.tlsSecretName": "other",
+    "ingress.annotations": {"other": "yes"},
+    "rollout.refresh": "other",
+    "rollout.maxSurge": 3,
+    "rollout.maxUnavailable": 3,
+    "disruption.maxUnavailable": 3,
+    "disruption.minAvailable": 3,
+    "monitoring.podMonitor.interval": "9s",
+    "monitoring.podMonitor.additionalLabels": {"other": "yes"},
+    "monitoring.serviceMonitor.interval": "9s",
+    "monitoring.serviceMonitor.additionalLabels": {"other": "yes"},
+    "networkPolicy.from": [{"podSelector": {}}],
+    "networkPolicy.metricsFrom": [{"podSelector": {}}],
+    "networkPolicy.egress": [{}],
+    "serviceAccountName": "other",
+    "podTemplate.metadata.labels": {"other": "yes"},
+    "podTemplate.metadata.annotations": {"other": "yes"},
+    "podTemplate.spec": {"hostname": "other"},
+}
+"""Another value for what is neither a number, a truth nor a choice. None: without meaning until something is built."""
+
+
+def leaves(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, part in schema["properties"].items():
+        where = f"{path}.{name}".removeprefix(".")
+        if "properties" in part:
+            yield from leaves(part, where)
+        else:
+            yield where, part
+
+
+SPEC = crds.generate(api.KINDS["InferenceServer"])["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+LEAVES = dict(leaves(SPEC))
+
+
+def others(path: str, now: Any) -> list[Any]:
+    """Values of the field that are valid and not what it is."""
+    part = LEAVES[path]
+    if path in OTHER:
+        return [] if OTHER[path] is None else [OTHER[path]]
+    if part.get("type") == "boolean":
+        return [not (part.get("default", False) if now is None else now)]
+    if "enum" in part:
+        return [choice for choice in part["enum"] if choice != (now or part.get("default"))]
+    assert part.get("type") == "integer", f"{path}: name another value of it in OTHER"
+    number = now if now is not None else part.get("default", part["minimum"] + 4096)
+    return [number + 1 if number + 1 <= part.get("maximum", number + 1) else number - 1]
+
+
+def at(manifest: Manifest, path: str) -> Any:
+    node: Any = manifest["spec"]
+    for step in path.split("."):
+        node = (node or {}).get(step)
+    return node
+
+
+def changed(manifest: Manifest, path: str, value: Any) -> Manifest:
+    patch: Any = value
+    for step in reversed(path.split(".")):
+        patch = {step: patch}
+    return {**manifest, "spec": merge(manifest["spec"], patch)}
+
+
+def not_built(manifest: Manifest) -> set[str]:
+    return {problem.field for problem in api.unsupported(api.parse(manifest), "cluster")}
+
+
+def seen_by_pods(manifest: Manifest) -> tuple[Any, str]:
+    parsed = api.parse(manifest)
+    assert isinstance(parsed, api.InferenceServer)
+    (deployment,) = (one for one in server.children(parsed, SETTINGS) if one["kind"] == "Deployment")
+    return deployment["spec"]["template"], revisions.spec_digest(parsed)
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_a_field_changes_the_digest_if_and_only_if_it_changes_the_pods(path):
+    tried, built, pods_change, digest_changes = 0, True, False, False
+    for base in BASES.values():
+        template, digest = seen_by_pods(base)
+        lacking = not_built(base)
+        for value in others(path, at(base, path)):
+            manifest = changed(base, path, value)
+            try:
+                template_then, digest_then = seen_by_pods(manifest)
+            except api.SpecError:
+                continue
+            tried += 1
+            built = built and not_built(manifest) <= lacking
+            if template_then != template:
+                assert digest_then != digest, f"{path}: {value} changes pods"
+            pods_change |= template_then != template
+            digest_changes |= digest_then != digest
+    assert tried or OTHER.get(path, 0) is None, f"no valid other value of {path}"
+    if built:
+        assert pods_change == digest_changes
+    else:
+        assert digest_changes, "it will change pods once it is built"
+
+
+def test_a_claim_that_grows_restarts_nothing():
+    before, after = (seen_by_pods(changed(EVERYTHING, "cache.size", size)) for size in ("200Gi", "300Gi"))
+    assert before == after
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_writing_defaults_out_as_the_api_server_does_changes_no_digest(base):
+    manifest = BASES[base]
+
+    def filled(schema: dict[str, Any], value: Any) -> Any:
+        if not isinstance(value, dict) or "properties" not in schema:
+            return value
+        found = dict(value)
+        for name, part in schema["properties"].items():
+            if name in found or "default" in part:
+                found[name] = filled(part, found.get(name, part.get("default")))
+        return found
+
+    full = {**manifest, "spec": filled(SPEC, manifest["spec"])}
+    assert full["spec"] != manifest["spec"]
+    assert seen_by_pods(full)[1] == seen_by_pods(manifest)[1]
+
+
+def test_the_digest_of_a_spec_is_the_same_in_every_release():
+    """Another digest here restarts every server at the next upgrade."""
+    assert {name: seen_by_pods(manifest)[1] for name, manifest in SERVERS.items()} == {
+        "server-minimal": "0ac2b1adf1",
+        "server-everything": "b0c7844d55",
+        "server-catalog-no-cache": "a1bb5b01a9",
+    }
