@@ -83,7 +83,7 @@ class ServerDecision:
         return min(due, default=None)
 
     def _rollout_events(self, outcome: Outcome) -> list[Event]:
-        if self.wanted is None or not outcome.wrote(Ref.of(self.wanted)):
+        if self.wanted is None or self.wanted not in self.changes.apply or not outcome.wrote(Ref.of(self.wanted)):
             return []
         if self.live is None:
             return [
