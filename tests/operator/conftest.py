@@ -93,7 +93,10 @@ class Turn:
         return found
 
 
-def turn(manifest: Manifest, world: World, settings: Settings = SETTINGS, outcome: Outcome = Outcome()) -> Turn:
+DONE = Outcome()
+
+
+def turn(manifest: Manifest, world: World, settings: Settings = SETTINGS, outcome: Outcome = DONE) -> Turn:
     decision = decide(manifest, world, settings)
     return Turn(decision.plan, decision.report(outcome))
 

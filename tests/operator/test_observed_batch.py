@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from banyan_operator.observed.batch import bar
-from banyan_operator.plan import Manifest, Plan, Ref, World
-from banyan_operator.reconcile import reconcile
+from banyan_operator.plan import Manifest, Outcome, Ref, World
 from banyan_operator.times import stamp
-from tests.operator.conftest import LOCAL, SETTINGS, a_batch, a_server, an_own_server_batch, merge
+from tests.operator.conftest import DONE, LOCAL, SETTINGS, Turn, a_batch, a_server, an_own_server_batch, controlled, merge, turn
 from tests.operator.test_desired import render, workload
 
 NOW = 1_700_000_000.0
@@ -38,22 +37,24 @@ PUBLISHED = {
 
 
 def job(manifest: Manifest = BATCH, *, suspend: bool = False, **status: Any) -> Manifest:
-    live = merge(workload(render(manifest)), {"metadata": {"uid": "j", "generation": 1}, "spec": {"suspend": suspend}})
+    made = merge(manifest, {"spec": {"suspend": False}})
+    live: Manifest = merge(workload(render(made)), {"metadata": {"uid": "j", "generation": 1}, "spec": {"suspend": suspend}})
     live["spec"] |= {"selector": {"matchLabels": {"batch.kubernetes.io/controller-uid": "j"}}, "backoffLimit": 2147483647}
     return live | {"status": status}
 
 
-def pod(state: dict[str, Any], phase: str, manifest: Manifest = BATCH, name: str = "nightly-work-0-x") -> Manifest:
-    template = workload(render(manifest))["spec"]["template"]
+def pod(state: dict[str, Any], phase: str, manifest: Manifest = BATCH, name: str = "nightly--work-0-x") -> Manifest:
+    template = job(manifest)["spec"]["template"]
     one = {"name": "worker", "image": "i", "ready": phase == "Running", "started": phase == "Running", "restartCount": 0, "state": state}
     ready = [{"type": "Ready", "status": "True"}] if phase == "Running" else []
-    return {
+    found = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**template["metadata"], "name": name, "creationTimestamp": stamp(NOW - 60)},
-        "spec": template["spec"],
+        "metadata": {**template["metadata"], "name": name, "uid": f"uid-{name}", "creationTimestamp": stamp(NOW - 60)},
+        "spec": {**template["spec"], "nodeName": "n7"},
         "status": {"phase": phase, "conditions": ready, "containerStatuses": [one]},
     }
+    return controlled(found, job(manifest))
 
 
 def running() -> Manifest:
@@ -65,28 +66,28 @@ def ended(code: int, words: dict[str, Any]) -> Manifest:
     return pod(state, "Succeeded" if code == 0 else "Failed")
 
 
-def observe(manifest: Manifest, *children: Manifest, settings: Any = SETTINGS, **world: Any) -> Plan:
-    return reconcile(manifest, World(now=NOW, children=children, **({"server": SERVING} | world)), settings)
+def observe(manifest: Manifest, *children: Manifest, settings: Any = SETTINGS, outcome: Outcome = DONE, **world: Any) -> Turn:
+    return turn(manifest, World(children=children, **({"now": NOW, "server": SERVING} | world)), settings, outcome)
 
 
-def after(plan: Plan, manifest: Manifest = BATCH) -> Manifest:
+def after(plan: Turn, manifest: Manifest = BATCH) -> Manifest:
     """The same resource with the status that the plan wrote."""
-    assert plan.status is not None
     return manifest | {"status": json.loads(json.dumps(plan.status))}
 
 
-def condition(plan: Plan, kind: str) -> dict[str, Any]:
-    assert plan.status is not None
+def condition(plan: Turn, kind: str) -> dict[str, Any]:
     found: dict[str, Any] = next(one for one in plan.status["conditions"] if one["type"] == kind)
     return found
 
 
-def reasons(plan: Plan) -> list[str]:
+def reasons(plan: Turn) -> list[str]:
     return [event.reason for event in plan.events]
 
 
-COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
-FAILED = {"conditions": [{"type": "Failed", "status": "True", "message": "Job has failed indexes"}], "failed": 1}
+AT = {"lastTransitionTime": stamp(NOW - 4)}
+COMPLETE = {"conditions": [{"type": "Complete", "status": "True", **AT}], "completionTime": stamp(NOW - 4)}
+FAILED = {"conditions": [{"type": "Failed", "status": "True", "message": "Job has failed indexes", **AT}], "failed": 1}
+SUSPENDED = {"conditions": [{"type": "Suspended", "status": "True", **AT}]}
 
 
 def test_a_new_batch_makes_its_job():
@@ -153,11 +154,11 @@ def test_in_local_mode_the_uris_are_files_that_one_can_open():
 @pytest.mark.parametrize(
     ("code", "words", "accepted", "failed", "said"),
     [
-        (65, {"code": "InputNotFound", "message": "s3://b/x: no such key"}, "InputNotFound", "PlanFailed", "no such key"),
-        (65, {"code": "OutputExists", "message": "results of run 12"}, "OutputExists", "PlanFailed", "spec.output"),
-        (77, {"code": "AccessDenied", "message": "403"}, "AccessDenied", "PlanFailed", "credentials"),
-        (64, {"code": "InvalidSpec", "message": "--server=x"}, "InvalidSpec", "PlanFailed", "--server=x"),
-        (69, {"code": "ServerGone", "message": "no answer"}, "Accepted", "WorkersFailed", "no answer"),
+        (65, {"code": "InputNotFound", "message": "s3://b/x: no such key"}, "InputNotFound", "InputNotFound", "no such key"),
+        (65, {"code": "OutputExists", "message": "results of run 12"}, "OutputExists", "OutputExists", "spec.output"),
+        (77, {"code": "AccessDenied", "message": "403"}, "AccessDenied", "AccessDenied", "credentials"),
+        (64, {"code": "InvalidSpec", "message": "--server=x"}, "InvalidSpec", "InvalidSpec", "--server=x"),
+        (69, {"code": "ServerGone", "message": "no answer"}, "Accepted", "ServerGone", "no answer"),
         (1, {}, "Accepted", "WorkersFailed", "exit code 1"),
     ],
 )
@@ -167,14 +168,97 @@ def test_a_failed_batch_says_whose_turn_it_is(code, words, accepted, failed, sai
     assert condition(plan, "Failed")["reason"] == failed
     assert said in condition(plan, "Failed")["message"]
     assert condition(plan, "Accepted")["reason"] == accepted
-    assert condition(plan, "Complete")["status"] == "False"
+    complete = condition(plan, "Complete")  # what `kubectl get -o wide` prints as REASON
+    assert (complete["status"], complete["reason"]) == ("False", failed)
     assert plan.status["lastFailure"]["exitCode"] == code
     assert "Failed" in reasons(plan)
 
 
-def test_a_failure_whose_pod_is_gone_still_has_words():
-    plan = observe(BATCH, job(**FAILED))
-    assert "Job has failed indexes" in condition(plan, "Failed")["message"]
+# --- the end is told with the deciding pod's words ---
+
+
+def test_a_job_that_is_complete_is_not_over_before_its_pods_report_was_seen():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    waits = observe(before, job(**COMPLETE), running())
+    assert (waits.status["phase"], waits.status["requests"]) == ("Running", "412/1000")
+    assert (condition(waits, "Complete")["status"], condition(waits, "Complete")["reason"]) == ("False", "WaitingForReport")
+    assert "waiting for the worker's pod" in condition(waits, "Complete")["message"]
+    assert "completionTime" not in waits.status
+    assert waits.apply == ()
+    seen = observe(after(waits), job(**COMPLETE), ended(0, PUBLISHED))
+    assert (seen.status["phase"], seen.status["requests"]) == ("Succeeded", "1000/1000")
+
+
+def test_a_failed_job_is_not_over_before_the_pod_that_failed_last_was_seen_to_end():
+    first = ended(75, {"code": "StorageUnavailable", "message": "S3 is down"})
+    second = merge(running(), {"metadata": {"name": "nightly--work-0-y", "uid": "y", "creationTimestamp": stamp(NOW - 30)}})
+    failed = merge(job(**FAILED), {"status": {"failed": 2}})
+    for children in ((failed, first, second), (failed, first)):  # its end is not seen yet; nor that it was made
+        waits = observe(BATCH, *children)
+        assert waits.status["phase"] == "Running"
+        assert condition(waits, "Failed")["status"] == "False"
+        assert condition(waits, "Complete")["reason"] == "WaitingForReport"
+    last = merge(ended(65, {"code": "InputInvalid", "message": "line 7"}), {"metadata": {"name": "nightly--work-0-y", "uid": "y"}})
+    last["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = stamp(NOW - 3)
+    assert condition(observe(BATCH, failed, first, last), "Failed")["reason"] == "InputInvalid"
+
+
+def test_a_pod_that_was_taken_away_is_not_the_one_that_failed():
+    taken = ended(143, {"code": "Interrupted", "message": "SIGTERM"})
+    taken["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+    assert observe(BATCH, job(**FAILED), taken).status["phase"] == "Running"
+    last = merge(ended(65, {"code": "InputInvalid", "message": "line 7"}), {"metadata": {"name": "nightly--work-0-y", "uid": "y"}})
+    assert condition(observe(BATCH, job(**FAILED), taken, last), "Failed")["reason"] == "InputInvalid"
+
+
+@pytest.mark.parametrize(("job_status", "phase", "kind"), [(COMPLETE, "Succeeded", "Complete"), (FAILED, "Failed", "Failed")])
+def test_a_report_is_waited_for_one_minute_and_then_the_status_says_that_it_never_came(job_status, phase, kind):
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    early = observe(before, job(**job_status), now=NOW + 50)
+    assert early.status["phase"] == "Running"
+    assert early.requeue_after_s == pytest.approx(6)
+    late = observe(after(early), job(**job_status), now=NOW + 57)
+    assert late.status["phase"] == phase
+    assert late.status["requestCounts"]["completed"] == 400
+    assert "was never seen: counts are as last known" in condition(late, kind)["message"]
+    if phase == "Failed":
+        assert "Job has failed indexes" in condition(late, kind)["message"]
+
+
+@pytest.mark.parametrize("early", ["SuccessCriteriaMet", "FailureTarget"])
+def test_a_job_whose_last_pods_are_still_stopping_is_not_over(early):
+    words = ended(0, PUBLISHED) if early == "SuccessCriteriaMet" else ended(65, {"code": "InputInvalid", "message": "line 7"})
+    plan = observe(BATCH, job(conditions=[{"type": early, "status": "True", **AT}]), words, now=NOW + 3600)
+    assert plan.status["phase"] == "Running"
+    assert "last pods are being stopped" in condition(plan, "Running")["message"]
+
+
+def test_the_words_of_an_earlier_jobs_pod_are_not_those_of_this_one():
+    stale = ended(0, PUBLISHED)
+    stale["metadata"]["ownerReferences"][0]["uid"] = "j0"
+    assert observe(BATCH, job(**COMPLETE), stale).status["phase"] == "Running"
+    assert observe(BATCH, job(active=1), stale, progress=PROGRESS).status["requests"] == "412/1000"
+
+
+def test_a_job_of_somebody_else_ends_nothing():
+    foreign = merge(job(**COMPLETE), {"metadata": {"ownerReferences": [{"uid": "x", "controller": True, "kind": "Y", "name": "z"}]}})
+    plan = observe(BATCH, foreign, ended(0, PUBLISHED))
+    assert (plan.status["phase"], condition(plan, "Accepted")["reason"]) == ("Pending", "NameConflict")
+
+
+def test_a_status_of_another_run_is_ignored():
+    over = observe(BATCH, job(**COMPLETE), ended(0, PUBLISHED)).status
+    again = merge(BATCH, {"metadata": {"uid": "uid-of-the-next"}}) | {"status": dict(over)}
+    plan = observe(again)
+    assert plan.status["phase"] == "Pending"
+    assert "Job" in [child["kind"] for child in plan.apply]
+    assert "requestCounts" not in plan.status
+
+
+def test_nothing_is_over_while_a_write_has_failed():
+    failing = Outcome(failed={Ref("v1", "ServiceAccount", "nightly--batch"): "503"})
+    plan = observe(BATCH, job(**COMPLETE), ended(0, PUBLISHED), outcome=failing)
+    assert plan.status["phase"] == "Running"
 
 
 def test_between_two_attempts_it_still_runs_and_says_what_went_wrong():
@@ -188,24 +272,24 @@ def test_between_two_attempts_it_still_runs_and_says_what_went_wrong():
 
 def test_what_is_over_changes_no_more():
     over = after(observe(BATCH, job(**COMPLETE), ended(0, PUBLISHED)))
-    plan = reconcile(over, World(now=NOW + 60, children=()), SETTINGS)
-    assert (plan.apply, plan.delete, plan.status) == ((), (), None)
+    plan = observe(over, now=NOW + 60)
+    assert (plan.apply, plan.delete, plan.report.status) == ((), (), None)
 
 
 def test_a_finished_job_is_kept_ten_minutes_for_its_logs():
     over = after(observe(BATCH, job(**COMPLETE), ended(0, PUBLISHED)))
-    early = reconcile(over, World(now=NOW + 500, children=(job(**COMPLETE),)), SETTINGS)
+    early = observe(over, job(**COMPLETE), now=NOW + 500)
     assert early.delete == ()
     assert early.requeue_after_s == pytest.approx(95)
-    late = reconcile(over, World(now=NOW + 600, children=(job(**COMPLETE),)), SETTINGS)
-    assert late.delete == (Ref("batch/v1", "Job", "nightly-work"),)
+    late = observe(over, job(**COMPLETE), now=NOW + 600)
+    assert [Ref.of(one) for one in late.delete] == [Ref("batch/v1", "Job", "nightly--work")]
 
 
 def test_a_finished_batch_with_a_ttl_deletes_itself():
     short = a_batch(ttlSecondsAfterFinished=30)
     over = after(observe(short, job(short, **COMPLETE), ended(0, PUBLISHED)), short)
-    assert reconcile(over, World(now=NOW + 10), SETTINGS).requeue_after_s == pytest.approx(15)
-    assert reconcile(over, World(now=NOW + 31), SETTINGS).delete == (Ref("serving.banyan.dev/v1alpha1", "BatchJob", "nightly"),)
+    assert observe(over, now=NOW + 10).requeue_after_s == pytest.approx(15)
+    assert observe(over, now=NOW + 31).delete == (over,)
 
 
 # --- suspend, cancel, deadline ---
@@ -231,10 +315,19 @@ def test_suspending_changes_nothing_else_of_the_job():
 
 def test_a_resumed_batch_runs_again():
     suspended = after(observe(a_batch(suspend=True), job(suspend=True)))
-    plan = reconcile(BATCH | {"status": suspended["status"]}, World(now=NOW, children=(job(suspend=True),), server=SERVING), SETTINGS)
+    plan = observe(BATCH | {"status": suspended["status"]}, job(suspend=True), now=NOW)
     (work,) = (child for child in plan.apply if child["kind"] == "Job")
     assert work["spec"]["suspend"] is False
     assert "Resumed" in reasons(plan)
+
+
+def test_a_batch_that_is_suspended_is_so_when_nothing_runs_any_more():
+    suspended = a_batch(suspend=True)
+    stopping = observe(suspended, job(suspend=True, terminating=1), running())
+    assert (condition(stopping, "Suspended")["status"], condition(stopping, "Suspended")["reason"]) == ("False", "Suspending")
+    assert "nightly--work-0-x" in condition(stopping, "Suspended")["message"]
+    stopped = observe(after(stopping, suspended), job(suspend=True, **SUSPENDED))
+    assert (stopped.status["phase"], condition(stopped, "Suspended")["status"]) == ("Suspended", "True")
 
 
 def test_a_cancelled_batch_first_stops_then_is_over_with_its_counts():
@@ -242,35 +335,111 @@ def test_a_cancelled_batch_first_stops_then_is_over_with_its_counts():
     cancelled = a_batch(cancel=True) | {"status": before["status"]}
     plan = observe(cancelled, job(active=1), running(), progress=PROGRESS)
     assert plan.status["phase"] == "Cancelling"
-    assert next(child for child in plan.apply if child["kind"] == "Job")["spec"]["suspend"] is True
-    plan = observe(after(plan, cancelled), job(suspend=True))
-    assert plan.status["phase"] == "Cancelled"
-    assert plan.status["requestCounts"]["completed"] == 400
-    assert condition(plan, "Complete")["reason"] == "Cancelled"
-    assert reasons(plan) == ["Cancelled"]
+    assert [child["kind"] for child in plan.apply] == ["Job"]
+    assert plan.apply[0]["spec"]["suspend"] is True
+    leaving = merge(running(), {"metadata": {"deletionTimestamp": stamp(NOW + 60)}})
+    not_yet = [
+        (job(suspend=True),),  # written, and not heard by the Job's controller
+        (job(suspend=True, **SUSPENDED, terminating=1),),
+        (job(suspend=True, **SUSPENDED, active=1),),
+        (job(suspend=True, **SUSPENDED), leaving),
+        (job(**SUSPENDED),),  # resumed by somebody: to be suspended again
+    ]
+    for children in not_yet:
+        assert observe(after(plan, cancelled), *children).status["phase"] == "Cancelling", children
+    assert "nightly--work-0-x" in condition(observe(after(plan, cancelled), *not_yet[3]), "Running")["message"]
+    done = observe(after(plan, cancelled), job(suspend=True, **SUSPENDED))
+    assert done.status["phase"] == "Cancelled"
+    assert done.status["requestCounts"]["completed"] == 400
+    assert condition(done, "Complete")["reason"] == "Cancelled"
+    assert reasons(done) == ["Cancelled"]
 
 
-def test_a_batch_cancelled_before_it_began_never_makes_a_job():
+def test_a_cancel_is_not_over_while_the_pods_of_a_deleted_job_run():
+    """Somebody deleted the Job; the garbage collector has not come to its pod yet."""
+    assert observe(a_batch(cancel=True), running()).status["phase"] == "Cancelling"
+
+
+def test_a_cancel_whose_write_failed_goes_on():
+    cancelled = a_batch(cancel=True)
+    failing = Outcome(failed={Ref("batch/v1", "Job", "nightly--work"): "503"})
+    plan = observe(cancelled, job(active=1), running(), outcome=failing)
+    assert plan.status["phase"] == "Cancelling"
+    assert "Job nightly--work (503)" in condition(plan, "Running")["message"]
+    again = observe(after(plan, cancelled), job(active=1), running())
+    assert again.apply[0]["spec"]["suspend"] is True
+    assert observe(cancelled, job(suspend=True, **SUSPENDED), outcome=failing).status["phase"] == "Cancelling"
+
+
+def test_a_job_that_completes_while_it_is_cancelled_has_succeeded():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    cancelling = after(observe(a_batch(cancel=True) | {"status": before["status"]}, job(active=1), running()), a_batch(cancel=True))
+    plan = observe(cancelling, job(suspend=True, **COMPLETE), ended(0, PUBLISHED))
+    assert (plan.status["phase"], plan.status["requests"]) == ("Succeeded", "1000/1000")
+
+
+def test_a_batch_cancelled_before_it_began_ends_at_once_and_makes_nothing():
     plan = observe(a_batch(cancel=True))
     assert plan.status["phase"] == "Cancelled"
-    assert all(child["kind"] != "Job" for child in plan.apply)
+    assert plan.apply == ()
 
 
-def test_what_was_published_before_the_cancel_has_succeeded():
-    assert observe(a_batch(cancel=True), job(**COMPLETE), ended(0, PUBLISHED)).status["phase"] == "Succeeded"
+def test_a_cancel_stops_work_whose_spec_no_longer_holds():
+    plan = observe(a_batch(cancel=True), job(active=1), running(), missing=frozenset({Ref("v1", "PersistentVolumeClaim", "batches")}))
+    assert [child["kind"] for child in plan.apply] == ["Job"]
+    assert plan.delete == ()
+
+
+def test_a_job_that_appears_after_the_end_does_not_run_on():
+    """A create whose answer was lost, and then a cancel: the Job is seen when all is over."""
+    over = after(observe(a_batch(cancel=True)), a_batch(cancel=True))
+    assert [Ref.of(one).kind for one in observe(over, job(active=1), running()).delete] == ["Job"]
 
 
 def test_a_batch_past_its_deadline_is_stopped_and_expires():
     limited = a_batch(deadlineSeconds=60)
     begun = after(observe(limited, job(limited, active=1), running(), progress=PROGRESS), limited)
     assert begun["status"]["startTime"] == stamp(NOW - 50)
-    early = reconcile(begun, World(now=NOW + 5, children=(job(limited, active=1), running()), server=SERVING), SETTINGS)
+    early = observe(begun, job(limited, active=1), running(), now=NOW + 5)
     assert early.requeue_after_s == pytest.approx(5)
-    late = reconcile(begun, World(now=NOW + 11, children=(job(limited, active=1), running()), server=SERVING), SETTINGS)
+    late = observe(begun, job(limited, active=1), running(), now=NOW + 11)
     assert late.status["phase"] == "Cancelling"
-    gone = reconcile(after(late, limited), World(now=NOW + 20, children=(job(limited, suspend=True),), server=SERVING), SETTINGS)
+    gone = observe(after(late, limited), job(limited, suspend=True, **SUSPENDED), now=NOW + 20)
     assert gone.status["phase"] == "Expired"
     assert "Nothing was published" in condition(gone, "Complete")["message"]
+
+
+# --- lost nodes ---
+
+
+def test_a_worker_on_a_lost_node_does_not_run_as_far_as_anybody_knows():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    silent = merge(running(), {"status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+    plan = observe(before, job(active=1), silent)
+    assert (condition(plan, "Running")["status"], condition(plan, "Running")["reason"]) == ("Unknown", "NodeLost")
+    for words in ("node n7", "nightly--work-0-x", "evicted after 300 s", "until node n7 is back"):
+        assert words in condition(plan, "Running")["message"]
+    assert plan.status["phase"] == "Pending"
+    assert plan.status["requests"] == "412/1000"
+    assert reasons(plan) == ["NodeLost"]
+    evicted = merge(silent, {"metadata": {"deletionTimestamp": stamp(NOW + 250)}})
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "node is unreachable"}
+    evicted["status"]["conditions"] = [*silent["status"]["conditions"], target]
+    gone = observe(after(plan), job(terminating=1), evicted, now=NOW + 260)
+    assert condition(gone, "Running")["reason"] == "NodeLost"
+    for words in ("was evicted", "The work waits until node n7 is back", "deleted by hand", "two must not write to one output"):
+        assert words in condition(gone, "Running")["message"]
+    back = observe(after(gone), job(active=1), merge(running(), {"metadata": {"name": "nightly--work-0-y"}}), progress=PROGRESS)
+    assert condition(back, "Running")["status"] == "True"
+
+
+def test_a_cancel_waits_for_a_worker_on_a_lost_node_and_says_so():
+    silent = merge(
+        running(), {"metadata": {"deletionTimestamp": stamp(NOW)}, "status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+    )
+    plan = observe(a_batch(cancel=True), job(suspend=True, **SUSPENDED), silent)
+    assert plan.status["phase"] == "Cancelling"
+    assert "on node n7, which does not answer" in condition(plan, "Running")["message"]
 
 
 # --- waiting for a server ---
@@ -304,7 +473,7 @@ def test_work_is_suspended_when_its_server_is_deleted_but_not_when_it_stumbles()
 
 
 def test_the_worker_is_sent_to_the_address_that_the_driver_knows():
-    def url(plan: Plan) -> str:
+    def url(plan: Turn) -> str:
         (container,) = plan.apply[-1]["spec"]["template"]["spec"]["containers"]
         return str(next(one["value"] for one in container["env"] if one["name"] == "BANYAN_SERVER_URL"))
 

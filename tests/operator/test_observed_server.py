@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from banyan_operator.desired.metadata import SPEC_HASH
-from banyan_operator.plan import Manifest, Plan, World
-from banyan_operator.reconcile import reconcile
+from banyan_operator.plan import Manifest, Outcome, Ref, World
 from banyan_operator.times import rough, stamp
-from tests.operator.conftest import LOCAL, SETTINGS, a_server, merge
+from tests.operator.conftest import DONE, LOCAL, SETTINGS, Turn, a_server, controlled, merge, turn
 from tests.operator.test_desired import render, workload
 
 NOW = 1_700_000_000.0
 
 
 def deployment(manifest: Manifest, **status: Any) -> Manifest:
-    live = merge(workload(render(manifest)), {"metadata": {"uid": "d", "generation": 1}})
+    live: Manifest = merge(workload(render(manifest)), {"metadata": {"uid": "d", "generation": 1}})
     live["status"] = {"observedGeneration": 1, "conditions": []} | status
     return live
 
 
-def pod(manifest: Manifest, name: str = "tiny-x", *, age: float = 30, revision: str | None = None, **status: Any) -> Manifest:
-    template = workload(render(manifest))["spec"]["template"]
-    labels, annotations = template["metadata"]["labels"], dict(template["metadata"]["annotations"])
+def replica_set(owner: Manifest, revision: str | None = None, **status: Any) -> Manifest:
+    """Of a Deployment, for its own pods or those of an earlier revision."""
+    template = owner["spec"]["template"]
     if revision is not None:
-        annotations[SPEC_HASH] = revision
-    return {
+        template = merge(template, {"metadata": {"annotations": {SPEC_HASH: revision}}})
+    revision = template["metadata"]["annotations"][SPEC_HASH]
+    meta = {"name": f"tiny-{revision}", "uid": f"rs-{owner['metadata']['uid']}-{revision}", "labels": template["metadata"]["labels"]}
+    one = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": meta, "spec": {"template": template}, "status": status}
+    return controlled(one, owner)
+
+
+def pod(manifest: Manifest, name: str = "tiny-x", *, age: float = 30, revision: str | None = None, **status: Any) -> Manifest:
+    """A pod of the ReplicaSet of `revision`; `observe` puts that beside it."""
+    above = replica_set(deployment(manifest), revision)
+    template = above["spec"]["template"]
+    one = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": labels, "annotations": annotations, "creationTimestamp": stamp(NOW - age)},
-        "spec": template["spec"],
+        "metadata": {"name": name, "uid": f"uid-{name}", **template["metadata"], "creationTimestamp": stamp(NOW - age)},
+        "spec": {**template["spec"], "nodeName": "n7"},
         "status": {"phase": "Pending", "conditions": []} | status,
     }
+    return controlled(one, above)
 
 
 def container(state: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -62,16 +71,30 @@ READY = {
 }
 
 
-def observe(manifest: Manifest, *children: Manifest, settings: Any = SETTINGS, **world: Any) -> Plan:
-    return reconcile(manifest, World(now=NOW, children=children, **world), settings)
+def around(*children: Manifest) -> tuple[Manifest, ...]:
+    """`children`, and the ReplicaSets of the pods among them."""
+    known = {child["metadata"].get("uid") for child in children}
+    sets: dict[str, Manifest] = {}
+    for above in (child for child in children if child["kind"] == "Deployment"):
+        for one in (child for child in children if child["kind"] == "Pod"):
+            found = replica_set(above, one["metadata"]["annotations"][SPEC_HASH])
+            sets[found["metadata"]["uid"]] = found
+    return (*children, *(one for uid, one in sets.items() if uid not in known))
 
 
-def conditions(plan: Plan) -> dict[str, dict[str, Any]]:
-    assert plan.status is not None
+def observe(manifest: Manifest, *children: Manifest, settings: Any = SETTINGS, outcome: Outcome = DONE, **world: Any) -> Turn:
+    return turn(manifest, World(**({"now": NOW} | world), children=around(*children)), settings, outcome)
+
+
+def after(turned: Turn, manifest: Manifest) -> Manifest:
+    return manifest | {"status": dict(turned.status)}
+
+
+def conditions(plan: Turn) -> dict[str, dict[str, Any]]:
     return {one["type"]: one for one in plan.status["conditions"]}
 
 
-def ready(plan: Plan) -> dict[str, Any]:
+def ready(plan: Turn) -> dict[str, Any]:
     return conditions(plan)["Ready"]
 
 
@@ -191,13 +214,65 @@ def test_a_cause_stays_until_the_next_attempt_has_come_up():
     assert "started again" in found["message"]
 
 
-def test_ready_counts_only_pods_of_the_wanted_revision():
-    plan = observe(SERVER, deployment(SERVER), pod(SERVER, "tiny-old", revision="0123456789", **READY))
-    assert plan.status["phase"] == "Updating"
-    assert plan.status["ready"] == "0/1"
-    assert ready(plan)["reason"] == "RollingOut"
+def test_a_rollout_that_goes_on_while_enough_pods_serve_is_ready():
+    three = a_server(replicas=3)
+    old = [pod(three, f"tiny-old{n}", revision="0123456789", **READY) for n in range(3)]
+    new = pod(three, "tiny-new", age=5, phase="Running", containerStatuses=[container(running())])
+    plan = observe(three, deployment(three), *old, new)
+    assert (plan.status["phase"], plan.status["ready"], plan.status["readyReplicas"], plan.status["updatedReplicas"]) == (
+        "Updating",
+        "3/3",
+        3,
+        1,
+    )
+    assert (ready(plan)["status"], ready(plan)["reason"]) == ("True", "RollingOut")
+    assert ready(plan)["observedGeneration"] == 1  # `kubectl wait` after an edit does not take the answer to the spec before it
+    assert "3 of 3 replicas take requests; 0 of them run" in ready(plan)["message"]
     assert conditions(plan)["Available"]["status"] == "True"
+    assert conditions(plan)["Degraded"]["status"] == "False"
+    assert (conditions(plan)["Progressing"]["status"], conditions(plan)["Progressing"]["reason"]) == ("True", "RollingOut")
     assert "0123456789" in conditions(plan)["Progressing"]["message"]
+    assert plan.requeue_after_s == 10
+
+
+@pytest.mark.parametrize(("unavailable", "truth"), [(0, "False"), (1, "True"), ("33%", "False"), ("34%", "True")])
+def test_a_rollout_may_take_away_as_many_pods_as_the_spec_lets_it(unavailable, truth):
+    three = a_server(replicas=3, rollout={"maxUnavailable": unavailable})
+    old = [pod(three, f"tiny-old{n}", revision="0123456789", **READY) for n in range(2)]
+    plan = observe(three, deployment(three), *old)
+    assert plan.status["ready"] == "2/3"
+    assert (ready(plan)["status"], ready(plan)["reason"]) == (truth, "RollingOut")
+    settled = [pod(three, f"tiny-{n}", **READY) for n in range(2)]
+    assert ready(observe(three, deployment(three), *settled))["status"] != "True"  # no rollout takes that one away
+
+
+def test_a_rollout_that_fails_beside_pods_that_serve_is_degraded_and_says_why():
+    old = pod(SERVER, "tiny-old", revision="0123456789", **READY)
+    plan = observe(SERVER, deployment(SERVER), old, pod(SERVER, "tiny-new", **crashed(65, "no weights")))
+    assert (ready(plan)["status"], plan.status["phase"]) == ("True", "Degraded")
+    for kind in ("Ready", "Progressing", "Degraded"):
+        assert "no weights" in conditions(plan)[kind]["message"]
+    warnings = [event for event in plan.events if event.type == "Warning"]
+    assert ["no weights" in event.message for event in warnings] == [True]  # told, and once
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    plan = observe(SERVER, deployment(SERVER, conditions=[late]), old)
+    assert plan.status["phase"] == "Degraded"
+    assert conditions(plan)["Progressing"]["reason"] == "DeadlineExceeded"
+
+
+def test_a_deadline_that_an_earlier_revision_missed_is_not_held_against_a_new_one():
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    stale = merge(deployment(SERVER, conditions=[late]), {"metadata": {"generation": 2}})
+    assert conditions(observe(SERVER, stale, pod(SERVER, **READY)))["Progressing"]["reason"] == "UpToDate"
+    assert observe(SERVER, stale, pod(SERVER, **crashed(64))).status["phase"] != "Failed"
+
+
+def test_a_server_without_a_deployment_runs_nowhere():
+    for server in (SERVER, a_server(replicas=0)):
+        found = conditions(observe(server))["Progressing"]
+        assert (found["status"], found["reason"]) == ("True", "Creating")
+    refused = observe(a_server(model={"uri": "hf://not/built"}))
+    assert conditions(refused)["Progressing"]["reason"] == "Unsupported"
 
 
 def test_a_new_pod_without_an_accelerator_during_a_rollout_points_at_max_surge():
@@ -288,22 +363,16 @@ def test_a_load_balancers_address_is_shown():
 
 def test_a_transition_time_moves_only_with_the_status():
     loading = observe(SERVER, deployment(SERVER), pod(SERVER, phase="Running", containerStatuses=[container(running())]))
-    world = World(now=NOW + 60, children=(deployment(SERVER), pod(SERVER, **READY)))
-    later = reconcile(SERVER | {"status": dict(loading.status)}, world, SETTINGS)
-    before, after = conditions(loading), conditions(later)
-    assert before["Ready"]["lastTransitionTime"] == stamp(NOW)
-    assert after["Ready"]["lastTransitionTime"] == stamp(NOW + 60)
-    assert after["Accepted"]["lastTransitionTime"] == stamp(NOW)
+    later = observe(after(loading, SERVER), deployment(SERVER), pod(SERVER, **READY), now=NOW + 60)
+    assert ready(loading)["lastTransitionTime"] == stamp(NOW)
+    assert ready(later)["lastTransitionTime"] == stamp(NOW + 60)
+    assert conditions(later)["Accepted"]["lastTransitionTime"] == stamp(NOW)
 
 
 def test_an_unchanged_status_is_not_written():
     first = observe(SERVER, deployment(SERVER), pod(SERVER, **READY))
-    again = reconcile(
-        SERVER | {"status": dict(first.status)},
-        World(now=NOW + 60, children=(deployment(SERVER), pod(SERVER, **READY))),
-        replace(SETTINGS),
-    )
-    assert again.status is None
+    again = observe(after(first, SERVER), deployment(SERVER), pod(SERVER, **READY), now=NOW + 60)
+    assert again.report.status is None
     assert again.events == ()
 
 
@@ -313,3 +382,142 @@ def test_an_unchanged_status_is_not_written():
 )
 def test_durations_are_rounded_up_to_two_units(duration, text):
     assert rough(duration) == text
+
+
+# --- whose pods they are ---
+
+
+def test_only_pods_of_the_servers_own_deployment_count():
+    above = deployment(SERVER)
+    orphan = merge(pod(SERVER, "stray", **READY), {"metadata": {"ownerReferences": None}})
+    of_another = pod(SERVER, "other", **READY)
+    other = merge(above, {"metadata": {"uid": "d2", "name": "theirs"}})
+    of_another["metadata"]["ownerReferences"][0]["uid"] = replica_set(other)["metadata"]["uid"]
+    plan = observe(SERVER, above, replica_set(above), replica_set(other), orphan, of_another)
+    assert (plan.status["ready"], plan.status["replicas"]) == ("0/1", 0)
+    assert (ready(plan)["status"], conditions(plan)["Available"]["status"]) == ("Unknown", "False")
+    degraded = conditions(plan)["Degraded"]
+    assert (degraded["status"], degraded["reason"]) == ("True", "ForeignPods")
+    assert "other, stray" in degraded["message"]
+    assert "ForeignPods" in [event.reason for event in plan.events]
+
+
+def test_pods_of_a_deployment_of_somebody_else_with_the_servers_name_do_not_count():
+    foreign = merge(deployment(SERVER), {"metadata": {"ownerReferences": [{"uid": "x", "controller": True, "kind": "Y", "name": "z"}]}})
+    plan = observe(SERVER, foreign, pod(SERVER, **READY))
+    assert plan.status["ready"] == "0/1"
+    assert conditions(plan)["Accepted"]["reason"] == "NameConflict"
+
+
+def test_a_pod_whose_replica_set_is_not_seen_yet_is_nobodys_and_blamed_on_nobody():
+    plan = turn(SERVER, World(now=NOW, children=(deployment(SERVER), pod(SERVER, **READY))))
+    assert plan.status["ready"] == "0/1"
+    assert conditions(plan)["Degraded"]["status"] == "False"
+
+
+# --- lost nodes, images, rights ---
+
+SILENT = READY | {"conditions": [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]}
+
+
+def test_a_lost_node_is_named_with_what_happens_next():
+    plan = observe(SERVER, deployment(SERVER), pod(SERVER, **SILENT))
+    assert (ready(plan)["status"], ready(plan)["reason"]) == ("False", "NodeLost")
+    for words in ("node n7", "pod tiny-x", "evicted and replaced after 300 s"):
+        assert words in ready(plan)["message"]
+    two = a_server(replicas=2)
+    plan = observe(two, deployment(two), pod(two, "tiny-a", **READY), pod(two, "tiny-b", **SILENT))
+    assert (plan.status["phase"], plan.status["ready"]) == ("Degraded", "1/2")
+    assert "node n7" in conditions(plan)["Degraded"]["message"]
+    patient = merge(
+        pod(SERVER, **SILENT),
+        {"spec": {"tolerations": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "tolerationSeconds": 30}]}},
+    )
+    assert "after 30 s" in ready(observe(SERVER, deployment(SERVER), patient))["message"]
+
+
+@pytest.mark.parametrize(
+    "ready_condition",
+    [{"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady"}, {"type": "Ready", "status": "True"}],
+)
+def test_a_pod_that_its_kubelet_speaks_for_is_not_lost(ready_condition):
+    alive = pod(SERVER, **(SILENT | {"conditions": [ready_condition]}))
+    assert ready(observe(SERVER, deployment(SERVER), alive))["reason"] != "NodeLost"
+
+
+def test_why_an_image_cannot_be_pulled_stays_while_the_kubelet_waits():
+    answer = 'failed to resolve reference "registry.example/banyan-runtime:0.1": not found'
+    first = observe(SERVER, deployment(SERVER), pod(SERVER, **waiting("ErrImagePull", answer)))
+    backing_off = pod(SERVER, **waiting("ImagePullBackOff", 'Back-off pulling image "registry.example/banyan-runtime:0.1"'))
+    again = observe(after(first, SERVER), deployment(SERVER), backing_off)
+    assert again.report.status is None  # the same words: nothing to write
+    event = {"reason": "Failed", "message": f"Failed to pull image: {answer}", "involvedObject": {"name": "tiny-x"}}
+    late = observe(SERVER, deployment(SERVER), backing_off)
+    assert "Back-off" in ready(late)["message"]
+    assert answer in ready(observe(after(late, SERVER), deployment(SERVER), backing_off, events=(event,)))["message"]
+
+
+def test_a_right_that_the_operator_lacks_is_not_blamed_on_the_spec():
+    denied = Outcome(forbidden={Ref("networking.k8s.io/v1", "NetworkPolicy", "tiny"): "cannot patch resource"})
+    plan = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), outcome=denied)
+    assert (conditions(plan)["Accepted"]["status"], conditions(plan)["Accepted"]["reason"]) == ("False", "OperatorForbidden")
+    assert "NetworkPolicy tiny" in conditions(plan)["Accepted"]["message"]
+    assert (plan.status["phase"], ready(plan)["status"]) == ("Ready", "True")
+    assert conditions(plan)["Progressing"]["reason"] == "UpToDate"
+    plan = observe(SERVER, outcome=Outcome(forbidden={Ref("apps/v1", "Deployment", "tiny"): "cannot patch resource"}))
+    assert (plan.status["phase"], ready(plan)["reason"]) == ("Pending", "OperatorForbidden")
+    assert conditions(plan)["Progressing"]["reason"] == "OperatorForbidden"
+
+
+def test_what_could_not_be_written_for_now_is_told_where_the_progress_is():
+    away = Outcome(failed={Ref("apps/v1", "Deployment", "tiny"): "503 etcd is away"})
+    plan = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), outcome=away)
+    assert conditions(plan)["Accepted"]["status"] == "True"
+    assert "Deployment tiny (503 etcd is away)" in conditions(plan)["Progressing"]["message"]
+    assert "RolloutStarted" not in [event.reason for event in plan.events]
+
+
+def test_a_fight_over_an_object_is_told_once_and_forgotten_when_it_is_over():
+    fight = Outcome(contested=frozenset({Ref("apps/v1", "Deployment", "tiny")}))
+    first = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), outcome=fight)
+    assert conditions(first)["Contested"]["reason"] == "DriftLoop"
+    assert "Deployment tiny" in conditions(first)["Contested"]["message"]
+    assert [event.reason for event in first.events].count("DriftLoop") == 1
+    told = after(first, SERVER)
+    between = observe(told, deployment(SERVER), pod(SERVER, **READY), now=NOW + 60)  # put back once, and not spoiled again yet
+    assert between.report.status is None
+    assert between.requeue_after_s is not None
+    again = observe(told, deployment(SERVER), pod(SERVER, **READY), now=NOW + 120, outcome=fight)
+    assert "DriftLoop" not in [event.reason for event in again.events]
+    over = observe(told, deployment(SERVER), pod(SERVER, **READY), now=NOW + 601)
+    assert "Contested" not in conditions(over)
+
+
+# --- monitors ---
+
+
+def test_a_monitor_without_its_api_is_told_and_holds_nothing_up():
+    server = a_server(monitoring={"podMonitor": {"enabled": True}})
+    plan = observe(server, deployment(server), pod(server, **READY), absent=frozenset({"PodMonitor"}))
+    found = conditions(plan)["Monitored"]
+    assert (found["status"], found["reason"]) == ("False", "MissingAPI")
+    assert "PodMonitor" in found["message"]
+    assert (ready(plan)["status"], plan.status["phase"], conditions(plan)["Accepted"]["status"]) == ("True", "Ready", "True")
+    assert all(child["kind"] != "PodMonitor" for child in plan.apply)
+    later = observe(after(plan, server), deployment(server), pod(server, **READY))
+    assert (conditions(later)["Monitored"]["status"], conditions(later)["Monitored"]["reason"]) == ("True", "Applied")
+    assert "Monitored" not in conditions(observe(SERVER, deployment(SERVER), pod(SERVER, **READY), absent=frozenset({"PodMonitor"})))
+
+
+def test_a_monitor_that_is_refused_or_taken_holds_nothing_up():
+    server = a_server(monitoring={"podMonitor": {"enabled": True}})
+    monitor = next(child for child in render(server) if child["kind"] == "PodMonitor")
+    said = Outcome(refused={Ref.of(monitor): "admission webhook denied"})
+    plan = observe(server, deployment(server), pod(server, **READY), outcome=said)
+    assert conditions(plan)["Monitored"]["reason"] == "NotWritten"
+    assert "admission webhook denied" in conditions(plan)["Monitored"]["message"]
+    assert (conditions(plan)["Accepted"]["status"], ready(plan)["status"]) == ("True", "True")
+    theirs = merge(monitor, {"metadata": {"ownerReferences": [{"uid": "x", "controller": True, "kind": "Y", "name": "z"}]}})
+    plan = observe(server, theirs)
+    assert "Deployment" in [child["kind"] for child in plan.apply]
+    assert conditions(plan)["Accepted"]["status"] == "True"
