@@ -45,6 +45,11 @@ class Applied:
     def outcome(self) -> Outcome:
         return Outcome(self.refused, self.forbidden, self.taken, self.failed, frozenset(self.contested))
 
+    def unrecorded(self) -> Ref | None:
+        """A record that could not be written: without it the next operator could not tell what pods are to run."""
+        refs = (*self.refused, *self.forbidden, *self.taken, *self.failed, *self.contested)
+        return next((ref for ref in refs if ref.kind == kinds.CONTROLLER_REVISION.kind), None)
+
     def again(self, delay_s: float) -> None:
         self.wait_s = delay_s if self.wait_s is None else min(delay_s, self.wait_s)
 
@@ -75,6 +80,9 @@ class Applier:
         """The applies, in order, then the deletes. One that fails does not stop the others."""
         applied = Applied()
         for manifest in plan.apply:
+            if manifest["kind"] == kinds.DEPLOYMENT.kind and (record := applied.unrecorded()) is not None:
+                applied.failed[Ref.of(manifest)] = f"ControllerRevision {record.name}, which records what its pods run, is not written"
+                continue
             await self._apply(resource, manifest, Ref.of(manifest) in plan.drifted, applied)
         for live in plan.delete:
             await self._delete(live, applied)
