@@ -6,6 +6,7 @@ BANYAN_TEST_S3_ADDRESS is this machine's address as pods see it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.kubectl import Kubectl, Manifest
+from tests.cluster.kubectl import Kubectl, KubectlError, Manifest
 from tests.cluster.volumes import Volumes, claim
 from tests.storage.servers import S3Server, weed
 
@@ -29,6 +30,8 @@ RELEASE = "banyan"
 DEPLOYMENT = "banyan-operator"
 MODEL = "tiny-chat"  # the folder on the claim `models`
 
+INSTALL_THEMSELVES = ("test_readme", "test_upgrade")
+
 TIMES: dict[str, float] = {}
 """What the run measured, in seconds, in the order of the story; printed at the end."""
 
@@ -39,6 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     why = None
     if "KUBECONFIG" not in os.environ or shutil.which("kubectl") is None:
         why = "no cluster (KUBECONFIG and kubectl): make test-cluster, or make test-cluster CLUSTER=kind"
+    # What installs the chart by itself comes first, while the cluster is bare.
+    items.sort(key=lambda item: item in ours and item.path.stem not in INSTALL_THEMSELVES)
     for item in ours:
         item.add_marker(pytest.mark.cluster)
         if why is not None:
@@ -71,6 +76,29 @@ def chart_values() -> list[str]:
 def restricted(name: str) -> Manifest:
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def take_away(namespace: str) -> None:
+    """The chart, its definitions, and the namespace with all that is in it."""
+    kubectl = Kubectl(namespace)
+    for command in (
+        ("delete", "isrv,bj", "--all", "--all-namespaces", "--wait=false"),
+        ("delete", "crd", "inferenceservers.serving.banyan.dev", "batchjobs.serving.banyan.dev", "--timeout=60s"),
+        ("delete", "namespace", namespace, "--timeout=90s"),
+    ):
+        with contextlib.suppress(KubectlError):
+            kubectl(*command, timeout=100)
+            if command[1] == "isrv,bj":
+                helm("uninstall", RELEASE, "--namespace", namespace, "--ignore-not-found", "--wait", "--timeout", "1m")
+
+
+@pytest.fixture(scope="module")
+def bare_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing of ours is in the cluster: for modules that install the chart by themselves, into their NAMESPACE."""
+    found = Kubectl("default")("get", "crd,clusterrole", "-o", "name")
+    assert "banyan" not in found, f"the chart, or what it left, is in the cluster:\n{found}"
+    yield
+    take_away(request.module.NAMESPACE)
 
 
 @pytest.fixture(scope="session")

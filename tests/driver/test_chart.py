@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from banyan_operator.cluster.life import LEASE
 from banyan_operator.cluster.options import parse
 from banyan_operator.kube import kinds
 from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
@@ -82,8 +83,25 @@ def test_without_checks_of_secrets_no_right_to_secrets_is_asked_for() -> None:
 def test_an_operator_for_some_namespaces_has_roles_there_and_no_cluster_role() -> None:
     documents = render("--set", "operator.namespaces={a,b}")
     assert of_kind(documents, "ClusterRole") == []
-    assert {role["metadata"]["namespace"] for role in of_kind(documents, "Role")} == {"a", "b", "banyan-system"}
+    assert {role["metadata"]["namespace"] for role in of_kind(documents, "Role")} == {"a", "b"}
     assert environment(of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"])["BANYAN_NAMESPACES"] == "a,b"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(), ("--set", "operator.namespaces={b,a}"), ("--set", "operator.leaseNamespace=apart")],
+    ids=["the whole cluster", "some namespaces", "a namespace of its own"],
+)
+def test_leases_lie_where_the_operator_looks_for_them_and_it_may_hold_them(args: tuple[str, ...]) -> None:
+    documents = render(*args)
+    leases = {lease["metadata"]["namespace"]: lease for lease in of_kind(documents, "Lease")}
+    assert set(leases) == set(parse([], environment(of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"])).leases)
+    for namespace, lease in leases.items():
+        assert lease["metadata"]["name"] == LEASE
+        assert "spec" not in lease  # whatever the chart said there, an upgrade would write over who holds it
+        roles = [role for role in of_kind(documents, "Role") if role["metadata"]["namespace"] == namespace]
+        rules = [rule for role in roles for rule in role["rules"] if rule["resources"] == ["leases"]]
+        assert [(rule.get("resourceNames"), rule["verbs"]) for rule in rules] == [(None, ["create"]), ([LEASE], ["get", "update"])]
 
 
 def test_the_definitions_are_those_of_the_repository_and_outlive_the_release() -> None:
@@ -140,7 +158,7 @@ def environment(pod: dict[str, Any]) -> dict[str, str]:
 
 def test_what_the_chart_puts_into_the_environment_the_operator_understands() -> None:
     pod = operator_pod("--set", "runtime.imagePullSecrets[0].name=first,operator.namespaces={a,b},operator.workers=3")
-    options = parse([], environment(pod) | {"POD_NAMESPACE": "banyan-system"})
+    options = parse([], environment(pod))
     assert options.image_pull_secrets == ("first",)
     assert options.namespaces == ("a", "b")
     assert (options.workers, options.resync_s) == (3, 3600)
