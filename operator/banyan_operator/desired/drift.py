@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from banyan_operator.api.quantity import same
+from banyan_operator.desired.metadata import RENDERED_BY
 from banyan_operator.desired.podtemplate import MERGE_KEYS, merge_key
 from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, JOB, SERVICE
 
@@ -35,7 +36,7 @@ def _covers(live: Any, desired: Any, field: str, keys: Keys) -> bool:
     if isinstance(desired, Mapping):
         if not isinstance(live, Mapping):
             return not desired  # the API server drops some empty objects
-        return all(_covers(live.get(name), value, name, keys) for name, value in desired.items())
+        return all(_covers(live.get(name), value, name, keys) for name, value in desired.items() if name != RENDERED_BY)
     if isinstance(desired, list):
         return _covers_list(live or [], desired, field, keys)
     if desired in ("", 0, False) and live is None:

@@ -23,7 +23,7 @@ REFRESH: Final = f"{GROUP}/refresh"
 HEADLESS: Final = f"{GROUP}/headless"
 """A label of the Service that has an address for every pod, so that a ServiceMonitor can leave it out."""
 RENDERED_BY: Final = f"{GROUP}/rendered-by"
-"""On every child: the operator's version that wrote it."""
+"""On every child: the operator's version that wrote it last. Another version alone is no reason to write."""
 
 
 def kind_of(resource: Resource) -> str:
@@ -80,7 +80,7 @@ def child(
         "name": name,
         "namespace": resource.metadata.namespace,
         "labels": {**(extra_labels or {}), **labels(resource)},
-        "annotations": {**(annotations or {}), RENDERED_BY: settings.operator_version},
+        "annotations": dict(annotations or {}),
     }
     if owned:
         metadata["ownerReferences"] = [
@@ -93,7 +93,7 @@ def child(
             )
         ]
     manifest: Manifest = {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
-    metadata["annotations"][APPLIED_HASH] = digest(manifest)
+    metadata["annotations"] |= {APPLIED_HASH: digest(manifest), RENDERED_BY: settings.operator_version}
     return manifest
 
 

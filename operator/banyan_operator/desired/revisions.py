@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from banyan_operator.api import InferenceServer
-from banyan_operator.desired.metadata import RENDERED_BY, SPEC_DIGEST, SPEC_HASH, child, digest, owner
+from banyan_operator.desired.metadata import SPEC_DIGEST, SPEC_HASH, child, digest, owner
 from banyan_operator.desired.names import derived
 from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, GROUP, Manifest
 from banyan_operator.kube.objects import Ref, find_object
@@ -77,9 +77,6 @@ def revision(server: InferenceServer, settings: Settings, children: Iterable[Man
     kept = next((one for one in records if one["metadata"]["name"] == name), None)
     last = max((one["revision"] for one in records), default=0)
     number = kept["revision"] if kept is not None and kept["revision"] == last else last + 1
-    if kept is not None:  # who rendered it is told as it was
-        annotations = kept["metadata"].get("annotations") or {}
-        settings = replace(settings, operator_version=annotations.get(RENDERED_BY, settings.operator_version))
     record = child(
         server,
         settings,
