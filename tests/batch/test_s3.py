@@ -102,16 +102,22 @@ def test_a_broken_network_costs_no_line(bucket: S3Store, server: ScriptedServer,
 
 
 @pytest.mark.parametrize(
-    ("change", "exit_code", "code"),
+    ("change", "exit_code", "code", "said"),
     [
-        ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, 77, "AccessDenied"),
-        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}, 77, "AccessDenied"),
-        ({"BANYAN_S3_CREDENTIALS_DIR": "/nowhere"}, 77, "AccessDenied"),
-        ({}, 65, "InputNotFound"),
-        ({"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}, 75, "StorageUnavailable"),
-        ({"AWS_ENDPOINT_URL_S3": "not a url"}, 64, "InvalidSpec"),
+        ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, 77, "AccessDenied", ["access denied by the storage at http://", "403"]),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}, 77, "AccessDenied", []),
+        ({"BANYAN_S3_CREDENTIALS_DIR": "/nowhere"}, 77, "AccessDenied", []),
+        ({}, 65, "InputNotFound", ["/in.jsonl"]),
+        (
+            {"AWS_ENDPOINT_URL_S3": "http://SECRET@127.0.0.1:9"},
+            75,
+            "StorageUnavailable",
+            ["the storage at http://127.0.0.1:9 did not answer", "Connection refused", "/in.jsonl"],
+        ),
+        ({"AWS_ENDPOINT_URL_S3": "http://nowhere.invalid"}, 75, "StorageUnavailable", ["the storage at http://nowhere.invalid", "[Errno"]),
+        ({"AWS_ENDPOINT_URL_S3": "not a url"}, 64, "InvalidSpec", []),
     ],
-    ids=["wrong secret", "no keys", "empty secret folder", "no such object", "nobody there", "bad endpoint"],
+    ids=["wrong secret", "no keys", "empty secret folder", "no such object", "nobody there", "no such host", "bad endpoint"],
 )
 def test_a_storage_that_cannot_be_used_is_explained(
     bucket: S3Store,
@@ -121,11 +127,14 @@ def test_a_storage_that_cannot_be_used_is_explained(
     change: dict[str, str],
     exit_code: int,
     code: str,
+    said: list[str],
 ) -> None:
     for name, value in change.items():
         monkeypatch.setenv(name, value)
     assert batch(bucket, server) == exit_code
     assert words()["code"] == code
+    for part in said:
+        assert part in words()["message"]
     assert "SECRET" not in words()["message"].replace("AWS_SECRET_ACCESS_KEY", "")
 
 

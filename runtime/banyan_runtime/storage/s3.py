@@ -9,6 +9,7 @@ used with AWS itself.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -110,14 +111,18 @@ class S3Store:
     def __init__(self, bucket: str, settings: S3Settings, *, part_bytes: int = PART_BYTES) -> None:
         self.bucket = bucket
         self.part_bytes = part_bytes
-        with _errors(self.uri("")):
+        with _errors(self.uri(""), settings.endpoint):
             self.client = settings.client()
 
     def uri(self, key: str) -> str:
         return f"s3://{self.bucket}/{key}"
 
+    def errors(self, key: str) -> contextlib.AbstractContextManager[None]:
+        """Turns botocore's errors about `key` into the store's own."""
+        return _errors(self.uri(key), self.client.meta.endpoint_url)
+
     def head(self, key: str) -> ObjectInfo:
-        with _errors(self.uri(key)):
+        with self.errors(key):
             answer = self.client.head_object(Bucket=self.bucket, Key=key)
         return _info(key, answer["ContentLength"], answer)
 
@@ -153,7 +158,7 @@ class S3Store:
         if if_match is not None:
             wanted["IfMatch"] = if_match
         try:
-            with _errors(self.uri(key)):
+            with self.errors(key):
                 answer: dict[str, Any] = self.client.get_object(Bucket=self.bucket, Key=key, **wanted)
         except _OutOfRange:
             return None
@@ -188,7 +193,7 @@ class S3Store:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         more: dict[str, str] = {}
         while True:
-            with _errors(self.uri(prefix)):
+            with self.errors(prefix):
                 page = self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **more)
             for entry in page.get("Contents", []):
                 yield ObjectInfo(key=entry["Key"], size=entry["Size"], tag=entry["ETag"])
@@ -198,7 +203,7 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         try:
-            with _errors(self.uri(key)):
+            with self.errors(key):
                 self.client.delete_object(Bucket=self.bucket, Key=key)
         except _NoSuchKey:
             pass
@@ -207,7 +212,7 @@ class S3Store:
         """Carry out one write whose answer may get lost: in doubt, an object with our nonce is ours."""
         for attempt in range(CONFLICT_ATTEMPTS):
             try:
-                with _errors(self.uri(key)):
+                with self.errors(key):
                     return write()
             except _Conflict:
                 time.sleep(0.1 * 2**attempt)
@@ -225,7 +230,7 @@ class S3Store:
 
     def _read_back(self, key: str, nonce: str) -> ObjectInfo | None:
         try:
-            with _errors(self.uri(key)):
+            with self.errors(key):
                 answer = self.client.head_object(Bucket=self.bucket, Key=key)
         except StoreError:
             return None
@@ -283,7 +288,7 @@ class S3Upload:
         if self._id is None:
             return
         upload_id, self._id = self._id, None
-        with contextlib.suppress(NotFound), _errors(self._store.uri(self._key)):
+        with contextlib.suppress(NotFound), self._store.errors(self._key):
             self._store.client.abort_multipart_upload(Bucket=self._store.bucket, Key=self._key, UploadId=upload_id)
 
     def _send(self, data: bytes) -> None:
@@ -293,7 +298,7 @@ class S3Upload:
             raise StoreError(self._store.uri(self._key), f"larger than {MAX_PARTS} parts of {self._store.part_bytes} bytes")
 
         def send() -> str:
-            with _errors(self._store.uri(self._key)):
+            with self._store.errors(self._key):
                 if self._id is None:
                     begun = self._store.client.create_multipart_upload(**where, Metadata=self._metadata | {NONCE: self._nonce})
                     self._id = begun["UploadId"]
@@ -340,35 +345,53 @@ def _info(key: str, size: int, answer: Mapping[str, Any]) -> ObjectInfo:
 
 
 @contextlib.contextmanager
-def _errors(uri: str) -> Iterator[None]:
-    """Turn botocore's errors into the store's own."""
+def _errors(uri: str, endpoint: str | None) -> Iterator[None]:
+    """Turn botocore's errors into the store's own, which say where the storage is and what it, or the network, said."""
+    storage = f"the storage at {_origin(endpoint)}" if endpoint else "the storage"
     try:
         yield
     except botocore.exceptions.ClientError as error:
-        _raise(uri, error)
+        _raise(uri, storage, error)
     except (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError) as error:
-        raise Denied(uri, "no S3 credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from error
+        keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        secret = "name a Secret with them in spec.s3.credentialsSecretRef (in local mode given with --secret NAME=DIR)"
+        raise Denied(uri, f"no S3 credentials found; set {keys}, or for a BatchJob {secret}") from error
     except botocore.exceptions.ParamValidationError as error:
         raise StoreError(uri, f"not a valid bucket or key ({str(error).splitlines()[-1].strip()})") from error
     except (botocore.exceptions.HTTPClientError, botocore.exceptions.ConnectionError) as error:
-        raise Unreachable(uri, f"the storage did not answer ({type(error).__name__})") from error
+        raise Unreachable(uri, f"{storage} did not answer ({_cause(error)})") from error
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
-        raise StoreError(uri, f"the storage is set up wrongly ({error})") from error
+        raise StoreError(uri, f"{storage} is set up wrongly ({error})") from error
 
 
-def _raise(uri: str, error: botocore.exceptions.ClientError) -> NoReturn:
+def _origin(endpoint: str) -> str:
+    """Scheme, host and port alone: a URL can carry a password."""
+    return re.sub(r"^([a-z]+://)?(?:[^/@]*@)?([^/?#]*).*$", r"\1\2", endpoint, flags=re.IGNORECASE | re.DOTALL)
+
+
+def _cause(error: BaseException) -> str:
+    """What the network said below all that wrapped it: refused, no such host, a certificate."""
+    first = error
+    while (below := first.__cause__ or first.__context__) is not None:
+        first = below
+    name = type(error).__name__
+    return f"{name}: {first}" if str(first) and first is not error else name
+
+
+def _raise(uri: str, storage: str, error: botocore.exceptions.ClientError) -> NoReturn:
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code = str(error.response.get("Error", {}).get("Code", ""))  # HEAD has no body: then it is the status
-    said = f"{status} {code}".strip()
+    message = str(error.response.get("Error", {}).get("Message", "")).strip().rstrip(".")
+    said = f"{status} {code}".strip() + (f": {message}" if message and message != code else "")
     date = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "unknown")
     if code == "NoSuchBucket":
-        raise NotFound(uri, "there is no such bucket") from error
+        raise NotFound(uri, f"there is no such bucket in {storage}") from error
     if code == "RequestTimeTooSkewed":
-        raise Denied(uri, f"this machine's clock is wrong: the storage's says {date}") from error
+        raise Denied(uri, f"this machine's clock is wrong: that of {storage} says {date}") from error
     if code in _THROTTLED or status == 429:
-        raise Throttled(uri, f"the storage asks for fewer requests ({said})") from error
+        raise Throttled(uri, f"{storage} asks for fewer requests ({said})") from error
     if code in _DENIED or status in (401, 403):
-        raise Denied(uri, f"access denied ({said}); check the credentials and the bucket's policy") from error
+        raise Denied(uri, f"access denied by {storage} ({said}); check the credentials and the bucket's policy") from error
     if status in (301, 307, 308) or code == "AuthorizationHeaderMalformed":
         region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "another one")
         raise StoreError(uri, f"the bucket is in another region ({region}); set AWS_REGION") from error
@@ -381,5 +404,5 @@ def _raise(uri: str, error: botocore.exceptions.ClientError) -> NoReturn:
     if status == 416:
         raise _OutOfRange(uri, "beyond the object's end") from error
     if status >= 500:
-        raise (Throttled if status == 503 and code == "SlowDown" else Unreachable)(uri, f"the storage failed ({said})") from error
-    raise StoreError(uri, f"the storage refused ({said})") from error
+        raise (Throttled if status == 503 and code == "SlowDown" else Unreachable)(uri, f"{storage} failed ({said})") from error
+    raise StoreError(uri, f"{storage} refused ({said})") from error
