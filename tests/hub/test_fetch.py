@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
 import tarfile
+import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -140,6 +143,28 @@ def test_fetches_at_the_same_time_make_one_model(shelf: Path, tmp_path: Path) ->
     target = tmp_path / "cache" / "tiny"
     with ThreadPoolExecutor(3) as pool:
         assert set(pool.map(lambda _: fetch.fetch("tiny", target), range(3))) == {target}
+    assert sorted(path.name for path in target.parent.iterdir()) == [".tiny.lock", "tiny"]
+
+
+def test_fetches_on_a_volume_without_locks_each_end_with_the_whole_model(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    target = tmp_path / "cache" / "tiny"
+    all_converted = threading.Barrier(3)
+
+    def convert(*args: Any) -> None:
+        gguf_convert(*args)
+        all_converted.wait(60)  # all three are about to publish
+
+    gguf_convert = fetch.convert
+    monkeypatch.setattr(fetch, "convert", convert)
+    monkeypatch.setattr(fetch.fcntl, "flock", no_locks)
+    with ThreadPoolExecutor(3) as pool:
+        assert set(pool.map(lambda _: fetch.fetch("tiny", target), range(3))) == {target}
+    assert inspect(target).layers == LAYERS
     assert sorted(path.name for path in target.parent.iterdir()) == [".tiny.lock", "tiny"]
 
 

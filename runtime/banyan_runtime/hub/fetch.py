@@ -6,6 +6,7 @@ another process, finds it and does nothing. Downloading is pip's work: it knows 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -25,6 +26,7 @@ from banyan_runtime.hub import catalog
 from banyan_runtime.hub.gguf import convert
 from banyan_runtime.hub.progress import Bar, Report, silent
 
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # some volumes that machines share have none: then each fetches for itself
 _TOO_LARGE: Final = 2  # times the pinned size: then a download is given up, so that it cannot fill the disk
 
 
@@ -72,13 +74,21 @@ def _bring(entry: catalog.Entry, target: Path, report: Report) -> None:
             _check(source, entry.member_sha256, entry.member)
             whole = Path(scratch) / "model"
             convert(source, whole, report)
-            whole.rename(target)
+            try:
+                whole.rename(target)
+            except OSError:
+                if not (target / "config.json").exists():  # without locks, another process may have been faster
+                    raise
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         yield
 
 
