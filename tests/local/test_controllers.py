@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from banyan_operator.kube.objects import key_of
+from banyan_operator import api
+from banyan_operator.desired import batch, server
+from banyan_operator.kube.objects import is_true, key_of
 from banyan_operator.local.controllers import actions, deployment, job, replicaset
 from banyan_operator.local.objects import Objects
+from banyan_operator.local.world import CARRIED_OUT
 from banyan_operator.plan import Manifest
 from banyan_operator.times import stamp
+from tests.operator import test_desired
+from tests.operator.conftest import LOCAL, a_batch, a_server, an_own_server_batch, merge
 
 
 class Cluster:
@@ -37,7 +42,7 @@ class Cluster:
         return [pod for pod in self.pods() if actions.is_active(pod)]
 
     def ready(self) -> list[Manifest]:
-        return [pod for pod in self.active() if actions.is_ready(pod)]
+        return [pod for pod in self.active() if is_true(pod, "Ready")]
 
     def status(self, kind: str, name: str) -> dict[str, Any]:
         found = next(item for item in self.objects.of_kind(kind) if item["metadata"]["name"] == name)
@@ -101,7 +106,8 @@ class Cluster:
                 self.objects.set_status(key_of(pod), {"phase": "Running", "conditions": conditions, "containerStatuses": []})
 
 
-def a_deployment(image: str = "one", replicas: int = 3, **strategy: Any) -> Manifest:
+def a_deployment(image: str = "one", replicas: int = 3, **limits: Any) -> Manifest:
+    rolling = {"maxSurge": 1, "maxUnavailable": 0, **limits}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -109,7 +115,7 @@ def a_deployment(image: str = "one", replicas: int = 3, **strategy: Any) -> Mani
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": {"app": "web"}},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": strategy} if strategy else {},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": rolling},
             "progressDeadlineSeconds": 60,
             "revisionHistoryLimit": 2,
             "template": {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [{"name": "server", "image": image}]}},
@@ -207,31 +213,36 @@ def test_deleting_a_deployment_takes_its_replicasets_and_pods_with_it() -> None:
 
 def a_job(**spec: Any) -> Manifest:
     template = {"metadata": {"labels": {}}, "spec": {"restartPolicy": "Never", "containers": [{"name": "worker", "image": "x"}]}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "work"}, "spec": {"template": template, **spec}}
-
-
-def indexed(**spec: Any) -> Manifest:
     rules = [{"action": "FailJob", "onExitCodes": {"containerName": "worker", "operator": "In", "values": [64, 77]}}]
-    usual = {"completionMode": "Indexed", "completions": 1, "parallelism": 1, "backoffLimitPerIndex": 3}
-    return a_job(**{**usual, "podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": rules}, **spec})
+    usual = {
+        "completionMode": "Indexed",
+        "completions": 1,
+        "parallelism": 1,
+        "backoffLimitPerIndex": 3,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": rules},
+        "suspend": False,
+        "template": template,
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "work"}, "spec": {**usual, **spec}}
 
 
 def test_a_job_is_complete_when_its_pod_succeeded() -> None:
     cluster = Cluster()
-    cluster.objects.apply(indexed(successPolicy={"rules": [{"succeededCount": 1}]}))
+    cluster.objects.apply(a_job(successPolicy={"rules": [{"succeededCount": 1}]}))
     cluster.settle()
     assert cluster.status("Job", "work")["active"] == 1
     cluster.finish(cluster.active()[0], 0)
     cluster.settle()
     status = cluster.status("Job", "work")
     assert [c["type"] for c in status["conditions"]] == ["SuccessCriteriaMet", "Complete"]
-    assert (status["succeeded"], status["completedIndexes"]) == (1, "0")
+    assert status["succeeded"] == 1
     assert "completionTime" in status
 
 
 def test_a_failed_pod_is_retried_after_10_20_40_seconds_until_the_limit_of_its_index() -> None:
     cluster = Cluster()
-    cluster.objects.apply(indexed())
+    cluster.objects.apply(a_job())
     cluster.settle()
     waits = []
     for _ in range(3):
@@ -244,7 +255,7 @@ def test_a_failed_pod_is_retried_after_10_20_40_seconds_until_the_limit_of_its_i
     cluster.finish(cluster.active()[0], 1)
     cluster.pass_time(400)
     status = cluster.status("Job", "work")
-    assert (status["failed"], status["failedIndexes"]) == (4, "0")
+    assert status["failed"] == 4
     failed_condition = cluster.condition("Job", "work", "Failed")
     assert failed_condition is not None
     assert failed_condition["reason"] == "FailedIndexes"
@@ -252,7 +263,7 @@ def test_a_failed_pod_is_retried_after_10_20_40_seconds_until_the_limit_of_its_i
 
 def test_an_exit_code_that_no_retry_can_mend_fails_the_job_at_once() -> None:
     cluster = Cluster()
-    cluster.objects.apply(indexed())
+    cluster.objects.apply(a_job())
     cluster.settle()
     cluster.finish(cluster.active()[0], 77)
     cluster.pass_time(100)
@@ -265,23 +276,23 @@ def test_an_exit_code_that_no_retry_can_mend_fails_the_job_at_once() -> None:
 
 def test_suspending_ends_the_pods_without_counting_failures_and_resuming_starts_new_ones() -> None:
     cluster = Cluster()
-    cluster.objects.apply(indexed())
+    cluster.objects.apply(a_job())
     cluster.pass_time(2)
-    cluster.objects.apply(indexed(suspend=True))
+    cluster.objects.apply(a_job(suspend=True))
     cluster.pass_time(10)
     status = cluster.status("Job", "work")
     assert (cluster.pods(), "failed" in status, "startTime" in status) == ([], False, False)
     suspended = cluster.condition("Job", "work", "Suspended")
     assert suspended is not None
     assert suspended["status"] == "True"
-    cluster.objects.apply(indexed(suspend=False))
+    cluster.objects.apply(a_job(suspend=False))
     cluster.pass_time(2)
     assert len(cluster.active()) == 1
 
 
 def test_a_worker_is_replaced_only_when_its_processes_are_gone() -> None:
     cluster = Cluster(end_after=20)
-    cluster.objects.apply(indexed())
+    cluster.objects.apply(a_job())
     cluster.pass_time(2)
     cluster.objects.delete(key_of(cluster.active()[0]))
     most = 0
@@ -292,44 +303,100 @@ def test_a_worker_is_replaced_only_when_its_processes_are_gone() -> None:
     assert len(cluster.active()) == 1
 
 
-def test_a_plain_job_gives_up_after_its_backoff_limit() -> None:
+def test_an_eviction_counts_for_nothing_where_the_policy_ignores_it() -> None:
     cluster = Cluster()
-    cluster.objects.apply(a_job(backoffLimit=1, completions=1))
+    condition = {"type": "DisruptionTarget", "status": "True"}
+    rules = [{"action": "Ignore", "onPodConditions": [condition]}]
+    cluster.objects.apply(a_job(backoffLimitPerIndex=0, podFailurePolicy={"rules": rules}))
     cluster.settle()
-    for _ in range(2):
-        cluster.finish(cluster.active()[0], 1)
-        cluster.pass_time(30)
-    failed = cluster.condition("Job", "work", "Failed")
-    assert failed is not None
-    assert failed["reason"] == "BackoffLimitExceeded"
+    evicted = cluster.active()[0]
+    cluster.objects.set_status(key_of(evicted), {"phase": "Failed", "conditions": [condition], "containerStatuses": []})
+    cluster.pass_time(1)
+    assert len(cluster.active()) == 1
+    cluster.finish(cluster.active()[0], 1)
+    cluster.pass_time(1)
+    assert cluster.condition("Job", "work", "Failed") is not None
 
 
-def test_a_job_over_its_deadline_fails_and_its_pods_end() -> None:
+def test_all_of_a_recreated_deployments_pods_are_gone_before_the_first_new_one_comes() -> None:
     cluster = Cluster()
-    cluster.objects.apply(indexed(activeDeadlineSeconds=30))
-    cluster.pass_time(60)
-    failed = cluster.condition("Job", "work", "Failed")
-    assert failed is not None
-    assert failed["reason"] == "DeadlineExceeded"
-    assert cluster.pods() == []
+
+    def recreated(image: str) -> Manifest:
+        made = a_deployment(image, 2)
+        return {**made, "spec": {**made["spec"], "strategy": {"type": "Recreate"}}}
+
+    cluster.objects.apply(recreated("one"))
+    cluster.pass_time(10)
+    mixed: list[list[str]] = []
+    cluster.watch = lambda: mixed.append(images(cluster.active()))
+    cluster.objects.apply(recreated("two"))
+    cluster.pass_time(20)
+    assert images(cluster.ready()) == ["two", "two"]
+    assert not any("one" in seen and "two" in seen for seen in mixed)
 
 
-def test_a_finished_job_goes_when_its_time_to_live_is_over() -> None:
+# --- what the operator renders, and what the controllers carry out ---
+
+
+def rendered() -> Iterator[Manifest]:
+    """Every child of every form that the operator renders for this machine."""
+    strategies: list[dict[str, Any]] = [{"strategy": "Recreate"}, {"maxSurge": "25%"}, {"maxSurge": 0, "maxUnavailable": "50%"}, {}]
+    caches: list[dict[str, Any]] = [{"type": "None"}, {"type": "PersistentVolumeClaim", "size": "1Gi", "accessMode": "ReadWriteMany"}, {}]
+    for strategy, cache, replicas in itertools.product(strategies, caches, (0, 1, 3)):
+        spec = {"rollout": {**strategy, "refresh": "2026-01-01"}, "cache": cache, "replicas": replicas, "paused": bool(replicas)}
+        yield from children(merge(test_desired.EVERYTHING, {"spec": spec}))
+        yield from children(a_server(**spec))
+    for workers, limit, suspend in itertools.product((1, 4), (0, 6), (False, True)):
+        spec = {"workers": workers, "workerBackoffLimit": limit, "suspend": suspend, "deadlineSeconds": 60, "ttlSecondsAfterFinished": 60}
+        spec["output"] = {"uri": "s3://results/out/"}
+        for made in (a_batch, an_own_server_batch):
+            yield from children(made(**spec))
+
+
+def children(manifest: Manifest) -> Iterator[Manifest]:
+    """As they are made, and as they are made of what exists already: a Job that exists is suspended and resumed as it is."""
+    resource = api.parse(manifest)
+    if isinstance(resource, api.InferenceServer):
+        yield from server.children(resource, LOCAL)
+        return
+    first = batch.children(resource, LOCAL, server_url="http://127.0.0.1:20000", suspend=False)
+    yield from first
+    yield from batch.children(resource, LOCAL, server_url="http://127.0.0.1:20000", suspend=True, live=first)
+
+
+def test_every_field_that_the_operator_renders_for_its_children_is_carried_out() -> None:
+    kinds = set()
+    for manifest in rendered():
+        kinds.add(manifest["kind"])
+        cluster = Cluster(ready_after=0)
+        cluster.objects.apply(manifest)
+        cluster.settle()
+    assert kinds == CARRIED_OUT
+
+
+@pytest.mark.parametrize(
+    ("manifest", "field"),
+    [
+        (a_job(ttlSecondsAfterFinished=20), "Job.spec.ttlSecondsAfterFinished"),
+        (a_job(activeDeadlineSeconds=20), "Job.spec.activeDeadlineSeconds"),
+        (a_job(successPolicy={"rules": [{"succeededIndexes": "0"}]}), "Job.spec.successPolicy.rules.succeededIndexes"),
+        (a_job(podFailurePolicy={"rules": [{"action": "FailIndex"}]}), "action FailIndex"),
+        ({**a_deployment(), "spec": {**a_deployment()["spec"], "paused": True}}, "Deployment.spec.paused"),
+        ({**a_deployment(), "spec": {**a_deployment()["spec"], "minReadySeconds": 5}}, "Deployment.spec.minReadySeconds"),
+    ],
+)
+def test_a_field_that_no_controller_carries_out_is_a_bug_that_says_so(manifest: Manifest, field: str) -> None:
     cluster = Cluster()
-    cluster.objects.apply(indexed(ttlSecondsAfterFinished=20))
-    cluster.settle()
-    cluster.finish(cluster.active()[0], 0)
-    cluster.pass_time(19)
-    assert cluster.objects.of_kind("Job")
-    cluster.pass_time(2)
-    assert list(cluster.objects) == []
+    cluster.objects.apply(manifest)
+    with pytest.raises(AssertionError, match=f"local mode does not carry this out: {field}"):
+        cluster.settle()
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_an_indexed_job_with_random_failures_runs_every_index_to_its_end_and_never_one_twice_at_a_time(seed: int) -> None:
     luck = random.Random(seed)
     cluster = Cluster()
-    cluster.objects.apply(indexed(completions=5, parallelism=3, backoffLimitPerIndex=20))
+    cluster.objects.apply(a_job(completions=5, parallelism=3, backoffLimitPerIndex=20))
     for _ in range(6000):
         cluster.pass_time(1)
         indexes = [pod["metadata"]["annotations"][job.INDEX] for pod in cluster.pods() if not actions.is_finished(pod)]
@@ -339,4 +406,4 @@ def test_an_indexed_job_with_random_failures_runs_every_index_to_its_end_and_nev
                 cluster.finish(pod, luck.choice([0, 1, 137]))
         if cluster.condition("Job", "work", "Complete"):
             break
-    assert cluster.status("Job", "work")["completedIndexes"] == "0-4"
+    assert cluster.status("Job", "work")["succeeded"] == 5

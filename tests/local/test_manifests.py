@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from banyan_operator.kube.objects import Key
 from banyan_operator.local.errors import LocalError
 from banyan_operator.local.manifests import Manifests, check_change
-from banyan_operator.local.objects import Key
 
 SERVER = """
 apiVersion: serving.banyan.dev/v1alpha1
@@ -109,5 +109,5 @@ def test_a_change_of_what_must_not_change_is_refused(tmp_path: Path) -> None:
     old = Manifests([file], {}).read().objects[key]
     file.write_text(JOB.replace("in.jsonl", "other.jsonl"))
     new = Manifests([file], {}).read().objects[key]
-    with pytest.raises(LocalError, match=r"BatchJob/nightly: spec: .* make a new BatchJob instead"):
+    with pytest.raises(LocalError, match=r"BatchJob/nightly: spec: spec.input cannot change; make a new BatchJob"):
         check_change(new, old)

@@ -200,9 +200,7 @@ class LocalMode:
         for job in before:
             wanted = contents.objects.get(key_of(job))
             if job["kind"] == "BatchJob" and phase(job) in FINISHED and wanted is not None and wanted["spec"] == job["spec"]:
-                kept = self._objects.apply({**wanted, "metadata": {**wanted["metadata"], "uid": job["metadata"]["uid"]}})
-                kept["metadata"]["creationTimestamp"] = job["metadata"]["creationTimestamp"]
-                self._objects.set_status(key_of(job), job["status"])
+                self._objects.restore(wanted, job)
                 self._view.say(f"{label(job)} has ended {_ago(job)}; start with --fresh to run it again")
 
     # --- what is shown ---

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import os
 import shutil
-import site
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from banyan_operator.kube.objects import Key, key_of
-from banyan_operator.local import podlife, probes, translate
+from banyan_operator.local import environment, podlife, probes, translate
 from banyan_operator.local.accelerators import Accelerators
 from banyan_operator.local.objects import Objects
 from banyan_operator.local.ports import Ports
@@ -174,7 +173,7 @@ class Kubelet:
         container = pod[name].spec
         try:
             command = self._command(running, container, termination)
-            process = await Process.start(_found(command.argv), command.env, Path(command.workdir or folder), log)
+            process = await Process.start(_found(command), command.env, Path(command.workdir or folder), log)
         except Missing as error:
             pod.cannot_start(name, error.reason, str(error), self._clock())
         except OSError as error:
@@ -200,7 +199,7 @@ class Kubelet:
             folders=folders,
             ports=running.ports,
             devices=self._machine.accelerators.of(pod.uid, container["name"]),
-            base_env=_base_env(os.environ),
+            base_env=environment.of_an_image(os.environ),
             termination_log=termination,
         )
         return translate.command(running.manifest, container, place, find)
@@ -231,24 +230,16 @@ class Kubelet:
         return lambda kind, name: self._objects.get(Key(kind, namespace, name))
 
 
-def _found(argv: tuple[str, ...]) -> list[str]:
+def _found(command: translate.Command) -> list[str]:
     """Banyan's own commands are those of the Python that runs the operator, wherever PATH leads."""
-    name = argv[0]
+    name, *words = command.argv
     if "/" not in name:
         beside = Path(sys.executable).parent / name
         if name.startswith("banyan-") and beside.exists():
-            return [str(beside), *argv[1:]]
-        if shutil.which(name) is None:
+            return [str(beside), *words]
+        if shutil.which(name, path=command.env.get("PATH")) is None:
             raise FileNotFoundError(f'exec: "{name}": executable file not found in $PATH')
-    return list(argv)
-
-
-def _base_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """What processes inherit: everything but Banyan's own variables, which the pod's spec sets."""
-    env = {name: value for name, value in environ.items() if not name.startswith("BANYAN_")}
-    env["PYTHONUSERBASE"] = site.getuserbase()  # packages in the user's home are found though HOME is another folder
-    env["PYTHONUNBUFFERED"] = "1"  # a log that is read while it is written
-    return env
+    return list(command.argv)
 
 
 def _last_words(container: Manifest, code: int, termination: Path, log: Path) -> str:

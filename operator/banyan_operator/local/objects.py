@@ -1,7 +1,10 @@
 """The store of objects: what the API server and its garbage collector are to a cluster.
 
 Objects are plain dicts; the store gives them uid, generation, resourceVersion and creationTimestamp, and keeps their status
-apart from what is applied. Only one writer exists (the operator of this process), so nothing is locked and nothing conflicts.
+apart from what is applied. Only one writer exists (the operator of this process), so nothing is locked.
+
+All of it is in memory, the ControllerRevisions that record what servers run included. A restart of local mode loses nothing by
+that: no process outlives it, so there is none that a newly rendered template could restart.
 """
 
 from __future__ import annotations
@@ -11,12 +14,21 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from banyan_operator.kube.kinds import Manifest
-from banyan_operator.kube.objects import Key, controller_uid, key_of
+from banyan_operator.kube.objects import Key, controller_uid, key_of, uid_of
+from banyan_operator.local import admission
 from banyan_operator.times import stamp
 
 NAMESPACE = "default"
 _GIVEN = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
-"""Fields of metadata that the store owns; what an apply says of them is ignored."""
+"""Fields of metadata that the store owns; what an apply says of them is ignored, but for the uid, which is a precondition."""
+
+
+class Refused(Exception):
+    """The object cannot become what was asked for (422)."""
+
+
+class Conflict(Exception):
+    """The object that was meant is not the one that has the name (409)."""
 
 
 class Objects:
@@ -46,17 +58,24 @@ class Objects:
     def apply(self, manifest: Manifest) -> Manifest:
         """Create the object, or make everything but its status and the store's own fields what `manifest` says.
 
-        A change of anything but metadata and status is a new generation.
+        A change of anything but metadata and status is a new generation. A uid in `manifest` names the object that is meant.
+        Raises Conflict when that one is not there, Refused for a change of a field that is fixed.
         """
         key = key_of(manifest)
         old = self._items.get(key)
         new = copy.deepcopy({name: value for name, value in manifest.items() if name != "status"})
         metadata = {name: value for name, value in new["metadata"].items() if name not in _GIVEN}
         metadata["namespace"] = key.namespace
+        meant = uid_of(manifest)
         if old is None:
-            uid = manifest["metadata"].get("uid") or self._new_uid()
-            new |= {"metadata": {**metadata, "uid": uid, "generation": 1, "creationTimestamp": stamp(self._clock())}}
+            if meant:
+                raise Conflict(f"uid mismatch: the provided object specified uid {meant}, and no existing object was found")
+            new |= {"metadata": {**metadata, "uid": self._new_uid(), "generation": 1, "creationTimestamp": stamp(self._clock())}}
             return self._put(key, new)
+        if meant and meant != uid_of(old):
+            raise Conflict(f"Precondition failed: UID in precondition: {meant}, UID in object meta: {uid_of(old)}")
+        if words := admission.refusal(manifest, old):
+            raise Refused(words)
         metadata |= {name: old["metadata"][name] for name in _GIVEN if name in old["metadata"]}
         new |= {"metadata": metadata}
         if "status" in old:
@@ -66,6 +85,12 @@ class Objects:
         if _body(new) != _body(old):
             metadata["generation"] = old["metadata"]["generation"] + 1
         return self._put(key, new)
+
+    def restore(self, manifest: Manifest, before: Manifest) -> None:
+        """Put an object of an earlier run back: `manifest` as the object that it was, with its status."""
+        kept = {name: before["metadata"][name] for name in ("uid", "creationTimestamp")}
+        metadata = {**manifest["metadata"], **kept, "generation": 1}
+        self._put(key_of(manifest), copy.deepcopy({**manifest, "metadata": metadata, "status": before["status"]}))
 
     def set_status(self, key: Key, status: Manifest) -> bool:
         """Replace the status; says whether that changed anything. An object that is gone is no error."""

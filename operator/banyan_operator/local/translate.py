@@ -34,7 +34,7 @@ class Place:
     folders: Mapping[str, Path]  # volume name → folder
     ports: Mapping[int, int]  # port in the pod spec → port here
     devices: Sequence[str]  # accelerators of this container
-    base_env: Mapping[str, str]  # what an image would bring: PATH and the like
+    base_env: Mapping[str, str]  # what an image would bring
     termination_log: Path
 
 

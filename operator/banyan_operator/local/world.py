@@ -10,11 +10,12 @@ from typing import Any
 from banyan_operator.api import KINDS, SpecError, parse
 from banyan_operator.desired.references import references
 from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT, SERVICE_PORT
-from banyan_operator.kube.objects import OWNER_LABELS, Key, key_of
+from banyan_operator.kube.objects import OWNER_LABELS, Key, is_true, key_of, uid_of
+from banyan_operator.kube.ownership import Owner, whose
 from banyan_operator.local.asking import Asking
 from banyan_operator.local.controllers import actions, deployment, job, replicaset
 from banyan_operator.local.kubelet import Kubelet
-from banyan_operator.local.objects import Objects
+from banyan_operator.local.objects import Conflict, Objects, Refused
 from banyan_operator.local.podlife import ADDRESS, NODE
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.services import HOST, Proxy
@@ -26,9 +27,8 @@ ROUNDS = 20
 """A turn goes round until nothing changes any more; a deletion with all its consequences takes about six rounds."""
 _NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """Of generated names, as Kubernetes picks them: no vowels, so no words."""
-CARRIED_OUT = frozenset(
-    {"Deployment", "ReplicaSet", "Job", "Pod", "Service", "PersistentVolumeClaim", "ServiceAccount", "ConfigMap", "Secret"}
-)
+CARRIED_OUT = frozenset({"Deployment", "Job", "Service", "PersistentVolumeClaim", "ServiceAccount", "ControllerRevision"})
+"""Kinds of children that mean the same here as in a cluster, or nothing in either."""
 
 
 class LocalWorld:
@@ -88,8 +88,7 @@ class LocalWorld:
 
     def _reconcile(self, resource: Manifest) -> float | None:
         decision = decide(resource, self.observe(resource), self._settings)
-        self._apply(key_of(resource), decision.plan)
-        report = decision.report(Outcome())
+        report = decision.report(self._apply(resource, decision.plan))
         self._tell(key_of(resource), report)
         return None if report.requeue_after_s is None else self._clock() + report.requeue_after_s
 
@@ -153,12 +152,30 @@ class LocalWorld:
         here = self._kubelet.port(newest, port) if newest is not None else None
         return self._asking.answer(f"http://{ADDRESS}:{here}{path}") if here is not None else None
 
-    def _apply(self, resource: Key, plan: Plan) -> None:
+    def _apply(self, resource: Manifest, plan: Plan) -> Outcome:
+        """The applies, in order, then the deletes. One that fails does not stop the others; all of it is tried again next turn."""
+        owner = Owner.of(resource)
+        refused: dict[Ref, str] = {}
+        taken: dict[Ref, str] = {}
+        failed: dict[Ref, str] = {}
         for manifest in plan.apply:
-            self._objects.apply({**manifest, "metadata": {**manifest["metadata"], "namespace": resource.namespace}})
-            self._tell_what_is_not_here(manifest)
-        for live in plan.delete:
-            self._objects.delete(key_of(live))
+            live = self._objects.get(key_of(manifest))
+            if live is not None and not owner.may_change(live):  # another resource's: its label keeps it out of our sight
+                taken[Ref.of(manifest)] = whose(live)
+                continue
+            try:
+                self._objects.apply(manifest)
+            except Refused as error:
+                refused[Ref.of(manifest)] = str(error)
+            except Conflict as error:
+                failed[Ref.of(manifest)] = str(error)
+            else:
+                self._tell_what_is_not_here(manifest)
+        for gone in plan.delete:
+            live = self._objects.get(key_of(gone))
+            if live is not None and uid_of(live) == uid_of(gone):
+                self._objects.delete(key_of(gone))
+        return Outcome(refused=refused, taken=taken, failed=failed)
 
     def _tell(self, resource: Key, report: Report) -> None:
         if report.status is not None:
@@ -228,7 +245,7 @@ class LocalWorld:
         selector: dict[str, str] = service["spec"].get("selector", {})
         for pod in self._objects.of_kind("Pod"):
             labels = pod["metadata"].get("labels", {})
-            if actions.is_deleted(pod) or not actions.is_ready(pod) or selector.items() - labels.items():
+            if actions.is_deleted(pod) or not is_true(pod, "Ready") or selector.items() - labels.items():
                 continue
             target: int | str = port["targetPort"] if "targetPort" in port else port["port"]
             for container in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):

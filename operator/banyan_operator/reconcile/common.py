@@ -78,11 +78,17 @@ def acceptable(resource: Resource, world: World, settings: Settings) -> Finding:
         return no("Unsupported", "; ".join(map(str, problems)) + ".")
     paths = references(resource)
     for missing in sorted(world.missing & paths.keys(), key=str):
-        text = f"{missing.kind} {missing.name} ({paths[missing]}) does not exist in namespace {resource.metadata.namespace}. Create it."
-        return no(MISSING[missing.kind], text)
+        text = f"{missing.kind} {missing.name} ({paths[missing]}) does not exist in namespace {resource.metadata.namespace}."
+        return no(MISSING[missing.kind], f"{text} {_remedy(missing, settings)}")
     if isinstance(resource, InferenceServer) and resource.spec.ingress is not None and settings.platform == "local":
         return yes("Accepted", "The spec can be carried out; spec.ingress has no effect in local mode.")
     return yes("Accepted", "The spec can be carried out.")
+
+
+def _remedy(missing: Ref, settings: Settings) -> str:
+    if settings.platform == "cluster":
+        return "Create it."
+    return f"Give it with --secret {missing.name}=DIR." if missing.kind == "Secret" else "Put it beside the manifests."
 
 
 def blocking(changes: Difference) -> list[Ref]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from banyan_operator.kube.objects import Key, key_of
+from banyan_operator.kube.objects import Key, condition, is_true, key_of
 from banyan_operator.plan import Manifest
 from banyan_operator.times import stamp
 
@@ -43,6 +43,14 @@ def delete(manifest: Manifest) -> Delete:
     return Delete(key_of(manifest))
 
 
+def knows(what: str, spec: Mapping[str, Any], *fields: str, needs: Iterable[str] = ()) -> None:
+    """Assert that a spec asks for nothing that a controller would pass over in silence, and leaves out nothing that it needs."""
+    unknown = sorted(spec.keys() - set(fields))
+    assert not unknown, f"local mode does not carry this out: {', '.join(f'{what}.{name}' for name in unknown)}"
+    missing = sorted(set(needs) - spec.keys())
+    assert not missing, f"local mode needs {', '.join(f'{what}.{name}' for name in missing)}"
+
+
 def is_deleted(manifest: Manifest) -> bool:
     return "deletionTimestamp" in manifest["metadata"]
 
@@ -56,15 +64,11 @@ def is_active(pod: Manifest) -> bool:
     return not is_deleted(pod) and not is_finished(pod)
 
 
-def is_ready(pod: Manifest) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
-
-
 def first_to_go(pods: Iterable[Manifest]) -> list[Manifest]:
     """Pods in the order in which they are given up: not running before running, not ready before ready, young before old."""
 
     def rank(pod: Manifest) -> tuple[bool, bool]:
-        return pod.get("status", {}).get("phase") == "Running", is_ready(pod)
+        return pod.get("status", {}).get("phase") == "Running", is_true(pod, "Ready")
 
     youngest_first = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
     return sorted(youngest_first, key=rank)
@@ -75,8 +79,8 @@ def template_hash(template: Manifest) -> str:
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def condition(old: Iterable[Manifest], kind: str, status: str, reason: str, message: str, now: float, **more: Any) -> Manifest:
-    """A condition whose lastTransitionTime is that of the old one, unless its status changes now."""
-    before = next((c for c in old if c["type"] == kind), None)
-    since = before["lastTransitionTime"] if before is not None and before["status"] == status else stamp(now)
+def new_condition(of: Manifest, kind: str, status: str, reason: str, message: str, now: float, **more: Any) -> Manifest:
+    """A condition for `of`, whose lastTransitionTime is that of the one it has, unless its status changes now."""
+    before = condition(of, kind)
+    since = before["lastTransitionTime"] if before.get("status") == status else stamp(now)
     return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": since, **more}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from banyan_operator.kube.objects import key_of, owner_reference
-from banyan_operator.local.controllers.actions import Action, Create, Replace, SetStatus, condition, delete, template_hash
+from banyan_operator.kube.objects import condition, key_of, owner_reference
+from banyan_operator.local.controllers.actions import Action, Create, Replace, SetStatus, delete, knows, new_condition, template_hash
 from banyan_operator.plan import Manifest
 from banyan_operator.times import seconds, stamp
 
@@ -18,6 +18,7 @@ HASH = "pod-template-hash"
 
 def decide(deployment: Manifest, replicasets: Sequence[Manifest], now: float) -> list[Action]:
     """One step of the rollout. `replicasets`: those that the Deployment controls, with their status."""
+    _check(deployment["spec"])
     found = template_hash(deployment["spec"]["template"])
     new = next((one for one in replicasets if one["metadata"]["labels"][HASH] == found), None)
     old = sorted((one for one in replicasets if one is not new), key=_revision)
@@ -26,20 +27,30 @@ def decide(deployment: Manifest, replicasets: Sequence[Manifest], now: float) ->
         return [Create(_replicaset(deployment, found, last + 1))]
     if old and _revision(new) < _revision(old[-1]):  # back to an earlier template
         return [Replace(_with_revision(new, _revision(old[-1]) + 1))]
-    actions: list[Action] = []
-    if not deployment["spec"].get("paused"):
-        actions = _roll(deployment, new, old)
-    keep: int = deployment["spec"].get("revisionHistoryLimit", 10)
+    actions = _roll(deployment, new, old)
+    keep: int = deployment["spec"]["revisionHistoryLimit"]
     empty = [one for one in old if _replicas(one) == 0 and one.get("status", {}).get("replicas", 0) == 0]
     actions += [delete(one) for one in empty[: max(0, len(empty) - keep)]]
     actions.append(SetStatus(key_of(deployment), _status(deployment, new, old, now)))
     return actions
 
 
+def _check(spec: Mapping[str, Any]) -> None:
+    """Assert that the Deployment is of the form that this controller carries out: all that the operator renders, and no more."""
+    fields = ("replicas", "selector", "strategy", "progressDeadlineSeconds", "revisionHistoryLimit", "template")
+    knows("Deployment.spec", spec, *fields, needs=fields)
+    knows("Deployment.spec.selector", spec["selector"], "matchLabels", needs=("matchLabels",))
+    knows("Deployment.spec.strategy", spec["strategy"], "type", "rollingUpdate", needs=("type",))
+    assert spec["strategy"]["type"] in ("RollingUpdate", "Recreate"), spec["strategy"]
+    if spec["strategy"]["type"] == "RollingUpdate":
+        limits = ("maxSurge", "maxUnavailable")
+        knows("Deployment.spec.strategy.rollingUpdate", spec["strategy"]["rollingUpdate"], *limits, needs=limits)
+
+
 def _roll(deployment: Manifest, new: Manifest, old: Sequence[Manifest]) -> list[Action]:
     wanted = _wanted(deployment)
     sizes = {id(one): _replicas(one) for one in (new, *old)}
-    if deployment["spec"].get("strategy", {}).get("type") == "Recreate":
+    if deployment["spec"]["strategy"]["type"] == "Recreate":
         sizes |= {id(one): 0 for one in old}
         if not any(one.get("status", {}).get("replicas") for one in old):
             sizes[id(new)] = wanted
@@ -71,43 +82,37 @@ def _status(deployment: Manifest, new: Manifest, old: Sequence[Manifest], now: f
     counts["unavailableReplicas"] = max(0, max(wanted, counts["replicas"]) - counts["availableReplicas"])
     status: dict[str, Any] = {name: count for name, count in counts.items() if count}
     status["observedGeneration"] = deployment["metadata"]["generation"]
-    conditions = before.get("conditions", [])
-    enough = counts["availableReplicas"] >= wanted - _limits(deployment)[1]
-    available = (
-        condition(conditions, "Available", "True", "MinimumReplicasAvailable", "Deployment has minimum availability.", now)
-        if enough
-        else condition(
-            conditions, "Available", "False", "MinimumReplicasUnavailable", "Deployment does not have minimum availability.", now
-        )
-    )
+    if counts["availableReplicas"] >= wanted - _limits(deployment)[1]:
+        said = ("True", "MinimumReplicasAvailable", "Deployment has minimum availability.")
+    else:
+        said = ("False", "MinimumReplicasUnavailable", "Deployment does not have minimum availability.")
+    available = new_condition(deployment, "Available", *said, now)
     status["conditions"] = [available, _progressing(deployment, new, counts, before, now)]
     return status
 
 
 def _progressing(deployment: Manifest, new: Manifest, counts: dict[str, int], before: dict[str, Any], now: float) -> Manifest:
-    old = before.get("conditions", [])
-    last = next((c for c in old if c["type"] == "Progressing"), None)
+    last = condition(deployment, "Progressing")
     name = new["metadata"]["name"]
-    wanted = _wanted(deployment)
-    complete = counts["updatedReplicas"] == counts["availableReplicas"] == counts["replicas"] == wanted
+    complete = counts["updatedReplicas"] == counts["availableReplicas"] == counts["replicas"] == _wanted(deployment)
     moved = (
         any(counts[key] != before.get(key, 0) for key in counts) or before.get("observedGeneration") != deployment["metadata"]["generation"]
     )
-    since = stamp(now) if moved or last is None else last["lastUpdateTime"]
+    since = stamp(now) if moved or not last else last["lastUpdateTime"]
+    late = now - seconds(since) >= deployment["spec"]["progressDeadlineSeconds"]
+    settled = last.get("reason") == "NewReplicaSetAvailable" and not moved
     if complete:
-        text = f'ReplicaSet "{name}" has successfully progressed.'
-        return condition(old, "Progressing", "True", "NewReplicaSetAvailable", text, now, lastUpdateTime=since)
-    deadline: int = deployment["spec"].get("progressDeadlineSeconds", 600)
-    settled = last is not None and last["reason"] == "NewReplicaSetAvailable" and not moved
-    if not settled and now - seconds(since) >= deadline:
-        text = f'ReplicaSet "{name}" has timed out progressing.'
-        return condition(old, "Progressing", "False", "ProgressDeadlineExceeded", text, now, lastUpdateTime=since)
-    return condition(old, "Progressing", "True", "ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.', now, lastUpdateTime=since)
+        said = ("True", "NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.')
+    elif late and not settled:
+        said = ("False", "ProgressDeadlineExceeded", f'ReplicaSet "{name}" has timed out progressing.')
+    else:
+        said = ("True", "ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.')
+    return new_condition(deployment, "Progressing", *said, now, lastUpdateTime=since)
 
 
 def _replicaset(deployment: Manifest, found: str, revision: int) -> Manifest:
     template = copy.deepcopy(deployment["spec"]["template"])
-    template.setdefault("metadata", {}).setdefault("labels", {})[HASH] = found
+    template["metadata"]["labels"][HASH] = found
     return {
         "apiVersion": "apps/v1",
         "kind": "ReplicaSet",
@@ -148,12 +153,14 @@ def _available(replicaset: Manifest) -> int:
 
 
 def _wanted(deployment: Manifest) -> int:
-    return int(deployment["spec"].get("replicas", 1))
+    return int(deployment["spec"]["replicas"])
 
 
 def _limits(deployment: Manifest) -> tuple[int, int]:
     """maxSurge (rounded up) and maxUnavailable (rounded down), in pods; never both 0, or nothing could ever move."""
-    rolling = deployment["spec"].get("strategy", {}).get("rollingUpdate") or {}
+    rolling = deployment["spec"]["strategy"].get("rollingUpdate")
+    if rolling is None:  # Recreate: all at once
+        return 0, 0
     wanted = _wanted(deployment)
 
     def pods(value: int | str, round_up: bool) -> int:
@@ -162,5 +169,5 @@ def _limits(deployment: Manifest) -> tuple[int, int]:
         share = int(value.removesuffix("%")) * wanted / 100
         return math.ceil(share) if round_up else math.floor(share)
 
-    surge, unavailable = pods(rolling.get("maxSurge", "25%"), True), pods(rolling.get("maxUnavailable", "25%"), False)
+    surge, unavailable = pods(rolling["maxSurge"], True), pods(rolling["maxUnavailable"], False)
     return surge, unavailable if surge or unavailable else 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from banyan_operator.kube.objects import key_of, owner_reference
-from banyan_operator.local.controllers.actions import Action, Create, SetStatus, delete, first_to_go, is_active, is_ready
+from banyan_operator.kube.objects import is_true, key_of, owner_reference
+from banyan_operator.local.controllers.actions import Action, Create, SetStatus, delete, first_to_go, is_active
 from banyan_operator.plan import Manifest
 
 
@@ -17,8 +17,8 @@ def decide(replicaset: Manifest, pods: Sequence[Manifest]) -> list[Action]:
     actions: list[Action] = [Create(_pod(replicaset)) for _ in range(wanted - len(active))]
     actions += [delete(pod) for pod in first_to_go(active)[: max(0, len(active) - wanted)]]
     actions += [delete(pod) for pod in pods if not is_active(pod)]
-    ready = sum(map(is_ready, active))
-    counts = {"fullyLabeledReplicas": len(active), "readyReplicas": ready, "availableReplicas": ready}
+    ready = sum(is_true(pod, "Ready") for pod in active)
+    counts = {"readyReplicas": ready, "availableReplicas": ready}
     status = {"replicas": len(active), "observedGeneration": replicaset["metadata"]["generation"]}
     actions.append(SetStatus(key_of(replicaset), status | {name: count for name, count in counts.items() if count}))
     return actions
