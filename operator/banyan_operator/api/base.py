@@ -45,6 +45,9 @@ class Model(BaseModel):
             raise PydanticCustomError("rule", "{rules}", {"rules": "; ".join(broken)})
         return self
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self  # immutable; pydantic copies each default that it fills in
+
     def dump(self) -> dict[str, Any]:
         """As JSON, in the API's names, without what is unset or empty."""
         dumped: dict[str, Any] = _without_empty(self.model_dump(mode="json", by_alias=True, exclude_none=True))

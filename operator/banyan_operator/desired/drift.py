@@ -33,15 +33,17 @@ def settled(live: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
 
 
 def _covers(live: Any, desired: Any, field: str, keys: Keys) -> bool:
-    if isinstance(desired, Mapping):
-        if not isinstance(live, Mapping):
+    if live == desired:
+        return True
+    if isinstance(desired, dict):
+        if not isinstance(live, dict):
             return not desired  # the API server drops some empty objects
         return all(_covers(live.get(name), value, name, keys) for name, value in desired.items() if name != RENDERED_BY)
     if isinstance(desired, list):
         return _covers_list(live or [], desired, field, keys)
     if desired in ("", 0, False) and live is None:
         return True  # zero values of the API's Go structs are left out of JSON
-    return live == desired or same(live, desired)
+    return same(live, desired)
 
 
 def _covers_list(live: list[Any], desired: list[Any], field: str, keys: Keys) -> bool:
