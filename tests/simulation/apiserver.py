@@ -91,8 +91,12 @@ class Server:
             made = self.create(manifest)
             self._owned[uid_of(made)] = manifest
             return made
-        if uid and uid != uid_of(live):
-            raise refusal(409, "Conflict", f"Precondition failed: UID in precondition: {uid}, UID in object meta: {uid_of(live)}")
+        if uid and uid != uid_of(live):  # servers of different versions say it differently
+            if self.rng.random() < 0.5:
+                raise refusal(409, "Conflict", f"Precondition failed: UID in precondition: {uid}, UID in object meta: {uid_of(live)}")
+            raise ApiError(
+                422, "Invalid", f'{key.kind} "{key.name}" is invalid', [f"metadata.uid: Invalid value: {uid}: field is immutable"]
+            )
         self._owned.setdefault(uid_of(live), {})
         wanted = {**manifest, "metadata": {name: value for name, value in manifest["metadata"].items() if name != "uid"}}
         changed = applied(live, self._owned[uid_of(live)], wanted)

@@ -80,6 +80,8 @@ class Cluster:
                 elif before is None or before["spec"] != after["spec"]:
                     self._truth(one)
                     self._soon("job", key_of(one))
+            case "Ingress" if before is None:
+                self.loop.call_later(self.speed["deployment"], self._address, key_of(one))
             case "Pod":
                 self._pod_changed(before, after)
 
@@ -165,6 +167,9 @@ class Cluster:
         )
         self._templates[uid_of(made)] = template
         return made
+
+    def _address(self, key: Key) -> None:
+        self.server.set_status(key, {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}})
 
     # --- Jobs ---
 

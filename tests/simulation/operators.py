@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from banyan_operator.cluster.apply import Applier
 from banyan_operator.cluster.client import Api, ApiError
 from banyan_operator.cluster.driver import Driver
-from banyan_operator.cluster.gather import Gatherer, References
+from banyan_operator.cluster.gather import Gatherer
 from banyan_operator.cluster.metrics import Metrics
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.recorder import Recorder
@@ -70,11 +70,9 @@ class Operator:
         loop, rng = sim.loop, sim.rng
         api = cast(Api, Client(sim.server, sim.weather, self))
         metrics = METRICS
-        self.store, self.queue = Store(), WorkQueue(loop.time)
-        self.queue.backlog.jitter = lambda: rng.uniform(0.5, 1.0)
-        gatherer = _Gatherer(self.store, api, self, clock=sim.server.now)
+        self.store, self.queue = Store(), WorkQueue(loop.time, lambda: rng.uniform(0.5, 1.0))
+        gatherer = _Gatherer(self.store, api, self, sim.server.now, loop.time)
         gatherer.operator = self
-        gatherer._references = References(api, loop.time)
         concerns = self._concerns
         self.driver = _Driver(
             store=self.store,
@@ -87,7 +85,9 @@ class Operator:
             decide=self._decide,
         )
         self.relist = Relist(self.store, api, metrics, (), concerns)
-        self.watches = [Watch(sim.hub, sim.server, rng, kind, sim.lag_of(kind), sim.watch_trouble, self._seen) for kind in WATCHED]
+        self.watches = [
+            Watch(sim.hub, sim.server, rng, kind, sim.lag_of(kind), sim.watch_trouble, self.relist.listed, self._seen) for kind in WATCHED
+        ]
         self.tasks: list[asyncio.Task[None]] = []
         self._at_work: dict[asyncio.Task[Any], Key] = {}
         self._hold: dict[Key, float] = {}
@@ -135,8 +135,6 @@ class Operator:
         if self.sim.tracing:
             meta = manifest["metadata"]
             self.sim.trace(f"{self} sees {type_} {kind.kind} {meta['name']} {uid_of(manifest)[:8]} v{meta['resourceVersion']}")
-        if type_ is None:
-            self.relist.ask(kind)
         self.driver.seen(kind, type_, manifest)
 
     # --- what it does ---
