@@ -8,7 +8,7 @@ from aiohttp import web
 
 from banyan_operator.cluster.client import Api, ApiError, TokenBucket
 from banyan_operator.kube import kinds
-from tests.driver.apiserver import ApiServer, Call, connected, refusal
+from tests.driver.apiserver import ApiServer, Call, connected, refusal, unserved
 
 DEPLOYMENT: dict[str, Any] = {
     "apiVersion": "apps/v1",
@@ -16,6 +16,9 @@ DEPLOYMENT: dict[str, Any] = {
     "metadata": {"name": "smollm2", "namespace": "team"},
     "spec": {"replicas": 1},
 }
+
+
+BATCH: dict[str, Any] = {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": "BatchJob"}
 
 
 def run(server: ApiServer, scenario: Any, writes: TokenBucket | None = None) -> Any:
@@ -39,11 +42,12 @@ def test_an_apply_is_forced_and_bears_our_name() -> None:
 
 def test_a_status_goes_to_the_subresource_as_a_merge_patch() -> None:
     server = ApiServer()
-    run(server, lambda api: api.patch_status(kinds.BATCH_JOB, "team", "nightly", {"phase": "Running"}))
+    server.store("/apis/serving.banyan.dev/v1alpha1/namespaces/team/batchjobs/nightly", {"metadata": {"name": "nightly"}, **BATCH})
+    run(server, lambda api: api.patch_status(kinds.BATCH_JOB, "team", "nightly", {"phase": "Running"}, "101"))
     (call,) = server.calls
     assert call.path == "/apis/serving.banyan.dev/v1alpha1/namespaces/team/batchjobs/nightly/status"
     assert call.headers["Content-Type"] == "application/merge-patch+json"
-    assert call.body == {"status": {"phase": "Running"}}
+    assert call.body == {"metadata": {"resourceVersion": "101"}, "status": {"phase": "Running"}}
 
 
 def test_only_the_metadata_of_a_secret_is_asked_for() -> None:
@@ -80,7 +84,7 @@ def test_a_server_error_is_not_retried_behind_the_queues_back() -> None:
 def test_an_api_server_that_is_away_is_an_error_with_status_0() -> None:
     async def scenario() -> ApiError:
         async with connected(ApiServer()) as api:
-            api._api.configuration.host = "http://127.0.0.1:1"
+            api._configuration.host = "http://127.0.0.1:1"
             with pytest.raises(ApiError, match="does not answer") as error:
                 await api.get(kinds.POD, "team", "p")
             return error.value
@@ -99,6 +103,46 @@ def test_a_long_list_comes_in_pages_and_each_object_knows_its_kind() -> None:
     assert version == 55
 
 
+# As a cluster of 1.36 says it.
+CANNOT = 'pods is forbidden: User "system:serviceaccount:ps:weak" cannot list resource "pods" in API group "" at the cluster scope'
+QUOTA = 'services "x" is forbidden: exceeded quota: q, requested: services=1, used: services=0, limited: services=0'
+SECURITY = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
+POLICY = (
+    """configmaps "b" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'p' denied request: User "x" cannot have resource that"""
+)
+
+
+@pytest.mark.parametrize(("said", "ours"), [(CANNOT, True), (QUOTA, False), (SECURITY, False), (POLICY, False)])
+def test_what_the_operator_may_not_do_is_told_from_what_the_user_may_not_ask_for(said: str, ours: bool) -> None:
+    server = ApiServer(answer=lambda _: refusal(403, "Forbidden", said))
+    with pytest.raises(ApiError) as error:
+        run(server, lambda api: api.apply(DEPLOYMENT))
+    assert error.value.forbidden is ours
+    assert error.value.refused
+
+
+def test_an_object_that_is_not_there_is_none_and_an_api_that_is_not_there_an_error() -> None:
+    assert run(ApiServer(), lambda api: api.get(kinds.POD_MONITOR, "team", "x")) is None
+    for answer in (unserved(), web.json_response({"kind": "Status", "reason": "NotFound", "details": {}}, status=404)):
+        with pytest.raises(ApiError) as error:
+            run(ApiServer(answer=lambda _, answer=answer: answer), lambda api: api.get(kinds.POD_MONITOR, "team", "x"))
+        assert error.value.unserved
+
+
+def test_an_apply_that_names_another_objects_uid_is_a_conflict_and_no_refusal() -> None:
+    server = ApiServer()
+    other = {**DEPLOYMENT, "metadata": {**DEPLOYMENT["metadata"], "uid": "another"}}
+    with pytest.raises(ApiError) as error:
+        run(server, lambda api: api.apply(other))
+    assert error.value.conflict
+    server.store(kinds.DEPLOYMENT.path("team", "smollm2"), DEPLOYMENT)
+    with pytest.raises(ApiError) as error:
+        run(server, lambda api: api.apply(other))
+    assert error.value.status == 422  # as the real one says it
+    assert error.value.conflict
+    assert not error.value.refused
+
+
 def test_deleting_what_is_gone_already_is_no_error() -> None:
     server = ApiServer(answer=lambda _: refusal(404, "NotFound", "not found"))
     assert run(server, lambda api: api.delete(kinds.DEPLOYMENT, "team", "smollm2", uid="u")) is None
@@ -115,7 +159,8 @@ def test_writes_are_spaced_once_the_burst_is_used_up() -> None:
 
 def test_reads_are_not_held_up_by_writes() -> None:
     async def scenario(api: Api) -> None:
-        await asyncio.wait_for(api.get(kinds.POD, "team", "p"), 1)
+        async with asyncio.timeout(5):
+            await api.get(kinds.POD, "team", "p")
 
     run(ApiServer(), scenario, TokenBucket(rate=0.001, burst=0))
 

@@ -2,22 +2,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
+import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from banyan_operator.cluster import app
-from banyan_operator.cluster.health import BEAT_LIMIT_S, Health
+import banyan_operator.cluster
+from banyan_operator.cluster.health import Health
 from banyan_operator.cluster.mergepatch import merge_patch
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
-from banyan_operator.cluster.podclient import newest
+from banyan_operator.cluster.options import parse
+from banyan_operator.cluster.podclient import Pods, newest
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.repairs import LIMIT, Repairs
 from banyan_operator.cluster.store import Store
+from banyan_operator.kube.addresses import PROGRESS_PORT
+from banyan_operator.kube.objects import Key
 
 VALUES = st.recursive(st.integers() | st.text(max_size=3) | st.booleans(), lambda inner: st.lists(inner, max_size=3), max_leaves=4)
 OBJECTS: Any = st.recursive(
@@ -47,7 +55,7 @@ def test_a_merge_patch_makes_the_new_of_the_old_and_is_empty_for_equals(old: dic
 
 
 def test_repairs_are_slowed_once_there_are_too_many_and_forgotten_in_time() -> None:
-    repairs, place = Repairs(), ("Deployment", "team", "smollm2")
+    repairs, place = Repairs(), Key("Deployment", "team", "smollm2")
     for second in range(LIMIT):
         repairs.note(place, second)
     assert repairs.wait_s(place, 5) == 0
@@ -83,9 +91,9 @@ def test_every_series_is_declared_and_a_resource_brings_its_own() -> None:
         "replicas": 2, "readyReplicas": 1, "desiredReplicas": 2, "updatedReplicas": 2, "conditions": [{"type": "Ready", "status": "False"}],
     }  # fmt: skip
     resource = {"kind": "InferenceServer", "metadata": {"name": "smollm2", "namespace": "team", "uid": "u"}, "status": status}
-    store.put(resource)
+    store.note(resource)
     job = {"phase": "Running", "requestCounts": {"total": 9, "completed": 4, "failed": 1}}
-    store.put({"kind": "BatchJob", "metadata": {"name": "nightly", "namespace": "team", "uid": "j"}, "status": job})
+    store.note({"kind": "BatchJob", "metadata": {"name": "nightly", "namespace": "team", "uid": "j"}, "status": job})
     families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
     assert {
         "controller_runtime_reconcile",
@@ -104,14 +112,14 @@ def test_every_series_is_declared_and_a_resource_brings_its_own() -> None:
     ready = {s.labels["status"]: s.value for s in families["banyan_inferenceserver_status_condition"].samples}
     assert ready == {"True": 0, "False": 1, "Unknown": 0}
     assert {s.labels["state"]: s.value for s in families["banyan_batchjob_lines"].samples} == {"total": 9, "completed": 4, "failed": 1}
-    store.remove(resource)
+    store.note_gone(resource)
     assert 'name="smollm2"' not in metrics.render().decode()
 
 
-def test_livez_fails_when_a_leaders_workers_are_silent_and_readyz_until_all_is_listed() -> None:
+def test_livez_tells_what_is_wrong_and_readyz_what_is_waited_for() -> None:
     async def scenario() -> list[tuple[int, str]]:
-        beat = [0.0]
-        health = Health(Metrics("0"), lambda: beat[0])
+        said: dict[str, str | None] = {"trouble": None, "unready": "pods can not be listed: forbidden"}
+        health = Health(Metrics("0"), lambda: said["trouble"], lambda: said["unready"])
         port = await health.start("127.0.0.1", 0)
 
         def ask(path: str) -> tuple[int, str]:
@@ -122,28 +130,81 @@ def test_livez_fails_when_a_leaders_workers_are_silent_and_readyz_until_all_is_l
                 return error.code, error.read().decode()
 
         answers = [await asyncio.to_thread(ask, "/livez"), await asyncio.to_thread(ask, "/readyz")]
-        health.leading = health.synced = True
-        beat[0] = -2 * BEAT_LIMIT_S
+        said |= {"trouble": "the lease was not renewed for 20 s", "unready": None}
         answers += [await asyncio.to_thread(ask, "/livez"), await asyncio.to_thread(ask, "/readyz")]
         await health.stop()
         return answers
 
-    standby, listing, silent, listed = asyncio.run(scenario())
-    assert standby == (200, "ok")
-    assert listing == (503, "not synced yet")
-    assert silent[0] == 503
-    assert "no worker gave a sign of life" in silent[1]
-    assert listed == (200, "ok")
+    assert asyncio.run(scenario()) == [
+        (200, "ok"),
+        (503, "pods can not be listed: forbidden"),
+        (503, "the lease was not renewed for 20 s"),
+        (200, "ok"),
+    ]
+
+
+def test_a_pod_that_does_not_answer_costs_no_worker_its_time_and_one_that_does_brings_news() -> None:
+    async def scenario() -> None:
+        news: list[str] = []
+        told = asyncio.Event()
+
+        def hear(pod: dict[str, Any]) -> None:
+            news.append(pod["metadata"]["name"])
+            told.set()
+
+        pods = Pods(hear)
+        hole = pod("hole", "2026-01-01T00:00:00Z")
+        hole["status"]["podIP"] = "192.0.2.1"  # nobody answers there, not even with a refusal
+        began = time.monotonic()
+        assert await pods.readyz(hole) is None
+        assert time.monotonic() - began < 0.5  # it would be 2 s
+        app = web.Application()
+
+        async def progress(_: web.Request) -> web.Response:
+            return web.json_response({"completed": 4, "pad": "x" * 20_000})
+
+        app.router.add_get("/progress", progress)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", PROGRESS_PORT).start()
+        worker = pod("worker", "2026-01-01T00:00:00Z", running="worker")
+        worker["status"]["podIP"] = "127.0.0.1"
+        assert await pods.progress(worker) is None  # not yet
+        await told.wait()
+        assert news == ["worker"]
+        answer = await pods.progress(worker)
+        assert answer is not None
+        assert answer["completed"] == 4
+        await pods.close()
+        await runner.cleanup()
+
+    asyncio.run(scenario())
 
 
 def test_options_come_from_flags_and_environment() -> None:
-    options = app.parse(["--workers", "3"], {"BANYAN_RUNTIME_IMAGE": "i:1", "BANYAN_NAMESPACES": "a, b", "BANYAN_WORKERS": "5"})
+    options = parse(["--workers", "3"], {"BANYAN_RUNTIME_IMAGE": "i:1", "BANYAN_NAMESPACES": "a, b", "BANYAN_WORKERS": "5"})
     assert (options.runtime_image, options.namespaces, options.workers, options.host) == ("i:1", ("a", "b"), 3, "127.0.0.1")
 
 
 @pytest.mark.parametrize("argv", [[], ["--runtime-image", "i", "--workers", "0"], ["--runtime-image", "i", "--no-such-flag"]])
 def test_bad_options_end_with_code_64(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        app.parse(argv, {})
+        parse(argv, {})
     assert stop.value.code == 64
     assert "--" in capsys.readouterr().err
+
+
+def test_of_two_operators_for_the_same_namespaces_the_lease_is_one_wherever_they_are_installed() -> None:
+    def leases(namespace: str, watched: str) -> tuple[str, ...]:
+        return parse(["--runtime-image", "i", "--namespace", namespace, "--namespaces", watched], {}).leases
+
+    assert leases("first", "") == leases("second", "") == ("kube-system",)
+    assert leases("first", "b,a") == leases("second", "a, b") == ("a", "b")
+    assert set(leases("first", "a,b")) & set(leases("second", "b,c")) == {"b"}
+
+
+def test_nothing_waits_with_what_can_swallow_a_cancellation() -> None:
+    """asyncio.wait_for of Python 3.11 does when what it waits for ends in the same moment."""
+    cluster = Path(banyan_operator.cluster.__file__).parent
+    found = [path.name for path in cluster.glob("*.py") if re.search(r"\bwait_for\(", path.read_text())]
+    assert found == []

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan_operator.cluster.queue import Backlog, WorkQueue
-from banyan_operator.kube.kinds import Key
+from banyan_operator.kube.objects import Key
 
 A, B, C = (Key("InferenceServer", "team", name) for name in "abc")
 
@@ -60,6 +61,56 @@ def test_conflicts_cost_a_second_until_there_are_too_many_in_a_row() -> None:
     assert delays == [1, 1, 1, 1, 1, 1, 2, 4]
 
 
+def test_what_the_server_asked_to_leave_alone_is_left_alone_whatever_is_heard() -> None:
+    now = [0.0]
+    queue = WorkQueue(lambda: now[0], jitter=lambda: 1.0)
+    backlog = queue.backlog
+    queue.add(A)
+    assert backlog.take(0) == (A, 0)
+    queue.add(A)  # an event, while it is at work
+    assert queue.retry(A, not_before_s=30) == 30  # Retry-After: 30
+    queue.done(A)
+    queue.add(A)
+    queue.add_after(A, 1)
+    for second in range(30):
+        now[0] = second
+        backlog.advance(second)
+        assert backlog.take(second) is None
+    backlog.advance(30)
+    assert backlog.take(30) == (A, 0)
+    queue.succeeded(A)
+    queue.done(A)
+    queue.add(A)
+    assert backlog.take(31) is not None  # and then it is as any other
+
+
+def test_a_workers_end_arrives_whatever_the_queue_does() -> None:
+    """500 keys, workers that come and go, and a cancellation at a random moment: each worker ends."""
+
+    async def scenario(seed: int) -> None:
+        random_ = random.Random(seed)
+        queue = WorkQueue(time.monotonic)
+        for number in range(random_.choice([4, 500])):
+            queue.add_after(Key("InferenceServer", "team", f"s{number}"), random_.random() * 0.01)
+
+        async def work() -> None:
+            while True:
+                key, _ = await queue.get()
+                await asyncio.sleep(0)
+                queue.done(key)
+                queue.add_after(key, random_.random() * 0.001)
+
+        workers = [asyncio.create_task(work()) for _ in range(8)]
+        await asyncio.sleep(random_.random() * 0.02)
+        for worker in workers:
+            worker.cancel()
+        _, left = await asyncio.wait(workers, timeout=5)
+        assert not left, seed
+
+    for seed in range(60):
+        asyncio.run(scenario(seed))
+
+
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add_at", "take", "done"]), st.sampled_from([A, B, C]), st.floats(0, 5)), max_size=60)
 
 
@@ -105,10 +156,10 @@ def test_a_worker_that_waits_wakes_for_an_add_and_for_a_delay() -> None:
         waiting = asyncio.create_task(queue.get())
         await asyncio.sleep(0)
         queue.add(A)
-        first, _ = await asyncio.wait_for(waiting, 1)
+        first, _ = await waiting
         began = time.monotonic()
         queue.add_after(B, 0.05)
-        second, _ = await asyncio.wait_for(queue.get(), 1)
+        second, _ = await queue.get()
         return first, second, time.monotonic() - began
 
     first, second, took = asyncio.run(scenario())
@@ -121,13 +172,14 @@ def test_a_wait_that_is_given_up_loses_no_key() -> None:
         queue = WorkQueue(time.monotonic)
         seen = 0
         for _ in range(30):
-            waiting = asyncio.create_task(asyncio.wait_for(queue.get(), 0.002))
-            await asyncio.sleep(0.002)
-            queue.add(A)
+            waiting = asyncio.create_task(queue.get())
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().call_soon(waiting.cancel)
+            asyncio.get_running_loop().call_soon(queue.add, A)
             try:
                 key, _ = await waiting
-            except TimeoutError:
-                key, _ = await asyncio.wait_for(queue.get(), 1)
+            except asyncio.CancelledError:
+                key, _ = await queue.get()
             queue.done(key)
             seen += 1
         return seen

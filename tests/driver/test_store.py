@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
-from banyan_operator.kube.kinds import Key
+from banyan_operator.kube.objects import Key
 
 SERVER = Key("InferenceServer", "team", "smollm2")
 
@@ -19,61 +20,75 @@ def child(kind: str, name: str, version: int, uid: str = "u1", **rest: Any) -> d
     return manifest(kind, name, version, uid, {"serving.banyan.dev/server": "smollm2"}, **rest)
 
 
+OWNED = {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": "InferenceServer", "name": "smollm2", "uid": "s", "controller": True}
+
+
 def test_an_older_sighting_does_not_replace_a_newer_one() -> None:
     store = Store()
-    assert store.put(child("Deployment", "smollm2", 20, spec={"replicas": 2}))
-    assert not store.put(child("Deployment", "smollm2", 19, spec={"replicas": 1}))
-    assert not store.put(child("Deployment", "smollm2", 20, spec={"replicas": 2}))
+    assert store.note(child("Deployment", "smollm2", 20, spec={"replicas": 2})) == {SERVER}
+    assert not store.note(child("Deployment", "smollm2", 19, spec={"replicas": 1}))
+    assert not store.note(child("Deployment", "smollm2", 20, spec={"replicas": 2}))
     assert store.children(SERVER)[0]["spec"] == {"replicas": 2}
 
 
-def test_an_object_that_was_made_anew_replaces_the_old_one_whatever_its_version() -> None:
+def test_an_object_that_was_made_anew_replaces_the_old_one_and_the_end_of_the_old_one_does_not_take_it_away() -> None:
     store = Store()
-    store.put(child("Deployment", "smollm2", 20, "old"))
-    assert store.put(child("Deployment", "smollm2", 5, "new"))
-    assert not store.remove(child("Deployment", "smollm2", 21, "old"))
+    store.note(child("Deployment", "smollm2", 20, "old"))
+    assert store.note(child("Deployment", "smollm2", 23, "new")) == {SERVER}
+    assert not store.note_gone(child("Deployment", "smollm2", 22, "old"))
     assert store.children(SERVER)[0]["metadata"]["uid"] == "new"
 
 
 def test_the_late_answer_to_a_write_does_not_bring_a_deleted_object_back() -> None:
     store = Store()
-    store.put(child("Deployment", "smollm2", 20))
-    store.remove(child("Deployment", "smollm2", 22))
-    assert not store.put(child("Deployment", "smollm2", 21))
+    store.note(child("Deployment", "smollm2", 20))
+    assert store.note_gone(child("Deployment", "smollm2", 22)) == {SERVER}
+    assert not store.note(child("Deployment", "smollm2", 21))
     assert store.children(SERVER) == ()
 
 
-def test_a_child_that_loses_its_label_is_nobodys() -> None:
+def test_an_object_that_lost_our_label_is_seen_again_once_it_has_it_back() -> None:
     store = Store()
-    store.put(child("Deployment", "smollm2", 20))
-    store.put(manifest("Deployment", "smollm2", 21))
+    store.note(child("Deployment", "smollm2", 20))
+    assert store.note_gone(child("Deployment", "smollm2", 22)) == {SERVER}  # which is how a watch by label shows it
+    assert store.note(child("Deployment", "smollm2", 23)) == {SERVER}
+    assert len(store.children(SERVER)) == 1
+
+
+def test_a_child_that_loses_its_owner_label_concerns_its_owner_and_stays_its_child_by_its_reference() -> None:
+    store = Store()
+    owned = child("Deployment", "smollm2", 20)
+    owned["metadata"]["ownerReferences"] = [OWNED]
+    store.note(owned)
+    bare = manifest("Deployment", "smollm2", 21)
+    bare["metadata"]["ownerReferences"] = [OWNED]
+    assert store.note(bare) == {SERVER}
+    assert len(store.children(SERVER)) == 1
+    assert store.note(manifest("Deployment", "smollm2", 22)) == {SERVER}  # it lost the reference too
     assert store.children(SERVER) == ()
 
 
 def test_a_list_repairs_what_the_watches_missed() -> None:
     store = Store()
-    store.put(child("Deployment", "same", 10, "a"))
-    store.put(child("Deployment", "changed", 10, "b"))
-    store.put(child("Deployment", "gone", 10, "c"))
-    store.put(child("Deployment", "younger-than-the-list", 40, "d"))
-    store.put(child("Pod", "another-kind", 10, "e"))
+    store.note(child("Deployment", "same", 10, "a"))
+    store.note(child("Deployment", "changed", 10, "b"))
+    store.note(child("Deployment", "gone", 10, "c"))
+    store.note(child("Deployment", "younger-than-the-list", 40, "d"))
+    store.note(child("Pod", "another-kind", 10, "e"))
     listed = [child("Deployment", "same", 10, "a"), child("Deployment", "changed", 11, "b"), child("Deployment", "new", 12, "f")]
-    repaired = store.replace(kinds.DEPLOYMENT, None, listed, 30)
-    assert sorted(one["metadata"]["name"] for one in repaired) == ["changed", "gone", "new"]
-    assert [one["metadata"]["name"] for one in store.children(SERVER)] == [
-        "changed",
-        "new",
-        "same",
-        "younger-than-the-list",
-        "another-kind",
-    ]
-    assert store.replace(kinds.DEPLOYMENT, None, listed, 30) == []
+    concerned, repaired = store.note_list(kinds.DEPLOYMENT, None, listed, 30)
+    assert (concerned, repaired) == ({SERVER}, 3)
+    names = [one["metadata"]["name"] for one in store.children(SERVER)]
+    assert names == ["changed", "new", "same", "younger-than-the-list", "another-kind"]
+    assert store.note_list(kinds.DEPLOYMENT, None, listed, 30) == (frozenset(), 0)
+    store.note(child("Deployment", "gone", 25, "c"))  # a watch that lags behind the list
+    assert [one["metadata"]["name"] for one in store.children(SERVER)] == names
 
 
 def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
     store = Store()
-    store.put(child("Deployment", "smollm2", 10))
-    assert store.replace(kinds.DEPLOYMENT, "elsewhere", [], 30) == []
+    store.note(child("Deployment", "smollm2", 10))
+    assert store.note_list(kinds.DEPLOYMENT, "elsewhere", [], 30) == (frozenset(), 0)
     assert len(store.children(SERVER)) == 1
 
 
@@ -83,17 +98,59 @@ def test_of_pods_only_what_is_read_is_kept() -> None:
     spec = {"nodeName": "n", "volumes": [{"name": "v"}], "containers": [container]}
     pod = child("Pod", "p", 1, spec=spec, status={"phase": "Running"})
     pod["metadata"]["managedFields"] = [{"manager": "kubelet"}]
-    store.put(pod)
+    store.note(pod)
     kept = store.children(SERVER)[0]
     assert kept["spec"] == {"nodeName": "n", "containers": [{"name": "server", "image": "i"}]}
     assert kept["status"] == {"phase": "Running"}
     assert "managedFields" not in kept["metadata"]
 
 
-def test_the_batch_jobs_of_a_server_are_found() -> None:
+def server(version: int, available: str = "True", **rest: Any) -> dict[str, Any]:
+    status = {"phase": "Ready", "conditions": [{"type": "Available", "status": available}], **rest}
+    return manifest("InferenceServer", "smollm2", version, "s", spec={}, status=status)
+
+
+def test_a_server_concerns_the_batch_jobs_that_use_it_when_that_matters_to_them() -> None:
     store = Store()
-    store.put(manifest("BatchJob", "nightly", 1, spec={"serverRef": {"name": "smollm2"}}))
-    store.put(manifest("BatchJob", "other", 1, spec={"serverRef": {"name": "else"}}))
-    store.put(manifest("BatchJob", "own", 1, spec={"server": {}}))
-    assert store.users_of_server("team", "smollm2") == [Key("BatchJob", "team", "nightly")]
-    assert store.users_of_server("elsewhere", "smollm2") == []
+    store.note(manifest("BatchJob", "nightly", 1, "n", spec={"serverRef": {"name": "smollm2"}}))
+    store.note(manifest("BatchJob", "other", 1, "o", spec={"serverRef": {"name": "else"}}))
+    store.note(manifest("BatchJob", "own", 1, "p", spec={"server": {}}))
+    nightly = Key("BatchJob", "team", "nightly")
+    assert store.note(server(2)) == {SERVER, nightly}
+    assert store.note(server(3, readyReplicas=3)) == {SERVER}
+    assert store.note(server(4, available="False")) == {SERVER, nightly}
+    assert store.note_gone(server(5)) == {SERVER, nightly}
+
+
+def test_our_own_status_concerns_nobody_and_somebody_elses_the_resource() -> None:
+    store = Store()
+    store.note(server(1))
+    assert store.note(server(2, readyReplicas=3), own=True) == frozenset()
+    assert store.note(server(3, readyReplicas=4)) == {SERVER}
+
+
+def test_a_sighting_costs_the_same_whatever_else_is_known() -> None:
+    """Counted in steps of the interpreter, not in time."""
+
+    def steps(others: int) -> int:
+        store = Store()
+        for number in range(others):
+            other = manifest("Deployment", f"d{number}", 1, f"u{number}", {"serving.banyan.dev/server": f"s{number}"})
+            store.note(other)
+            store.note(manifest("InferenceServer", f"s{number}", 1, f"r{number}"))
+        counted = 0
+
+        def count(*_: Any) -> Any:
+            nonlocal counted
+            counted += 1
+            return count
+
+        sys.settrace(count)
+        try:
+            store.note(child("Deployment", "smollm2", 20))
+            store.note(server(21))
+        finally:
+            sys.settrace(None)
+        return counted
+
+    assert steps(10_000) == steps(10)

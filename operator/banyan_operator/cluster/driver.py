@@ -63,6 +63,7 @@ class Driver:
         world = await self._gatherer.world(key, resource)
         decision = self._decide(resource, world, self._settings)
         applied = await self._applier.apply(resource, decision.plan)
+        self._metrics.refused(key.kind, len(applied.refused) + len(applied.forbidden))
         report = decision.report(applied.outcome)
         try:
             await self._reporter.write(resource, report)

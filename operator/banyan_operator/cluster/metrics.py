@@ -120,6 +120,10 @@ class Metrics:
         if refused:
             self.terminal_errors.labels(name).inc()
 
+    def refused(self, kind: str, writes: int) -> None:
+        """So many writes of one reconcile were refused for good."""
+        self.terminal_errors.labels(kind.lower()).inc(writes)
+
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
