@@ -15,6 +15,9 @@ from banyan_operator import __version__
 EXIT_USAGE = 64
 EXIT_GONE = 69
 EXIT_LATER = 75
+EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141
+"""What a shell makes of SIGINT and SIGPIPE."""
 POLL_S = 0.2
 START_S = 10.0
 """How long `status --wait` gives an operator that was started beside it until it shows itself."""
@@ -30,8 +33,21 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one command; returns the exit code. An interrupt and a reader that leaves end it as they end any other command."""
+    try:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        from banyan_operator.local.view import forget
+
+        forget(sys.stdout)
+        return EXIT_UNREAD
+
+
+def _main(words: Sequence[str]) -> int:
     if words[:1] == ["run"]:  # it parses its own options: they come from the environment too
         # As process 1 of a container we would not hear a SIGTERM at all until the operator listens to it, seconds of imports later.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -70,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR_OR_FILE",
         help="manifests (several times for more); edits are taken over",
     )
-    local.add_argument("--state-dir", type=Path, metavar="DIR", help="status, logs and volumes [~/.local/state/banyan/NAME]")
+    local.add_argument("--state-dir", type=Path, metavar="DIR", help="status, logs and volumes [~/.local/state/banyan/NAME-HASH]")
     local.add_argument("--volume", action="append", default=[], metavar="CLAIM=DIR", help="the folder that pvc://CLAIM stands for")
     local.add_argument("--secret", action="append", default=[], metavar="NAME=DIR", help="a Secret from a folder with a file for each key")
     local.add_argument(
@@ -161,7 +177,8 @@ def _status(options: argparse.Namespace) -> int:
 def _wait(options: argparse.Namespace) -> int:
     """Show progress until what is waited for is there (0) or failed (1); 69 when the operator ends, 75 when time runs out."""
     from banyan_operator.local.errors import NotRunningError
-    from banyan_operator.local.snapshot import Snapshot, all_done, only_running, servers_ready
+    from banyan_operator.local.prospect import all_done, servers_ready
+    from banyan_operator.local.snapshot import Snapshot, only_running
     from banyan_operator.local.view import view_for
 
     over_when = servers_ready if options.wait == "ready" else all_done
@@ -180,11 +197,13 @@ def _wait(options: argparse.Namespace) -> int:
                 time.sleep(POLL_S)
                 continue
             view.show(snapshot)
-            outcome = over_when(snapshot.resources)
-            if outcome.over:
-                for problem in outcome.problems:
+            if view.gone:
+                return EXIT_UNREAD
+            prospect = over_when(snapshot.resources)
+            if prospect.over:
+                for problem in prospect.problems:
                     view.say(problem)
-                return 1 if outcome.problems else 0
+                return 1 if prospect.problems else 0
             if snapshot.state == "stopped":
                 return _refuse("the operator has ended; its log tells why", EXIT_GONE)
             time.sleep(POLL_S)

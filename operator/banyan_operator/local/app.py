@@ -15,15 +15,16 @@ from pathlib import Path
 
 from banyan_operator import __version__
 from banyan_operator.api import KINDS
-from banyan_operator.kube.objects import Key, key_of
+from banyan_operator.kube.objects import Key, is_true, key_of
 from banyan_operator.local.accelerators import Accelerators, find_devices
 from banyan_operator.local.asking import Asking
-from banyan_operator.local.errors import BusyError, LocalError
+from banyan_operator.local.errors import BusyError, LocalError, StateError
 from banyan_operator.local.kubelet import Kubelet, Machine
 from banyan_operator.local.manifests import Contents, Manifests, check_change
 from banyan_operator.local.objects import Objects
 from banyan_operator.local.ports import Ports
-from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, all_done, phase, state_home
+from banyan_operator.local.prospect import all_done
+from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, phase, state_folder
 from banyan_operator.local.view import View, label
 from banyan_operator.local.volumes import Volumes
 from banyan_operator.local.world import LocalWorld
@@ -46,11 +47,8 @@ class Options:
     fresh: bool = False
 
     def folder(self) -> Path:
-        """The state folder: the one given, or one named after the first manifest's folder."""
-        if self.state_dir is not None:
-            return self.state_dir.resolve()
-        first = self.manifests[0].resolve()
-        return state_home() / (first.name if first.is_dir() else first.stem)
+        """The state folder: the one given, or one of the first manifest's folder."""
+        return self.state_dir.resolve() if self.state_dir is not None else state_folder(self.manifests[0])
 
 
 def run(options: Options, view: View) -> int:
@@ -67,18 +65,23 @@ def run(options: Options, view: View) -> int:
 
 @contextlib.contextmanager
 def _claimed(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this operator alone, and clear away what the last one left."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+") as lock:
+    """Hold `folder` for this operator alone, and clear away what the last one left.
+
+    Raises BusyError when somebody else has it, StateError when it cannot be written.
+    """
+    with contextlib.ExitStack() as held:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context((folder / LOCK).open("a+"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(lock.fileno(), 0)
+            os.write(lock.fileno(), str(os.getpid()).encode())  # past the buffer, which would be written again when it is closed
         except BlockingIOError:
             lock.seek(0)
             owner = lock.read().strip() or "unknown"
             raise BusyError(f"{folder} is in use by process {owner}; stop that one, or choose another folder with --state-dir") from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        except OSError as error:
+            raise StateError(f"{folder} cannot be used: {error.strerror}; choose another folder with --state-dir") from None
         for left in ("pods", "logs"):
             shutil.rmtree(folder / left, ignore_errors=True)
         yield
@@ -96,6 +99,7 @@ class LocalMode:
         self._stops = 0  # signals received
         self._applied: dict[Key, Manifest] = {}
         self._written: Snapshot | None = None
+        self._unwritten = ""  # why status.json could not be written
         clock = time.time
         self._objects = Objects(clock)
         ports = Ports()
@@ -121,14 +125,14 @@ class LocalMode:
         self._view.say(f"state and logs: {self._folder}")
         code = 0
         try:
-            while not self._stops:
+            while not (self._stops or self._view.gone):
                 self._reread()
                 due = await self._world.turn()
                 self._publish("running")
-                if self._options.until_done and (outcome := all_done(self._world.resources())).over:
-                    for problem in outcome.problems:
+                if self._options.until_done and (prospect := all_done(self._world.resources())).over:
+                    for problem in prospect.problems:
                         self._view.say(problem)
-                    code = 1 if outcome.problems else 0
+                    code = 1 if prospect.problems else 0
                     break
                 await self._sleep(due)
             self._view.say("stopping; once more Ctrl-C kills")
@@ -173,7 +177,7 @@ class LocalMode:
         try:
             self._apply(self._manifests.read())
         except LocalError as error:
-            self._view.say(f"not applied: {error}")
+            self._view.say(f"not applied, all stays as it was: {error}")
         self._kubelet.refresh_files()
 
     def _apply(self, contents: Contents) -> None:
@@ -216,9 +220,19 @@ class LocalMode:
             loading=loading,
         )
         if snapshot != self._written:
-            snapshot.write(self._folder)
-            self._written = snapshot
+            self._write(snapshot)
         self._view.show(snapshot)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        """A status that cannot be written ends no server: it is said once, and written as soon as that works again."""
+        try:
+            snapshot.write(self._folder)
+        except OSError as error:
+            if self._unwritten != str(error):
+                self._view.say(f"the status cannot be written, 'banyan-operator status' shows an old one: {error}")
+            self._written, self._unwritten = None, str(error)
+        else:
+            self._written, self._unwritten = snapshot, ""
 
     def _pod_line(self, pod: Manifest) -> PodLine:
         status = pod.get("status", {})
@@ -226,7 +240,7 @@ class LocalMode:
         return PodLine(
             name=pod["metadata"]["name"],
             phase="Terminating" if "deletionTimestamp" in pod["metadata"] else status.get("phase", "Pending"),
-            ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ())),
+            ready=is_true(pod, "Ready"),
             restarts=sum(one["restartCount"] for one in statuses),
             logs=str(self._folder / "logs" / pod["metadata"]["name"]),
         )

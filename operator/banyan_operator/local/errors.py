@@ -19,3 +19,9 @@ class NotRunningError(LocalError):
     """There is no operator to ask (exit code 69)."""
 
     exit_code = 69
+
+
+class StateError(LocalError):
+    """The state folder cannot be made, read or written (exit code 73)."""
+
+    exit_code = 73

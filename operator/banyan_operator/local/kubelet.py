@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import sys
@@ -222,8 +221,12 @@ class Kubelet:
     def refresh_files(self) -> None:
         """Bring the files of Secrets and ConfigMaps in running pods up to date; those that went missing stay as they are."""
         for running in self._running.values():
-            with contextlib.suppress(Missing):
+            try:
                 self._machine.volumes.mount(running.manifest, self._find(running))
+            except Missing:
+                pass
+            except OSError as error:
+                self._say(f"{running.pod.name}: its files cannot be renewed: {error}")
 
     def _find(self, running: Running) -> Find:
         namespace = running.manifest["metadata"]["namespace"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from banyan_operator.local.errors import LocalError, NotRunningError
+from banyan_operator.kube.objects import condition
+from banyan_operator.local.errors import LocalError, NotRunningError, StateError
 from banyan_operator.plan import Manifest
 
 State = Literal["running", "stopping", "stopped"]
@@ -19,8 +21,6 @@ FILE = "status.json"
 LOCK = "lock"
 FINISHED = ("Succeeded", "Failed", "Cancelled", "Expired")
 """Phases of a BatchJob that are its last."""
-SERVING = ("Ready", "Stopped")
-"""Phases in which an InferenceServer is as it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +44,30 @@ class Snapshot:
     loading: Mapping[str, Mapping[str, Any]]  # 'Kind/name' of what starts a server → the body of its /readyz
 
     def write(self, folder: Path) -> None:
-        """Into status.json, in one piece: a reader never sees half of it."""
+        """Into status.json, in one piece: a reader never sees half of it. Raises OSError where the folder cannot be written."""
         new = folder / f".{FILE}.new"
         new.write_text(json.dumps(asdict(self), indent=1) + "\n")
         new.replace(folder / FILE)
 
     @staticmethod
     def read(folder: Path) -> Snapshot:
-        """The last one written. Raises NotRunningError where there is none."""
+        """The last one written. Raises NotRunningError where there is none, StateError for one that cannot be read."""
         try:
             found = json.loads((folder / FILE).read_text())
-        except FileNotFoundError:
+            snapshot = Snapshot(
+                state=found["state"],
+                pid=found["pid"],
+                version=found["version"],
+                resources=tuple(found["resources"]),
+                pods=tuple(PodLine(**pod) for pod in found["pods"]),
+                loading=found["loading"],
+            )
+        except (FileNotFoundError, NotADirectoryError):
             raise NotRunningError(f"{folder}: nothing runs there; start it with 'banyan-operator local -f DIR'") from None
-        snapshot = Snapshot(
-            state=found["state"],
-            pid=found["pid"],
-            version=found["version"],
-            resources=tuple(found["resources"]),
-            pods=tuple(PodLine(**pod) for pod in found["pods"]),
-            loading=found["loading"],
-        )
+        except OSError as error:
+            raise StateError(f"{folder / FILE} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateError(f"{folder / FILE} is not what this version writes ({error!r}); remove it") from None
         if snapshot.state != "stopped" and owner(folder) != snapshot.pid:  # it was killed before it could say so
             return Snapshot(**{**{name: getattr(snapshot, name) for name in Snapshot.__slots__}, "state": "stopped"})
         return snapshot
@@ -78,44 +82,25 @@ def phase(resource: Manifest) -> str:
 
 def reason(resource: Manifest) -> str:
     """Why a resource is not as it should be, in the words of its conditions."""
-    conditions = {condition["type"]: condition for condition in resource.get("status", {}).get("conditions", ())}
     if resource["kind"] == "InferenceServer":
         order = [("Accepted", "False"), ("Ready", "False"), ("Ready", "Unknown")]
     else:
-        order = [("Failed", "True"), ("Accepted", "False"), ("Complete", "True"), ("Running", "False")]
+        order = [("Failed", "True"), ("Accepted", "False"), ("Complete", "True"), ("Running", "False"), ("Running", "Unknown")]
     for kind, status in order:
-        found = conditions.get(kind)
-        if found is not None and found["status"] == status:
+        found = condition(resource, kind)
+        if found.get("status") == status:
             return f"{found['reason']}: {found['message']}" if found["message"] else str(found["reason"])
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Whether what was waited for is there, can no longer come, or is still to come (`over` False)."""
-
-    over: bool
-    problems: tuple[str, ...] = ()
-
-
-def servers_ready(resources: Sequence[Manifest]) -> Outcome:
-    """Over when every InferenceServer serves, or one has failed for good."""
-    servers = [resource for resource in resources if resource["kind"] == "InferenceServer"]
-    failed = tuple(f"{server['metadata']['name']}: {reason(server)}" for server in servers if phase(server) == "Failed")
-    return Outcome(bool(failed) or all(phase(server) in SERVING for server in servers), failed)
-
-
-def all_done(resources: Sequence[Manifest]) -> Outcome:
-    """Over when every BatchJob has ended and every InferenceServer serves, or one of them has failed for good."""
-    jobs = [resource for resource in resources if resource["kind"] == "BatchJob"]
-    ended = [job for job in jobs if phase(job) in FINISHED]
-    failed = tuple(f"{job['metadata']['name']}: {reason(job)}" for job in ended if phase(job) != "Succeeded")
-    servers = servers_ready(resources)
-    over = len(ended) == len(jobs) and servers.over
-    return Outcome(over or bool(servers.problems), (*servers.problems, *failed))
-
-
 # --- state folders ---
+
+
+def state_folder(manifests: Path) -> Path:
+    """Where local mode keeps its state for these manifests unless it is told: a folder of their own for each checkout."""
+    path = manifests.resolve()
+    name = path.name if path.is_dir() else path.stem
+    return state_home() / f"{name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
 def state_home() -> Path:
@@ -135,13 +120,15 @@ def only_running() -> Path:
 
 
 def owner(folder: Path) -> int | None:
-    """The process id of the operator that works in `folder`, if one does."""
+    """The process id of the operator that works in `folder`, if one does. Raises StateError where that cannot be seen."""
     try:
         with (folder / LOCK).open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return int(file.read() or 0)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
+    except OSError as error:
+        raise StateError(f"{folder / LOCK} cannot be read: {error.strerror}") from None
     return None

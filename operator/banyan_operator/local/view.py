@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
@@ -23,13 +24,20 @@ LINE_EVERY_PERCENT = 10
 SETTLED_S = 1.0
 """Words that change while the phase stays are printed when they have stood that long: most stand for an instant only."""
 LONGEST_LINE = 240
-BAR_CELLS = 20
+BAR_CELLS, PERCENT_CELLS, GAP = 20, 4, 2
+LEAST_NAME, LEAST_DETAIL = 8, 30
+"""A name of fewer cells tells nothing; a bar that would leave the detail less is left out."""
 BAD, BUSY, GOOD = "red", "yellow", "green"
 _COLOURS = {"Ready": GOOD, "Succeeded": GOOD, "Failed": BAD, "Degraded": BAD, "Expired": BAD, "Cancelled": BAD}
 
 
 class View(Protocol):
     """Shows what it is given. A context: the terminal is whole again after it."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody reads it any more: `| head -1` has seen enough."""
+        ...
 
     def __enter__(self) -> Self: ...
 
@@ -101,10 +109,17 @@ class Line:
     detail: str
 
 
+def forget(stream: TextIO) -> None:
+    """Let what is still written to a stream that nobody reads vanish, also when Python flushes it at its end."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
 class Lines:
     """A line for each thing that happens, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
+        self.gone = False
         self._stream = stream
         self._began = time.monotonic()
         self._printed: dict[str, Line] = {}
@@ -118,7 +133,11 @@ class Lines:
         return None
 
     def say(self, text: str) -> None:
-        print(f"{time.monotonic() - self._began:7.1f}s  {text}", file=self._stream, flush=True)
+        try:
+            print(f"{time.monotonic() - self._began:7.1f}s  {text}", file=self._stream, flush=True)
+        except BrokenPipeError:
+            self.gone = True
+            forget(self._stream)
 
     def show(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
@@ -153,6 +172,8 @@ def _bar(done: int) -> str:
 class Screen:
     """A table that is drawn again in place; notes scroll by above it."""
 
+    gone = False
+
     def __init__(self, console: Console, hint: str) -> None:
         self._hint = hint
         self._live = Live(console=console, auto_refresh=False, transient=False)
@@ -171,17 +192,38 @@ class Screen:
         self._live.update(self._draw(snapshot), refresh=True)
 
     def _draw(self, snapshot: Snapshot) -> RenderableType:
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-        for least in (24, 9, BAR_CELLS, None):  # name, phase, bar; the detail is what a narrow terminal cuts
-            table.add_column(no_wrap=True, overflow="ellipsis", min_width=least)
-        for resource in snapshot.resources:
-            done = percent(resource, snapshot.loading)
-            bar: RenderableType = "" if done is None else ProgressBar(total=100, completed=done, width=BAR_CELLS)
-            table.add_row(
-                Text(label(resource), style="bold"),
-                Text(phase(resource), style=_COLOURS.get(phase(resource), BUSY)),
-                bar,
-                Text(detail(resource, snapshot.loading)),
-            )
+        rows = [(label(one), phase(one), percent(one, snapshot.loading), detail(one, snapshot.loading)) for one in snapshot.resources]
+        table = Table(box=None, padding=(0, GAP, 0, 0), show_header=False)
+        widths = _widths(self._live.console.width, rows)
+        for width in widths.values():
+            table.add_column(no_wrap=True, overflow="ellipsis", width=width)
+        for name, word, done, more in rows:
+            cells: dict[str, RenderableType] = {
+                "name": Text(name, style="bold"),
+                "phase": Text(word, style=_COLOURS.get(word, BUSY)),
+                # named colours, because a terminal of 16 shows the default ones as black
+                "bar": "" if done is None else ProgressBar(100, done, BAR_CELLS, style="dim", complete_style=BUSY, finished_style=GOOD),
+                "percent": "" if done is None else f"{done:3d}%",
+                "detail": Text(more),
+            }
+            table.add_row(*(cells[column] for column in widths))
         hint = {"running": self._hint, "stopping": "stopping …", "stopped": "stopped"}[snapshot.state]
         return Group(Text(""), table, Text(hint, style="dim"))
+
+
+def _widths(whole: int, rows: Sequence[tuple[str, str, int | None, str]]) -> dict[str, int]:
+    """The columns that have room in `whole` cells, and their widths. The bar goes first, the phase last."""
+    word = min(max((len(row[1]) for row in rows), default=0), whole - GAP)
+    name = min(max((len(row[0]) for row in rows), default=0), whole - word - 2 * GAP)
+    widths = {"name": name, "phase": word} if name >= LEAST_NAME else {"phase": word}
+    rest = whole - sum(widths.values()) - GAP * len(widths)
+    if any(row[2] is not None for row in rows):
+        if rest >= BAR_CELLS + PERCENT_CELLS + LEAST_DETAIL + 3 * GAP:
+            widths["bar"] = BAR_CELLS
+            rest -= BAR_CELLS + GAP
+        if rest >= PERCENT_CELLS + GAP:
+            widths["percent"] = PERCENT_CELLS
+            rest -= PERCENT_CELLS + GAP
+    if rest - GAP >= LEAST_NAME:
+        widths["detail"] = rest - GAP
+    return widths
