@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, key_of, owner_reference, uid_of
-from tests.operator.conftest import a_batch, a_server, an_own_server_batch, merge
+from tests.simulation.apiserver import merged
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
@@ -45,6 +45,14 @@ OTHER_EDITS: Final[tuple[dict[str, Any], ...]] = (
     {"paused": True},
     {"paused": False},
 )
+CHILDREN_OF_A: Final = (
+    ("Service", "a"),
+    ("Service", "a--pods"),
+    ("ServiceAccount", "a--server"),
+    ("ServiceAccount", "a--batch"),
+    ("Deployment", "a"),
+    ("Job", "a--work"),
+)
 BATCH_EDITS: Final[tuple[dict[str, Any], ...]] = ({"suspend": True}, {"suspend": False}, {"cancel": True}, {"cancel": True})
 
 
@@ -79,8 +87,8 @@ class Actors:
 
     def move(self) -> None:
         (move,) = self.rng.choices(self._moves, self._weights)
-        if self.sim.tracing:
-            self.sim.trace(f"— {move.__name__}")
+        self.sim.saw(move.__name__)
+        self.sim.trace(f"— {move.__name__}")
         move()
 
     # --- the user ---
@@ -98,17 +106,25 @@ class Actors:
     def _make(self, kind: str, name: str) -> None:
         rng = self.rng
         if kind == "InferenceServer":
-            spec: dict[str, Any] = {"replicas": rng.choice((0, 1, 1, 2))}
-            if spec["replicas"] < 2 and rng.random() < 0.1:
+            spec: dict[str, Any] = {"model": {"uri": "pvc://models/x"}, "replicas": rng.choice((0, 1, 1, 2))}
+            if rng.random() < 0.1:
                 spec["cache"] = CACHE
-            made = a_server(name, **spec)
         else:
-            spec = {"suspend": rng.random() < 0.15, "workerBackoffLimit": rng.choice((0, 1, 6))}
+            spec = {
+                "input": {"uri": "pvc://batches/in/prompts.jsonl"},
+                "output": {"uri": "pvc://batches/out/"},
+                "suspend": rng.random() < 0.15,
+                "workerBackoffLimit": rng.choice((0, 1, 6)),
+            }
             if rng.random() < 0.15:
                 spec["deadlineSeconds"] = 60
-            made = a_batch(name, serverRef={"name": "a"}, **spec) if name == "b" else an_own_server_batch(name, **spec)
+            spec |= (
+                {"serverRef": {"name": "a"}}
+                if name == "b"
+                else {"server": {"model": {"uri": "pvc://models/x"}, "cache": rng.choice(({}, CACHE))}}
+            )
         meta = {"name": name, "namespace": NAMESPACE}
-        self.server.create({**made, "metadata": meta})
+        self.server.create({"apiVersion": "serving.banyan.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec})
         self._say("makes", kind, name)
 
     def edits_a_server(self) -> None:
@@ -123,7 +139,7 @@ class Actors:
         if not found:
             return
         live = self.rng.choice(found)
-        spec = merge(live["spec"], edit)
+        spec = merged(live["spec"], edit)
         if kind == kinds.BATCH_JOB.kind and live["spec"].get("cancel"):
             spec["cancel"] = True
         self._say("edits", kind, f"{live['metadata']['name']}: {edit}")
@@ -220,9 +236,7 @@ class Actors:
     def puts_a_strange_object(self) -> None:
         """With the name of a child, of nobody or of somebody else, with or without our labels."""
         rng = self.rng
-        kind, name = rng.choice(
-            (("Service", "a"), ("Service", "a-pods"), ("ServiceAccount", "a-server"), ("Deployment", "a"), ("Job", "a-work"))
-        )
+        kind, name = rng.choice(CHILDREN_OF_A)
         if self.server.get(Key(kind, NAMESPACE, name)) is not None:
             return
         meta: Manifest = {"name": name, "namespace": NAMESPACE, "labels": {"app": "theirs"}}

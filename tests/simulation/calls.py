@@ -135,6 +135,7 @@ class Client:
         def answer(result: Any, error: ApiError | None) -> None:
             if future.done():
                 return
+            operator.sim.saw("ok" if error is None else str(error.status))
             if operator.sim.tracing:
                 operator.sim.trace(f"{operator} {verb} {key or kind.plural} → {'ok' if error is None else f'{error.status} {error}'}")
             if error is None:

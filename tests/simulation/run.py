@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import logging
 import random
 import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-ROOT = str(Path(__file__).parents[2])
-if ROOT not in sys.path:
-    sys.path.append(ROOT)
 
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Kind, Manifest
@@ -51,6 +49,8 @@ class Totals:
     calls: int = 0
     kills: int = 0
     virtual_s: float = 0.0
+    seen: Counter[str] = field(default_factory=Counter)
+    """How often what was done, answered, told."""
 
 
 class Simulation:
@@ -66,6 +66,7 @@ class Simulation:
         self.strangers: set[str] = set()
         self.kills = 0
         self.calls = 0
+        self.seen: Counter[str] = Counter()
         self.asked = 0  # of these, those that were neither lists nor watches
         self.last_asked = ""
         self.watch_trouble = rng.choice((0.0, 0.0, 0.1))
@@ -140,6 +141,8 @@ class Simulation:
             await asyncio.sleep(wait_s)
             wait_s *= 1.5
         await asyncio.sleep(SETTLED_S)
+        while self.operator.queue.backlog.working:  # a call of the storm may still wait for its answer
+            await asyncio.sleep(SETTLED_S)
         self.trace("— at rest")
         asked, at_ease, quiet_s = self.asked, self.checks.at_ease(), self.rng.choice((30.0,) * 9 + (300.0,))
         await asyncio.sleep(quiet_s)
@@ -170,9 +173,14 @@ class Simulation:
     def repairs(self) -> float:
         return _repairs() - self._repairs_before
 
+    def saw(self, what: str) -> None:
+        self.seen[what] += 1
+
     def trace(self, text: str) -> None:
         if self.tracing:
-            print(f"{self.loop.now:9.3f}  {text}")
+            self.tell(f"{self.loop.now:9.3f}  {text}")
+
+    tell: Callable[[str], None] = staticmethod(print)
 
     def fail(self, text: str, error: BaseException | None = None) -> None:
         """The first of several is what counts."""
@@ -215,6 +223,7 @@ class Simulation:
         before = self.server.get(key)
         after = self.server.patch_status(key, patch, version)
         assert before is not None
+        self.saw(after["status"]["phase"])
         if self.tracing:
             status = after["status"]
             self.trace(f"    {key} is {status['phase']} {[(c['type'], c['status'], c['reason']) for c in status['conditions']]}")
@@ -223,6 +232,7 @@ class Simulation:
         return after
 
     def on_event(self, event: Manifest) -> None:
+        self.saw(f"Event {event['reason']}")
         self.trace(f"    Event {event['reason']} of {event['involvedObject']['name']}: {event['message']} (x{event['count']})")
         self.checks.told(event)
 
@@ -242,9 +252,9 @@ def replay(seed: int) -> str:
     return f"PYTHONPATH=operator:. {Path(sys.executable).name} -m tests.simulation.run --seed {seed} --trace"
 
 
-def simulate(seed: int, count: int) -> Totals:
+def simulate(seed: int, count: int, totals: Totals | None = None) -> Totals:
     """`count` schedules drawn from `seed`. A Violation says how to see the schedule that failed."""
-    totals = Totals()
+    totals = totals or Totals()
     quiet = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -260,9 +270,35 @@ def simulate(seed: int, count: int) -> Totals:
             totals.calls += simulation.calls
             totals.kills += simulation.kills
             totals.virtual_s += simulation.loop.now
+            totals.seen += simulation.seen
     finally:
         logging.disable(quiet)
     raise AssertionError("unreachable")
+
+
+def found_after(seed: int, most: int) -> tuple[int, str] | None:
+    """The number of the first of `most` schedules that fails, and what it says; None where none does."""
+    totals = Totals()
+    try:
+        simulate(seed, most, totals)
+    except Violation as error:
+        return totals.schedules + 1, str(error)
+    return None
+
+
+def digest(seed: int) -> str:
+    """A hash over all that is seen, decided and written in one schedule."""
+    told: list[str] = []
+    simulation = Simulation(seed, tracing=True)
+    simulation.tell = told.append
+    logging.disable(logging.CRITICAL)
+    try:
+        simulation.run()
+    except Violation as error:
+        told.append(str(error))
+    finally:
+        logging.disable(logging.NOTSET)
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
 def kind_of(text: str) -> str:
@@ -294,9 +330,8 @@ def main() -> int:
     seconds = time.process_time() - began
     for text, those in sorted(found.items(), key=lambda item: -len(item[1])):
         print(f"{len(those):6d}  {text}  ({', '.join(map(str, those[:3]))})")
-    print(
-        f"{arguments.count} schedules, {failed} failed, {calls} calls, {seconds:.1f} s of CPU, {seconds / arguments.count * 1e3:.1f} ms each"
-    )
+    each_ms = seconds / arguments.count * 1e3
+    print(f"{arguments.count} schedules, {failed} failed, {calls} calls, {seconds:.1f} s of CPU, {each_ms:.1f} ms each")
     return 1 if failed else 0
 
 

@@ -1,0 +1,224 @@
+"""Defects, each put back with one small patch: what the simulation has to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from banyan_operator.cluster import relist, store
+from banyan_operator.cluster.apply import Applier
+from banyan_operator.cluster.queue import Backlog
+from banyan_operator.cluster.report import Reporter
+from banyan_operator.cluster.store import Store
+from banyan_operator.desired import names, podtemplate, revisions
+from banyan_operator.kube.kinds import Manifest
+from banyan_operator.kube.objects import Key, Ref, controller, labelled_owner
+from banyan_operator.kube.ownership import Owner
+from banyan_operator.observed import batch as observed_batch
+from banyan_operator.observed import pods
+from banyan_operator.observed import server as observed_server
+from banyan_operator.observed.batch import Seen
+from banyan_operator.observed.ending import Ending
+from banyan_operator.observed.written import written
+from banyan_operator.reconcile import batch as reconcile_batch
+from banyan_operator.reconcile import server as reconcile_server
+from tests.simulation.apiserver import Server
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Plant:
+    defect: str  # of the operator, as it was
+    patch: Patch
+    says: str  # what the simulation says of it, as a pattern
+    within: int  # schedules
+
+
+def rendered_anew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(revisions, "decided", lambda server, children: None)
+
+
+def ends_on_a_partial_view(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ending, "over", lambda self, now: True)
+
+
+def cancelled_in_the_plan_that_suspends(patch: pytest.MonkeyPatch) -> None:
+    def at_rest(self: Seen) -> bool:
+        status = (self.work or {}).get("status") or {}
+        return not (status.get("active") or status.get("terminating") or any(pod.phase == "Running" for pod in self.pods))
+
+    patch.setattr(Seen, "at_rest", property(at_rest))
+
+
+def over_after_a_failed_write(patch: pytest.MonkeyPatch) -> None:
+    def blind(*arguments: Any) -> Any:
+        return replace(written(*arguments), complete=True)
+
+    def at_rest(self: Seen) -> bool:
+        return not self.stopping
+
+    patch.setattr(reconcile_batch, "written", blind)
+    patch.setattr(Seen, "at_rest", property(at_rest))
+
+
+def status_without_a_version(patch: pytest.MonkeyPatch) -> None:
+    real = Server.patch_status
+    patch.setattr(Server, "patch_status", lambda self, key, status, version: real(self, key, status, ""))
+
+
+def owners_by_name(patch: pytest.MonkeyPatch) -> None:
+    def controls(self: Owner, live: Mapping[str, Any]) -> bool:
+        owner = controller(live)
+        return owner is not None and (owner["kind"], owner["name"]) == (self.kind, self.name)
+
+    patch.setattr(Owner, "controls", controls)
+
+
+def own_status_is_no_news_at_all(patch: pytest.MonkeyPatch) -> None:
+    real = Store.note
+
+    def note(self: Store, manifest: Mapping[str, Any], *, own: bool = False) -> frozenset[Key]:
+        return real(self, manifest, own=own) - (real(self, manifest) if own else frozenset()) if not own else _silent(real, self, manifest)
+
+    patch.setattr(Store, "note", note)
+
+
+def _silent(note: Any, self: Store, manifest: Mapping[str, Any]) -> frozenset[Key]:
+    note(self, manifest, own=True)
+    return store.NOBODY
+
+
+def own_children_are_no_news(patch: pytest.MonkeyPatch) -> None:
+    real = Applier.__init__
+
+    def init(self: Applier, *arguments: Any, **more: Any) -> None:
+        real(self, *arguments, **more)
+        self._concerns = lambda keys: None
+
+    patch.setattr(Applier, "__init__", init)
+
+
+def gone_for_ever(patch: pytest.MonkeyPatch) -> None:
+    real = Store._remember_gone
+    patch.setattr(Store, "_remember_gone", lambda self, uid, until: real(self, uid, 10**12))
+
+
+def owners_by_label_alone(patch: pytest.MonkeyPatch) -> None:
+    def owners(child: Mapping[str, Any]) -> frozenset[Key]:
+        found = None if child["kind"] in ("InferenceServer", "BatchJob") else labelled_owner(child)
+        return frozenset() if found is None else frozenset({found})
+
+    patch.setattr(store, "owners", owners)
+
+
+def no_hold(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Backlog, "hold", lambda self, key, until: None)
+
+
+def merge_keys_of_one_field(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(podtemplate.MERGE_KEYS, "topologySpreadConstraints", ("topologyKey",))
+    patch.setitem(podtemplate.MERGE_KEYS, "ports", ("containerPort",))
+
+
+def repairs_of_what_did_not_drift(patch: pytest.MonkeyPatch) -> None:
+    real = reconcile_server.difference
+
+    def difference(*arguments: Any) -> Any:
+        found = real(*arguments)
+        found.drifted = [Ref.of(one) for one in found.apply]
+        return found
+
+    patch.setattr(reconcile_server, "difference", difference)
+    patch.setattr(reconcile_batch, "difference", difference)
+
+
+def names_that_collide(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(names, "SEPARATOR", "-")
+
+
+def pods_by_label(patch: pytest.MonkeyPatch) -> None:
+    def pods_of(owners: Iterable[Manifest], children: Iterable[Manifest]) -> Any:
+        return pods.newest_first(pods._pod(child) for child in children if child["kind"] == "Pod")
+
+    patch.setattr(observed_server, "pods_of", pods_of)
+    patch.setattr(observed_batch, "pods_of", pods_of)
+
+
+def kopfs_lists_are_trusted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(relist.Relist, "listed", lambda self, path: None)
+
+
+def late_sightings_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store, "version", lambda manifest: 1 << 60 if manifest is None else _Always())
+
+
+class _Always(int):
+    """Newer than whatever it is compared with."""
+
+    def __ge__(self, other: object) -> bool:
+        return False
+
+    def __gt__(self, other: object) -> bool:
+        return False
+
+
+def own_writes_are_not_read(patch: pytest.MonkeyPatch) -> None:
+    class Deaf:
+        def __init__(self, real: Store) -> None:
+            self._real = real
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def note(self, manifest: Mapping[str, Any], *, own: bool = False) -> frozenset[Key]:
+            return store.NOBODY
+
+    for part in (Applier, Reporter):
+        real = part.__init__
+
+        def init(self: Any, known: Store, *rest: Any, _real: Any = real) -> None:
+            _real(self, Deaf(known), *rest)
+
+        patch.setattr(part, "__init__", init)
+
+
+def siblings_are_taken_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(names, "SEPARATOR", "-")
+    patch.setattr(Owner, "may_change", lambda self, live: True)
+
+
+def told_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
+    async def write(self: Reporter, resource: Manifest, report: Any) -> None:
+        for event in report.events:
+            await self._recorder.post(resource, event)
+        await self._status(resource, report.status)
+
+    patch.setattr(Reporter, "write", write)
+
+
+PLANTS = (
+    Plant("2: what pods run is rendered anew by each operator", rendered_anew, "pods are restarted", 200),
+    Plant("3: a Job's end is taken for all of it", ends_on_a_partial_view, "Succeeded with|Failed with|may still run", 200),
+    Plant("4: Cancelled in the plan that suspends", cancelled_in_the_plan_that_suspends, "may still run|its worker runs", 400),
+    Plant("4: a terminal status after a failed write", over_after_a_failed_write, "may still run", 1000),
+    Plant("5: a status is written whatever object has the name", status_without_a_version, "older than|another run|started before", 1000),
+    Plant("5: what a deleted resource owned counts as of its successor", owners_by_name, "", 400),
+    Plant("6: an edit under a status write is lost", own_status_is_no_news_at_all, "observedGeneration|still to be", 1000),
+    Plant("6: what the answer to an apply shows queues nobody", own_children_are_no_news, "the status says", 1000),
+    Plant("7: a child that loses our label is gone for ever", gone_for_ever, "", 400),
+    Plant("7: a child that loses the owner label queues nobody", owners_by_label_alone, "", 400),
+    Plant("9: Retry-After is ignored", no_hold, "Retry-After", 200),
+    Plant("10: merge keys of one field", merge_keys_of_one_field, "", 1000),
+    Plant("10: repairs where nothing drifted", repairs_of_what_did_not_drift, "repairs were counted", 400),
+    Plant("11: names collide", names_that_collide, "", 400),
+    Plant("11: a sibling's objects are taken over", siblings_are_taken_over, "", 400),
+    Plant("12: pods of nobody count", pods_by_label, "", 400),
+    Plant("a list of kopf's is taken for exact", kopfs_lists_are_trusted, "", 400),
+    Plant("a late sighting counts as news", late_sightings_count, "", 400),
+    Plant("own writes are not read", own_writes_are_not_read, "", 400),
+    Plant("Events before what they tell of", told_before_it_is_written, "was told", 400),
+)
