@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from banyan_operator import api
+from banyan_operator.api import crds
 from banyan_operator.plan import Event, Manifest, Outcome, Plan, Report, Settings, World
 from banyan_operator.reconcile import decide
 
@@ -60,12 +64,24 @@ def an_own_server_batch(name: str = "nightly", /, **spec: Any) -> Manifest:
     return a_batch(name, **merge({"serverRef": None, "server": {"model": {"uri": "pvc://models/tiny-llama"}}}, spec))
 
 
+@functools.cache
+def status_schema(kind: str) -> jsonschema.Draft202012Validator:
+    """What the API server takes as the status of this kind."""
+    schema = crds.generate(api.KINDS[kind])["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return jsonschema.Draft202012Validator(schema["properties"]["status"])
+
+
 @dataclass(frozen=True)
 class Turn:
     """One turn of the operator: its plan, and the report on what came of it."""
 
+    kind: str
     plan: Plan
     report: Report
+
+    def __post_init__(self) -> None:
+        if self.report.status is not None and self.report.status.get("conditions"):
+            status_schema(self.kind).validate(self.report.status)
 
     @property
     def apply(self) -> tuple[Manifest, ...]:
@@ -98,7 +114,7 @@ DONE = Outcome()
 
 def turn(manifest: Manifest, world: World, settings: Settings = SETTINGS, outcome: Outcome = DONE) -> Turn:
     decision = decide(manifest, world, settings)
-    return Turn(decision.plan, decision.report(outcome))
+    return Turn(manifest["kind"], decision.plan, decision.report(outcome))
 
 
 def controlled(child: Manifest, owner: Manifest) -> Manifest:

@@ -101,6 +101,18 @@ def test_an_object_of_somebody_else_stops_everything_and_is_named(kind):
     assert plan.status["phase"] == "Failed"
 
 
+def test_an_object_that_its_owner_gives_away_is_adopted():
+    server, children = a_server(), live(a_server())
+    theirs = next(child for child in children if child["kind"] == "Service")
+    theirs["metadata"] = {"name": theirs["metadata"]["name"], "uid": "theirs"}
+    assert accepted(observe(server, theirs))[1] == "NameConflict"
+    given = merge(theirs, {"metadata": {"annotations": {"serving.banyan.dev/adopt": "true"}}})
+    plan = observe(server, given)
+    assert accepted(plan)[0] == "True"
+    (applied,) = (child for child in plan.apply if Ref.of(child) == Ref.of(theirs))
+    assert applied["metadata"]["ownerReferences"][0]["uid"] == server["metadata"]["uid"]
+
+
 def test_garbage_of_an_earlier_resource_of_this_name_is_waited_for():
     server, children = a_server(), live(a_server())
     for child in children:
