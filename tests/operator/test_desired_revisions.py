@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +239,38 @@ def test_records_of_an_earlier_resource_of_this_name_decide_nothing():
     assert isinstance(parsed, api.InferenceServer)
     (deployment,) = (one for one in server.children(parsed, NEWER, old) if one["kind"] == "Deployment")
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"].endswith(":0.2")
+
+
+SPECS: list[dict[str, Any]] = [{}, {"runtime": {"contextLength": 4096}}, {"rollout": {"refresh": "x"}}, {"drain": {"preStopSeconds": 1}}]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_happens_pods_restart_only_for_another_spec(seed):
+    """Edits, upgrades and roll-backs of the operator, lost records, at random: a spec that stays keeps its template."""
+    rng = random.Random(seed)
+    cluster, operators = Cluster(), [SETTINGS, NEWER, replace(NEWER, runtime_image="x:0.3")]
+    settings, spec = SETTINGS, SPECS[0]
+    cluster.reconcile(a_server(**spec))
+    for generation in range(2, 60):
+        before, restarts, same = copy.deepcopy(cluster.template), cluster.restarts, spec
+        match rng.randrange(6):
+            case 0:
+                settings = rng.choice(operators)
+            case 1:
+                spec = rng.choice(SPECS)
+            case 2:
+                cluster.children = [one for one in cluster.children if one["kind"] != "ControllerRevision" or rng.random() < 0.5]
+            case 3:
+                cluster.children = [one for one in cluster.children if one["kind"] == "ControllerRevision" or rng.random() < 0.9]
+        other = {
+            "replicas": rng.randrange(3),
+            "service": {"port": rng.randrange(1, 99)},
+            "rollout": {"revisionHistoryLimit": rng.randrange(3)},
+        }
+        cluster.reconcile(with_generation(a_server(**merge(other, spec)), generation), settings)
+        if spec is same:
+            assert cluster.template == before
+            assert cluster.restarts == restarts
 
 
 # --- the upgrade from the last release, which recorded nothing ---

@@ -8,7 +8,7 @@ and used as it is for as long as pods are to be of that spec. Only a change of w
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,20 +59,18 @@ def spec_digest(server: InferenceServer) -> str:
 
 def decided(server: InferenceServer, children: Iterable[Manifest]) -> Manifest | None:
     """The pod template that is recorded for the spec, or None where one has yet to be rendered."""
-    known = tuple(children)
-    found = _of_spec(_records(server, known), spec_digest(server))
-    if found is not None:
-        template: Manifest = found["data"]["template"]
-        return template
+    known, wanted = tuple(children), spec_digest(server)
+    for record in _records(server, known):
+        if (record["metadata"].get("labels") or {}).get(SPEC_DIGEST) == wanted:
+            template: Manifest = record["data"]["template"]
+            return template
     live = find_object(known, Ref.to(DEPLOYMENT, server.metadata.name))
-    return adopted(live) if live is not None and _runs(live, server) else None
+    return adopted(live) if live is not None and _runs(live, server, wanted) else None
 
 
-def revision(server: InferenceServer, settings: Settings, children: Iterable[Manifest], render: Callable[[], Manifest]) -> Revision:
-    """The template that is decided for the spec, or else the one that `render` makes now; and the records to keep."""
-    known = tuple(children)
-    wanted, records = spec_digest(server), _records(server, known)
-    template = decided(server, known) or render()
+def revision(server: InferenceServer, settings: Settings, children: Iterable[Manifest], template: Manifest) -> Revision:
+    """`template`, which was decided for the spec before or is now, and the records that are to exist."""
+    wanted, records = spec_digest(server), _records(server, children)
     name = derived(server, spec_hash(template))  # what it holds can never change, so it is named by that
     kept = next((one for one in records if one["metadata"]["name"] == name), None)
     last = max((one["revision"] for one in records), default=0)
@@ -107,17 +105,13 @@ def _records(server: InferenceServer, children: Iterable[Manifest]) -> list[Mani
     return sorted(found, key=lambda one: (one["revision"], one["metadata"]["name"]), reverse=True)
 
 
-def _of_spec(records: Iterable[Manifest], wanted: str) -> Manifest | None:
-    return next((one for one in records if (one["metadata"].get("labels") or {}).get(SPEC_DIGEST) == wanted), None)
-
-
-def _runs(live: Manifest, server: InferenceServer) -> bool:
+def _runs(live: Manifest, server: InferenceServer, wanted: str) -> bool:
     """Whether the Deployment was rendered for the spec as it is."""
     if not owner(server).controls(live):
         return False
     annotations = live["metadata"].get("annotations") or {}
     if SPEC_DIGEST in annotations:
-        return bool(annotations[SPEC_DIGEST] == spec_digest(server))
+        return bool(annotations[SPEC_DIGEST] == wanted)
     return bool(annotations.get(RENDERED_GENERATION) == str(server.metadata.generation))
 
 

@@ -27,8 +27,9 @@ def children(
     Raises SpecError when spec.podTemplate cannot be merged.
     """
     live = tuple(live)
-    names = Names.of(server, live, revisions.decided(server, live))
-    revision = revisions.revision(server, settings, live, lambda: _template(server, settings, names))
+    decided = revisions.decided(server, live)
+    names = Names.of(server, live, decided)
+    revision = revisions.revision(server, settings, live, decided or _template(server, settings, names))
     spec = server.spec
     found: list[Manifest] = []
     if spec.service_account_name is None:
