@@ -51,13 +51,24 @@ Revision = Annotated[str, Field(max_length=16)]
 
 class InferenceServerStatus(Model):
     observed_generation: Count64 | None = None
-    phase: ServerPhase | None = None
-    conditions: Conditions = Field(default=(), description="Conditions.")
-    replicas: Count32 | None = Field(default=None, description="Pods that exist.")
-    ready_replicas: Count32 | None = None
-    updated_replicas: Count32 | None = Field(default=None, description="Pods of the current revision.")
-    desired_replicas: Count32 | None = None
-    ready: Annotated[str, Field(max_length=16)] | None = Field(default=None, description="READY/WANTED for printing.")
+    phase: ServerPhase | None = Field(
+        default=None, description="One word for printing, made from the conditions and counts: machines read those."
+    )
+    conditions: Conditions = Field(
+        default=(),
+        description="Accepted: the spec can be carried out. Available: at least one replica takes requests. Ready: the spec is accepted, "
+        "and all wanted replicas take requests, during a rollout those of earlier revisions too (and fewer by maxUnavailable). Progressing: "
+        "the pods are not yet as the spec wants them; False with reason UpToDate once they are, DeadlineExceeded when it takes too long. "
+        "Degraded: something fails while others serve. Where they have something to say also RouteReady (the Ingress), Monitored (the "
+        "monitors, whose API a cluster may lack) and Contested (somebody else keeps changing an object).",
+    )
+    replicas: Count32 | None = Field(default=None, description="Pods of its own Deployment, of all revisions.")
+    ready_replicas: Count32 | None = Field(default=None, description="Pods that take requests, of all revisions.")
+    updated_replicas: Count32 | None = Field(default=None, description="Pods of the revision that is wanted.")
+    desired_replicas: Count32 | None = Field(default=None, description="Pods that are wanted.")
+    ready: Annotated[str, Field(max_length=16)] | None = Field(
+        default=None, description="readyReplicas/desiredReplicas for printing; during a rollout that surges it may be 4/3."
+    )
     selector: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None, description="Label selector of the pods, for the scale subresource."
     )
@@ -118,17 +129,35 @@ class Usage(Model):
 
 class BatchJobStatus(Model):
     observed_generation: Count64 | None = None
-    phase: BatchPhase | None = None
-    conditions: Conditions = Field(default=(), description="Conditions.")
-    request_counts: RequestCounts | None = Field(default=None, description="Same meaning as in the OpenAI batch object.")
+    phase: BatchPhase | None = Field(
+        default=None, description="One word for printing, made from the conditions and counts: machines read those."
+    )
+    conditions: Conditions = Field(
+        default=(),
+        description="Accepted: the spec can be carried out. Running: a worker runs; Unknown with reason NodeLost while its node does not "
+        "answer. Complete: the work is over, published or ended early (reason Succeeded, Cancelled, Expired); else its reason is what "
+        "holds the work up, or why it failed. Failed: the work has failed, with the worker's own reason. Suspended: spec.suspend is true "
+        "and nothing runs any more. Where they have something to say also ProgressKnown (the worker answers), Monitored and Contested.",
+    )
+    request_counts: RequestCounts | None = Field(
+        default=None,
+        description="Same meaning as in the OpenAI batch object. Of a finished job as its last worker reported them; where that report was "
+        "never seen, the condition says so, and counts are as last known.",
+    )
     shards: Shards | None = Field(default=None, description="Not built yet, never set.")
     progress_percent: Annotated[int, Format("int32"), Field(ge=0, le=100)] | None = None
-    progress: Annotated[str, Field(max_length=32)] | None = Field(default=None, description="Bar for printing.")
-    requests: Annotated[str, Field(max_length=48)] | None = Field(default=None, description="DONE/TOTAL for printing.")
+    progress: Annotated[str, Field(max_length=32)] | None = Field(
+        default=None, description="A bar for printing: machines read progressPercent."
+    )
+    requests: Annotated[str, Field(max_length=48)] | None = Field(
+        default=None, description="DONE/TOTAL for printing: machines read requestCounts."
+    )
     workers: Workers | None = None
     tokens_per_second: Count64 | None = Field(default=None, description="Output tokens per second over the last minute.")
     eta: Time | None = Field(default=None, description="Expected end.")
-    eta_text: Annotated[str, Field(max_length=16)] | None = Field(default=None, description="For printing, for example 12m.")
+    eta_text: Annotated[str, Field(max_length=16)] | None = Field(
+        default=None, description="Time left for printing, for example 12m: machines read eta."
+    )
     usage: Usage | None = None
     output_uri: Uri | None = None
     errors_uri: Uri | None = None
