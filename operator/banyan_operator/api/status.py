@@ -57,7 +57,7 @@ class InferenceServerStatus(Model):
     conditions: Conditions = Field(
         default=(),
         description="Accepted: the spec can be carried out. Available: at least one replica takes requests. Ready: the spec is accepted, "
-        "and all wanted replicas take requests, during a rollout those of earlier revisions too (and fewer by maxUnavailable). Progressing: "
+        "and all wanted replicas take requests, during a rollout those of earlier revisions too (fewer by maxUnavailable). Progressing: "
         "the pods are not yet as the spec wants them; False with reason UpToDate once they are, DeadlineExceeded when it takes too long. "
         "Degraded: something fails while others serve. Where they have something to say also RouteReady (the Ingress), Monitored (the "
         "monitors, whose API a cluster may lack) and Contested (somebody else keeps changing an object).",
