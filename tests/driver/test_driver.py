@@ -401,7 +401,7 @@ def test_a_secret_that_is_missing_is_looked_for_again_soon_and_then_more_rarely(
 
 
 def test_an_optional_kind_is_asked_for_where_it_is_wanted_and_only_there() -> None:
-    spec = {"model": {"uri": "catalog://smollm2-135m"}, "monitoring": {"podMonitor": {"enabled": True}}}
+    spec = {"model": {"uri": "catalog://smollm2-135m"}, "metrics": {"podMonitor": {"enabled": True}}}
     worlds: list[World] = []
 
     def decide(resource: Manifest, world: World, _: Settings) -> Decided:

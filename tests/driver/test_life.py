@@ -26,6 +26,7 @@ from banyan_operator.cluster import handlers, leader
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVER
 from tests.driver.apiserver import ApiServer, Call, refusal, serving
+from tests.driver.controllers import NOW, Cluster
 
 LEASE = kinds.LEASE.path("kube-system", "banyan-operator")
 SERVER = {
@@ -345,5 +346,23 @@ def test_a_login_by_exec_plugin_serves_lists_and_watches_and_is_repeated_when_it
             good.add("token-3")
             server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
             await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it did not log in again")
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_operator_calls_for_nothing_but_its_watches_and_its_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = Cluster()
+        for number in range(20):
+            resource = {**SERVER, "metadata": {"name": f"s{number}", "creationTimestamp": NOW}}
+            server.store(INFERENCE_SERVER.path("team", f"s{number}"), resource)
+        status = lambda number: server.objects[INFERENCE_SERVER.path("team", f"s{number}")].get("status") or {}
+        async with operator(tmp_path, server) as found:
+            await found.until(lambda: all(status(number).get("phase") == "Ready" for number in range(20)), "they do not get ready")
+            await asyncio.sleep(6)  # what it still has to find out
+            server.calls.clear()
+            await asyncio.sleep(12)  # what is not settled is looked at every 10 s
+            others = [f"{call.method} {call.path}" for call in server.calls if not call.watches and call.path != LEASE]
+            assert others == []
 
     asyncio.run(scenario())
