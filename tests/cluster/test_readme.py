@@ -30,6 +30,8 @@ NAMESPACE = "banyan"
 ENVIRONMENT = "<!-- environment -->"
 BLOCK_LIMIT_S = 200
 
+pytestmark = pytest.mark.timeout(1200)
+
 
 @dataclass(frozen=True)
 class Block:

@@ -48,7 +48,7 @@ DEEP_SERVER = a_server(
     },
     scheduling={"tolerations": [{"key": "a"}, {"key": "b"}]},
     ingress={"hosts": ["a.example"]},
-    monitoring={"podMonitor": {"enabled": True}},
+    metrics={"podMonitor": {"enabled": True}},
     podTemplate={"metadata": {"labels": {"a": "b"}}},
 )
 DEEP_BATCH = an_own_server_batch(server={"runtime": {"env": [{"name": "A"}]}}, s3={"caConfigMapRef": {"name": "c"}}, env=[{"name": "A"}])
@@ -131,7 +131,7 @@ BAD_SERVERS: list[tuple[dict[str, Any], str, str]] = [
     ({"runtime": {"kvCache": {"pageSize": 8}}}, "spec.runtime.kvCache.pageSize", "must be one of 1, 16, 32, 64"),
     ({"runtime": {"maxQueuedRequests": 0}}, "spec.runtime.maxQueuedRequests", "use at least 1"),
     ({"disruption": {"maxUnavailable": 1, "minAvailable": 1}}, "spec.disruption", "mutually exclusive"),
-    ({"monitoring": {"podMonitor": {"enabled": True, "interval": "soon"}}}, "podMonitor.interval", "'soon' has the wrong form"),
+    ({"metrics": {"podMonitor": {"enabled": True, "interval": "soon"}}}, "podMonitor.interval", "'soon' has the wrong form"),
     ({"ingress": {"hosts": []}}, "spec.ingress.hosts", "at least 1 item"),
     ({"security": {"runAsUser": 0}}, "spec.security.runAsUser", "use at least 1"),
     ({"accelerator": {"count": 1}, "runtime": {"tensorParallelSize": 2}}, "spec", "must not exceed accelerator.count"),
@@ -232,7 +232,7 @@ def test_what_the_operator_carries_out_on_a_running_batch_can_be_changed():
         suspend=True,
         deadlineSeconds=60,
         ttlSecondsAfterFinished=5,
-        monitoring={"podMonitor": {"enabled": True}},
+        metrics={"podMonitor": {"enabled": True}},
         networkPolicy={"enabled": True},
     )
     api.check_update(api.parse(changed), api.parse(a_batch()))

@@ -26,7 +26,7 @@ GOOD = [
     a_server(rollout={"strategy": "Recreate", "maxSurge": 0}, resources={"limits": {"cpu": 2, "memory": "4Gi"}}),
     a_server(cache={"type": "PersistentVolumeClaim", "claimName": "other", "accessMode": "ReadWriteMany"}, replicas=3),
     a_server(model={"uri": "catalog://smollm2-135m", "servedNames": ["a"]}, rollout={"refresh": "2026-11"}),
-    a_server(runtime={"kvCache": {"pageSize": 16}}, monitoring={"serviceMonitor": {"enabled": True, "interval": "1m"}}),
+    a_server(runtime={"kvCache": {"pageSize": 16}}, metrics={"serviceMonitor": {"enabled": True, "interval": "1m"}}),
     a_server(networkPolicy={"enabled": True, "from": [{"podSelector": {}}], "egress": [{"ports": [{"port": 3128}]}]}),
     a_server(runtime={"env": [{"name": "A", "value": "b"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}),
     a_batch(),
@@ -186,7 +186,7 @@ def test_every_field_of_a_batch_is_fixed_or_known_to_be_carried_out_on_a_running
         "cancel",
         "deadlineSeconds",
         "ttlSecondsAfterFinished",
-        "monitoring",
+        "metrics",
         "networkPolicy",
     }
 

@@ -74,7 +74,7 @@ EVERYTHING = a_server(
         "metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
         "egress": [{"ports": [{"port": 3128, "protocol": "TCP"}]}],
     },
-    monitoring={
+    metrics={
         "podMonitor": {"enabled": True, "additionalLabels": {"release": "p"}},
         "serviceMonitor": {"enabled": True, "interval": "1m"},
     },
@@ -107,7 +107,7 @@ CASES: dict[str, Manifest] = {
             "caConfigMapRef": {"name": "ca"},
         },
         networkPolicy={"enabled": True},
-        monitoring={"podMonitor": {"enabled": True}},
+        metrics={"podMonitor": {"enabled": True}},
         env=[{"name": "HTTPS_PROXY", "value": "http://proxy"}],
     ),
     "batch-own-server": an_own_server_batch(

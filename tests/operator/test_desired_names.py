@@ -26,12 +26,12 @@ ALL_OF_A_SERVER: dict[str, Any] = {
     "cache": CACHE,
     "ingress": {"hosts": ["a.example"]},
     "networkPolicy": {"enabled": True},
-    "monitoring": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
+    "metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
 }
 ALL_OF_A_BATCH: dict[str, Any] = {
     "server": {"cache": CACHE},
     "networkPolicy": {"enabled": True},
-    "monitoring": {"podMonitor": {"enabled": True}},
+    "metrics": {"podMonitor": {"enabled": True}},
 }
 ENDS = ("pods", "server", "cache", "batch", "work", "batch-cache")
 LAST_RELEASE = Path(__file__).parent / "golden" / "last-release"

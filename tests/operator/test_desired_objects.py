@@ -111,7 +111,7 @@ def test_a_batchs_worker_reaches_the_pods_of_its_server():
 
 
 def test_monitors_scrape_every_pod_once():
-    found = render(a_server(monitoring=MONITORED))
+    found = render(a_server(metrics=MONITORED))
     (pods,), (service,) = found["PodMonitor"], found["ServiceMonitor"]
     (deployment,) = found["Deployment"]
     port = {"port": "http", "path": "/metrics", "interval": "15s"}
@@ -124,32 +124,32 @@ def test_monitors_scrape_every_pod_once():
         and not any(need["key"] in one["metadata"]["labels"] for need in service["spec"]["selector"]["matchExpressions"])
     ]
     assert [one["metadata"]["name"] for one in chosen] == ["tiny"]
-    (worker,) = render(a_batch(monitoring={"podMonitor": {"enabled": True, "interval": "1m"}}))["PodMonitor"]
+    (worker,) = render(a_batch(metrics={"podMonitor": {"enabled": True, "interval": "1m"}}))["PodMonitor"]
     assert worker["spec"]["podMetricsEndpoints"] == [{"port": "progress", "path": "/metrics", "interval": "1m"}]
 
 
 def test_labels_of_a_monitor_are_added_and_take_none_of_ours():
     extra = {"release": "prometheus", "app.kubernetes.io/instance": "mine"}
-    found = render(a_server(monitoring={"podMonitor": {"enabled": True, "additionalLabels": extra}}))
+    found = render(a_server(metrics={"podMonitor": {"enabled": True, "additionalLabels": extra}}))
     (monitor,) = found["PodMonitor"]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["metadata"]["labels"]["app.kubernetes.io/instance"] == "tiny"
 
 
 def test_what_the_cluster_has_no_api_for_is_left_out_and_named():
-    manifest = a_server(monitoring=MONITORED)
+    manifest = a_server(metrics=MONITORED)
     assert wanted_optional(api.parse(manifest)) == (Ref.to(POD_MONITOR, "tiny"), Ref.to(SERVICE_MONITOR, "tiny"))
     assert wanted_optional(api.parse(a_server())) == ()
-    assert wanted_optional(api.parse(a_batch(monitoring={"podMonitor": {"enabled": True}}))) == (Ref.to(POD_MONITOR, "nightly--batch"),)
+    assert wanted_optional(api.parse(a_batch(metrics={"podMonitor": {"enabled": True}}))) == (Ref.to(POD_MONITOR, "nightly--batch"),)
     found = render(manifest, absent=frozenset({"PodMonitor"}))
     assert "PodMonitor" not in found
     assert "ServiceMonitor" in found
 
 
 def test_local_mode_makes_only_what_somebody_acts_on_there():
-    spec = {"replicas": 2, "networkPolicy": {"enabled": True}, "monitoring": MONITORED, "ingress": {"hosts": ["a.example"]}}
+    spec = {"replicas": 2, "networkPolicy": {"enabled": True}, "metrics": MONITORED, "ingress": {"hosts": ["a.example"]}}
     assert render(a_server(**spec), LOCAL).keys() == {"ServiceAccount", "Service", "ControllerRevision", "Deployment"}
-    batches = {"networkPolicy": {"enabled": True}, "monitoring": {"podMonitor": {"enabled": True}}}
+    batches = {"networkPolicy": {"enabled": True}, "metrics": {"podMonitor": {"enabled": True}}}
     assert render(a_batch(**batches), LOCAL).keys() == {"ServiceAccount", "Job"}
 
 

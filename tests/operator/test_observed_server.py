@@ -497,7 +497,7 @@ def test_a_fight_over_an_object_is_told_once_and_forgotten_when_it_is_over():
 
 
 def test_a_monitor_without_its_api_is_told_and_holds_nothing_up():
-    server = a_server(monitoring={"podMonitor": {"enabled": True}})
+    server = a_server(metrics={"podMonitor": {"enabled": True}})
     plan = observe(server, deployment(server), pod(server, **READY), absent=frozenset({"PodMonitor"}))
     found = conditions(plan)["Monitored"]
     assert (found["status"], found["reason"]) == ("False", "MissingAPI")
@@ -510,7 +510,7 @@ def test_a_monitor_without_its_api_is_told_and_holds_nothing_up():
 
 
 def test_a_monitor_that_is_refused_or_taken_holds_nothing_up():
-    server = a_server(monitoring={"podMonitor": {"enabled": True}})
+    server = a_server(metrics={"podMonitor": {"enabled": True}})
     monitor = next(child for child in render(server) if child["kind"] == "PodMonitor")
     said = Outcome(refused={Ref.of(monitor): "admission webhook denied"})
     plan = observe(server, deployment(server), pod(server, **READY), outcome=said)

@@ -157,7 +157,7 @@ class BatchJobSpec(Model):
     image: ImageName | None = Field(default=None, description="Worker image. Default: the runtime image of the operator.")
     image_pull_secrets: PullSecrets = Field(default=(), description="Pull secrets.")
     env: EnvVars = Field(default=(), description="Extra environment of the runtime container.")
-    monitoring: BatchMonitoring = Field(default=BatchMonitoring(), description="Objects of the Prometheus operator.")
+    metrics: BatchMonitoring = Field(default=BatchMonitoring(), description="Objects of the Prometheus operator.")
     network_policy: NetworkPolicy = Field(
         default=NetworkPolicy(), description="NetworkPolicy of the pods; the port is that of progress and metrics."
     )
@@ -175,7 +175,7 @@ class BatchJobSpec(Model):
     )
 
 
-MUTABLE: Final = frozenset({"suspend", "cancel", "deadline_seconds", "ttl_seconds_after_finished", "monitoring", "network_policy"})
+MUTABLE: Final = frozenset({"suspend", "cancel", "deadline_seconds", "ttl_seconds_after_finished", "metrics", "network_policy"})
 """What can change in a BatchJob that exists. All else is in the pods of its Job, which cannot change."""
 
 

@@ -68,7 +68,7 @@ class InferenceServerSpec(Model):
     drain: Drain = Field(default=Drain(), description="Graceful shutdown.")
     rollout: Rollout = Field(default=Rollout(), description="How changes reach pods.")
     disruption: Disruption = Field(default=Disruption(), description="PodDisruptionBudget, while more than one replica is wanted.")
-    monitoring: Monitoring = Field(default=Monitoring(), description="Objects of the Prometheus operator.")
+    metrics: Monitoring = Field(default=Monitoring(), description="Objects of the Prometheus operator.")
     network_policy: NetworkPolicy = Field(default=NetworkPolicy(), description="NetworkPolicy of the pods.")
     service_account_name: ObjectName | None = Field(
         default=None, description="ServiceAccount of the pods. Default: one created per resource, without API token."

@@ -25,12 +25,12 @@ def monitors(resource: Resource, settings: Settings, absent: frozenset[str]) -> 
 
 
 def _wanted(resource: Resource) -> Iterator[tuple[Kind, str, Monitor]]:
-    monitoring = resource.spec.monitoring
+    metrics = resource.spec.metrics
     name = resource.metadata.name if isinstance(resource, InferenceServer) else derived(resource, "batch")
-    if monitoring.pod_monitor.enabled:
-        yield POD_MONITOR, name, monitoring.pod_monitor
-    if isinstance(resource, InferenceServer) and resource.spec.monitoring.service_monitor.enabled:
-        yield SERVICE_MONITOR, name, resource.spec.monitoring.service_monitor
+    if metrics.pod_monitor.enabled:
+        yield POD_MONITOR, name, metrics.pod_monitor
+    if isinstance(resource, InferenceServer) and resource.spec.metrics.service_monitor.enabled:
+        yield SERVICE_MONITOR, name, resource.spec.metrics.service_monitor
 
 
 def _monitor(resource: Resource, settings: Settings, kind: Kind, name: str, how: Monitor) -> Manifest:

@@ -24,7 +24,7 @@ NOT_IN_PODS: Final[dict[str, Any]] = {
     "service": True,
     "ingress": True,
     "disruption": True,
-    "monitoring": True,
+    "metrics": True,
     "network_policy": True,
     "paused": True,
     "rollout": {"strategy", "max_surge", "max_unavailable", "progress_deadline_seconds", "revision_history_limit"},  # but not refresh

@@ -37,7 +37,7 @@ def written(optional: Iterable[Ref], world: World, outcome: Outcome, prior: Mapp
 
 def _monitored(refs: tuple[Ref, ...], world: World, outcome: Outcome) -> Finding:
     if missing := sorted({f"{ref.kind} ({ref.api_version})" for ref in refs if ref.kind in world.absent}):
-        text = f"this cluster has no {' and no '.join(missing)}: install the Prometheus operator, or disable it in spec.monitoring"
+        text = f"this cluster has no {' and no '.join(missing)}: install the Prometheus operator, or disable it in spec.metrics"
         return no("MissingAPI", f"{text}. It is made as soon as its API is there.")
     for ref in refs:
         if said := outcome.refused.get(ref) or outcome.forbidden.get(ref) or outcome.taken.get(ref) or outcome.failed.get(ref):
