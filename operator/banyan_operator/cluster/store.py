@@ -15,7 +15,7 @@ from banyan_operator.kube.kinds import Kind, Manifest
 from banyan_operator.kube.objects import Key, condition, controller, key_of, labelled_owner, uid_of
 
 _CONTAINER_FIELDS: Final = ("name", "image", "ports", "resources", "restartPolicy")
-_POD_FIELDS: Final = ("nodeName", "terminationGracePeriodSeconds", "restartPolicy")
+_POD_FIELDS: Final = ("nodeName", "terminationGracePeriodSeconds", "restartPolicy", "tolerations")
 _RESOURCES: Final = frozenset(kind.kind for kind in kinds.RESOURCES)
 _REMEMBER_GONE: Final = 4096
 _ASKED: Final = ("uid", "generation", "labels", "annotations", "deletionTimestamp")
