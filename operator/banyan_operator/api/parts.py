@@ -210,7 +210,9 @@ class KvCache(Model):
 
 
 class Runtime(Model):
-    image: ImageName | None = Field(default=None, description="Runtime image. Default: the image configured in the operator.")
+    image: ImageName | None = Field(
+        default=None, description="Runtime image. Default: the operator's when pods were last made for another spec."
+    )
     image_pull_policy: PullPolicy | None = None
     image_pull_secrets: PullSecrets = Field(default=(), description="Pull secrets.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="Weight type.")

@@ -84,7 +84,8 @@ BATCH_JOB: Final = Kind(
     singular="batchjob",
     plural="batchjobs",
     short="bj",
-    description="A file of OpenAI batch requests, run to completion.",
+    description="A file of OpenAI batch requests, run to completion. Once made, only suspend, cancel, deadlineSeconds, "
+    "ttlSecondsAfterFinished, metrics and networkPolicy can change.",
     spec=BatchJobSpec,
     status=BatchJobStatus,
     columns=(
