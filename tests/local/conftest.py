@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -156,9 +155,8 @@ class Operator:
         self.state = state
         self.log = state.with_suffix(".log")
         argv = [sys.executable, "-m", "banyan_operator", "local", "-f", str(manifests), "--state-dir", str(state), *words]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True, env=env)
+            self.process = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True)
         self._seen: dict[int, psutil.Process] = {}
 
     def status(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ kind: InferenceServer
 metadata: {name: chat}
 spec:
   model: {uri: "pvc://models/tiny-chat"}
-  runtime: {contextLength: 512}
+  runtime: {contextLength: 512, env: [{name: OMP_NUM_THREADS, value: "1"}]}
 ---
 apiVersion: serving.banyan.dev/v1alpha1
 kind: BatchJob
@@ -36,7 +36,7 @@ metadata: {name: own}
 spec:
   server:
     model: {uri: "file://MODEL"}
-    runtime: {contextLength: 512}
+    runtime: {contextLength: 512, env: [{name: OMP_NUM_THREADS, value: "1"}]}
   modelName: own
   input: {uri: "pvc://batches/in.jsonl"}
   output: {uri: "pvc://batches/own/"}

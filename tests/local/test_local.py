@@ -21,6 +21,8 @@ import yaml
 
 FAST_LIVENESS = {"livenessProbe": {"periodSeconds": 1, "failureThreshold": 2}, "readinessProbe": {"periodSeconds": 1}}
 
+DRAIN = {"preStopSeconds": 1, "terminationGracePeriodSeconds": 20}  # the stand-in drops what it holds on SIGTERM
+
 
 def server(
     command: list[str], name: str = "chat", *, env: dict[str, str] | None = None, container: Any = None, **spec: Any
@@ -84,6 +86,44 @@ def test_a_manifest_becomes_a_server_at_a_url_and_a_clean_stop_leaves_no_process
     assert not list((operator.state / "pods").iterdir())
 
 
+def test_a_process_has_the_environment_of_its_pod_and_nothing_of_the_users(
+    tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "BANYAN_ANYTHING", "HTTPS_PROXY", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
+    for name in users:
+        monkeypatch.setenv(name, "of the user" if name != "TMPDIR" else "/tmp")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/cuda/lib64")
+    operator = start_operator(write(tmp_path / "m", server(stand_in, env={"HTTPS_PROXY": "http://proxy:3128"})))
+    operator.wait(lambda: operator.phase("chat") == "Ready")
+    env = get(operator.url("chat") + "/who")["env"]
+    assert [name for name in users if env.get(name) == os.environ[name]] == []
+    assert (env["HTTPS_PROXY"], env["LD_LIBRARY_PATH"]) == ("http://proxy:3128", "/opt/cuda/lib64"), (
+        "what the spec says, what a machine has"
+    )
+    given = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "HF_HUB_OFFLINE", "PYTHONUNBUFFERED", "PYTHONUSERBASE"}
+    of_the_pod = {"HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "HTTPS_PROXY"}
+    rest = {name for name in env if not name.startswith("BANYAN_")} - of_the_pod - {"LC_CTYPE"}  # Python's own
+    assert rest <= given | {"CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+
+
+def test_credentials_come_from_a_secret(tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the shell")
+    read = "import os, pathlib; print(os.environ.get('AWS_ACCESS_KEY_ID'), pathlib.Path(os.environ['BANYAN_S3_CREDENTIALS_DIR'],"
+    worker = {"name": "worker", "command": [sys.executable, "-c", f"{read} 'AWS_ACCESS_KEY_ID').read_text())"]}
+    job = batch_job(0, s3={"credentialsSecretRef": {"name": "keys"}}, podTemplate={"spec": {"containers": [worker]}})
+    manifests = write(tmp_path / "m", server(stand_in), job)
+    first = start_operator(manifests, "--until-done")
+    assert first.process.wait(30) == 1
+    assert "Give it with --secret keys=DIR." in first.log.read_text()
+    secret = tmp_path / "keys"
+    secret.mkdir()
+    (secret / "AWS_ACCESS_KEY_ID").write_text("of the secret")
+    again = start_operator(manifests, "--until-done", "--secret", f"keys={secret}")
+    assert again.process.wait(30) == 0, again.log.read_text()
+    (log,) = (again.state / "logs").glob("nightly-*/worker.log")
+    assert log.read_text() == "None of the secret\n"
+
+
 def test_loading_is_shown_while_it_happens(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "2.5"})))
     percents = set()
@@ -137,8 +177,7 @@ def test_an_unready_server_is_sent_no_requests(tmp_path: Path, stand_in: Any, st
 
 
 def test_an_edit_rolls_out_without_one_failed_request(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
-    drain = {"preStopSeconds": 1, "terminationGracePeriodSeconds": 20}  # the stand-in drops what it holds on SIGTERM
-    manifests = write(tmp_path / "m", server(stand_in, env={"MODE": "one"}, drain=drain))
+    manifests = write(tmp_path / "m", server(stand_in, env={"MODE": "one"}, drain=DRAIN))
     operator = start_operator(manifests)
     operator.wait(lambda: operator.phase("chat") == "Ready")
     url, errors, stop = operator.url("chat"), [], threading.Event()
@@ -153,7 +192,7 @@ def test_an_edit_rolls_out_without_one_failed_request(tmp_path: Path, stand_in: 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        write(manifests, server(stand_in, env={"MODE": "two"}, drain=drain))
+        write(manifests, server(stand_in, env={"MODE": "two"}, drain=DRAIN))
         operator.wait(lambda: get(url + "/who")["env"]["MODE"] == "two" and len(operator.status()["pods"]) == 1)
     finally:
         stop.set()
@@ -173,6 +212,119 @@ def test_a_document_that_goes_takes_its_processes_with_it_and_a_broken_edit_chan
     write(manifests, server(stand_in))
     operator.wait(lambda: [one["metadata"]["name"] for one in operator.status()["resources"]] == ["chat"])
     operator.wait(lambda: len(operator.status()["pods"]) == 1 and len(operator.processes()) == 2)
+
+
+WRONG = {
+    "metadata of text": "apiVersion: v1\nkind: Secret\nmetadata: text",
+    "items of text": "kind: List\nitems: text",
+    "a list": "- a list",
+    "labels of text": "apiVersion: v1\nkind: Secret\nmetadata: {name: x, labels: text}",
+    "data that is not base64": "apiVersion: v1\nkind: Secret\nmetadata: {name: x}\ndata: {a: b}",
+    "a date for a spec": "apiVersion: serving.banyan.dev/v1alpha1\nkind: InferenceServer\nmetadata: {name: chat}\nspec: 2024-01-01",
+    "an object as a key": "? {a: b}\n: c",
+}
+
+
+def test_a_wrong_edit_is_spoken_of_and_all_stays_as_it_was(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    manifests = write(tmp_path / "m", server(stand_in, drain=DRAIN))
+    operator = start_operator(manifests)
+    operator.wait(lambda: operator.phase("chat") == "Ready")
+    before = get(operator.url("chat") + "/who")["pid"]
+    for number, text in enumerate(WRONG.values()):
+        file = manifests / f"{number}.yaml"
+        file.write_text(text)
+        operator.wait(lambda file=file: f"not applied, all stays as it was: {file}" in operator.log.read_text())
+        assert get(operator.url("chat") + "/who")["pid"] == before
+        file.unlink()
+    write(manifests, server(stand_in, env={"MODE": "two"}, drain=DRAIN))
+    operator.wait(lambda: get(operator.url("chat") + "/who")["env"].get("MODE") == "two")
+
+
+def test_a_secrets_folder_that_goes_changes_nothing(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    (folder / "keys").write_text("one")
+    manifests = write(tmp_path / "m", server(stand_in, auth={"apiKeysSecretRef": {"name": "keys"}}))
+    operator = start_operator(manifests, "--secret", f"keys={folder}")
+    operator.wait(lambda: operator.phase("chat") == "Ready")
+    file = Path(get(operator.url("chat") + "/who")["env"]["BANYAN_API_KEYS_FILE"])
+    folder.rename(tmp_path / "elsewhere")
+    operator.wait(lambda: f"{folder}: cannot be read" in operator.log.read_text())
+    assert file.read_text() == "one"
+    (tmp_path / "elsewhere" / "keys").write_text("two")
+    (tmp_path / "elsewhere").rename(folder)
+    operator.wait(lambda: file.read_text() == "two")
+
+
+def test_a_status_that_cannot_be_written_stops_no_server(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    manifests = write(tmp_path / "m", server(stand_in, drain=DRAIN))
+    operator = start_operator(manifests)
+    operator.wait(lambda: operator.phase("chat") == "Ready")
+    url = operator.url("chat")
+    full = operator.state / ".status.json.new"
+    full.symlink_to("/dev/full")
+    write(manifests, server(stand_in, env={"MODE": "two"}, drain=DRAIN))
+    operator.wait(lambda: get(url + "/who")["env"].get("MODE") == "two")
+    said = operator.log.read_text()
+    assert said.count("the status cannot be written") == 1
+    assert "No space left on device" in said
+    full.unlink()
+    operator.wait(lambda: operator.resource("chat")["metadata"]["generation"] == 2 and operator.phase("chat") == "Ready")
+    assert operator.stop() == 0
+
+
+@pytest.mark.parametrize("kind", ["a file in its place", "a full disk"])
+def test_a_state_folder_that_cannot_be_used_is_one_line_and_exit_code_73(tmp_path: Path, stand_in: Any, kind: str) -> None:
+    state = tmp_path / "state"
+    if kind == "a full disk":
+        state.mkdir()
+        (state / "lock").symlink_to("/dev/full")
+    else:
+        state.write_text("")
+    done = command("local", "-f", str(write(tmp_path / "m", server(stand_in))), "--state-dir", str(state))
+    assert done.returncode == 73
+    assert f"{state} cannot be used" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_leaves_ends_it_cleanly(tmp_path: Path, stand_in: Any) -> None:
+    words = ["local", "-f", str(write(tmp_path / "m", server(stand_in))), "--state-dir", str(tmp_path / "state")]
+    running = subprocess.Popen([sys.executable, "-m", "banyan_operator", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stderr is not None
+    assert "state and logs" in running.stdout.readline()
+    running.stdout.close()
+    assert running.wait(30) == 0
+    assert running.stderr.read() == ""
+    assert not list((tmp_path / "state" / "pods").iterdir()), "its pods have ended"
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "banyan_operator", "status", "--state-dir", str(tmp_path / "state")]
+    shown = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (shown.returncode, shown.stderr) == (141, "")
+
+
+def test_an_interrupt_before_anything_runs_leaves_no_traceback(tmp_path: Path) -> None:
+    waits = tmp_path / "manifests.yaml"
+    os.mkfifo(waits)
+    argv = [sys.executable, "-m", "banyan_operator", "local", "-f", str(waits), "--state-dir", str(tmp_path / "state")]
+    running = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    with waits.open("wb"):  # open as soon as it is being read
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    assert running.stderr is not None
+    assert running.stderr.read() == ""
+
+
+def test_until_done_does_not_wait_for_what_cannot_come(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    lacks_model = server([sys.executable, "-c", "raise SystemExit(65)"], "broken")
+    lacks_server = batch_job(0, serverRef={"name": "nobody"})
+    operator = start_operator(write(tmp_path / "m", lacks_model, lacks_server, server(stand_in)), "--until-done")
+    assert operator.process.wait(30) == 1
+    said = operator.log.read_text()
+    assert "broken: ModelInvalid" in said
+    assert "nightly: WaitingForServer: InferenceServer nobody does not exist" in said
 
 
 def test_a_missing_secret_is_named_and_the_server_starts_when_it_comes(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:

@@ -70,6 +70,19 @@ def test_a_secret_can_come_from_a_folder(tmp_path: Path) -> None:
         ("a: [", "is not YAML"),
         ("- 1", "holds a list where an object is expected"),
         (OTHERS, "no InferenceServer and no BatchJob in there"),
+        (SERVER.replace("{name: chat}", "text"), "InferenceServer/?: metadata.name is required"),
+        (SERVER.replace("{name: chat}", "[chat]"), "InferenceServer/?: metadata.name is required"),
+        (SERVER.replace("{name: chat}", "{name: 2024-01-01}"), "metadata.name: '2024-01-01' is refused"),
+        (SERVER.replace("{name: chat}", "{name: chat, labels: text}"), "metadata.labels: 'text' is no mapping"),
+        (SERVER.replace("{name: chat}", "{name: chat, namespace: [a]}"), "metadata.namespace: ['a'] is no text"),
+        (SERVER + "replicas: &a [*a]", "is not YAML"),
+        ("kind: List\nitems: text", "List: items holds a str where a list is expected"),
+        ("kind: List\nitems: [text]", "holds a str where an object is expected"),
+        ("- - 1", "holds a list where an object is expected"),
+        ("kind: [a]\nmetadata: text", "no InferenceServer and no BatchJob in there"),
+        (OTHERS.replace("stringData: {keys: abc}", "data: text"), "Secret/keys: data: 'text' is no mapping"),
+        (OTHERS.replace("stringData: {keys: abc}", "data: {keys: 1}"), "Secret/keys: data.keys: 1 is no text"),
+        (OTHERS.replace("stringData: {keys: abc}", "data: {keys: a}"), "Secret/keys: data.keys: is not base64"),
     ],
 )
 def test_a_wrong_manifest_is_refused_with_file_object_field_and_remedy(tmp_path: Path, text: str, words: str) -> None:
@@ -84,6 +97,42 @@ def test_a_wrong_manifest_is_refused_with_file_object_field_and_remedy(tmp_path:
 def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="no such file or folder"):
         Manifests([tmp_path / "none"], {})
+
+
+def test_dates_are_text_as_they_are_for_kubectl(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(SERVER.replace("{name: chat}", "{name: chat, labels: {since: 2024-01-01}}"))
+    server = Manifests([file], {}).read().objects[Key("InferenceServer", "default", "chat")]
+    assert server["metadata"]["labels"] == {"since": "2024-01-01"}
+
+
+def test_what_an_api_server_noted_of_an_object_means_nothing_here(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    noted = "{name: keys, uid: abc, resourceVersion: '7', ownerReferences: [{uid: gone}]}"
+    file.write_text(f"{SERVER}---{OTHERS.replace('{name: keys}', noted)}")
+    secret = Manifests([file], {}).read().objects[Key("Secret", "default", "keys")]
+    assert secret["metadata"] == {"name": "keys", "namespace": "default"}
+
+
+def test_folders_that_go_while_they_are_used_are_an_error_that_names_them(tmp_path: Path) -> None:
+    folder, secret = tmp_path / "manifests", tmp_path / "secret"
+    folder.mkdir()
+    secret.mkdir()
+    (folder / "a.yaml").write_text(SERVER)
+    manifests = Manifests([folder], {"keys": secret})
+    assert manifests.changed()
+    secret.rmdir()
+    assert manifests.changed()
+    with pytest.raises(LocalError, match=f"{secret}: cannot be read: No such file or directory"):
+        manifests.read()
+    secret.mkdir()
+    assert manifests.changed()
+    (folder / "a.yaml").unlink()
+    folder.rmdir()
+    assert manifests.changed()
+    assert not manifests.changed()
+    with pytest.raises(LocalError):
+        manifests.read()
 
 
 def test_edits_new_and_deleted_files_are_noticed_once(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import yaml
 from rich.console import Console
 
 from banyan_operator.cli import main
-from banyan_operator.local.snapshot import Snapshot, all_done, servers_ready
+from banyan_operator.local.prospect import all_done, servers_ready
+from banyan_operator.local.snapshot import Snapshot, state_folder
 from banyan_operator.local.table import age, render
 from banyan_operator.local.view import Lines, Screen, view_for
 from banyan_operator.times import stamp
@@ -24,7 +25,12 @@ NOW = 1_000_000.0
 def server(phase: str = "Ready", **status: Any) -> dict[str, Any]:
     metadata = {"name": "chat", "namespace": "default", "creationTimestamp": stamp(NOW - 200)}
     conditions = [
-        {"type": "Ready", "status": "True" if phase == "Ready" else "False", "reason": "CrashLoop", "message": "it ended with exit code 1"}
+        {
+            "type": "Ready",
+            "status": "True" if phase in ("Ready", "Stopped") else "False",
+            "reason": "CrashLoop",
+            "message": "it ended with exit code 1",
+        }
     ]
     full = {"phase": phase, "ready": "1/1", "url": "http://127.0.0.1:20000", "conditions": conditions, "restarts": 4, **status}
     return {"kind": "InferenceServer", "metadata": metadata, "spec": {"model": {"uri": "pvc://models/x"}}, "status": full}
@@ -124,15 +130,91 @@ def test_the_screen_shows_every_resource_with_what_it_does() -> None:
     assert isinstance(view_for(out, plain=False), Lines), "no terminal, no screen"
 
 
-def test_waiting_is_over_when_all_is_there_or_one_thing_cannot_come_any_more() -> None:
-    assert not servers_ready([server("Loading"), job("Running")]).over
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
+def test_on_a_narrow_screen_the_phase_is_the_last_to_go_and_nothing_is_wider_than_the_screen(width: int) -> None:
+    out = io.StringIO()
+    with Screen(Console(file=out, width=width), "") as view:
+        view.show(snapshot(server("Ready"), job("Succeeded", 100)))
+    lines = out.getvalue().splitlines()
+    for word in ("Ready", "Succeeded"):
+        assert any(word in line for line in lines), out.getvalue()
+    assert any("100%" in line for line in lines)
+    assert any("inferenceserver/chat" in line for line in lines) == (width >= 40)
+    assert any("http://127.0.0.1:20000/v1" in line for line in lines) == (width >= 80)
+    assert max(map(len, lines)) <= width
+
+
+def test_a_finished_bar_shows_on_a_terminal_of_sixteen_colours() -> None:
+    out = io.StringIO()
+    with Screen(Console(file=out, force_terminal=True, color_system="standard", width=140), "") as view:
+        view.show(snapshot(job("Succeeded", 100)))
+    green, bar = "\x1b[32m", "\u2501" * 20
+    assert f"{green}{bar}" in out.getvalue()
+
+
+def waiting(reason: str, server: str = "chat", **spec: Any) -> dict[str, Any]:
+    """A BatchJob that has not begun, and why."""
+    found = job("Pending")
+    running = {"type": "Running", "status": "False", "reason": reason, "message": "why"}
+    return {**found, "spec": {"serverRef": {"name": server}, **spec}, "status": {**found["status"], "conditions": [running]}}
+
+
+OTHER = {**job("Running"), "metadata": {"name": "other", "namespace": "default"}, "spec": {"server": {"model": {}}}}
+
+
+def not_ready(reason: str, phase: str = "Loading", accepted: str = "True") -> dict[str, Any]:
+    found = server(phase)
+    conditions = [
+        {"type": "Accepted", "status": accepted, "reason": "SecretNotFound", "message": ""},
+        {"type": "Ready", "status": "False", "reason": reason, "message": ""},
+    ]
+    return {**found, "status": {**found["status"], "conditions": conditions}}
+
+
+def test_waiting_is_over_when_all_is_there() -> None:
+    assert not servers_ready([not_ready("Loading"), job("Running")]).over
     assert servers_ready([server(), job("Running")]).over
     assert not all_done([server(), job("Running")]).over
-    assert all_done([server(), job("Succeeded")]).problems == ()
+    assert (all_done([server(), job("Succeeded")]).over, all_done([server(), job("Succeeded")]).problems) == (True, ())
     failed = all_done([server(), job("Failed")])
     assert (failed.over, failed.problems) == (True, ("nightly: WorkersFailed: no luck",))
-    stuck = servers_ready([server("Failed")])
-    assert (stuck.over, stuck.problems) == (True, ("chat: CrashLoop: it ended with exit code 1",))
+
+
+@pytest.mark.parametrize(
+    ("resources", "problems"),
+    [
+        ([not_ready("ModelInvalid")], ["chat: ModelInvalid"]),
+        ([not_ready("CrashLoop", "Failed")], ["chat: CrashLoop"]),
+        ([not_ready("Loading", accepted="False")], ["chat: SecretNotFound"]),
+        ([not_ready("InsufficientAccelerators")], ["chat: InsufficientAccelerators"]),
+        ([waiting("WaitingForServer", "nobody")], ["nightly: WaitingForServer: why"]),
+        ([not_ready("ModelInvalid"), waiting("WaitingForServer")], ["chat: ModelInvalid", "nightly: WaitingForServer: why"]),
+        ([server("Stopped"), waiting("WaitingForServer")], ["nightly: WaitingForServer: why"]),
+        ([server(), waiting("ModelInvalid", server={})], ["nightly: ModelInvalid: why"]),
+        ([server(), waiting("Suspended", suspend=True)], ["nightly: spec.suspend is true"]),
+        ([not_ready("InsufficientAccelerators"), waiting("WaitingForServer")], ["chat: InsufficientAccelerators", "nightly: WaitingFor"]),
+    ],
+)
+def test_waiting_is_over_when_what_is_missing_cannot_come_any_more(resources: list[dict[str, Any]], problems: list[str]) -> None:
+    found = all_done(resources)
+    assert found.over
+    assert len(found.problems) == len(problems)
+    assert all(words in said for words, said in zip(problems, found.problems, strict=True))
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        [not_ready("Loading"), waiting("WaitingForServer")],
+        [not_ready("CrashLoop")],
+        [not_ready("ModelDownloadFailed")],
+        [not_ready("ModelInvalid"), job("Running")],
+        [not_ready("InsufficientAccelerators"), {**job("Running"), "spec": {"server": {"model": {}}}}],
+        [not_ready("InsufficientAccelerators"), waiting("WaitingForServer"), OTHER],
+    ],
+)
+def test_waiting_goes_on_while_anything_may_still_come_of_it(resources: list[dict[str, Any]]) -> None:
+    assert not all_done(resources).over
 
 
 def test_status_prints_whole_objects_as_json_and_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,6 +232,36 @@ def test_waiting_gives_up_after_its_time(tmp_path: Path, capsys: pytest.CaptureF
         "what an earlier run left does not count"
     )
     assert "not ready after 0.3 s" in capsys.readouterr().err
+
+
+def test_every_checkout_has_a_state_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folders = [tmp_path / one / "manifests" for one in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(folders[0])
+    names = {state_folder(folder).name for folder in (*folders, Path())}
+    assert len(names) == 2, "the same folder by another path is the same"
+    assert all(name.startswith("manifests-") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [(None, 69, "nothing runs there"), ("{", 73, "is not what this version writes"), ("[]", 73, "is not what this version writes")],
+)
+def test_a_status_that_cannot_be_read_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, code: int, words: str
+) -> None:
+    folder = tmp_path / "state"
+    if content is None:
+        folder.write_text("a file, no folder")
+    else:
+        folder.mkdir()
+        (folder / "status.json").write_text(content)
+    assert main(["status", "--state-dir", str(folder)]) == code
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
 
 
 def test_crds_are_written_to_a_folder(tmp_path: Path) -> None:

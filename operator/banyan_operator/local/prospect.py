@@ -15,7 +15,7 @@ from banyan_operator.plan import Manifest
 FINAL = frozenset({"ModelInvalid", "ModelAccessDenied", "RuntimeConfigInvalid", "ContainerStartFailed", "ConfigMissing"})
 """Reasons that a new try of the same does not mend: only another spec, another file or another Secret would."""
 NO_DEVICE = "InsufficientAccelerators"
-"""Comes when who holds the devices ends; a server never does."""
+"""Mended when a batch with a server of its own ends; an InferenceServer keeps what it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ def _hopeless(resources: Sequence[Manifest]) -> dict[Key, str]:
 
     sort(_never)
     sort(waits_in_vain)
-    if all(key in lost or _is_there(one) or _waits_for_device(one) for key, one in known.items() if one["kind"] == "BatchJob"):
+    holders = [one for key, one in known.items() if one["spec"].get("server") and not _is_there(one) and key not in lost]
+    if all(map(_waits_for_device, holders)):
         sort(lambda one: reason(one) if _waits_for_device(one) else None)
         sort(waits_in_vain)
     return lost
