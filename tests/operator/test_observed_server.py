@@ -269,8 +269,10 @@ def test_a_deadline_that_an_earlier_revision_missed_is_not_held_against_a_new_on
 
 def test_a_server_without_a_deployment_runs_nowhere():
     for server in (SERVER, a_server(replicas=0)):
-        found = conditions(observe(server))["Progressing"]
+        plan = observe(server)
+        found = conditions(plan)["Progressing"]
         assert (found["status"], found["reason"]) == ("True", "Creating")
+        assert "currentRevision" not in plan.status
     refused = observe(a_server(model={"uri": "hf://not/built"}))
     assert conditions(refused)["Progressing"]["reason"] == "Unsupported"
 
