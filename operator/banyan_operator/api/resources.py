@@ -21,10 +21,15 @@ _NAME: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 MAX_NAME: Final = 50  # so that pods of `<name>--work` with an index still have a host name of at most 63
 
 NAME_RULE: Final = Rule(
-    f"self.metadata.name.matches('{_NAME}') && !self.metadata.name.contains('--') && size(self.metadata.name) <= {MAX_NAME}",
-    f"metadata.name must be lower-case letters, digits and single - between them, start with a letter, and have at most {MAX_NAME} "
-    "characters (-- is kept for the names of what belongs to a resource)",
-    lambda name: bool(re.match(_NAME, name)) and "--" not in name and len(name) <= MAX_NAME,
+    f"self.metadata.name.matches('{_NAME}') && size(self.metadata.name) <= {MAX_NAME}",
+    f"metadata.name must be lower-case letters, digits and -, start with a letter, and have at most {MAX_NAME} characters",
+    lambda name: bool(re.match(_NAME, name)) and len(name) <= MAX_NAME,
+)
+NEW_NAME_RULE: Final = Rule(
+    "!self.metadata.name.contains('--')",
+    "metadata.name must not contain --, which is kept for the names of what belongs to a resource",
+    lambda name: "--" not in name,
+    when_made=True,
 )
 
 

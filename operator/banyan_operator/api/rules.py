@@ -14,6 +14,8 @@ class Rule:
     cel: str
     message: str
     holds: Callable[[Any], bool]
+    when_made: bool = False
+    """Is asked only when an object is made: one that is there from before the rule can still be changed and finished."""
 
 
 @dataclass(frozen=True, slots=True)

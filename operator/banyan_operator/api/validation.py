@@ -22,7 +22,7 @@ from banyan_operator.api.batchjob import BatchJobSpec
 from banyan_operator.api.inferenceserver import InferenceServerSpec
 from banyan_operator.api.parts import Resources, Runtime
 from banyan_operator.api.quantity import amount
-from banyan_operator.api.resources import API_VERSION, KINDS, NAME_RULE, BatchJob, InferenceServer, Metadata, Resource
+from banyan_operator.api.resources import API_VERSION, KINDS, NAME_RULE, NEW_NAME_RULE, BatchJob, InferenceServer, Metadata, Resource
 from banyan_operator.api.rules import Transition
 
 M = TypeVar("M", bound=Model)
@@ -52,11 +52,11 @@ def parse(manifest: Mapping[str, Any], *, strict: bool = True) -> Resource:
     """The resource that a manifest describes, with defaults filled in.
 
     `strict`: fields that the schema does not know are an error, as suits a file that somebody wrote. What an API server stores
-    has passed its own schema, which may be of another version: there they count as left out.
+    has passed its own schema, which may be of another version: there they count as left out, and rules for what is new are not asked.
 
     Raises SpecError with every problem of the first layer that has one: kind and name, schema and rules, values between them.
     """
-    kind = _kind(manifest)
+    kind = _kind(manifest, strict)
     metadata = Metadata.of(manifest)
     spec = manifest.get("spec")
     if not isinstance(spec, Mapping):
@@ -77,7 +77,7 @@ def check_update(new: Resource, old: Resource) -> None:
     _raise([Problem("spec", message) for message in broken])
 
 
-def _kind(manifest: Mapping[str, Any]) -> str:
+def _kind(manifest: Mapping[str, Any], strict: bool) -> str:
     kind, version = manifest.get("kind"), manifest.get("apiVersion")
     if kind not in KINDS:
         raise SpecError([Problem("kind", f"{kind!r} is not one of {', '.join(KINDS)}")])
@@ -86,8 +86,9 @@ def _kind(manifest: Mapping[str, Any]) -> str:
     name = (manifest.get("metadata") or {}).get("name")
     if not isinstance(name, str):
         raise SpecError([Problem("metadata.name", "is required")])
-    if not NAME_RULE.holds(name):
-        raise SpecError([Problem("metadata.name", f"{name!r} is refused: {NAME_RULE.message}")])
+    for rule in (NAME_RULE, NEW_NAME_RULE) if strict else (NAME_RULE,):
+        if not rule.holds(name):
+            raise SpecError([Problem("metadata.name", f"{name!r} is refused: {rule.message}")])
     return str(kind)
 
 
