@@ -81,22 +81,23 @@ def restricted(name: str) -> Manifest:
 def take_away(namespace: str) -> None:
     """The chart, its definitions, and the namespace with all that is in it."""
     kubectl = Kubectl(namespace)
-    for command in (
-        ("delete", "isrv,bj", "--all", "--all-namespaces", "--wait=false"),
-        ("delete", "crd", "inferenceservers.serving.banyan.dev", "batchjobs.serving.banyan.dev", "--timeout=60s"),
-        ("delete", "namespace", namespace, "--timeout=90s"),
-    ):
-        with contextlib.suppress(KubectlError):
+
+    def try_to(*command: str) -> None:
+        with contextlib.suppress(KubectlError):  # it is gone already
             kubectl(*command, timeout=100)
-            if command[1] == "isrv,bj":
-                helm("uninstall", RELEASE, "--namespace", namespace, "--ignore-not-found", "--wait", "--timeout", "1m")
+
+    try_to("delete", "isrv,bj", "--all", "--all-namespaces", "--wait=false")
+    helm("uninstall", RELEASE, "--namespace", namespace, "--ignore-not-found", "--wait", "--timeout", "1m")
+    try_to("delete", "crd", "inferenceservers.serving.banyan.dev", "batchjobs.serving.banyan.dev", "--timeout=60s")
+    try_to("delete", "namespace", namespace, "--timeout=90s")
 
 
 @pytest.fixture(scope="module")
 def bare_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     """Nothing of ours is in the cluster: for modules that install the chart by themselves, into their NAMESPACE."""
-    found = Kubectl("default")("get", "crd,clusterrole", "-o", "name")
-    assert "banyan" not in found, f"the chart, or what it left, is in the cluster:\n{found}"
+    found = Kubectl("default")("get", "crd,clusterrole", "-o", "name").split()
+    left = [name for name in found if "banyan" in name]
+    assert left == [], "the chart, or what it left, is in the cluster"
     yield
     take_away(request.module.NAMESPACE)
 

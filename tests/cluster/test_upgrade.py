@@ -33,6 +33,8 @@ NAMESPACE = "banyan-upgraded"
 TEAM = "team-upgraded"
 NEXT_IMAGE = "localhost/banyan-runtime:next"  # on no node: a pod that is made anew from it would not start
 
+CACHED = inference_server("cached", cache={"type": "PersistentVolumeClaim", "size": "1Gi"})
+
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -89,9 +91,9 @@ def upgraded(bare_cluster: None, volumes: Volumes, s3: S3Server) -> Iterator[tup
     volumes.fill(team, "models", {MODEL: ROOT / "examples" / "models" / "tiny-chat"})
     bucket = Bucket(s3)
     bucket.put("in.jsonl", "\n".join(request(number, max_tokens=400) for number in range(3000)) + "\n")
+    team("apply", "--server-side", "-f", "-", stdin=json.dumps(CACHED))
     team.apply(
         inference_server("pair", replicas=2),
-        inference_server("cached", cache={"type": "PersistentVolumeClaim", "size": "1Gi"}),
         secret("store"),
         batch_job("long", bucket, s3, serverRef={"name": "pair"}, maxConcurrency=2),
     )
@@ -143,6 +145,16 @@ def test_scaling_after_the_upgrade_restarts_nothing_and_adds_what_runs_already(u
     assert installation.pods().items() >= pair.items()
     images = {pod["spec"]["containers"][0]["image"] for pod in team.items("pods", "serving.banyan.dev/server=pair")}
     assert images == {RUNTIME_IMAGE}
+
+
+def test_what_was_applied_before_the_upgrade_can_be_applied_again(upgraded: Upgraded) -> None:
+    installation, _ = upgraded
+    before = installation.pods()
+    changed = {**CACHED, "spec": {**CACHED["spec"], "drain": {"preStopSeconds": 2, "terminationGracePeriodSeconds": 30}, "paused": False}}
+    installation.team("apply", "--server-side", "-f", "-", stdin=json.dumps(changed))
+    installation.team.apply(inference_server("pair", replicas=3))
+    installation.acts("cached")
+    assert installation.pods() == before
 
 
 def test_changed_pull_secrets_of_the_chart_restart_nothing_not_even_when_scaled(upgraded: Upgraded) -> None:

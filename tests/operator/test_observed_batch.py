@@ -463,10 +463,16 @@ def test_work_does_not_begin_before_its_server_serves(server, words):
     assert plan.requeue_after_s == 5
 
 
-def test_work_is_suspended_when_its_server_is_deleted_but_not_when_it_stumbles():
+def test_work_is_suspended_when_its_server_is_deleted():
     (work,) = (child for child in observe(BATCH, job(active=1), running(), server=None).apply if child["kind"] == "Job")
     assert work["spec"]["suspend"] is True
-    stumbling = a_server() | {"status": {"conditions": [{"type": "Available", "status": "False"}]}}
+
+
+@pytest.mark.parametrize(
+    "kind", ["Available", "Accepted"]
+)  # not accepted: by an operator of another version, or a bad edit; its pods serve on
+def test_work_that_has_begun_is_not_stopped_when_its_server_stumbles(kind):
+    stumbling = a_server() | {"status": {"conditions": [{"type": kind, "status": "False"}]}}
     plan = observe(BATCH, job(active=1), running(), server=stumbling, progress=PROGRESS)
     assert all(child["kind"] != "Job" for child in plan.apply)
     assert plan.status["phase"] == "Running"

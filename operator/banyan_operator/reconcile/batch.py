@@ -137,11 +137,11 @@ def _hold(job: BatchJob, world: World, work: Manifest | None) -> Finding | None:
     name = job.spec.server_ref.name
     if world.server is None or world.server["metadata"].get("deletionTimestamp"):
         return no("WaitingForServer", f"InferenceServer {name} does not exist in namespace {job.metadata.namespace}. Create it.")
+    if work is not None and not work["spec"].get("suspend"):
+        return None  # it has begun: the worker itself waits out what is temporary, and a server that is not accepted serves on
     accepted = condition(world.server, "Accepted")
     if accepted.get("status") == "False":
         return no("WaitingForServer", f"InferenceServer {name} is not accepted: {accepted.get('message')}")
-    if work is not None and not work["spec"].get("suspend"):
-        return None  # it has begun: the worker itself waits out what is temporary
     if not is_true(world.server, "Available"):
         why = condition(world.server, "Available").get("message") or "no status yet"
         return no("WaitingForServer", f"InferenceServer {name} takes no requests yet: {why}")
