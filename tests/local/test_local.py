@@ -124,6 +124,26 @@ def test_credentials_come_from_a_secret(tmp_path: Path, stand_in: Any, start_ope
     assert log.read_text() == "None of the secret\n"
 
 
+def test_a_batch_without_credentials_for_its_bucket_says_how_to_give_them(
+    tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "of the shell")
+    job = batch_job(
+        0,
+        input={"uri": "s3://batches/in.jsonl"},
+        output={"uri": "s3://batches/out/"},
+        s3={"endpoint": "http://127.0.0.1:9", "region": "us-east-1"},
+        env=[{"name": "AWS_EC2_METADATA_DISABLED", "value": "true"}],
+    )
+    del job["spec"]["podTemplate"]  # the real worker
+    operator = start_operator(write(tmp_path / "m", server(stand_in), job), "--until-done")
+    assert operator.process.wait(60) == 1
+    problem = operator.log.read_text().splitlines()[-2]
+    assert "no S3 credentials found" in problem
+    assert "spec.s3.credentialsSecretRef (in local mode given with --secret NAME=DIR)" in problem
+
+
 def test_loading_is_shown_while_it_happens(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "2.5"})))
     percents = set()
@@ -373,6 +393,13 @@ def test_a_second_interrupt_kills_what_does_not_want_to_end(tmp_path: Path, stan
     began = time.monotonic()
     assert operator.stop(signal.SIGINT) == 0
     assert time.monotonic() - began < 3
+    assert operator.survivors() == []
+
+
+def test_a_wait_that_is_interrupted_is_no_success(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "60"})), "--until-done")
+    operator.wait(lambda: operator.phase("chat") == "Loading")
+    assert operator.stop(signal.SIGINT) == 130
     assert operator.survivors() == []
 
 

@@ -192,6 +192,23 @@ def test_an_object_of_somebody_else_is_not_taken_over(a_world: tuple[Objects, Lo
     assert "labels" not in kept["metadata"]
 
 
+def test_what_a_server_runs_is_recorded_and_an_edit_that_no_pod_sees_changes_nothing_of_it(a_world: tuple[Objects, LocalWorld]) -> None:
+    objects, there = a_world
+    resource = a_stopped_server(objects)
+    turn(there)
+    (record,) = objects.of_kind("ControllerRevision")
+    (deployment,) = objects.of_kind("Deployment")
+    objects.apply({**resource, "spec": {**resource["spec"], "service": {"port": 8080}, "rollout": {"strategy": "Recreate"}}})
+    turn(there)
+    assert objects.of_kind("ControllerRevision") == [record]
+    (now,) = objects.of_kind("Deployment")
+    assert now["spec"]["strategy"] == {"type": "Recreate"}
+    assert now["spec"]["template"] == deployment["spec"]["template"]
+    objects.apply({**resource, "spec": {**resource["spec"], "runtime": {"contextLength": 512}}})
+    turn(there)
+    assert [one["revision"] for one in objects.of_kind("ControllerRevision")] == [1, 2], "the earlier one is kept beside it"
+
+
 def test_a_conflict_is_reported_as_failed_and_the_next_turn_tries_again(
     a_world: tuple[Objects, LocalWorld], monkeypatch: pytest.MonkeyPatch
 ) -> None:

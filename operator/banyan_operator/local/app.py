@@ -33,6 +33,7 @@ from banyan_operator.times import seconds
 
 TURN_S = 1.0
 """A turn comes at least this often: retries of Jobs fall due, files change, and nobody says so."""
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Options:
 
 
 def run(options: Options, view: View) -> int:
-    """Run until stopped (exit code 0), or with `until_done` until all is done (0) or something failed (1).
+    """Run until stopped (exit code 0), or with `until_done` until all is done (0) or something failed (1); stopped before, 130.
 
     Raises LocalError for what the user has to put right.
     """
@@ -123,7 +124,7 @@ class LocalMode:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
         self._view.say(f"state and logs: {self._folder}")
-        code = 0
+        code = INTERRUPTED if self._options.until_done else 0
         try:
             while not (self._stops or self._view.gone):
                 self._reread()

@@ -88,9 +88,9 @@ class Objects:
 
     def restore(self, manifest: Manifest, before: Manifest) -> None:
         """Put an object of an earlier run back: `manifest` as the object that it was, with its status."""
-        kept = {name: before["metadata"][name] for name in ("uid", "creationTimestamp")}
-        metadata = {**manifest["metadata"], **kept, "generation": 1}
-        self._put(key_of(manifest), copy.deepcopy({**manifest, "metadata": metadata, "status": before["status"]}))
+        kept = {name: before["metadata"][name] for name in ("uid", "generation", "creationTimestamp")}
+        restored = {**manifest, "metadata": {**manifest["metadata"], **kept}, "status": before["status"]}
+        self._put(key_of(manifest), copy.deepcopy(restored))
 
     def set_status(self, key: Key, status: Manifest) -> bool:
         """Replace the status; says whether that changed anything. An object that is gone is no error."""

@@ -25,8 +25,8 @@ SETTLED_S = 1.0
 """Words that change while the phase stays are printed when they have stood that long: most stand for an instant only."""
 LONGEST_LINE = 240
 BAR_CELLS, PERCENT_CELLS, GAP = 20, 4, 2
-LEAST_NAME, LEAST_DETAIL = 8, 30
-"""A name of fewer cells tells nothing; a bar that would leave the detail less is left out."""
+LEAST_NAME, LEAST_BAR, LEAST_DETAIL = 8, 8, 26
+"""What has fewer cells tells nothing. The bar leaves so much to the detail, which a server's URL fits into."""
 BAD, BUSY, GOOD = "red", "yellow", "green"
 _COLOURS = {"Ready": GOOD, "Succeeded": GOOD, "Failed": BAD, "Degraded": BAD, "Expired": BAD, "Cancelled": BAD}
 
@@ -202,7 +202,9 @@ class Screen:
                 "name": Text(name, style="bold"),
                 "phase": Text(word, style=_COLOURS.get(word, BUSY)),
                 # named colours, because a terminal of 16 shows the default ones as black
-                "bar": "" if done is None else ProgressBar(100, done, BAR_CELLS, style="dim", complete_style=BUSY, finished_style=GOOD),
+                "bar": ""
+                if done is None
+                else ProgressBar(100, done, widths.get("bar"), style="dim", complete_style=BUSY, finished_style=GOOD),
                 "percent": "" if done is None else f"{done:3d}%",
                 "detail": Text(more),
             }
@@ -218,9 +220,10 @@ def _widths(whole: int, rows: Sequence[tuple[str, str, int | None, str]]) -> dic
     widths = {"name": name, "phase": word} if name >= LEAST_NAME else {"phase": word}
     rest = whole - sum(widths.values()) - GAP * len(widths)
     if any(row[2] is not None for row in rows):
-        if rest >= BAR_CELLS + PERCENT_CELLS + LEAST_DETAIL + 3 * GAP:
-            widths["bar"] = BAR_CELLS
-            rest -= BAR_CELLS + GAP
+        bar = min(BAR_CELLS, rest - PERCENT_CELLS - LEAST_DETAIL - 3 * GAP)
+        if bar >= LEAST_BAR:
+            widths["bar"] = bar
+            rest -= bar + GAP
         if rest >= PERCENT_CELLS + GAP:
             widths["percent"] = PERCENT_CELLS
             rest -= PERCENT_CELLS + GAP
