@@ -433,6 +433,16 @@ def test_a_worker_on_a_lost_node_does_not_run_as_far_as_anybody_knows():
     assert condition(back, "Running")["status"] == "True"
 
 
+def test_a_pod_that_was_given_up_with_its_node_runs_no_worker():
+    given_up = merge(
+        running(),
+        {"status": {"phase": "Failed", "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]}},
+    )
+    plan = observe(BATCH, job(active=1), given_up)
+    assert condition(plan, "Running")["status"] == "False"
+    assert condition(plan, "Running")["reason"] == "Disrupted"
+
+
 def test_a_cancel_waits_for_a_worker_on_a_lost_node_and_says_so():
     silent = merge(
         running(), {"metadata": {"deletionTimestamp": stamp(NOW)}, "status": {"conditions": [{"type": "Ready", "status": "False"}]}}

@@ -447,6 +447,13 @@ def test_a_pod_that_its_kubelet_speaks_for_is_not_lost(ready_condition):
     assert ready(observe(SERVER, deployment(SERVER), alive))["reason"] != "NodeLost"
 
 
+def test_a_pod_that_was_given_up_with_its_node_was_taken_away():
+    """The garbage collector of pods ends one in name only: what its kubelet last said of the containers stands."""
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node does not exist"}
+    gone = pod(SERVER, **(SILENT | {"phase": "Failed", "conditions": [{"type": "Ready", "status": "False"}, target]}))
+    assert ready(observe(SERVER, deployment(SERVER), gone))["reason"] == "Disrupted"
+
+
 def test_why_an_image_cannot_be_pulled_stays_while_the_kubelet_waits():
     answer = 'failed to resolve reference "registry.example/banyan-runtime:0.1": not found'
     first = observe(SERVER, deployment(SERVER), pod(SERVER, **waiting("ErrImagePull", answer)))

@@ -106,7 +106,7 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
         left=orphans(world.children),
         ending=ending(work, known),
         diagnosis=found,
-        running_since=next((one.running_since for pod, one in workers if one.running_since and not pod.lost), None),
+        running_since=next((one.running_since for pod, one in workers if one.running_since and pod.may_run and not pod.lost), None),
         failure=next(((pod, one.ended) for pod, one in workers if one.ended is not None and one.ended.exit_code != 0), None),
     )
 

@@ -172,21 +172,21 @@ def _pod(manifest: Manifest) -> Pod:
         ready_message=ready.get("message") or "",
         unschedulable=scheduled.get("message") or "no node fits" if unschedulable else None,
         disrupted=f"{disrupted.get('reason')}: {disrupted.get('message')}" if disrupted.get("status") == "True" else None,
-        lost=_is_lost(conditions, status.get("containerStatuses") or ()),
+        lost=_is_lost(status, conditions),
         evicted_after_s=_evicted_after_s(manifest),
         containers=tuple(_container(one, limits.get(one["name"])) for one in statuses),
     )
 
 
-def _is_lost(conditions: Mapping[str, Mapping[str, Any]], statuses: Sequence[Manifest]) -> bool:
+def _is_lost(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> bool:
     """The node controller takes back the Ready condition when the node falls silent, and what the kubelet last said of the
     containers stands. A kubelet writes both at once, and only a readiness gate makes them differ otherwise."""
-    ready = conditions.get("Ready", {})
-    if ready.get("status") != "False" or ready.get("reason") == "ReadinessGatesNotReady":
+    ready, containers = conditions.get("Ready", {}), status.get("containerStatuses") or ()
+    if status.get("phase") != "Running" or ready.get("status") != "False" or ready.get("reason") == "ReadinessGatesNotReady":
         return False
     if conditions.get("ContainersReady", {}).get("status") == "False":
         return False
-    return bool(statuses) and all(one.get("ready") and "running" in (one.get("state") or {}) for one in statuses)
+    return bool(containers) and all(one.get("ready") and "running" in (one.get("state") or {}) for one in containers)
 
 
 def _evicted_after_s(manifest: Manifest) -> int | None:
