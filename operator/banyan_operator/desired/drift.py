@@ -11,7 +11,7 @@ from banyan_operator.desired.podtemplate import MERGE_KEYS, merge_key
 from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, JOB, SERVICE
 
 Keys = Mapping[str, tuple[str, ...]]
-"""By the name of a list: its items' merge keys. Items of others are our own beside those that we wrote only in lists like these."""
+"""By the name of a list, the merge keys of its items. Others may have items of their own in such lists, and in no other."""
 
 _EVERYWHERE: Final = {"ownerReferences": ("uid",)}
 _OF_KIND: Final[dict[str, Keys]] = {
