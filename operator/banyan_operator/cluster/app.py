@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import sys
 import time
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         deadman.disarm()
         failures = 0 if time.monotonic() - began > LONG_LIFE_S else failures + 1
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # kopf has taken its own handler away
-        time.sleep(min(RESTART_CAP_S, 2.0 ** (failures - 1)) if failures else 0.0)
+        time.sleep(min(RESTART_CAP_S, 2.0 ** (failures - 1)) * random.uniform(0.5, 1.0) if failures else 0.0)
 
 
 async def live(options: Options, metrics: Metrics, deadman: Deadman) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,6 +25,7 @@ FORBIDDEN_S: Final = 30.0  # rights may be given at any time, and nothing tells
 REFUSED_S: Final = 30.0  # so may quota
 UNSERVED_S: Final = 60.0  # so may an API come
 REMEMBER: Final = 50_000
+NOTHING: Final[Mapping[Key, Manifest]] = {}
 
 
 @dataclass
@@ -36,6 +37,9 @@ class Applied:
     taken: dict[Ref, str] = field(default_factory=dict)
     failed: dict[Ref, str] = field(default_factory=dict)
     contested: set[Ref] = field(default_factory=set)
+    unseen: dict[Key, Manifest] = field(default_factory=dict)
+    """Objects of the resource that no watch shows: without our label, or made a moment ago. Nothing was done to them; the plan is to be
+    made again with them."""
     error: ApiError | None = None
     """The failure that asks for another try soonest, if there is one."""
     wait_s: float | None = None
@@ -76,19 +80,22 @@ class Applier:
         self._repairs = Repairs()
         self._made: dict[Key, str] = {}  # what was applied and not deleted by us → uid of the resource that it is for
 
-    async def apply(self, resource: Manifest, plan: Plan) -> Applied:
-        """The applies, in order, then the deletes. One that fails does not stop the others."""
+    async def apply(self, resource: Manifest, plan: Plan, unseen: Mapping[Key, Manifest] = NOTHING) -> Applied:
+        """The applies, in order, then the deletes. One that fails does not stop the others.
+
+        `unseen`: objects that no watch shows and that were known when the plan was made.
+        """
         applied = Applied()
         for manifest in plan.apply:
             if manifest["kind"] == kinds.DEPLOYMENT.kind and (record := applied.unrecorded()) is not None:
                 applied.failed[Ref.of(manifest)] = f"ControllerRevision {record.name}, which records what its pods run, is not written"
                 continue
-            await self._apply(resource, manifest, Ref.of(manifest) in plan.drifted, applied)
+            await self._apply(resource, manifest, Ref.of(manifest) in plan.drifted, unseen, applied)
         for live in plan.delete:
             await self._delete(live, applied)
         return applied
 
-    async def _apply(self, resource: Manifest, manifest: Manifest, drifted: bool, applied: Applied) -> None:
+    async def _apply(self, resource: Manifest, manifest: Manifest, drifted: bool, unseen: Mapping[Key, Manifest], applied: Applied) -> None:
         ref, key = Ref.of(manifest), key_of(manifest)
         deleted = self._store.get(key) is None and self._made.get(key) == uid_of(resource)
         drifted = drifted or deleted
@@ -97,10 +104,13 @@ class Applier:
             applied.again(wait)
             return
         try:
-            target = await self._target(resource, manifest)
+            target = await self._target(resource, manifest, unseen, applied)
             if isinstance(target, Stranger):
                 applied.taken[ref] = target.owner
                 applied.again(TAKEN_S)
+                return
+            if target is None:
+                applied.failed[ref] = "it is there, and no watch shows it"
                 return
             self._concerns(self._store.note(await self._api.apply(target)))
         except ApiError as error:
@@ -113,18 +123,24 @@ class Applier:
             self._metrics.drift.labels(manifest["kind"]).inc()
         log.info("%s %s", "put back" if drifted else "applied", key)
 
-    async def _target(self, resource: Manifest, manifest: Manifest) -> Manifest | Stranger:
-        """The manifest for the object that it is meant for, whether there is one or not.
+    async def _target(
+        self, resource: Manifest, manifest: Manifest, unseen: Mapping[Key, Manifest], applied: Applied
+    ) -> Manifest | Stranger | None:
+        """The manifest for the object that it is meant for, whether there is one or not. None: it was made in ignorance of it.
 
         An apply creates what is absent and takes over what is present. What no watch shows may still exist: a stranger's, or one
         of ours that lost its label; what a watch shows may belong to another of our resources.
         """
         meta = manifest["metadata"]
-        live = self._store.get(key_of(manifest))
+        key = key_of(manifest)
+        live = self._store.get(key) or unseen.get(key)
         if live is None:
             live = await self._api.get(kinds.of(manifest), meta["namespace"], meta["name"])
             if live is None:
                 return manifest
+            if Owner.of(resource).controls(live):
+                applied.unseen[key] = live
+                return None
         if not Owner.of(resource).may_change(live):
             return Stranger(whose(live))
         return {**manifest, "metadata": {**meta, "uid": uid_of(live)}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -27,6 +27,10 @@ CALL_S: Final = 4.0  # of one try, so that a hanging one leaves time for another
 RELEASE_S: Final = 2.0
 
 
+class RivalError(Exception):
+    """Another operator began to look after the same namespaces in the same moment."""
+
+
 class LeaseLostError(Exception):
     """The lease could not be renewed in time; another may act by now."""
 
@@ -41,6 +45,58 @@ class Observed:
 
     def expired(self, now: float) -> bool:
         return now - self.since >= DURATION_S
+
+
+class Rivals:
+    """Operators that look after some of the same namespaces, and hold another lease: one for the whole cluster, where this one is
+    for some namespaces, or one for some, where this one is for all."""
+
+    def __init__(
+        self, api: Api, name: str, namespaces: Sequence[str], cluster_wide: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`cluster_wide`: the namespace of the lease for the whole cluster. `namespaces`: what this operator is for; none: all."""
+        self._api, self._name, self._clock = api, name, clock
+        self._namespaces, self._cluster_wide = namespaces, cluster_wide
+        self._observed: dict[str, Observed] = {}
+
+    async def gone(self) -> None:
+        """Return when none leads."""
+        told = None
+        while True:
+            try:
+                rival = await self.found()
+            except ApiError as error:
+                rival = f"the leases can not be read: {error}"
+            if rival is None:
+                return
+            if rival != told:
+                log.info("standing by, because of others for the same namespaces: %s", rival)
+                told = rival
+            await asyncio.sleep(RETRY_S)
+
+    async def found(self) -> str | None:
+        """One that leads, as a text, or None. Where the leases may not be read: None."""
+        try:
+            leases = [one for one in await self._leases() if self._live(one)]
+        except ApiError as error:
+            if not error.forbidden:
+                raise
+            log.warning("whether another operator looks after the same namespaces can not be seen: %s", error)
+            return None
+        return next((f"lease {one['metadata']['namespace']}/{self._name} is held by {_holder(one)}" for one in leases), None)
+
+    async def _leases(self) -> list[Manifest]:
+        if self._namespaces:
+            found = await self._api.get(kinds.LEASE, self._cluster_wide, self._name)
+            return [found] if found is not None and self._cluster_wide not in self._namespaces else []
+        listed, _ = await self._api.list(kinds.LEASE, None, fields=f"metadata.name={self._name}")
+        return [one for one in listed if one["metadata"]["namespace"] != self._cluster_wide and one["metadata"]["name"] == self._name]
+
+    def _live(self, lease: Manifest) -> bool:
+        place, version = lease["metadata"]["namespace"], lease["metadata"]["resourceVersion"]
+        if place not in self._observed or self._observed[place].version != version:
+            self._observed[place] = Observed(version, self._clock(), _holder(lease))
+        return bool(_holder(lease)) and not self._observed[place].expired(self._clock())
 
 
 class Lease:
@@ -143,7 +199,7 @@ class Lease:
 
     def _free(self, found: Manifest) -> bool:
         version, now = found["metadata"]["resourceVersion"], self._clock()
-        holder = (found.get("spec") or {}).get("holderIdentity") or ""
+        holder = _holder(found)
         if self._observed is None or self._observed.version != version:
             self._observed = Observed(version, now, holder)
         return holder in ("", self._identity) or self._observed.expired(now)
@@ -174,3 +230,7 @@ class Lease:
         else:
             fresh["leaseTransitions"] = (old.get("leaseTransitions") or 0) + 1
         return {**found, "spec": fresh}
+
+
+def _holder(lease: Manifest) -> str:
+    return (lease.get("spec") or {}).get("holderIdentity") or ""

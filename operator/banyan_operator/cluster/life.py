@@ -23,7 +23,7 @@ from banyan_operator.cluster.deadman import Deadman
 from banyan_operator.cluster.driver import Driver
 from banyan_operator.cluster.gather import Gatherer
 from banyan_operator.cluster.health import Health
-from banyan_operator.cluster.leader import DURATION_S, RELEASE_S, Lease, LeaseLostError
+from banyan_operator.cluster.leader import DURATION_S, RELEASE_S, Lease, LeaseLostError, RivalError, Rivals
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
 from banyan_operator.cluster.options import Options
 from banyan_operator.cluster.podclient import Pods
@@ -78,6 +78,7 @@ class Life:
         self._relist = Relist(self._store, api, metrics, options.namespaces, self._concerns, options.resync_s)
         identity = f"{options.namespace}/{os.environ.get('POD_NAME') or os.uname().nodename}_{uuid.uuid4()}"
         self._leases = [Lease(api, namespace, LEASE, identity) for namespace in options.leases] if options.leader_election else []
+        self._rivals = Rivals(api, LEASE, options.namespaces, options.lease_namespace)
         self._health = Health(metrics, self.trouble, self._unready)
         self.login = KopfLogin(connection, metrics.observe_call, self._relist.listed)
 
@@ -103,6 +104,7 @@ class Life:
 
     async def stop(self) -> None:
         """End what is at work, and let the next operator take over."""
+        self.ended.set()  # kopf waits for it, and would wait 5 s more for the one that waits
         self._deadman.arm(STOP_S + RELEASE_S + 2, "not everything could be stopped in time")
         if self._task is not None:
             await self._driver.drain(STOP_S if self.error is None else 0.0)
@@ -134,15 +136,23 @@ class Life:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._relist.run())
-                for lease in self._leases:
-                    await lease.acquire()
-                    group.create_task(self._hold(lease))  # from here on, whatever else takes its time
-                self._deadman.watch(lambda: min((lease.deadline() for lease in self._leases), default=float("inf")))
+                if self._leases:
+                    await self._win(group)
                 group.create_task(self._work())
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self._end(_first(error))
+
+    async def _win(self, group: asyncio.TaskGroup) -> None:
+        """Return as the leader. The leases are held by tasks of `group` from then on, whatever else takes its time."""
+        await self._rivals.gone()
+        for lease in self._leases:
+            await lease.acquire()
+            group.create_task(self._hold(lease))
+        self._deadman.watch(lambda: min(lease.deadline() for lease in self._leases))
+        if (rival := await self._rivals.found()) is not None:  # it looked before we held our lease, and sees it now as we see its
+            raise RivalError(rival)
 
     async def _hold(self, lease: Lease) -> None:
         try:
