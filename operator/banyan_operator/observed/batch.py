@@ -49,6 +49,19 @@ EXPIRE: Final = Stop("Cancelling", "Expired", "spec.deadlineSeconds has passed. 
 
 
 @dataclass(frozen=True, slots=True)
+class Course:
+    """What is to become of the work."""
+
+    accepted: Finding
+    hold: Finding | None  # why it has to wait for its server
+    stop: Stop | None  # why it is to end early
+
+    @property
+    def refused(self) -> bool:
+        return self.accepted.status != "True"
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What the world shows of one job."""
 
@@ -127,21 +140,10 @@ def _view(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setti
 
 
 def status(
-    job: BatchJob,
-    accepted: Finding,
-    hold: Finding | None,
-    stop: Stop | None,
-    seen: Seen,
-    written: Written,
-    world: World,
-    prior: Mapping[str, Any],
-    settings: Settings,
+    job: BatchJob, course: Course, seen: Seen, written: Written, world: World, prior: Mapping[str, Any], settings: Settings
 ) -> BatchJobStatus:
-    """The whole status of a job that is not over.
-
-    `hold`: why the work may not run now (the Running condition); `stop`: why it is to end early; `prior`: as it was.
-    """
-    phase = _phase(job, accepted, hold, stop, seen, written, world, prior)
+    """The whole status of a job that is not over. `prior`: as it was."""
+    phase = _phase(job, course, seen, written, world, prior)
     report: Mapping[str, Any] = (seen.words.details if seen.words else None) or world.progress or {}
     counts = _counts(seen, world, prior)
     done = (counts.completed or 0) + (counts.failed or 0)
@@ -149,7 +151,7 @@ def status(
     began = prior.get("startTime") or seen.running_since or _finished(seen)
     live = world.progress if phase in ("Running", "Merging") else None
     percent = 100 if phase == "Succeeded" else min(99, math.floor(100 * done / counts.total)) if counts.total else 0
-    found = _findings(job, accepted, hold, phase, stop, seen, written, world)
+    found = _findings(job, course, phase, seen, written, world)
     uris = _uris(job, seen, settings)
     eta_s = (live or {}).get("etaSeconds")
     job_status = (seen.work or {}).get("status") or {}
@@ -163,7 +165,7 @@ def status(
         progress=bar(percent),
         requests=f"{done}/{counts.total}" if counts.total is not None else None,
         workers=Workers(
-            desired=0 if over or (hold and not seen.stopping) else job.spec.workers,
+            desired=0 if over or (course.hold and not seen.stopping) else job.spec.workers,
             active=0 if over else job_status.get("active") or 0,
             ready=0 if over else job_status.get("ready") or 0,
             failed=job_status.get("failed") or (prior.get("workers") or {}).get("failed") or 0,
@@ -198,26 +200,17 @@ def bar(percent: int) -> str:
 # --- phase and conditions ---
 
 
-def _phase(
-    job: BatchJob,
-    accepted: Finding,
-    hold: Finding | None,
-    stop: Stop | None,
-    seen: Seen,
-    written: Written,
-    world: World,
-    prior: Mapping[str, Any],
-) -> BatchPhase:
+def _phase(job: BatchJob, course: Course, seen: Seen, written: Written, world: World, prior: Mapping[str, Any]) -> BatchPhase:
     running = seen.running_since is not None
     if seen.ending is not None:
         if not (seen.ending.over(world.now) and written.complete):
             return "Running"
         return "Succeeded" if seen.ending.succeeded else "Failed"
-    if stop is not None:
-        return stop.ended if seen.at_rest and written.complete else stop.ending
+    if course.stop is not None:
+        return course.stop.ended if seen.at_rest and written.complete else course.stop.ending
     if job.spec.suspend and not running:
-        return "Suspended" if accepted.status == "True" else "Pending"
-    if hold is not None or (accepted.status != "True" and not running):
+        return "Pending" if course.refused else "Suspended"
+    if course.hold is not None or (course.refused and not running):
         return "Pending"
     if running:
         return "Merging" if (world.progress or {}).get("phase") == "publishing" else "Running"
@@ -227,17 +220,8 @@ def _phase(
     return "Running" if prior.get("startTime") and seen.work is not None else "Pending"
 
 
-def _findings(
-    job: BatchJob,
-    accepted: Finding,
-    hold: Finding | None,
-    phase: BatchPhase,
-    stop: Stop | None,
-    seen: Seen,
-    written: Written,
-    world: World,
-) -> dict[str, Finding]:
-    running = _running(job, accepted, hold, phase, seen)
+def _findings(job: BatchJob, course: Course, phase: BatchPhase, seen: Seen, written: Written, world: World) -> dict[str, Finding]:
+    accepted, running = course.accepted, _running(course, phase, seen)
     if written.pending and phase not in TERMINAL:
         running = replace(running, message=f"{running.message} {written.pending}")
     complete, failed = no("InProgress", "The work is not over."), no("AsExpected", "Nothing fails.")
@@ -250,8 +234,8 @@ def _findings(
         assert seen.ending is not None
         complete = yes("Succeeded", "All results are published." + ("" if seen.ending.reported else f" {UNREPORTED}"))
     elif phase in TERMINAL:
-        assert stop is not None
-        complete = yes(phase, stop.message)
+        assert course.stop is not None
+        complete = yes(phase, course.stop.message)
     elif running.status != "True":
         complete = no(running.reason, running.message)
     found = {
@@ -270,19 +254,19 @@ def _findings(
     return found
 
 
-def _running(job: BatchJob, accepted: Finding, hold: Finding | None, phase: BatchPhase, seen: Seen) -> Finding:
+def _running(course: Course, phase: BatchPhase, seen: Seen) -> Finding:
     if phase in TERMINAL:
         return no("Finished", "The work is over.")
     if seen.ending is not None:
         return no("WaitingForReport", seen.ending.waiting)
     if phase == "Cancelling":
         return no("Cancelling", _stopping(seen) or "The Job is being suspended.")
-    if accepted.status != "True" and seen.running_since is None:
-        return no(accepted.reason, accepted.message)
+    if course.refused and seen.running_since is None:
+        return no(course.accepted.reason, course.accepted.message)
     if phase == "Suspended":
         return no("Suspended", f"spec.suspend is true. {_stopping(seen)}".strip())
-    if hold is not None:
-        return hold
+    if course.hold is not None:
+        return course.hold
     if seen.diagnosis is not None and seen.diagnosis.reason == "NodeLost":
         return unknown(seen.diagnosis.reason, seen.diagnosis.message)
     if seen.running_since is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from banyan_operator.api import BatchJob, SpecError
@@ -17,7 +17,7 @@ from banyan_operator.kube.kinds import JOB
 from banyan_operator.kube.objects import condition, is_true
 from banyan_operator.observed import batch as observed_batch
 from banyan_operator.observed import events
-from banyan_operator.observed.batch import CANCEL, EXPIRE, Seen, Stop
+from banyan_operator.observed.batch import CANCEL, EXPIRE, Course, Seen, Stop
 from banyan_operator.observed.conditions import Finding, no
 from banyan_operator.observed.written import contested_until, written
 from banyan_operator.plan import Manifest, Outcome, Plan, Report, Settings, World
@@ -46,7 +46,7 @@ def decide_batch(job: BatchJob, resource: Manifest, world: World, stored: Mappin
             changes = difference(owner(job), wanted, world.children)
         except SpecError as error:
             accepted = no("InvalidSpec", str(error))
-    return BatchDecision(job, world, stored, prior, settings, seen, hold, stop, accepted, changes)
+    return BatchDecision(job, world, stored, prior, settings, seen, Course(accepted, hold, stop), changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,42 +57,38 @@ class BatchDecision:
     prior: Mapping[str, Any]  # the same, where it is of this run
     settings: Settings
     seen: Seen
-    hold: Finding | None  # why the work has to wait for its server
-    stop: Stop | None  # why it is to end early
-    accepted: Finding
+    course: Course
     changes: Difference
 
     @property
     def plan(self) -> Plan:
         if blocking(self.changes):
             return Plan()
-        tidy = self.accepted.status == "True" and self.stop is None
+        tidy = not self.course.refused and self.course.stop is None
         delete = tuple(one for one in self.changes.delete if one["kind"] != JOB.kind) if tidy else ()
         return Plan(tuple(self.changes.apply), delete, frozenset(self.changes.drifted))
 
     def report(self, outcome: Outcome) -> Report:
-        accepted = carried_out(self.accepted, self.changes, outcome)
+        course = replace(self.course, accepted=carried_out(self.course.accepted, self.changes, outcome))
         came = written(wanted_optional(self.job), self.world, outcome, self.prior)
-        status = observed_batch.status(
-            self.job, accepted, self.hold, self.stop, self.seen, came, self.world, self.prior, self.settings
-        ).dump()
+        status = observed_batch.status(self.job, course, self.seen, came, self.world, self.prior, self.settings).dump()
         return Report(
             status=if_changed(status, self.stored),
             events=(*self.changes.events, *events.of_batch(self.prior, status)),
-            requeue_after_s=self._look_again(accepted, status),
+            requeue_after_s=self._look_again(course, status),
         )
 
-    def _look_again(self, accepted: Finding, status: Mapping[str, Any]) -> float | None:
+    def _look_again(self, course: Course, status: Mapping[str, Any]) -> float | None:
         now, watch_s = self.world.now, WATCH_S[self.settings.platform]
         if status["phase"] in observed_batch.TERMINAL:
             ttl = self.job.spec.ttl_seconds_after_finished
             return KEEP_JOB_S if ttl is None else min(KEEP_JOB_S, ttl)
         due: list[float] = []
-        if accepted.reason in MISSING.values():
+        if course.accepted.reason in MISSING.values():
             due.append(MISSING_S)
-        elif accepted.status == "True" and (self.hold is not None or self.changes.waiting):
+        elif not course.refused and (course.hold is not None or self.changes.waiting):
             due.append(min(WAIT_S, watch_s))
-        elif accepted.status == "True" and status["phase"] != "Suspended":
+        elif not course.refused and status["phase"] != "Suspended":
             due.append(watch_s)
         ends = observed_batch.deadline(self.job, status)
         report_due = self.seen.ending.due if self.seen.ending is not None else None
