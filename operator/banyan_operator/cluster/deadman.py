@@ -43,7 +43,9 @@ class Deadman:
         while True:
             time.sleep(TICK_S)
             if (why := self._overdue(time.monotonic())) is not None:
-                log.error("%s; ending at once", why)
+                teller = threading.Thread(target=log.error, args=("%s; ending at once", why), daemon=True)
+                teller.start()
+                teller.join(TICK_S)  # who is stuck may be stuck in writing its log
                 self._end(1)
                 return
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from banyan_operator.cluster.apply import Applier
@@ -63,6 +64,10 @@ class Driver:
         world = await self._gatherer.world(key, resource)
         decision = self._decide(resource, world, self._settings)
         applied = await self._applier.apply(resource, decision.plan)
+        if applied.unseen and applied.error is None:  # what is to become of them is decided with them
+            world = replace(world, children=(*self._store.children(key), *applied.unseen.values()))
+            decision = self._decide(resource, world, self._settings)
+            applied = await self._applier.apply(resource, decision.plan, applied.unseen)
         self._metrics.refused(key.kind, len(applied.refused) + len(applied.forbidden))
         report = decision.report(applied.outcome)
         try:
