@@ -404,6 +404,7 @@ def test_a_batch_past_its_deadline_is_stopped_and_expires():
     assert early.requeue_after_s == pytest.approx(5)
     late = observe(begun, job(limited, active=1), running(), now=NOW + 11)
     assert late.status["phase"] == "Cancelling"
+    assert late.requeue_after_s == 10  # a deadline that has passed makes nobody look each second
     gone = observe(after(late, limited), job(limited, suspend=True, **SUSPENDED), now=NOW + 20)
     assert gone.status["phase"] == "Expired"
     assert "Nothing was published" in condition(gone, "Complete")["message"]

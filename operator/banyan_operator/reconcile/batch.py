@@ -92,8 +92,8 @@ class BatchDecision:
             due.append(watch_s)
         ends = observed_batch.deadline(self.job, status)
         report_due = self.seen.ending.due if self.seen.ending is not None else None
-        due += [at - now for at in (ends, report_due, contested_until(status)) if at is not None]
-        return max(1.0, min(due)) if due else None
+        due += [max(1.0, at - now) for at in (ends, report_due, contested_until(status)) if at is not None and at > now]
+        return min(due, default=None)
 
 
 @dataclass(frozen=True, slots=True)
