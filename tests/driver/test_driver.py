@@ -116,7 +116,7 @@ def run(decide: Decide, scenario: Any, server: ApiServer | None = None) -> Any:
 
 def until_there(resource: Manifest, world: World, _: Settings) -> Decided:
     """A decision that settles: one Deployment, and a status that says whether it is there."""
-    there = any(child["kind"] == "Deployment" for child in world.children)
+    there = any(child["kind"] == "Deployment" and child["metadata"].get("labels") == OURS for child in world.children)
     status = {"phase": "Ready" if there else "Pending"}
     report = Report(status=None if status == resource.get("status") else status)
     return Decided(Plan(apply=() if there else (wanted(resource),)), lambda _: report)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
-from banyan_operator.kube.objects import Key, key_of, owner_reference, uid_of
+from banyan_operator.kube.objects import Key, controller_uid, key_of, owner_reference, uid_of
 from tests.simulation.apiserver import merged
 
 if TYPE_CHECKING:
@@ -205,6 +205,8 @@ class Actors:
         drop = self.rng.choice(("app.kubernetes.io/managed-by", "serving.banyan.dev/", ""))
         self._say("strips", child["kind"], f"{child['metadata']['name']} of {drop or 'all labels'}")
         self.sim.checks.spoiled()
+        if child["kind"] == kinds.CONTROLLER_REVISION.kind:
+            self.sim.checks.pods_may_change(controller_uid(child) or "")
 
         def stripped(one: Manifest) -> Manifest:
             labels = {name: value for name, value in (one["metadata"].get("labels") or {}).items() if not name.startswith(drop)}
@@ -261,7 +263,7 @@ class Actors:
 
     def _takes_away(self, key: Key, uid: str) -> None:
         live = self.server.get(key)
-        if live is not None and uid_of(live) == uid:
+        if live is not None and uid_of(live) == uid and not self.sim.resting:
             self.server.remove(key)
 
     # --- the operator and its ways ---

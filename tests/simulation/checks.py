@@ -33,7 +33,7 @@ class Checks:
     def __init__(self, sim: Simulation) -> None:
         self.sim, self.server = sim, sim.server
         self._epochs: dict[str, int] = {}  # uid of a server → how often the user changed what its pods are made of
-        self._templates: dict[str, tuple[int, Manifest]] = {}  # uid of a server → (how often the operator changed it, the last)
+        self._templates: dict[str, tuple[int, Any]] = {}  # uid of a server → (how often the operator changed it, the last)
         self._expected: dict[tuple[str, str], int] = {}  # (uid, reason) → changes that it tells of
         self._told: dict[str, Manifest] = {}  # Event by name
         self._over: dict[str, str] = {}  # uid of a batch → its terminal phase
@@ -45,6 +45,8 @@ class Checks:
 
     def _changed(self, before: Manifest | None, after: Manifest | None) -> None:
         if after is None and before is not None and before["kind"] in kinds.MADE:
+            if before["kind"] == kinds.CONTROLLER_REVISION.kind:
+                self.pods_may_change(controller_uid(before) or "")  # what was decided is lost with its record
             self.spoilt += 1  # whoever did it: an operator that has not heard why puts it back
 
     def spoiled(self) -> None:
@@ -58,7 +60,7 @@ class Checks:
         if after["kind"] != "Deployment" or before is after:
             return
         uid = controller_uid(after) or ""
-        template = after["spec"]["template"]
+        template = _canonical(after["spec"]["template"])
         changes, last = self._templates.get(uid, (-1, None))
         if template != last:
             changes += 1
@@ -68,7 +70,7 @@ class Checks:
         if before is None:
             self._expect(uid, "Created")
         else:
-            if before["spec"]["template"] != template:
+            if _canonical(before["spec"]["template"]) != template:
                 self._expect(uid, "RolloutStarted")
             if before["spec"]["replicas"] != after["spec"]["replicas"]:
                 self._expect(uid, "Scaled")
@@ -260,6 +262,8 @@ class Checks:
         return self.server.controlled(kinds.SERVICE, uid_of(resource))
 
     def _batch(self, resource: Manifest, status: Mapping[str, Any]) -> str | None:
+        if condition(resource, "Running")["status"] == "True":
+            return "its worker runs"
         if condition(resource, "Accepted")["status"] != "True":
             return None
         if any(job.finished for _, job in self._jobs(uid_of(resource)) if not job.gone):
@@ -299,6 +303,15 @@ class Checks:
         if count > self.spoilt + self.sim.kills:
             return f"{count} repairs were counted, and {self.spoilt} children spoiled"
         return None
+
+
+def _canonical(value: Any) -> Any:
+    """Lists without their order: that of a list's items by key depends on who wrote first."""
+    if isinstance(value, dict):
+        return {name: _canonical(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return sorted((_canonical(item) for item in value), key=repr)
+    return value
 
 
 def _seconds(text: str) -> float:

@@ -4,9 +4,10 @@ together, on the simulated API server."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from banyan_operator.cluster import podclient
 from banyan_operator.cluster.apply import Applier
 from banyan_operator.cluster.client import Api, ApiError
 from banyan_operator.cluster.driver import Driver
@@ -91,6 +92,7 @@ class Operator:
         self.tasks: list[asyncio.Task[None]] = []
         self._at_work: dict[asyncio.Task[Any], Key] = {}
         self._hold: dict[Key, float] = {}
+        self._answers: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
 
     def __str__(self) -> str:
         return f"operator {self.number} ({self.settings.operator_version})"
@@ -165,10 +167,18 @@ class Operator:
     # --- pods ---
 
     async def readyz(self, pod: Manifest) -> Mapping[str, Any] | None:
-        return self.sim.cluster.readyz(pod)
+        return self._asked(pod, self.sim.cluster.readyz)
 
     async def progress(self, pod: Manifest) -> Mapping[str, Any] | None:
-        return self.sim.cluster.progress(pod)
+        return self._asked(pod, self.sim.cluster.progress)
+
+    def _asked(self, pod: Manifest, ask: Callable[[Manifest], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+        """What the pod said last; nobody asks it more often than every two seconds."""
+        when, answer = self._answers.get(uid_of(pod), (float("-inf"), None))
+        if self.sim.loop.now - when >= podclient.FRESH_S:
+            answer = ask(pod)
+            self._answers[uid_of(pod)] = (self.sim.loop.now, answer)
+        return answer
 
 
 METRICS = _Metrics("simulated")

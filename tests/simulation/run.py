@@ -65,6 +65,7 @@ class Simulation:
         self.weather = Weather(latency_s=rng.choice((0.002, 0.05, 0.5)))
         self.strangers: set[str] = set()
         self.kills = 0
+        self.resting = False
         self.calls = 0
         self.seen: Counter[str] = Counter()
         self.asked = 0  # of these, those that were neither lists nor watches
@@ -130,6 +131,7 @@ class Simulation:
 
     async def _rest(self) -> None:
         self.trace("— rest")
+        self.resting = True
         self.weather.clear()
         self.cluster.crashes = 0.0
         self.operator.calls_left = None
@@ -141,7 +143,7 @@ class Simulation:
             await asyncio.sleep(wait_s)
             wait_s *= 1.5
         await asyncio.sleep(SETTLED_S)
-        while self.operator.queue.backlog.working:  # a call of the storm may still wait for its answer
+        while self.operator.queue.backlog.working:  # noqa: ASYNC110 - a call of the storm may still wait for its answer
             await asyncio.sleep(SETTLED_S)
         self.trace("— at rest")
         asked, at_ease, quiet_s = self.asked, self.checks.at_ease(), self.rng.choice((30.0,) * 9 + (300.0,))
