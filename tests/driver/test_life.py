@@ -151,6 +151,28 @@ def test_an_error_in_a_watch_ends_that_life_whole_and_the_next_begins_in_the_sam
     asyncio.run(scenario())
 
 
+def test_a_life_that_cannot_begin_is_followed_by_another(tmp_path: Path) -> None:
+    """Its port is taken for a while; and asked to end while it waits for what it may not list yet, it ends at once."""
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.answer = lambda call: refusal(403, "Forbidden", "no") if "pods" in call.path else None
+        async with operator(tmp_path, server) as found:
+            with socket.socket() as taken:
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                taken.bind(("127.0.0.1", found.port))
+                taken.listen()
+                await found.until(lambda: "address already in use" in found.said(), "it does not say so")
+                assert found.process.returncode is None
+            await found.until(lambda: "pods can not be listed" in found.said(), "no other life begins")
+            _, page = await found.page("/metrics")
+            assert "banyan_operator_watch_restarts_total" in page
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0
+
+    asyncio.run(scenario())
+
+
 def test_nothing_of_kopf_is_ever_written(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = ApiServer()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -20,11 +21,11 @@ from banyan_operator.cluster.health import Health
 from banyan_operator.cluster.mergepatch import merge_patch
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
 from banyan_operator.cluster.options import parse
-from banyan_operator.cluster.podclient import Pods, newest
+from banyan_operator.cluster.podclient import TIMEOUT_S, Pods, newest
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.repairs import LIMIT, Repairs
 from banyan_operator.cluster.store import Store
-from banyan_operator.kube.addresses import PROGRESS_PORT
+from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
 from banyan_operator.kube.objects import Key
 
 VALUES = st.recursive(st.integers() | st.text(max_size=3) | st.booleans(), lambda inner: st.lists(inner, max_size=3), max_leaves=4)
@@ -154,10 +155,14 @@ def test_a_pod_that_does_not_answer_costs_no_worker_its_time_and_one_that_does_b
 
         pods = Pods(hear)
         hole = pod("hole", "2026-01-01T00:00:00Z")
-        hole["status"]["podIP"] = "192.0.2.1"  # nobody answers there, not even with a refusal
-        began = time.monotonic()
-        assert await pods.readyz(hole) is None
-        assert time.monotonic() - began < 0.5  # it would be 2 s
+        hole["status"]["podIP"] = "127.0.0.2"
+        with socket.socket() as silent:  # takes the connection, and says nothing
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            silent.bind(("127.0.0.2", SERVER_PORT))
+            silent.listen()
+            began = time.monotonic()
+            assert await pods.readyz(hole) is None
+            assert time.monotonic() - began < TIMEOUT_S / 2
         app = web.Application()
 
         async def progress(_: web.Request) -> web.Response:

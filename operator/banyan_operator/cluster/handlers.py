@@ -26,11 +26,11 @@ def declare(life: Life) -> kopf.OperatorRegistry:
     async def login(**_: Any) -> kopf.AiohttpSession:
         return await life.login()
 
-    @kopf.on.startup(registry=registry)
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def start(**_: Any) -> None:
         await life.start()
 
-    @kopf.on.cleanup(registry=registry)
+    @kopf.on.cleanup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def stop(**_: Any) -> None:
         await life.stop()
 

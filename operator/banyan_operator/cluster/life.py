@@ -85,15 +85,16 @@ class Life:
     async def start(self) -> None:
         """Return once everything was listed. Kopf looks for what it is to watch afterwards, and never again: by then it is served."""
         options = self._options
-        self._collectors = [StoreCollector(self._store), QueueCollector(self._queue)]
-        for collector in self._collectors:
-            self._metrics.registry.register(collector)
-        await self._health.start(options.host, options.port)
-        log.info("banyan-operator %s on %s, /livez /readyz /metrics on %s:%d", __version__, self._api.host, options.host, options.port)
         try:
+            for collector in (StoreCollector(self._store), QueueCollector(self._queue)):
+                self._metrics.registry.register(collector)
+                self._collectors.append(collector)
+            await self._health.start(options.host, options.port)
+            log.info("banyan-operator %s on %s, /livez /readyz /metrics on %s:%d", __version__, self._api.host, options.host, options.port)
             await self._relist.everything()
-        except asyncio.CancelledError:
-            await self.stop()  # kopf cleans up only after those that have started
+        except BaseException as error:
+            self.error = None if isinstance(error, asyncio.CancelledError) else error
+            await self.stop()  # kopf cleans up only after what has started
             raise
         self._synced = True
         self._task = asyncio.create_task(self._run())
@@ -104,7 +105,6 @@ class Life:
 
     async def stop(self) -> None:
         """End what is at work, and let the next operator take over."""
-        self.ended.set()  # kopf waits for it, and would wait 5 s more for the one that waits
         self._deadman.arm(STOP_S + RELEASE_S + 2, "not everything could be stopped in time")
         if self._task is not None:
             await self._driver.drain(STOP_S if self.error is None else 0.0)
@@ -117,6 +117,7 @@ class Life:
         for collector in self._collectors:
             self._metrics.registry.unregister(collector)
         await self._health.stop()
+        self.ended.set()  # kopf waits for it, and would give the task that does 5 s more
 
     def trouble(self) -> str | None:
         """Why this process should be restarted, or None."""
