@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.batches import MODEL, Bucket
 from tests.cluster.kubectl import Kubectl, KubectlError, Manifest
 from tests.cluster.volumes import Volumes, claim
 from tests.storage.servers import S3Server, weed
@@ -28,7 +29,8 @@ RUNTIME_IMAGE = os.environ.get("BANYAN_TEST_RUNTIME_IMAGE", "localhost/banyan-ru
 SYSTEM = "banyan-system"
 RELEASE = "banyan"
 DEPLOYMENT = "banyan-operator"
-MODEL = "tiny-chat"  # the folder on the claim `models`
+LEASES = Kubectl("kube-system")
+"""Where the lease of an operator for the whole cluster is."""
 
 INSTALL_THEMSELVES = ("test_readme", "test_upgrade")
 
@@ -176,6 +178,11 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         pytest.skip("BANYAN_TEST_S3_ADDRESS is not set: pods need an address under which this machine's S3 server is reached")
     with weed(tmp_path_factory.mktemp("weed"), address) as server:
         yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> Bucket:
+    return Bucket(s3)
 
 
 @pytest.fixture

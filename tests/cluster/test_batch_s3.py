@@ -3,81 +3,24 @@
 from __future__ import annotations
 
 import json
-import uuid
-from base64 import b64encode
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import MODEL
-from tests.cluster.kubectl import Kubectl, Manifest, condition, is_true, phase
-from tests.storage.servers import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.cluster.batches import MODEL, Bucket, batch_job, request, secret
+from tests.cluster.conftest import inference_server
+from tests.cluster.kubectl import Kubectl, condition, is_true, phase
+from tests.storage.servers import S3Server
 
 BAD_LINE = '{"custom_id": "broken", "method": "POST"'
 
 
-class Bucket:
-    """A bucket of its own."""
-
-    def __init__(self, s3: S3Server) -> None:
-        self.client: Any = s3.settings().client()
-        self.name = f"batch-{uuid.uuid4().hex[:8]}"
-        self.client.create_bucket(Bucket=self.name)
-
-    def put(self, key: str, text: str) -> None:
-        self.client.put_object(Bucket=self.name, Key=key, Body=text.encode())
-
-    def lines(self, key: str) -> list[dict[str, Any]]:
-        body = self.client.get_object(Bucket=self.name, Key=key)["Body"].read().decode()
-        return [json.loads(line) for line in body.splitlines()]
-
-    def keys(self) -> set[str]:
-        return {entry["Key"] for entry in self.client.list_objects_v2(Bucket=self.name).get("Contents", [])}
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Bucket:
-    return Bucket(s3)
-
-
 @pytest.fixture(scope="module")
 def ready_server(team: Kubectl) -> Iterator[str]:
-    from tests.cluster.conftest import inference_server
-
     team.apply(inference_server("shared"))
     team.until("isrv/shared", is_true("Ready"), 120)
     yield "shared"
     team("delete", "isrv", "shared", "--wait=false")
-
-
-def request(number: int, max_tokens: int = 8) -> str:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": f"Say {number}."}], "max_tokens": max_tokens, "temperature": 0}
-    return json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body})
-
-
-def secret(name: str, key: str = ACCESS_KEY, value: str = SECRET_KEY) -> Manifest:
-    data = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": value}
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": name},
-        "data": {name: b64encode(text.encode()).decode() for name, text in data.items()},
-    }
-
-
-def batch_job(name: str, bucket: Bucket, s3: S3Server, credentials: str = "store", **spec: Any) -> Manifest:
-    return {
-        "apiVersion": "serving.banyan.dev/v1alpha1",
-        "kind": "BatchJob",
-        "metadata": {"name": name},
-        "spec": {
-            "input": {"uri": f"s3://{bucket.name}/in.jsonl"},
-            "output": {"uri": f"s3://{bucket.name}/out/"},
-            "s3": {"endpoint": s3.endpoint, "region": "us-east-1", "forcePathStyle": True, "credentialsSecretRef": {"name": credentials}},
-            **spec,
-        },
-    }
 
 
 def test_every_line_ends_in_exactly_one_of_output_and_errors_on_s3(team: Kubectl, ready_server: str, s3: S3Server, bucket: Bucket) -> None:
@@ -124,9 +67,43 @@ def test_a_cancelled_batch_stops_its_pod_and_publishes_nothing(team: Kubectl, re
     team.until("bj/endless", phase("Running"), 60)
     team.patch("bj/endless", {"spec": {"cancel": True}})
     job = team.until("bj/endless", phase("Cancelled", "Failed", "Succeeded"), 60)
+    # A status that is final is true: whatever ran is over.
+    (work,) = team.items("jobs", "serving.banyan.dev/batchjob=endless")
+    running = [pod for pod in team.items("pods", "serving.banyan.dev/batchjob=endless") if pod["status"]["phase"] in ("Pending", "Running")]
     assert job["status"]["phase"] == "Cancelled"
-    team.pods_left("serving.banyan.dev/batchjob=endless", 0)
+    assert work["spec"]["suspend"] is True
+    assert running == []
+    assert not work["status"].get("active")
     assert bucket.keys() == {"in.jsonl"}
+
+
+def test_the_status_of_every_batch_that_ended_has_all_counts(team: Kubectl, ready_server: str, s3: S3Server, bucket: Bucket) -> None:
+    bucket.put("in.jsonl", "\n".join(request(number) for number in range(40)) + "\n")
+    team.apply(secret("store"))
+    names = [f"many-{number}" for number in range(6)]
+    team.apply(
+        *(
+            batch_job(name, bucket, s3, serverRef={"name": ready_server}, output={"uri": f"s3://{bucket.name}/{name}/"}, maxConcurrency=40)
+            for name in names
+        )
+    )
+    for name in names:
+        job = team.until(f"bj/{name}", phase("Succeeded", "Failed"), 150)
+        assert job["status"]["phase"] == "Succeeded", job["status"]
+        assert job["status"]["requestCounts"] == {"total": 40, "completed": 40, "failed": 0}
+        assert job["status"]["usage"]["completionTokens"] > 40
+        assert job["status"]["manifestURI"] == f"s3://{bucket.name}/{name}/manifest.json"
+
+
+def test_a_batch_that_cannot_read_its_input_says_so_and_not_that_workers_failed(
+    team: Kubectl, ready_server: str, s3: S3Server, bucket: Bucket
+) -> None:
+    team.apply(secret("store"), batch_job("nothing", bucket, s3, serverRef={"name": ready_server}))
+    job = team.until("bj/nothing", phase("Failed", "Succeeded"), 90)
+    failed = condition(job, "Failed")
+    assert failed["status"] == "True"
+    assert failed["reason"] != "WorkersFailed", failed
+    assert f"s3://{bucket.name}/in.jsonl" in failed["message"], failed
 
 
 def test_a_batch_waits_for_its_server_and_says_so(team: Kubectl, s3: S3Server, bucket: Bucket, server: Callable[..., str]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
 
 import openai
 import pytest
 
-from tests.cluster.conftest import DEPLOYMENT, MODEL, TIMES, inference_server, operator_metrics
+from tests.cluster.conftest import DEPLOYMENT, LEASES, MODEL, TIMES, inference_server, operator_metrics
 from tests.cluster.kubectl import Kubectl, KubectlError, is_true
 
 NAME = "living"
@@ -50,6 +52,21 @@ def test_what_somebody_changes_by_hand_is_put_back(living: Kubectl, system: Kube
     living.until(f"isrv/{NAME}", is_true("Ready"), 60)
 
 
+@pytest.mark.parametrize("label", ["app.kubernetes.io/managed-by", "serving.banyan.dev/server"])
+@pytest.mark.parametrize("what", [f"deployment/{NAME}", f"service/{NAME}"])
+def test_a_child_that_loses_a_label_gets_it_back_and_goes_on(living: Kubectl, what: str, label: str) -> None:
+    found = living.get(what)
+    pods = {pod["metadata"]["uid"] for pod in living.items("pods", f"serving.banyan.dev/server={NAME}")}
+    for _ in range(2):  # the second time, it is one that was lost and found before
+        living("label", what, f"{label}-")
+        began = time.monotonic()
+        back = living.until(what, lambda one: one["metadata"]["labels"].get(label) == found["metadata"]["labels"][label], 10)
+        TIMES[f"{label} taken from {what.partition('/')[0]} until it is back"] = time.monotonic() - began
+        assert back["metadata"]["uid"] == found["metadata"]["uid"]
+        time.sleep(1)  # a second repair at once would count as a quarrel
+    assert {pod["metadata"]["uid"] for pod in living.items("pods", f"serving.banyan.dev/server={NAME}")} == pods
+
+
 def test_a_child_that_is_deleted_comes_back(living: Kubectl) -> None:
     for what in (f"service/{NAME}", f"deployment/{NAME}"):
         uid = living.get(what)["metadata"]["uid"]
@@ -58,35 +75,71 @@ def test_a_child_that_is_deleted_comes_back(living: Kubectl) -> None:
     living.until(f"isrv/{NAME}", is_true("Ready"), 120)
 
 
+class Asker(threading.Thread):
+    """Asks again and again until told to stop; keeps what went wrong."""
+
+    def __init__(self, ask: Callable[[], None], pause_s: float = 0.05) -> None:
+        super().__init__(daemon=True)
+        self._ask, self._pause_s, self._over = ask, pause_s, threading.Event()
+        self.answers, self.failures = 0, list[str]()
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._ask()
+                self.answers += 1
+            except Exception as error:
+                self.failures.append(f"{type(error).__name__}: {error}")
+            time.sleep(self._pause_s)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(60)
+
+
+def sdk(url: str) -> Callable[[], None]:
+    """The openai client, which gets one try for each request."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=30, max_retries=0)
+
+    def ask() -> None:
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=4)
+
+    return ask
+
+
+def pooled(url: str) -> Callable[[], None]:
+    """One connection that is kept while the server keeps it, and opened anew only when the last answer said that it closes."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4})
+
+    def ask() -> None:
+        try:
+            connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        except OSError:
+            connection.close()
+            raise
+        assert answer.status == 200, f"{answer.status} {answer.headers} {text}"
+
+    return ask
+
+
 def test_a_change_of_the_spec_is_rolled_out_without_a_failed_request(living: Kubectl) -> None:
     before = living.get(f"isrv/{NAME}")["status"]["currentRevision"]
-    failures: list[str] = []
-    answers = 0
-    over = threading.Event()
-
-    def ask(url: str) -> None:
-        nonlocal answers
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=30)
-        while not over.is_set():
-            try:
-                client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=4)
-                answers += 1
-            except openai.OpenAIError as error:
-                failures.append(repr(error))
-            time.sleep(0.1)
-
     with living.url(NAME) as url:
-        asker = threading.Thread(target=ask, args=(url,))
-        asker.start()
+        askers = [Asker(sdk(url)), *(Asker(pooled(url)) for _ in range(4)), Asker(pooled(url), pause_s=0.0)]
+        for asker in askers:
+            asker.start()
         began = time.monotonic()
         living.patch(f"isrv/{NAME}", {"spec": {"runtime": {"maxRunningRequests": 7}}})
         living.until(f"isrv/{NAME}", lambda one: is_true("Ready")(one) and one["status"]["currentRevision"] != before, 120)
         TIMES["change of the spec until it is rolled out"] = time.monotonic() - began
         living.pods_left(f"serving.banyan.dev/server={NAME}", 1)
-        over.set()
-        asker.join(30)
-    assert failures == []
-    assert answers > 10
+        for asker in askers:
+            asker.stop()
+    assert [failure for asker in askers for failure in asker.failures] == []
+    assert all(asker.answers > 10 for asker in askers)
     pod = living.items("pods", f"serving.banyan.dev/server={NAME}")[0]
     assert "--max-running-requests=7" in json.dumps(pod["spec"]["containers"][0]["args"])
 
@@ -140,13 +193,15 @@ def test_what_was_asked_for_during_downtime_is_done_afterwards(living: Kubectl, 
     living("delete", "isrv", "meanwhile", "--wait=false")
 
 
-def test_a_standby_takes_over_when_the_leader_goes(system: Kubectl, team: Kubectl) -> None:
+def test_two_operators_run_on_two_nodes_and_one_takes_over_from_the_other(system: Kubectl, team: Kubectl) -> None:
     replicas(system, 2)
     try:
-        leader = system.get("lease/banyan-operator")["spec"]["holderIdentity"]
+        nodes = {pod["spec"]["nodeName"] for pod in system.items("pods", "app.kubernetes.io/component=operator")}
+        assert len(nodes) == min(2, len(system.items("nodes")))
+        leader = LEASES.get("lease/banyan-operator")["spec"]["holderIdentity"]
         system("delete", "pod", leader.partition("_")[0], "--wait=false")
         began = time.monotonic()
-        system.until("lease/banyan-operator", lambda one: one["spec"].get("holderIdentity") not in ("", leader), 30)
+        LEASES.until("lease/banyan-operator", lambda one: one["spec"].get("holderIdentity") not in ("", leader), 30)
         TIMES["leader's pod deleted until another leads"] = time.monotonic() - began
         team.apply(inference_server("after", replicas=0))
         team.until("deployment/after", lambda _: True, 30)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.batches import Bucket, batch_job, request, secret
 from tests.cluster.conftest import (
     DEPLOYMENT,
     MODEL,
@@ -25,7 +26,6 @@ from tests.cluster.conftest import (
     wait_for_service_account,
 )
 from tests.cluster.kubectl import Kubectl, Manifest, is_true, phase
-from tests.cluster.test_batch_s3 import Bucket, batch_job, request, secret
 from tests.cluster.volumes import Volumes, claim
 from tests.storage.servers import S3Server
 

@@ -72,7 +72,9 @@ def test_the_operator_may_do_what_the_table_of_kinds_says_and_no_verb_more() -> 
     for kind in kinds.RESOURCES:
         wanted[kind.group, f"{kind.plural}/status"] = {"patch"}
         wanted[kind.group, f"{kind.plural}/finalizers"] = {"update"}  # where blockOwnerDeletion is guarded (OpenShift)
+    wanted[kinds.LEASE.group, kinds.LEASE.plural] = {"list"}  # by name: whether an operator for some namespaces leads
     assert granted(role) == wanted
+    assert next(rule for rule in role["rules"] if rule["resources"] == ["leases"])["resourceNames"] == [LEASE]
 
 
 def test_without_checks_of_secrets_no_right_to_secrets_is_asked_for() -> None:
@@ -83,7 +85,11 @@ def test_without_checks_of_secrets_no_right_to_secrets_is_asked_for() -> None:
 def test_an_operator_for_some_namespaces_has_roles_there_and_no_cluster_role() -> None:
     documents = render("--set", "operator.namespaces={a,b}")
     assert of_kind(documents, "ClusterRole") == []
-    assert {role["metadata"]["namespace"] for role in of_kind(documents, "Role")} == {"a", "b"}
+    assert {role["metadata"]["namespace"] for role in of_kind(documents, "Role")} == {"a", "b", "kube-system"}
+    (outside,) = [role for role in of_kind(documents, "Role") if role["metadata"]["namespace"] == "kube-system"]
+    assert granted(outside) == {("coordination.k8s.io", "leases"): {"get"}}
+    alone = render("--set", "operator.namespaces={a,b},operator.leaseNamespace=")
+    assert {role["metadata"]["namespace"] for role in of_kind(alone, "Role")} == {"a", "b"}
     assert environment(of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"])["BANYAN_NAMESPACES"] == "a,b"
 
 
@@ -167,7 +173,7 @@ def test_what_the_chart_puts_into_the_environment_the_operator_understands() -> 
     assert pod["containers"][0]["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "probes"}
 
 
-def test_two_replicas_are_spread_and_guarded_and_one_is_not() -> None:
+def test_two_replicas_are_spread_and_guarded() -> None:
     two = render("--set", "replicas=2")
     (budget,) = of_kind(two, "PodDisruptionBudget")
     deployment = of_kind(two, "Deployment")[0]
@@ -178,12 +184,12 @@ def test_two_replicas_are_spread_and_guarded_and_one_is_not() -> None:
         assert selector["matchLabels"].items() <= pod_labels.items()
     assert budget["spec"]["maxUnavailable"] == 1
     assert of_kind(render(), "PodDisruptionBudget") == []
-    assert "topologySpreadConstraints" not in operator_pod()
+    assert operator_pod()["topologySpreadConstraints"] == [spread]  # it may be scaled by hand
     own = operator_pod("--set", "replicas=2,topologySpreadConstraints[0].topologyKey=topology.kubernetes.io/zone")
     (spread,) = own["topologySpreadConstraints"]
     assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("topology.kubernetes.io/zone", "ScheduleAnyway")
     assert spread["labelSelector"]["matchLabels"].items() <= pod_labels.items()
-    assert "topologySpreadConstraints" not in operator_pod("--set", "replicas=2,spreadOverNodes=false")
+    assert "topologySpreadConstraints" not in operator_pod("--set", "spreadOverNodes=false")
 
 
 def test_names_are_the_users_where_they_say_so_and_the_same_as_ever_where_not() -> None:

@@ -1,0 +1,66 @@
+"""BatchJobs over S3: buckets, requests, manifests."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from base64 import b64encode
+from typing import Any
+
+from tests.cluster.kubectl import Manifest
+from tests.storage.servers import ACCESS_KEY, SECRET_KEY, S3Server
+
+MODEL = "tiny-chat"  # the folder on the claim `models`
+
+
+class Bucket:
+    """A bucket of its own."""
+
+    def __init__(self, s3: S3Server) -> None:
+        self.client: Any = s3.settings().client()
+        self.name = f"batch-{uuid.uuid4().hex[:8]}"
+        self.client.create_bucket(Bucket=self.name)
+
+    def put(self, key: str, text: str) -> None:
+        self.client.put_object(Bucket=self.name, Key=key, Body=text.encode())
+
+    def lines(self, key: str) -> list[dict[str, Any]]:
+        body = self.client.get_object(Bucket=self.name, Key=key)["Body"].read().decode()
+        return [json.loads(line) for line in body.splitlines()]
+
+    def keys(self) -> set[str]:
+        return {entry["Key"] for entry in self.client.list_objects_v2(Bucket=self.name).get("Contents", [])}
+
+
+def lines(count: int) -> str:
+    """So many requests, as a file."""
+    return "".join(f"{request(number)}\n" for number in range(count))
+
+
+def request(number: int, max_tokens: int = 8) -> str:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": f"Say {number}."}], "max_tokens": max_tokens, "temperature": 0}
+    return json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+
+def secret(name: str, key: str = ACCESS_KEY, value: str = SECRET_KEY) -> Manifest:
+    data = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": value}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name},
+        "data": {name: b64encode(text.encode()).decode() for name, text in data.items()},
+    }
+
+
+def batch_job(name: str, bucket: Bucket, s3: S3Server, credentials: str = "store", **spec: Any) -> Manifest:
+    return {
+        "apiVersion": "serving.banyan.dev/v1alpha1",
+        "kind": "BatchJob",
+        "metadata": {"name": name},
+        "spec": {
+            "input": {"uri": f"s3://{bucket.name}/in.jsonl"},
+            "output": {"uri": f"s3://{bucket.name}/out/"},
+            "s3": {"endpoint": s3.endpoint, "region": "us-east-1", "forcePathStyle": True, "credentialsSecretRef": {"name": credentials}},
+            **spec,
+        },
+    }
