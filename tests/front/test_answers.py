@@ -15,7 +15,7 @@ import pytest
 
 from banyan_runtime import wire
 from banyan_runtime.front import event_stream
-from banyan_runtime.front.plan import ChatPlan, CompletionPlan, GenerateRequest, NativePlan
+from banyan_runtime.front.plan import ChatPlan, CompletionPlan, Envelope, GenerateRequest, NativePlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.wire import FinishCode
 from tests.front.support import Connection, FakeEngine, Front, columns, finish, run
@@ -44,19 +44,19 @@ def request(*prompt: int, max_new_tokens: int = 16, **options: Any) -> GenerateR
     return GenerateRequest(token_ids=wire.pack_ids(list(prompt or (A, B))), sampling=wire.Sampling(max_new_tokens), **options)
 
 
-OPENAI: dict[str, Any] = {
-    "choices_per_prompt": 1, "model": "tiny", "own_id": None, "stream": False, "include_usage": False, "continuous_usage": False,
-    "ignored": (), "top_logprobs": -1,
-}  # fmt: skip
+def openai(**options: Any) -> dict[str, Any]:
+    """Fields of an OpenAI plan, those of its envelope among the options."""
+    envelope = {name: options.pop(name) for name in Envelope.__struct_fields__ if name in options}
+    return {"envelope": Envelope(**{"model": "tiny", **envelope}), "choices_per_prompt": 1, "top_logprobs": -1, **options}
 
 
 def chat(*requests: GenerateRequest, **options: Any) -> ChatPlan:
-    return ChatPlan(requests=requests or (request(),), **{**OPENAI, "include_reasoning": True, **options})
+    return ChatPlan(requests=requests or (request(),), **openai(**{"include_reasoning": True, **options}))
 
 
 def completion(*requests: GenerateRequest, **options: Any) -> CompletionPlan:
     requests = requests or (request(),)
-    return CompletionPlan(requests=requests, **{**OPENAI, "echoes": ("",) * len(requests), "echo_logprobs": False, **options})
+    return CompletionPlan(requests=requests, **openai(**{"echoes": ("",) * len(requests), "echo_logprobs": False, **options}))
 
 
 def native(*requests: GenerateRequest, **options: Any) -> NativePlan:
@@ -254,12 +254,12 @@ async def chat_logprobs(front: Front, engine: FakeEngine, address: tuple[str, in
     first, second = front.context.text.tokenizer.encode("é", add_special_tokens=False)  # type: ignore[union-attr]
     connection = await ask(front, address, plan)
     one = await engine.submitted()
-    if plan.stream:
+    if plan.envelope.stream:
         await connection.head()
     await engine.step({one: [A]}, **told((A, -0.25, A)))
     await engine.step({one: [first]}, **told((first, -1.5, B)))
     await engine.step({one: [second, EOS]}, finish(one, FinishCode.STOP), **told((second, -0.5, A), (EOS, -0.25, EOS)))
-    if not plan.stream:
+    if not plan.envelope.stream:
         return (await connection.json())["choices"][0]["logprobs"]["content"]
     chunks = [event["choices"][0]["logprobs"] for event in await connection.events()]
     assert all(chunk is None or chunk["refusal"] is None for chunk in chunks)

@@ -77,7 +77,8 @@ def test_a_chat_becomes_one_sequence_a_choice_with_one_prompt(planner: Planner) 
     made = chat(planner, n=3, seed=7, max_tokens=5, stop="x", stream=True, stream_options={"include_usage": True}, model="other")
     assert len(made.requests) == made.choices_per_prompt == 3
     assert len({request.token_ids for request in made.requests}) == 1
-    assert (made.model, made.stream, made.include_usage, made.continuous_usage) == ("other", True, True, False)
+    envelope = made.envelope
+    assert (envelope.model, envelope.stream, envelope.include_usage, envelope.continuous_usage) == ("other", True, True, False)
     first = made.requests[0]
     assert (first.sampling.max_new_tokens, first.sampling.seed, first.stops, first.param) == (5, 7, ("x",), "messages")
     assert first.stream_interval == 1
@@ -94,7 +95,7 @@ def test_an_own_id_seeds_a_request_whatever_the_server_calls_it(planner: Planner
     first, second = planner.plan("chat", body, "a"), planner.plan("chat", body, "b")
     assert isinstance(first, ChatPlan)
     assert first == second
-    assert (first.own_id, first.own_id_param) == ("mine", "rid")
+    assert (first.envelope.own_id, first.envelope.own_id_param) == ("mine", "rid")
 
 
 def test_the_choices_of_neighbouring_seeds_have_nothing_in_common(planner: Planner) -> None:
@@ -208,9 +209,9 @@ def test_template_variables_do_not_go_round_what_other_fields_refuse(planner: Pl
 def test_what_has_no_effect_is_named_and_what_asks_for_nothing_is_not(planner: Planner) -> None:
     idle = {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "verbosity": "low", "prediction": {"type": "content"}}
     made = chat(planner, **idle, prompt_cache_key="k", session_id="s", nonsense=1)
-    assert set(made.ignored) == {*idle, "prompt_cache_key", "session_id", "nonsense"}
+    assert set(made.envelope.ignored) == {*idle, "prompt_cache_key", "session_id", "nonsense"}
     nothing = {"store": False, "metadata": {}, "service_tier": "auto", "verbosity": "medium", "user": "u", "parallel_tool_calls": True}
-    assert chat(planner, **nothing, tools=[], tool_choice="auto", response_format={"type": "text"}, stop=None).ignored == ()
+    assert chat(planner, **nothing, tools=[], tool_choice="auto", response_format={"type": "text"}, stop=None).envelope.ignored == ()
 
 
 def test_either_key_of_a_client_keeps_its_cached_prefixes_apart(planner: Planner) -> None:

@@ -25,14 +25,15 @@ async def completions(context: Context, http: Request) -> Response:
 def _start(context: Context, arrival: Arrival, plan: CompletionPlan) -> Answer:
     assert context.text is not None
     text = context.text
-    identity = Identity.of(context, arrival, plan, "cmpl-")
-    call = Call(endpoint="completions", streaming=plan.stream, received=arrival.received)
-    ids = [identity.id] * len(plan.requests)
+    envelope = plan.envelope
+    identity = Identity.of(context, arrival, envelope, "cmpl-")
+    call = Call(endpoint="completions", streaming=envelope.stream, received=arrival.received)
+    ids, headers = [identity.id] * len(plan.requests), ignored(envelope.ignored)
     usage, eos_ids = Usage(context, plan), text.defaults.eos_ids
     echoes = plan.echoes
     columns = [_Columns(text.needed_tokenizer, plan, index) for index in range(len(plan.requests))]
-    if plan.stream:
-        return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, columns), ignored(plan.ignored))
+    if envelope.stream:
+        return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, columns), headers)
 
     def body(outcomes: list[Outcome]) -> Iterator[bytes]:
         yield to_json(identity.head("text_completion"))[:-1] + b',"choices":['
@@ -43,7 +44,7 @@ def _start(context: Context, arrival: Arrival, plan: CompletionPlan) -> Answer:
         numbers = usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes])
         yield b'],"usage":%b,"system_fingerprint":null}' % to_json(numbers)
 
-    return Whole(context, call, plan.requests, ids, body, ignored(plan.ignored))
+    return Whole(context, call, plan.requests, ids, body, headers)
 
 
 class _Columns:

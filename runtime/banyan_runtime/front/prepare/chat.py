@@ -20,7 +20,7 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     """Raises ApiError."""
     asked = parse(ChatRequest, body)
     text = served.text
-    common = begin(served, asked, CHAT_UNSUPPORTED)
+    envelope = begin(served, asked, CHAT_UNSUPPORTED)
     params = _params(served, asked)
     _ = text.needed_tokenizer  # the clearer error comes first
     options = ChatOptions(
@@ -32,7 +32,7 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     frame = Frame(
         param="messages",
         default_max_tokens=None,
-        stream=asked.stream,
+        stream=envelope.stream,
         priority=priority_of(asked.priority),
         salt=salt_of(asked),
         reasoning=_reasoning(text, asked, prompt),
@@ -41,18 +41,12 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     # The template writes BOS itself, so the tokenizer must not add a second one.
     ids = encode(served, prompt.text, "messages", add_special_tokens=asked.add_special_tokens)
     top = asked.top_logprobs if asked.logprobs else -1
-    requests = sequences(served, frame, ids, params, seed_id=f"chatcmpl-{common.own_id or request_id}", scores=Scores(top))
+    requests = sequences(served, frame, ids, params, seed_id=f"chatcmpl-{envelope.own_id or request_id}", scores=Scores(top))
     check_logprobs(requests, "top_logprobs")
     return ChatPlan(
+        envelope=envelope,
         requests=tuple(requests),
         choices_per_prompt=params.n,
-        model=common.model,
-        own_id=common.own_id,
-        own_id_param=common.own_id_param,
-        stream=asked.stream,
-        include_usage=common.include_usage,
-        continuous_usage=common.continuous_usage,
-        ignored=common.ignored,
         top_logprobs=top,
         include_reasoning=asked.include_reasoning,
         turn_end=tuple(text.turn_end_ids),
