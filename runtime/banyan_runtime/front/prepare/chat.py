@@ -12,7 +12,7 @@ from banyan_runtime.front.plan import ChatPlan, ReasoningStart
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, priority_of, sequences
-from banyan_runtime.front.sampling import SamplingParams, resolve
+from banyan_runtime.front.sampling import resolve
 from banyan_runtime.front.text.text import Text
 
 
@@ -21,7 +21,7 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     asked = parse(ChatRequest, body)
     text = served.text
     envelope = begin(served, asked, CHAT_UNSUPPORTED)
-    params = _params(served, asked)
+    params = resolve(asked, text.defaults.openai, text.defaults.eos_ids | text.turn_end_ids, served.info.vocab_size)
     _ = text.needed_tokenizer  # the clearer error comes first
     options = ChatOptions(
         add_generation_prompt=asked.add_generation_prompt is not False,
@@ -51,14 +51,6 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
         include_reasoning=asked.include_reasoning,
         turn_end=tuple(text.turn_end_ids),
     )
-
-
-def _params(served: Served, asked: ChatRequest) -> SamplingParams:
-    text = served.text
-    limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
-    names = {"max_tokens": "max_completion_tokens"} if asked.max_completion_tokens is not None else {}
-    fields = asked.sampling_fields(max_tokens=limit, names=names, min_max_tokens=1)
-    return resolve(fields, text.defaults.openai, text.defaults.eos_ids | text.turn_end_ids, served.info.vocab_size)
 
 
 def _reasoning(text: Text, asked: ChatRequest, prompt: ChatPrompt) -> ReasoningStart | None:

@@ -24,12 +24,7 @@ def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) ->
     asked = parse(CompletionRequest, body)
     envelope = begin(served, asked, COMPLETION_UNSUPPORTED)
     text, eos_ids = served.text, served.text.defaults.eos_ids
-    params = resolve(
-        asked.sampling_fields(max_tokens=asked.max_tokens, names={}, min_max_tokens=0),
-        text.defaults.openai,
-        eos_ids,
-        served.info.vocab_size,
-    )
+    params = resolve(asked, text.defaults.openai, eos_ids, served.info.vocab_size)
     _ = text.needed_tokenizer  # also for ids: the answer is text
     prompts = _prompts(asked.prompt)
     check_sequences(len(prompts), params.n)
