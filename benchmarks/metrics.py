@@ -30,7 +30,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from banyan_runtime import wire
-from banyan_runtime.front.exposition import CellFamily, HistogramFamily, Page
+from banyan_runtime.exposition import CellFamily, HistogramFamily, Page
 from banyan_runtime.front.metrics import LATENCY_BUCKETS, Metrics, RequestRecord
 from banyan_runtime.front.state import ServerState
 

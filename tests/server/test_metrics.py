@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from banyan_runtime import wire
-from banyan_runtime.front import exposition
+from banyan_runtime import exposition, wire
 from banyan_runtime.front.metrics import Metrics, RequestRecord
 from banyan_runtime.front.state import PhaseName, ServerState
 

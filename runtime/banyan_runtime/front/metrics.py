@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from banyan_runtime import __version__, wire
-from banyan_runtime.front.exposition import Page
+from banyan_runtime.exposition import Page
 from banyan_runtime.front.state import PHASES, ServerState
 
 LATENCY_BUCKETS: Final = (

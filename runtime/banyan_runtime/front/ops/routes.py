@@ -11,9 +11,9 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from banyan_runtime import __version__, wire
+from banyan_runtime.exposition import CONTENT_TYPE
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineClient, EngineError
-from banyan_runtime.front.exposition import CONTENT_TYPE
 
 GENERATE_LIMIT_S: Final = 20.0
 RETRY_AFTER: Final = {"Retry-After": "5"}
