@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 import threading
@@ -198,6 +199,8 @@ def test_a_server_that_cannot_plan_says_so_and_goes_on_with_what_runs(start_serv
         server.eventually(lambda: server.status("/readyz") == 503, "readiness to end")
         server.eventually(lambda: "holds no tokenizer" in server.get("/readyz").json()["detail"], "the reason")
         assert server.get("/readyz").json()["state"] == "impaired"
+        impaired = r'^banyan_engine_state\{.*state="impaired"\} 1'
+        server.eventually(lambda: re.search(impaired, server.get("/metrics").text, re.MULTILINE), "the same state in the metrics")
         assert server.status("/livez") == 200
         start = time.monotonic()
         answer = server.post(CHAT, body)

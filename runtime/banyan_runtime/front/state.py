@@ -11,6 +11,8 @@ from banyan_runtime import __version__
 
 PhaseName = Literal["starting", "downloading", "loading", "warming", "ready", "draining", "dead"]
 PHASES: Final[tuple[PhaseName, ...]] = get_args(PhaseName)
+StateName = PhaseName | Literal["hung", "impaired"]
+STATES: Final[tuple[StateName, ...]] = (*PHASES, "hung", "impaired")
 
 
 @dataclass(slots=True)
@@ -61,17 +63,20 @@ class ServerState:
         """Whether the process is worth keeping: its engine lives (or is still starting) and answers."""
         return self.phase != "dead" and not self.hung
 
+    @property
+    def shown(self) -> StateName:
+        """The one word for it all, in probes and metrics."""
+        if self.hung and self.phase != "dead":
+            return "hung"
+        return "impaired" if self.impaired and self.serving else self.phase
+
     def payload(self, silent_s: float = 0.0) -> dict[str, Any]:
         """The body of /readyz. `silent_s`: since the engine's last sign of life, told when it is too long."""
-        state, detail = str(self.phase), self.detail
-        if self.hung and self.phase != "dead":
-            state, detail = "hung", f"the engine has not answered for {silent_s:.0f} s"
-        elif self.impaired and self.serving:
-            state, detail = "impaired", self.impaired
+        details = {"hung": f"the engine has not answered for {silent_s:.0f} s", "impaired": self.impaired}
         return {
-            "state": state,
+            "state": self.shown,
             "percent": 100 if self.phase == "ready" else self.percent,
-            "detail": detail,
+            "detail": details.get(self.shown, self.detail),
             "model": {"uri": self.model_uri, "contextLength": self.context_length},
             "version": __version__,
         }
