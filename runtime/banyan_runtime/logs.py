@@ -12,13 +12,14 @@ import json
 import logging
 import os
 import queue
-import signal
 import sys
 import threading
 import time
 import traceback
 from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
+
+from banyan_runtime import stacks
 
 Component = Literal["api", "engine", "batch"]
 QUEUE_LINES: Final = 10_000  # about 2 MB, and minutes of a busy server's lines
@@ -172,7 +173,7 @@ def configure(component: Component, *, level: str = "info", http_level: str | No
     access.addFilter(AccessFilter())
     atexit.register(writer.flush)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # kill -USR2 shows what every thread does
+    stacks.show_on_signal()
     return writer
 
 

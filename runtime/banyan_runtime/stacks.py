@@ -1,0 +1,41 @@
+"""What every thread of this process does, written to standard error at SIGUSR2 (`kill -USR2`)."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import stat
+import sys
+import threading
+from typing import Final
+
+PIECE_BYTES: Final = 65_536
+
+
+def show_on_signal() -> None:
+    """From now on. A log that nobody reads holds nothing up; what does not fit into it is lost."""
+    faulthandler.register(signal.SIGUSR2, file=_impatient(sys.stderr.fileno()), all_threads=True)
+
+
+def _impatient(log: int) -> int:
+    """A descriptor for what `log` goes to, on which no write waits. `log` itself goes on to wait: other processes share it.
+
+    faulthandler writes from the signal handler, on whatever the main thread is doing, so that it also shows a thread that never
+    gives up Python's lock.
+    """
+    if stat.S_ISREG(os.fstat(log).st_mode):
+        return log  # a file makes nobody wait, and opened anew it would have a position of its own
+    with contextlib.suppress(OSError):  # a socket cannot be opened, nor a pipe that belongs to another user
+        return os.open(f"/proc/self/fd/{log}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    threading.Thread(target=_copy, args=(ours, log), name="stacks", daemon=True).start()
+    return theirs
+
+
+def _copy(source: int, log: int) -> None:
+    while piece := os.read(source, PIECE_BYTES):
+        with contextlib.suppress(OSError):
+            os.write(log, piece)
