@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from banyan_runtime import wire
-from banyan_runtime.front import generation
+from banyan_runtime.front import generation, turns
 from banyan_runtime.front.chat.events import Event
-from banyan_runtime.front.engine_client import TOLD_AT_A_TIME
-from banyan_runtime.front.generation import SUBMITTED_AT_A_TIME, Call, GenerationGroup
+from banyan_runtime.front.generation import Call, GenerationGroup
 from banyan_runtime.front.logprobs import PromptTokens, cells_of
 from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.text.tokenizer import Tokenizer
@@ -141,34 +138,13 @@ def test_a_parser_that_fails_costs_no_text(play: Play, monkeypatch: pytest.Monke
 # --- very many at once ---
 
 
-def test_very_many_sequences_are_submitted_and_told_in_turns(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        number = 3 * SUBMITTED_AT_A_TIME
-        world.start(*[request()] * number)
-        assert len(world.context.live) == SUBMITTED_AT_A_TIME
-        ids = [submit.id for submit in await world.engine.submits(number)]
-        turns: list[int] = []
-
-        def watch() -> None:
-            turns.append(len(world.records))
-            if len(world.records) < number:
-                asyncio.get_running_loop().call_soon(watch)
-
-        watch()
-        await world.engine.step({one: [A] for one in ids}, *map(finish, ids))
-        while turns[-1] < number:  # noqa: ASYNC110  the wire has no event for it
-            await asyncio.sleep(0.001)
-        assert max(after - before for before, after in itertools.pairwise(turns)) == TOLD_AT_A_TIME
-
-    play(scenario)
-
-
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_group_has_an_id_of_its_own_by_which_all_of_it_ends(play: Play, after: int) -> None:
+def test_a_group_has_an_id_of_its_own_by_which_all_of_it_ends(play: Play, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that were not submitted yet."""
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
 
     async def scenario(world: World) -> None:
-        number = SUBMITTED_AT_A_TIME + 2
+        number = 66
         reader, live = Reader(), world.context.live
         call = Call(endpoint="other", streaming=True, received=0.0, group_id="a1")
         GenerationGroup(world.context, call, [request()] * number, [f"a1_{index}" for index in range(number)], reader)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
+
+from banyan_runtime.front.turns import in_turns
 
 
 class Abortable(Protocol):
@@ -16,7 +19,7 @@ class LiveRequests:
     stands here too where the client has given it an id."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, list[Abortable]] = {}
+        self._by_id: dict[str, dict[Abortable, None]] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
@@ -25,21 +28,25 @@ class LiveRequests:
         return sum(len(sequences) for sequences in self._by_id.values())
 
     def add(self, request_id: str, sequence: Abortable) -> None:
-        self._by_id.setdefault(request_id, []).append(sequence)
+        self._by_id.setdefault(request_id, {})[sequence] = None
 
     def remove(self, request_id: str, sequence: Abortable) -> None:
         """Forget one sequence; no error when it is not there."""
-        sequences = self._by_id.get(request_id, [])
-        if sequence in sequences:
-            sequences.remove(sequence)
+        sequences = self._by_id.get(request_id, {})
+        sequences.pop(sequence, None)
         if not sequences:
             self._by_id.pop(request_id, None)
 
     def abort(self, request_id: str) -> None:
         """End all sequences of this id; whoever reads them sees them finish with reason abort. No error for an unknown id."""
-        for sequence in tuple(self._by_id.get(request_id, ())):
-            sequence.abort()
+        in_turns(self._aborted([request_id]))
 
     def abort_all(self) -> None:
-        for request_id in tuple(self._by_id):
-            self.abort(request_id)
+        """End all that run at this moment."""
+        in_turns(self._aborted(list(self._by_id)))
+
+    def _aborted(self, request_ids: list[str]) -> Iterator[None]:
+        for request_id in request_ids:
+            for sequence in tuple(self._by_id.get(request_id, ())):
+                sequence.abort()
+                yield

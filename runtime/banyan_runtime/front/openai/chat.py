@@ -8,7 +8,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from banyan_runtime.front.answers import Answer, Arrival, Outcome, Streamed, Whole, answer, ignored, to_json
+from banyan_runtime.front.answers import Answer, Arrival, Outcome, Start, Streamed, Whole, answer, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.generation import Call, Delta
 from banyan_runtime.front.logprobs import Row, chat_content
@@ -29,11 +29,11 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
     envelope = plan.envelope
     identity = Identity.of(context, arrival, envelope, "chatcmpl-")
     call = Call(endpoint="chat", streaming=envelope.stream, received=arrival.received)
-    ids, headers = [identity.id] * len(plan.requests), ignored(envelope.ignored)
+    start = Start(context, call, plan.requests, [identity.id] * len(plan.requests), envelope.ignored)
     usage, logprobs = Usage(context, plan), _Logprobs(text.needed_tokenizer, plan.top_logprobs)
     eos_ids = text.defaults.eos_ids.union(plan.turn_end)
     if envelope.stream:
-        return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, logprobs), headers)
+        return Streamed(start, _Writer(identity, plan, usage, eos_ids, logprobs))
     include_reasoning = plan.include_reasoning
 
     def body(outcomes: list[Outcome]) -> Iterator[bytes]:
@@ -45,7 +45,7 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
         numbers = usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes])
         yield b'],"usage":%b,"service_tier":null,"system_fingerprint":null}' % to_json(numbers)
 
-    return Whole(context, call, plan.requests, ids, body, headers)
+    return Whole(start, body)
 
 
 class _Logprobs:
