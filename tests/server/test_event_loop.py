@@ -125,6 +125,8 @@ REQUESTS |= {
     "those of a prompt in a stream": (COMPLETIONS, lambda: prompt(SCORED_IDS, max_tokens=50, logprobs=20, echo=True, stream=True), {200}),
     "more log probabilities than an answer holds": (CHAT, lambda: scored_choices(n=128, max_tokens=1900), {400}),
     "1,024 sequences": (COMPLETIONS, lambda: prompt([[5, 6]] * 1024, max_tokens=1), {200}),
+    "1,024 sequences in a stream": (COMPLETIONS, lambda: prompt([[5, 6]] * 1024, max_tokens=2, logprobs=5, stream=True), {200}),
+    "1,024 prompts echoed": (COMPLETIONS, lambda: prompt([[5] * 1000] * 1024, max_tokens=1, echo=True, stream=True), {200}),
 }
 
 
