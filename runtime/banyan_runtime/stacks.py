@@ -1,4 +1,4 @@
-"""What every thread of this process does, written to standard error at SIGUSR2 (`kill -USR2`)."""
+"""What every thread of this process does, written to standard error at a signal: SIGUSR2 (`kill -USR2`), or the watchdog's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Final
 PIECE_BYTES: Final = 65_536
 
 
-def show_on_signal() -> None:
-    """From now on. A log that nobody reads holds nothing up; what does not fit into it is lost."""
-    faulthandler.register(signal.SIGUSR2, file=_impatient(sys.stderr.fileno()), all_threads=True)
+def show_on_signal(number: signal.Signals = signal.SIGUSR2, *, chain: bool = False) -> None:
+    """From now on; `chain`: what the signal did before, it then does too. A log that nobody reads holds nothing up; what does not
+    fit into it is lost."""
+    faulthandler.register(number, file=_impatient(sys.stderr.fileno()), all_threads=True, chain=chain)
 
 
 def _impatient(log: int) -> int:

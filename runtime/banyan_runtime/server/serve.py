@@ -62,6 +62,11 @@ LAST_ANSWERS_S: Final = 0.1  # what failed requests are told may still be on its
 LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine is gone
 DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
 ENGINE_EXIT_S: Final = 2.0
+HINTS: Final[dict[int, str]] = {
+    signal.SIGKILL: "; if memory ran out, lower --max-total-tokens or raise the memory limit",
+    signal.SIGALRM: ": it made no progress for --watchdog-timeout; the stacks of its threads are in the log",
+}
+"""What a signal that ends the engine most likely means."""
 
 
 class EngineDied(UserError):
@@ -93,6 +98,7 @@ class Server:
         self._zygote: Zygote | None = None
         self._folder: Path | None = None
         self._stop = asyncio.Event()
+        self._interrupted = False
         self._ended: str | None = None  # why we ended the engine
         self._died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watcher: asyncio.Task[None] | None = None
@@ -194,8 +200,7 @@ class Server:
             error: UserError = EngineDied(self._ended)
         elif fatal is None:
             log.error("Child process unexpectedly failed with exitcode=%d. pid=%d", code, engine.pid)
-            hint = "; if memory ran out, lower --max-total-tokens or raise the memory limit" if code == -signal.SIGKILL else ""
-            error = EngineDied(f"the engine process ended with exit code {code}{hint}")
+            error = EngineDied(f"the engine process ended with exit code {code}{HINTS.get(-code, '')}")
         else:
             kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError, 77: AccessError}
             error = kinds.get(fatal.exit_code, EngineDied)(fatal.message)
@@ -266,16 +271,22 @@ class Server:
                 self._engine.kill()
             logs.exit_now(128 + number)
         log.info("%s: draining", number.name)
+        self._interrupted = number is signal.SIGINT  # somebody at a terminal, who waits
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Refuse new requests, let the running ones finish, up to --drain-seconds."""
+        """Let the running requests finish, up to --drain-seconds.
+
+        At first new ones are served too, for clients with open connections are the last to learn that we go: each is the last of
+        its connection. Then they are refused.
+        """
         was_ready = self._state.serving
         self._state.enter("draining")
-        self._http.draining = True
+        self._http.drain()
         if not was_ready:
             return
         deadline = time.monotonic() + self._config.drain_seconds
+        await self._linger()
         if self._counter.open:
             log.info("%d requests in flight get up to %.0f s to finish", self._counter.open, self._config.drain_seconds)
         while self._counter.open and not self._died.done():
@@ -284,6 +295,14 @@ class Server:
                 self._client.fail_open("unavailable", "The server is shutting down.")
                 return
             await asyncio.sleep(0.02)
+
+    async def _linger(self) -> None:
+        seconds = 0.0 if self._interrupted else min(self._config.drain_linger_seconds, self._config.drain_seconds)
+        until = time.monotonic() + seconds
+        self._state.leaving = True
+        while self._http.held_open and time.monotonic() < until and not self._died.done():
+            await asyncio.sleep(0.02)
+        self._state.leaving = False
 
     def _why(self, http: asyncio.Task[None], live: asyncio.Task[None]) -> BaseException:
         """What made the server end; the engine's own reason counts more than what followed from it."""
