@@ -141,6 +141,12 @@ class ServerConfig:
     drain_seconds: float = option(
         120.0, check=at_least(0), help="After SIGTERM: seconds that running requests get to finish (BANYAN_DRAIN_SECONDS).", group="http"
     )
+    drain_linger_seconds: float = option(
+        10.0,
+        check=at_least(0),
+        help="After SIGTERM: seconds in which requests on connections that are open are still served, each the last of its connection.",
+        group="http",
+    )
 
     # --- device ---
     device: str | None = option(

@@ -24,6 +24,7 @@ class ServerState:
     phase: PhaseName = "starting"
     percent: int = 0  # 0..100 of this phase
     detail: str = ""
+    leaving: bool = False  # draining, and requests are still taken: who sends them does not know yet that we go
     hung: bool = False  # the engine has not answered for too long
     impaired: str = ""  # why no request can be taken just now, although the engine is well and what runs goes on
     phase_seconds: dict[str, float] = field(default_factory=dict)  # how long each finished phase took
@@ -46,7 +47,7 @@ class ServerState:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are admitted."""
+        """Whether requests are asked for."""
         return self.serving and not self.impaired
 
     @property
@@ -57,6 +58,11 @@ class ServerState:
     @property
     def draining(self) -> bool:
         return self.phase == "draining"
+
+    @property
+    def admits(self) -> bool:
+        """Whether a request that comes now is taken."""
+        return self.ready or (self.draining and self.leaving and not self.hung and not self.impaired)
 
     @property
     def alive(self) -> bool:

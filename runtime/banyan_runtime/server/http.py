@@ -93,6 +93,18 @@ class Http(uvicorn.Server):
         yield
 
     @property
+    def held_open(self) -> bool:
+        """Whether some client may still send a request on a connection that it has."""
+        return any(not connection.transport.is_closing() for connection in self.server_state.connections if isinstance(connection, Connection))
+
+    def drain(self) -> None:
+        """From now on every answer is the last of its connection, and says so."""
+        self.draining = True
+        for each in list(self.server_state.connections):
+            assert isinstance(each, Connection)
+            each.close_after_answer()
+
+    @property
     def crowded(self) -> bool:
         return len(self.server_state.connections) > self.limits.connections
 
@@ -296,6 +308,8 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             raise errors.malformed_http("this is no proxy")
         super().on_headers_complete()
+        if self._http.draining:
+            self.cycle.keep_alive = False
         if self.expect_100_continue:
             # Once refused, the client does not send the body, and what follows could not be told from it.
             self.cycle.keep_alive = False
@@ -320,6 +334,11 @@ class Connection(HttpToolsProtocol):
         self._silent = 0
 
     # --- answering ---
+
+    def close_after_answer(self) -> None:
+        """The request that is answered now is the last one, if its head is not sent yet."""
+        if self._active is not None and not self._active.response_started and not self.pipeline:
+            self._active.keep_alive = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: Any = cycle.scope  # uvicorn's type knows no extensions of others
