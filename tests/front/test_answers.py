@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import json
@@ -230,6 +231,47 @@ def test_a_client_that_leaves_too_much_of_its_stream_unread_is_given_up(
             await connection.events()
         while len(front.context.live):  # noqa: ASYNC110  the wire has no event for it
             await asyncio.sleep(0.001)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_request_held_is_gone_with_it(play: Play, kind: str, stream: bool, fails: bool) -> None:
+    """And does not stay until the garbage collector comes by, which is seldom."""
+    whole = {"chat": chat, "completions": completion, "generate": lambda: native(request())}
+    plan = functools.partial(streaming, kind) if stream else whole[kind]
+
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        idle = len(asyncio.all_tasks())
+
+        async def once() -> None:
+            connection = await ask(front, address, plan())
+            one = await engine.submitted()
+            if fails:
+                await engine.send(wire.Failed(one, "context_length_exceeded", "too long"))
+            else:
+                await engine.step({one: [A]}, finish(one))
+            await connection.head()
+            if stream and not fails:
+                await connection.events()
+            while len(asyncio.all_tasks()) > idle:  # noqa: ASYNC110  nothing tells of their end
+                await asyncio.sleep(0.001)
+
+        await once()  # whatever is made at first
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            await once()
+            gc.collect()
+            left = [type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("banyan_runtime")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert left == []
 
     play(scenario)
 

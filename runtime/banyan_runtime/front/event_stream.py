@@ -47,7 +47,7 @@ class EventStream(Response):
         """`opening`: events that leave with the headers."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
-        self.on_close: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] | None = None
         self.begun = False  # the status is decided: from now on an error is an event
         self._loop = asyncio.get_running_loop()
         self._first: asyncio.Future[None] = self._loop.create_future()  # the first event, or a failure in its place
@@ -61,7 +61,6 @@ class EventStream(Response):
         self._sending: asyncio.Task[None] | None = None  # a write that may wait for the client
         self._scheduled = False  # a write of what several pushes bring
         self._written = self._loop.time()
-        self._closed = False
 
     # --- for who makes the events ---
 
@@ -144,9 +143,9 @@ class EventStream(Response):
 
     def close(self) -> None:
         """End what the events come from. Safe to call again."""
-        if not self._closed:
-            self._closed = True
-            self.on_close()
+        on_close, self.on_close = self.on_close, None  # who is told holds this stream: no cycle for the garbage collector
+        if on_close is not None:
+            on_close()
 
     async def _watch(self, scope: Scope, receive: Receive) -> None:
         """Returns when everything is written or the client is gone; meanwhile keeps an idle connection open.

@@ -291,9 +291,9 @@ class Generation:
 
     def _record(self, reason: str, finish: wire.Finish | None) -> None:
         """Exactly once for every request that was admitted: one line, one count."""
-        self._leave()
         call, now = self._call, time.monotonic()
         first = None if self._submission is None else self._submission.first_token
+        self._leave()
         record = RequestRecord(
             endpoint=call.endpoint,
             streaming=call.streaming,
@@ -325,6 +325,7 @@ class Generation:
     def _leave(self) -> None:
         self._state = _State.OVER
         self._context.live.remove(self._id, self)
+        self._submission = None  # it holds its listener: no cycle for the garbage collector
 
 
 def _parser(text: Text, request: GenerateRequest) -> OutputParser | None:
