@@ -95,7 +95,7 @@ class Http(uvicorn.Server):
     @property
     def held_open(self) -> bool:
         """Whether some client may still send a request on a connection that it has."""
-        return any(not connection.transport.is_closing() for connection in self.server_state.connections if isinstance(connection, Connection))
+        return any(isinstance(each, Connection) and not each.transport.is_closing() for each in self.server_state.connections)
 
     def drain(self) -> None:
         """From now on every answer is the last of its connection, and says so."""

@@ -300,7 +300,9 @@ class Server:
         seconds = 0.0 if self._interrupted else min(self._config.drain_linger_seconds, self._config.drain_seconds)
         until = time.monotonic() + seconds
         self._state.leaving = True
-        while self._http.held_open and time.monotonic() < until and not self._died.done():
+        while self._http.held_open and not self._died.done():
+            if time.monotonic() > until:
+                break
             await asyncio.sleep(0.02)
         self._state.leaving = False
 
