@@ -8,8 +8,9 @@ import os
 import signal
 import stat
 import sys
-import threading
 from typing import Final
+
+from banyan_runtime.process import start_thread
 
 PIECE_BYTES: Final = 65_536
 
@@ -32,7 +33,7 @@ def _impatient(log: int) -> int:
         return os.open(f"/proc/self/fd/{log}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
-    threading.Thread(target=_copy, args=(ours, log), name="stacks", daemon=True).start()
+    start_thread(lambda: _copy(ours, log), "stacks")
     return theirs
 
 

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from banyan_runtime.config import ServerConfig
+from banyan_runtime.process import no_process
 from banyan_runtime.server.engine_process import Boot
 
 log = logging.getLogger("banyan")
@@ -42,11 +43,15 @@ class EngineChild:
     async def start(config: ServerConfig, model_dir: Path, address: str, pulse: Path) -> EngineChild:
         """Start the engine of `config` on the model in `model_dir`; it connects to `address` and counts in the file `pulse`.
 
-        Must run on the main thread: the kernel's parent-death signal follows the thread that starts the process.
+        Must run on the main thread: the kernel's parent-death signal follows the thread that starts the process. Raises
+        UnavailableError.
         """
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "banyan_runtime.server.engine_process", stdin=asyncio.subprocess.PIPE
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "banyan_runtime.server.engine_process", stdin=asyncio.subprocess.PIPE
+            )
+        except OSError as error:
+            raise no_process(error) from error
         assert process.stdin is not None
         boot = Boot(config.engine_json(), str(model_dir), address, str(pulse), os.getpid())
         process.stdin.write(msgspec.json.encode(boot) + b"\n")

@@ -17,7 +17,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ import uvloop
 from banyan_runtime import config as options
 from banyan_runtime import hub, logs, wire
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.errors import AccessError, ConfigError, ModelError, UserError
+from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front import errors
 from banyan_runtime.front.app import create_app
 from banyan_runtime.front.context import Context
@@ -41,7 +40,7 @@ from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.model import spec
-from banyan_runtime.process import resident_bytes
+from banyan_runtime.process import reserve_threads, resident_bytes, start_thread
 from banyan_runtime.server import termination
 from banyan_runtime.server.engine_child import EngineChild, private_folder
 from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, Http
@@ -62,6 +61,7 @@ LAST_ANSWERS_S: Final = 0.1  # what failed requests are told may still be on its
 LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine is gone
 DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
 ENGINE_EXIT_S: Final = 2.0
+ZMQ_THREADS: Final = 2
 HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; if memory ran out, lower --max-total-tokens or raise the memory limit",
     signal.SIGALRM: ": it made no progress for --watchdog-timeout; the stacks of its threads are in the log",
@@ -147,6 +147,7 @@ class Server:
         self._progress("loading", 0, "")
         self._folder = private_folder()
         address = f"ipc://{self._folder}/engine"
+        reserve_threads(ZMQ_THREADS)
         self._client.bind(address)
         pulse_file = self._folder / PULSE_NAME
         watch = PulseWatch(Pulse(pulse_file), time.monotonic())
@@ -322,7 +323,10 @@ class Server:
         self._hold.release()
         if not isinstance(error, UserError):
             log.error("the server failed", exc_info=error)
-        code = await on_thread(termination.fatal, error)  # which waits for the log; probes and signals are still answered
+        try:
+            code = await on_thread(termination.fatal, error)  # which waits for the log; probes and signals are still answered
+        except UnavailableError:
+            code = termination.fatal(error)  # there is no thread for it
         if started:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stop), DEAD_FOR_S)
@@ -368,7 +372,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def on_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Run something slow on a daemon thread, so that it never holds up the end of the process."""
+    """Run something slow on a daemon thread, so that it never holds up the end of the process. Raises what `function` raises, and
+    UnavailableError where there is no thread for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -385,7 +390,7 @@ async def on_thread(function: Callable[..., T], *arguments: object) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, outcome)
 
-    threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
+    start_thread(work, getattr(function, "__name__", "work"))
     return await future
 
 
