@@ -389,11 +389,24 @@ def parse(argv: Sequence[str]) -> ServerConfig:
 
     Raises ConfigError for an unknown option, a bad value, or an option in `REFUSED` with another value than its default.
     """
+    _check_text(argv)
     parser = _Parser(prog="banyan-runtime serve", allow_abbrev=False)
     add_options(parser)
     namespace, rest = parser.parse_known_args(list(argv))
     _refuse(rest)
     return ServerConfig(**_tuples(vars(namespace)))
+
+
+def _check_text(argv: Sequence[str]) -> None:
+    """Values go into JSON, metrics and logs, so bytes that are no UTF-8, which Python keeps as lone surrogates, are refused."""
+    name = ""
+    for word in argv:
+        if word.startswith("--"):
+            name = word.partition("=")[0]
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{ascii(name).strip(chr(39)) or 'the first argument'} is not valid UTF-8; use another value") from None
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:

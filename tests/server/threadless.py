@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from banyan_runtime.cli import main
@@ -13,7 +14,7 @@ _start = threading._start_new_thread  # type: ignore[attr-defined]
 
 
 def _refused(*arguments: Any) -> Any:
-    if os.path.exists(os.environ["NO_THREADS"]):
+    if Path(os.environ["NO_THREADS"]).exists():
         raise RuntimeError("can't start new thread")
     return _start(*arguments)
 
