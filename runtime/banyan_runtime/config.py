@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from banyan_runtime.errors import ConfigError
+from banyan_runtime.hub.resolve import SCHEME
 
 Check = Callable[[Any], str | None]
 """Says what is wrong with a value ("must be at least 1"), or None."""
@@ -95,7 +96,7 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = option(
         (),
         metavar="NAME",
-        help="Names accepted in 'model' (several, separated by spaces); the first is canonical. Default: --model-path.",
+        help="Names accepted in 'model' (several, separated by spaces); the first is canonical. Default: --model-path, or NAME of catalog://NAME.",
         group="model",
     )
     chat_template: str | None = option(None, help="File with a Jinja chat template that replaces the tokenizer's.", group="model")
@@ -239,7 +240,7 @@ class ServerConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.served_model_name or (self.model_path,)
+        return self.served_model_name or (self.model_path.removeprefix(SCHEME),)
 
     def public(self) -> dict[str, Any]:
         """All options with secrets masked, for logs and /server_info."""

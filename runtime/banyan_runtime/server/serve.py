@@ -43,7 +43,7 @@ from banyan_runtime.model import spec
 from banyan_runtime.process import reserve_threads, resident_bytes, start_thread
 from banyan_runtime.server import termination
 from banyan_runtime.server.engine_child import EngineChild, private_folder
-from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, Http
+from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, HANDLERS_END_S, Http
 from banyan_runtime.server.pulse import NAME as PULSE_NAME
 from banyan_runtime.server.pulse import Pulse, PulseWatch
 
@@ -337,14 +337,14 @@ class Server:
         self._client.shutdown()
         if self._counter.open:
             await asyncio.sleep(LAST_ANSWERS_S)
-            self._http.give_up(errors.shutting_down())
+        self._http.give_up(errors.shutting_down())
         self._http.should_exit = True
         if self._engine is not None:
             if self._state.phase != "draining" or self._state.context_length is None:
                 self._engine.kill()  # it is broken, or still loading and does not listen
             await self._engine.end(ENGINE_EXIT_S)
         self._forget_folder()
-        await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + 2)
+        await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + HANDLERS_END_S + 1)
         if self._zygote is not None:
             self._zygote.close()
         self._client.close()
@@ -413,6 +413,7 @@ def main(argv: Sequence[str]) -> int:
         parser.print_help()
         return 0
     config = with_environment(options.parse(argv), argv)
+    hub.check(config.model_path)  # a mistyped name gets one line, not the log of a start
     isolate()
     writer = logs.configure("api", level=config.log_level, http_level=config.log_level_http, form=config.log_format)
 

@@ -13,7 +13,7 @@ def begin(served: Served, asked: GenerationRequest, unsupported: Neutral) -> Env
     """Raises ApiError."""
     names = served.config.names
     if asked.model is not None and asked.model != "default" and asked.model not in names:
-        raise unknown_model(asked.model)
+        raise unknown_model(asked.model, names)
     refuse_unsupported(asked, unsupported)
     asked.check()
     own_id, param = asked.rid or asked.request_id, "rid" if asked.rid else "request_id"
