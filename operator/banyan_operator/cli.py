@@ -31,6 +31,13 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # a command that does not listen to Ctrl-C itself, or not yet
+        return 128 + signal.SIGINT
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["run"]:  # it parses its own options: they come from the environment too
         # As process 1 of a container we would not hear a SIGTERM at all until the operator listens to it, seconds of imports later.
@@ -172,11 +179,13 @@ def _wait(options: argparse.Namespace) -> int:
         while time.monotonic() < deadline:
             try:
                 snapshot = Snapshot.read(options.state_dir or only_running())
-            except NotRunningError:  # it may be about to start
-                time.sleep(POLL_S)
-                continue
-            seen_running = seen_running or snapshot.state != "stopped"
-            if not seen_running and time.monotonic() - began < START_S:  # what an earlier run left: a new one is about to start
+                seen_running = seen_running or snapshot.state != "stopped"
+                if not seen_running:
+                    raise NotRunningError("nothing runs, what is there is of an earlier run; start it with 'banyan-operator local -f DIR'")
+            except NotRunningError:
+                if time.monotonic() - began >= START_S:
+                    raise
+                # It may be about to start.
                 time.sleep(POLL_S)
                 continue
             view.show(snapshot)
