@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.server.conftest import ServerProcess, StartServer
+from tests.server.raw import RawClient, head, post
 
 THREADLESS = ("-m", "tests.server.threadless")
 
@@ -135,3 +139,47 @@ def test_last_words_that_are_no_text_are_left_as_far_as_they_are(tmp_path: Path)
     assert ended.returncode == 70
     assert json.loads(left.read_text())["message"] == "ValueError: mod?le"
     assert "FATAL: ValueError: mod" in ended.stderr
+
+
+# --- clients that keep us waiting ---
+
+
+def test_what_waits_for_a_busy_engine_ends_quietly_with_the_server(start_server: StartServer) -> None:
+    server = start_server("--max-running-requests", "1", "--drain-seconds", "0.5").ready()
+    busy = {"text": "a", "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
+    with RawClient(server.url) as long, contextlib.ExitStack() as stack:
+        long.send(post("/generate", busy))
+        server.eventually(lambda: server.metric("banyan_requests_running") == 1, "the request that runs")
+        clients = [stack.enter_context(RawClient(server.url)) for _ in range(6)]
+        for client in clients[1:]:
+            client.send(head("GET", "/health_generate"))
+        clients[0].send(head("POST", "/flush_cache?timeout=60"))
+        server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 8, "these, the request and this scrape")
+        server.process.terminate()
+        assert [client.until(b"\r\n").split()[1] for client in clients] == [b"503"] * 6
+    assert server.wait() == 0
+    assert "Traceback" not in server.log
+
+
+def test_clients_that_do_not_read_their_answer_end_quietly_with_the_server(start_server: StartServer) -> None:
+    server = start_server("--drain-seconds", "0.5").ready()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # before it connects, or more is granted
+            client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+            client.sendall(head("GET", "/metrics") * 64)
+        server.eventually(lambda: stuck(server), "answers that wait for their clients")
+        server.process.terminate()
+        assert server.wait() == 0
+    assert "Traceback" not in server.log
+    assert "ERROR" not in server.log
+
+
+def stuck(server: ServerProcess) -> bool:
+    """Whether three scrapes beside this one are under way, and still are a moment later."""
+    for _ in range(3):
+        if server.metric("banyan_http_requests_in_flight") != 4:
+            return False
+        time.sleep(0.2)
+    return True

@@ -35,7 +35,8 @@ from banyan_runtime.server.flow import Flow
 log = logging.getLogger("banyan.http")
 
 BACKLOG: Final = 2048  # connections that may wait to be accepted
-CONNECTIONS_CLOSE_S: Final = 2
+CONNECTIONS_CLOSE_S: Final = 2  # at the end, for clients to take their answers
+HANDLERS_END_S: Final = 1  # from then on, for handlers to notice that their clients are gone
 RESERVED_FILES: Final = 256  # descriptors that connections leave to probes, the engine's sockets and files
 FEWEST_CONNECTIONS: Final = 16
 _TCP_CLOSE: Final = 7  # the state of a socket that was reset
@@ -84,7 +85,7 @@ class Http(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=int(self.limits.idle_s),
-                timeout_graceful_shutdown=CONNECTIONS_CLOSE_S,
+                timeout_graceful_shutdown=CONNECTIONS_CLOSE_S + HANDLERS_END_S,
             )
         )
 
@@ -127,6 +128,20 @@ class Http(uvicorn.Server):
         for each in list(self.server_state.connections):
             assert isinstance(each, Connection)
             each.give_up(error)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for the answers that are under way, CONNECTIONS_CLOSE_S at most; clients that have not taken theirs by then are cut
+        off. uvicorn would cancel what answers them instead, and log each as a failure of the application."""
+        cut = asyncio.get_running_loop().call_later(CONNECTIONS_CLOSE_S, self._cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cut.cancel()
+
+    def _cut(self) -> None:
+        for each in list(self.server_state.connections):
+            assert isinstance(each, Connection)
+            each.transport.abort()
 
     @staticmethod
     def _look_at(connection: Connection, look: Any, now: float) -> None:
