@@ -132,7 +132,7 @@ class Generation:
                 raise of_engine(error, request.param) from error
         else:
             asyncio.get_running_loop().call_soon(self._prompt_alone)
-        context.live.add(request_id, self)
+        context.live.add(request_id, self, call.received)
 
     def abort(self) -> None:
         """End it in the engine; its consumer sees it finish with reason abort."""
@@ -364,7 +364,7 @@ class GenerationGroup:
             raise
         self._begun = True
         if call.group_id is not None:
-            context.live.add(call.group_id, self)
+            context.live.add(call.group_id, self, call.received)
 
     def _submitted(self) -> Iterator[None]:
         while self._waiting:
