@@ -7,7 +7,7 @@ CLUSTER ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster lint format crds install install-dev images clean bench simulate soak
+.PHONY: help demo test test-cluster lint format crds install install-dev clean bench simulate soak
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
