@@ -12,6 +12,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from banyan_operator import cli
 from banyan_operator.cli import main
 from banyan_operator.local.snapshot import Snapshot, all_done, servers_ready
 from banyan_operator.local.table import age, render
@@ -150,6 +151,17 @@ def test_waiting_gives_up_after_its_time(tmp_path: Path, capsys: pytest.CaptureF
         "what an earlier run left does not count"
     )
     assert "not ready after 0.3 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", [(), (server(),)], ids=["nothing was there", "an earlier run left a ready server"])
+def test_waiting_for_an_operator_that_nobody_starts_ends_early(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, left: tuple[dict[str, Any], ...]
+) -> None:
+    monkeypatch.setattr(cli, "START_S", 0.3)
+    if left:
+        snapshot(*left).write(tmp_path)
+    assert main(["status", "--state-dir", str(tmp_path), "--wait", "ready", "--timeout", "60"]) == 69
+    assert "start it with 'banyan-operator local -f DIR'" in capsys.readouterr().err
 
 
 def test_crds_are_written_to_a_folder(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_another_index_is_asked_only_when_ours_has_no_cpu_build(checkout: Checko
 def test_ctrl_c_ends_the_bar_and_pip_quietly(tmp_path: Path) -> None:
     pip = tmp_path / "pip"
     pip.mkdir()
+    (pip / "__init__.py").touch()
     (pip / "__main__.py").write_text("import time\nprint('Collecting slow', flush=True)\ntime.sleep(60)\n")
     command = [sys.executable, ROOT / ".ci" / "pip-bar", "things", "1", "--", "install", "slow"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
