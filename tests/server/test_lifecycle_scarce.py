@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -56,6 +57,15 @@ def test_a_thread_that_is_lacking_while_it_loads_is_named(start_server: StartSer
     code, kind, message = told(server)
     assert (code, kind) == (75, "UnavailableError")
     assert "pids limit" in message
+
+
+def test_an_engine_that_its_watchdog_ends_is_named_so_with_its_stacks_in_the_log(start_server: StartServer) -> None:
+    server = start_server().ready()
+    server.engine.send_signal(signal.SIGALRM)  # what the watchdog's timer sends
+    code, kind, message = told(server)
+    assert (code, kind) == (70, "EngineDied")
+    assert "--watchdog-timeout" in message
+    assert "engine_process.py" in server.log
 
 
 # --- the folder for temporary files ---
