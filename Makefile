@@ -1,6 +1,6 @@
 # make help
 
-PYTHON ?= python3
+PYTHON ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 CLUSTER ?=
@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 export REGISTRY TAG TORCH BASE_IMAGE IMAGE_TOOL
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster lint format crds install install-dev images clean bench simulate soak simulate
+.PHONY: help demo test test-cluster lint format crds install install-dev clean bench simulate soak
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ install: ## a virtual environment with both packages
 install-dev: ## the same, and everything that lint and tests need
 	@PYTHON=$(PYTHON) VENV=$(VENV) .ci/install dev
 
-test: install-dev ## every test that this machine can run; the last lines say what was left out and why
+test: install-dev ## every test that this machine can run (15 minutes); the last lines say what was left out and why
 	@VENV=$(VENV) .ci/test $(PYTEST_ARGS)
 
 test-cluster: install-dev ## images, chart and operator on a real cluster (CLUSTER=kind, or the one beside the checkout)
@@ -49,5 +49,5 @@ soak: install-dev ## 100,000 requests of mixed lengths: memory must stay where i
 bench: install-dev ## tokens per second beside transformers, into benchmarks/results
 	$(BIN)/python benchmarks/throughput.py
 
-clean: ## remove the virtual environment and what tests left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+clean: ## remove the virtual environment and what tests and the example left
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache examples/01-minimal/batches/out

@@ -24,8 +24,9 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import layers
 from banyan_runtime.model.attention import products
 from banyan_runtime.model.invariance import RowSizes
-from banyan_runtime.model.runner import TorchRunner, load
-from banyan_runtime.step import SamplingColumns, Step
+from banyan_runtime.model.runner import TorchRunner
+from banyan_runtime.model.runners import load
+from banyan_runtime.step import Ragged, RowUpdates, SamplingColumns, Step, TableShape
 
 SHAPES = {
     "smollm2-135m": {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
@@ -64,7 +65,10 @@ def _runner(shape: str, dtype: str, count: int) -> TorchRunner:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
         options = ServerConfig(model_path=folder, device="cpu", dtype=dtype, load_format="dummy", max_total_tokens=64 * 256)
-        return load(options, Path(folder), lambda *_: None)
+        runner = load(options, Path(folder), lambda *_: None)
+    assert isinstance(runner, TorchRunner)
+    runner.prepare(TableShape(rows=64, positions=CONTEXT))
+    return runner
 
 
 def _start(runner: TorchRunner, shape: dict[str, int]) -> float:
@@ -121,22 +125,22 @@ def _step(sequences: int, queries: int) -> Step:
         table[row, : start + queries] = 1 + row * (start + queries) + np.arange(start + queries)
     every = np.arange(sequences * queries)
     positions = (start + every % queries).astype(np.int32)
-    ones = np.ones(sequences, np.float32)
+    cached = Ragged(table[:, :start].reshape(-1), np.arange(sequences + 1, dtype=np.int32) * start)
+    ones, rows = np.ones(sequences, np.float32), np.arange(sequences, dtype=np.int32)
     return Step(
         mode="prefill" if queries > 1 else "decode",
         token_ids=(every * 7919 % 40_000).astype(np.int32),
         positions=positions,
         out_slots=table[every // queries, positions],
-        rows=np.arange(sequences, dtype=np.int32),
+        rows=rows,
         query_lens=np.full(sequences, queries, np.int32),
         kv_lens=np.full(sequences, start + queries, np.int32),
-        samples=np.ones(sequences, np.bool_),
+        samples=np.ones(sequences, np.int32),
         sampling=SamplingColumns(
             temperature=0 * ones, top_k=np.full(sequences, -1, np.int32), top_p=ones, min_p=0 * ones, frequency_penalty=0 * ones,
             presence_penalty=0 * ones, repetition_penalty=ones, seed=np.zeros(sequences, np.uint64),
-            histories=[None] * sequences, banned=[None] * sequences,
         ),
-        table=table,
+        updates=RowUpdates(rows, np.zeros(sequences, np.int32), cached),
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from banyan_runtime import wire
-from banyan_runtime.front.exposition import CellFamily, HistogramFamily, Page
+from banyan_runtime.exposition import CellFamily, HistogramFamily, Page
 from banyan_runtime.front.metrics import LATENCY_BUCKETS, Metrics, RequestRecord
 from banyan_runtime.front.state import ServerState
 
@@ -40,7 +40,8 @@ SCRAPE_S = 0.05
 HANDLERS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics", "/readyz", "/livez", "/generate", "unmatched")
 INFO = wire.EngineInfo(
     architecture="Qwen3ForCausalLM", model_type="qwen3", dtype="bfloat16", device="cuda", attention_backend="flashinfer", vocab_size=151936,
-    context_len=32768, page_size=16, max_total_tokens=200_000, max_req_input_len=32762, max_running_requests=256, weights_bytes=1 << 30,
+    context_len=32768, max_model_len=32768, page_size=16,
+    max_total_tokens=200_000, max_req_input_len=32762, max_running_requests=256, weights_bytes=1 << 30,
     kv_bytes=1 << 33, phase_seconds={"load_weights": 1.5},
 )  # fmt: skip
 
@@ -74,7 +75,7 @@ class Engine:
             counts.sum += self._rng.random()
         steps = self._steps
         return wire.Stats(
-            running=RUNNING, waiting=steps % 5, kv_used=100_000 + steps, kv_evictable=5000, kv_free=95_000 - steps,
+            running=RUNNING, waiting=steps % 5, held=0, kv_used=100_000 + steps, kv_evictable=5000, kv_free=95_000 - steps,
             last_step_unix=1.75e9 + steps * STEP_S, prompt_tokens_computed=400 * steps, prompt_tokens_cached=40 * steps,
             generation_tokens=RUNNING * steps, preemptions=steps // 1000, preempted_tokens=steps // 10, evicted_tokens=steps,
             new_token_ratio=0.5, gen_throughput=2000.0, prefill=self._kinds[0], decode=self._kinds[1], cpu_seconds=steps * 0.02,

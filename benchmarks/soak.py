@@ -18,9 +18,7 @@ import platform
 import random
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -29,6 +27,7 @@ from typing import Any, Final
 
 import aiohttp
 import psutil
+from served import served
 
 ROOT: Final = Path(__file__).parent.parent
 CONCURRENT: Final = 32
@@ -187,31 +186,6 @@ def picture(samples: Sequence[dict[str, Any]], title: str) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def start(model: Path, log: Path, flags: Sequence[str]) -> tuple[subprocess.Popen[bytes], str]:
-    command = [
-        sys.executable,
-        "-m",
-        "banyan_runtime",
-        "serve",
-        "--model-path",
-        str(model),
-        "--served-model-name",
-        "m",
-        "--port",
-        "0",
-        *flags,
-    ]
-    server = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
-    until = time.monotonic() + 120
-    while time.monotonic() < until and server.poll() is None:
-        text = log.read_text()
-        if "fired up and ready to roll" in text and (found := re.search(r"Uvicorn running on (http://\S+)", text)):
-            return server, found.group(1)
-        time.sleep(0.2)
-    server.kill()
-    raise SystemExit(f"the server did not become ready:\n{log.read_text()[-3000:]}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
@@ -220,15 +194,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{date.today()}-soak.json")
     args = parser.parse_args()
-    flags = ["--max-total-tokens", "4096", "--log-level-http", "warning"]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "server.log"
-        server, url = start(args.model, log, flags)
-        try:
-            samples = asyncio.run(drive(url, psutil.Process(server.pid), args.requests, args.seed))
-        finally:
-            server.terminate()
-            server.wait(30)
+    with served(args.model, "--max-total-tokens", "4096", "--log-level-http", "warning") as (server, url):
+        samples = asyncio.run(drive(url, psutil.Process(server.pid), args.requests, args.seed))
     grown = growth(samples, args.requests)
     memory = {name: round(samples[-1][name] / 2**20, 1) for name in processes(samples)}
     result = {

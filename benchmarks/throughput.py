@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from served import served
 
 from banyan_runtime.hub import resolve
 
@@ -108,22 +108,6 @@ async def serve_round(url: str, concurrent: int, tokens: int) -> dict[str, float
     return {"seconds": seconds, "tokens": sum(used for used, _ in done), "ttft": statistics.median(first for _, first in done)}
 
 
-def start_server(path: Path, dtype: str, log: Path) -> tuple[subprocess.Popen[bytes], str]:
-    command = [
-        sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(path), "--served-model-name", "m", "--dtype", dtype,
-        "--port", "0", "--context-length", "2048", "--max-running-requests", "32",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT)
-    until = time.monotonic() + 180
-    while time.monotonic() < until and process.poll() is None:
-        text = log.read_text()
-        if "fired up and ready to roll" in text and (found := re.search(r"Uvicorn running on (http://\S+)", text)):
-            return process, found.group(1)
-        time.sleep(0.2)
-    process.kill()
-    raise SystemExit(f"the server did not become ready:\n{log.read_text()[-3000:]}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="catalog://smollm2-135m")
@@ -134,15 +118,15 @@ def main() -> None:
     args = parser.parse_args()
     path = resolve(args.model)
     threads = len(os.sched_getaffinity(0))
-    log = Path(f"/tmp/banyan-bench-{os.getpid()}.log")
-    server, url = start_server(path, args.dtype, log)
-    peer = subprocess.Popen(
-        [sys.executable, "-c", PEER, str(path), args.dtype, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert peer.stdin is not None
-    assert peer.stdout is not None
     rounds: dict[str, list[dict[str, float]]] = {}
-    try:
+    flags = ("--dtype", args.dtype, "--context-length", "2048", "--max-running-requests", "32")
+    command = [sys.executable, "-c", PEER, str(path), args.dtype, str(threads)]
+    with (
+        served(path, *flags) as (_, url),
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer,
+    ):
+        assert peer.stdin is not None
+        assert peer.stdout is not None
         assert peer.stdout.readline().strip() == "ready"
         for number in range(args.rounds + 1):  # the first is the warm-up of every batch size on both sides
             probe = float(subprocess.run([sys.executable, "-c", PROBE, str(threads)], capture_output=True, text=True, check=True).stdout)
@@ -159,11 +143,6 @@ def main() -> None:
                     f"round {number or 'warm-up'}, {concurrent:>2} concurrent: banyan {ours['tokens'] / ours['seconds']:7.1f} tok/s "
                     f"(ttft {1000 * ours['ttft']:.0f} ms), transformers {theirs['tokens'] / theirs['seconds']:7.1f} tok/s", flush=True,
                 )  # fmt: skip
-    finally:
-        server.terminate()
-        peer.kill()
-        server.wait(30)
-        log.unlink(missing_ok=True)
 
     import torch
     import transformers

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `make demo`: install, then examples/demo.py shows the rest.
 set -euo pipefail
+trap 'exit 130' INT
 cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
 .ci/install

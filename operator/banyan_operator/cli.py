@@ -189,11 +189,13 @@ def _wait(options: argparse.Namespace) -> int:
         while time.monotonic() < deadline:
             try:
                 snapshot = Snapshot.read(options.state_dir or only_running())
-            except NotRunningError:  # it may be about to start
-                time.sleep(POLL_S)
-                continue
-            seen_running = seen_running or snapshot.state != "stopped"
-            if not seen_running and time.monotonic() - began < START_S:  # what an earlier run left: a new one is about to start
+                seen_running = seen_running or snapshot.state != "stopped"
+                if not seen_running:
+                    raise NotRunningError("nothing runs, what is there is of an earlier run; start it with 'banyan-operator local -f DIR'")
+            except NotRunningError:
+                if time.monotonic() - began >= START_S:
+                    raise
+                # It may be about to start.
                 time.sleep(POLL_S)
                 continue
             view.show(snapshot)

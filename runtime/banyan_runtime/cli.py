@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 64
     except UserError as error:
         return termination.fatal(error)
+    except KeyboardInterrupt:  # a command that does not listen to Ctrl-C itself, or not yet
+        return 128 + signal.SIGINT
 
 
 def _end(*_: int | FrameType | None) -> NoReturn:

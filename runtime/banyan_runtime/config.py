@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from banyan_runtime.errors import ConfigError
+from banyan_runtime.hub.resolve import SCHEME
 
 Check = Callable[[Any], str | None]
 """Says what is wrong with a value ("must be at least 1"), or None."""
@@ -95,7 +96,7 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = option(
         (),
         metavar="NAME",
-        help="Names accepted in 'model' (several, separated by spaces); the first is canonical. Default: --model-path.",
+        help="Names accepted in 'model' (several, separated by spaces); the first is canonical. Default: --model-path, or NAME of catalog://NAME.",
         group="model",
     )
     chat_template: str | None = option(None, help="File with a Jinja chat template that replaces the tokenizer's.", group="model")
@@ -140,6 +141,12 @@ class ServerConfig:
     skip_server_warmup: bool = option(False, help="Do not generate a few tokens before becoming ready.", group="http")
     drain_seconds: float = option(
         120.0, check=at_least(0), help="After SIGTERM: seconds that running requests get to finish (BANYAN_DRAIN_SECONDS).", group="http"
+    )
+    drain_linger_seconds: float = option(
+        10.0,
+        check=at_least(0),
+        help="After SIGTERM: seconds in which requests on connections that are open are still served, each the last of its connection.",
+        group="http",
     )
 
     # --- device ---
@@ -233,7 +240,7 @@ class ServerConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.served_model_name or (self.model_path,)
+        return self.served_model_name or (self.model_path.removeprefix(SCHEME),)
 
     def public(self) -> dict[str, Any]:
         """All options with secrets masked, for logs and /server_info."""
@@ -383,11 +390,24 @@ def parse(argv: Sequence[str]) -> ServerConfig:
 
     Raises ConfigError for an unknown option, a bad value, or an option in `REFUSED` with another value than its default.
     """
+    _check_text(argv)
     parser = _Parser(prog="banyan-runtime serve", allow_abbrev=False)
     add_options(parser)
     namespace, rest = parser.parse_known_args(list(argv))
     _refuse(rest)
     return ServerConfig(**_tuples(vars(namespace)))
+
+
+def _check_text(argv: Sequence[str]) -> None:
+    """Values go into JSON, metrics and logs, so bytes that are no UTF-8, which Python keeps as lone surrogates, are refused."""
+    name = ""
+    for word in argv:
+        if word.startswith("--"):
+            name = word.partition("=")[0]
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{ascii(name).strip(chr(39)) or 'the first argument'} is not valid UTF-8; use another value") from None
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:

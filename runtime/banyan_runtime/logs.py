@@ -12,13 +12,15 @@ import json
 import logging
 import os
 import queue
-import signal
 import sys
 import threading
 import time
 import traceback
 from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
+
+from banyan_runtime import stacks
+from banyan_runtime.process import start_thread
 
 Component = Literal["api", "engine", "batch"]
 QUEUE_LINES: Final = 10_000  # about 2 MB, and minutes of a busy server's lines
@@ -69,12 +71,12 @@ class Writer(logging.Handler):
     """Takes records on any thread without waiting, writes them to standard error on its own."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
+        """Raises UnavailableError where the system has no thread for it."""
         super().__init__()
         self.setFormatter(formatter)
         self.dropped = 0
         self._records: queue.Queue[logging.LogRecord | threading.Event] = queue.Queue(QUEUE_LINES)
-        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
-        self._thread.start()
+        start_thread(self._write, "log")
 
     def emit(self, record: logging.LogRecord) -> None:
         # Arguments may change once the caller goes on, so the text is made here.
@@ -159,7 +161,7 @@ class Hold(logging.Filter):
 
 
 def configure(component: Component, *, level: str = "info", http_level: str | None = None, form: str = "text") -> Writer:
-    """Send every logger of this process through one `Writer`. Called once, at the start of a process."""
+    """Send every logger of this process through one `Writer`. Called once, at the start of a process. Raises UnavailableError."""
     writer = Writer(JsonFormatter(component) if form == "json" else TextFormatter())
     logging.raiseExceptions = False
     root = logging.getLogger()
@@ -172,7 +174,7 @@ def configure(component: Component, *, level: str = "info", http_level: str | No
     access.addFilter(AccessFilter())
     atexit.register(writer.flush)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # kill -USR2 shows what every thread does
+    stacks.show_on_signal()
     return writer
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from banyan_runtime.errors import UnavailableError
+
 PR_SET_PDEATHSIG: Final = 1
 PAGE_BYTES: Final = resource.getpagesize()
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
@@ -46,6 +48,36 @@ def open_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
+def start_thread(work: Callable[[], object], name: str) -> None:
+    """Run `work` on a daemon thread. Raises UnavailableError where the system has no thread for us."""
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise _no_more("threads", str(error)) from error
+
+
+def no_process(error: OSError) -> UnavailableError:
+    """What it means to the user that a process could not be started."""
+    return _no_more("processes", error.strerror or str(error))
+
+
+def reserve_threads(number: int) -> None:
+    """Make sure that so many threads can be had, before a library starts them that ends the process where they cannot.
+    Raises UnavailableError."""
+    leave = threading.Event()
+    try:
+        for _ in range(number):
+            start_thread(leave.wait, "reserve")
+    finally:
+        leave.set()
+
+
+def _no_more(what: str, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"the system starts no more {what} ({why}); raise the limit (the container's pids limit, ulimit -u) or free memory"
+    )
 
 
 def limit_memory(more_bytes: int) -> None:
@@ -82,4 +114,4 @@ def end_with_input(leave: Callable[[], None]) -> None:
         leave()
         os._exit(0)
 
-    threading.Thread(target=watch, name="parent", daemon=True).start()
+    start_thread(watch, "parent")

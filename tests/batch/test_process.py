@@ -56,7 +56,7 @@ def test_a_stopped_run_publishes_nothing_and_says_so(
     words = json.loads((tmp_path / "words").read_text())
     assert words["code"] == "Interrupted"
     assert words["requestCounts"]["total"] == 2000
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [".banyan-lock"]
+    assert list((tmp_path / "out").iterdir()) == []
     again = start("--max-concurrency", "256", count=20)
     assert again.wait(20) == 0, "an interrupted run leaves nothing in the way of the next one"
 
@@ -74,7 +74,7 @@ def test_progress_and_metrics_are_served_while_it_runs(start: Start, server: Scr
     metrics = _get(f"http://127.0.0.1:{port}/metrics")
     samples = dict(text.rsplit(" ", 1) for text in metrics.splitlines() if not text.startswith("#"))
     assert float(samples['banyan_batch_lines_total{status="completed"}']) >= report["completed"]
-    assert 1 <= int(samples["banyan_batch_requests_in_flight"]) <= 4
+    assert 1 <= float(samples["banyan_batch_requests_in_flight"]) <= 4
     assert process.wait(30) == 0
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from banyan_runtime.batch.metrics import Metrics
 from banyan_runtime.batch.progress import Progress
 from banyan_runtime.batch.records import Usage
 
@@ -45,12 +48,44 @@ def test_embeddings_count_the_tokens_that_were_read() -> None:
     assert progress.report(now=10.0).tokens_per_second == 50.0
 
 
-def test_every_series_is_there_from_the_start() -> None:
-    text = Progress().prometheus()
-    for sample in (
-        'banyan_batch_lines_total{status="failed"} 0',
-        "banyan_batch_line_retries_total 0",
-        'banyan_batch_s3_errors_total{operation="multipart"} 0',
-        'banyan_batch_s3_bytes_total{direction="write"} 0',
-    ):
-        assert sample in text.splitlines()
+def page(progress: Progress) -> dict[tuple[str, str, str], float]:
+    """The samples of /metrics as Prometheus' own parser reads them, by type, name and the one label's `name=value`."""
+    families = list(text_string_to_metric_families(Metrics(progress).text().decode()))
+    assert all(family.documentation for family in families)
+    return {
+        (family.type, sample.name, "".join(f"{name}={value}" for name, value in sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_the_metrics_have_every_series_from_the_start_and_the_counters_of_now() -> None:
+    progress = Progress()
+    before = page(progress)
+    progress.begin(total=20, now=0.0)
+    progress.completed, progress.failed, progress.retries, progress.in_flight, progress.limit = 8, 2, 3, 4, 5
+    progress.usage.add(Usage(prompt_tokens=100, cached_tokens=60, completion_tokens=80))
+    progress.storage_errors["put"] += 6
+    progress.storage_bytes.update(read=7000, write=9000)
+    expected = {
+        ("counter", "banyan_batch_lines_total", "status=completed"): 8,
+        ("counter", "banyan_batch_lines_total", "status=failed"): 2,
+        ("counter", "banyan_batch_lines_total", "status=cancelled"): 0,
+        ("counter", "banyan_batch_lines_total", "status=expired"): 0,
+        ("gauge", "banyan_batch_lines_remaining", ""): 10,
+        ("counter", "banyan_batch_line_retries_total", ""): 3,
+        ("gauge", "banyan_batch_requests_in_flight", ""): 4,
+        ("gauge", "banyan_batch_concurrency_limit", ""): 5,
+        ("counter", "banyan_batch_tokens_total", "kind=prompt"): 100,
+        ("counter", "banyan_batch_tokens_total", "kind=cached"): 60,
+        ("counter", "banyan_batch_tokens_total", "kind=completion"): 80,
+        ("counter", "banyan_batch_s3_errors_total", "operation=get"): 0,
+        ("counter", "banyan_batch_s3_errors_total", "operation=put"): 6,
+        ("counter", "banyan_batch_s3_errors_total", "operation=list"): 0,
+        ("counter", "banyan_batch_s3_errors_total", "operation=head"): 0,
+        ("counter", "banyan_batch_s3_errors_total", "operation=multipart"): 0,
+        ("counter", "banyan_batch_s3_bytes_total", "direction=read"): 7000,
+        ("counter", "banyan_batch_s3_bytes_total", "direction=write"): 9000,
+    }
+    assert before == dict.fromkeys(expected, 0)
+    assert page(progress) == expected

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import pytest
+
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.wire import (
@@ -27,6 +29,9 @@ from banyan_runtime.wire import (
 from tests.engine import invariants
 from tests.engine.fake import VOCAB, FakeRunner, continuation
 from tests.engine.outputs import Scores, tokens_of
+
+LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
+PAGES = pytest.mark.parametrize("page", [1, 16])
 
 
 def limits(**changes: Any) -> EngineLimits:
@@ -119,6 +124,11 @@ class Session:
     def drain(self) -> None:
         while self.engine.has_work:
             self.turn()
+
+    @property
+    def started(self) -> list[int]:
+        """The ids in the order of their first tokens."""
+        return list(self.outputs)
 
     def ended(self, id: int) -> bool:
         return id in self.finishes or id in self.failures

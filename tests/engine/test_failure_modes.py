@@ -12,10 +12,7 @@ from banyan_runtime.wire import FinishCode
 from tests.engine import invariants
 from tests.engine.fake import NAN_SEED, continuation
 from tests.engine.replay import Replay
-from tests.engine.session import Session, limits
-
-LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
-PAGES = pytest.mark.parametrize("page", [1, 16])
+from tests.engine.session import LOOPS, PAGES, Session, limits
 
 
 @LOOPS

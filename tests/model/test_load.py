@@ -113,9 +113,9 @@ def test_the_pool_of_a_gpu_leaves_room_for_the_tokens_that_penalties_count(tiny_
     assert budget - held - cell_bytes(spec, torch.float16) < tokens * cell_bytes(spec, torch.float16) <= budget - held
 
 
-def test_the_pool_is_four_contexts_unless_memory_is_short(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_is_sixteen_contexts_unless_memory_is_short(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
-    assert model.load(max_total_tokens=None).info.pool_tokens == 4 * 512
+    assert model.load(max_total_tokens=None).info.pool_tokens == 16 * 512
     assert model.load(max_total_tokens=None, json_model_override_args='{"max_position_embeddings": 40000}').info.pool_tokens == 65536
     cell = cell_bytes(read(model.folder), torch.float32)
     monkeypatch.setattr(host, "memory_limit", lambda: 4 * cell * 1000)

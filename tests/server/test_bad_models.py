@@ -68,6 +68,21 @@ def test_bad_files_end_the_start_with_one_line_that_names_them(
     refused(start_server(model=model), code, words)
 
 
+@pytest.mark.parametrize(
+    ("model", "code", "words"),
+    [
+        ("catalog://smollm3", BAD_FIT, "no model 'smollm3' in the catalog; there are: "),
+        ("nowhere", BAD_FILES, "--model-path=nowhere: no such folder"),
+    ],
+)
+def test_a_mistyped_model_ends_the_start_with_one_line_and_no_other(start_server: StartServer, model: str, code: int, words: str) -> None:
+    server = start_server(model=model)
+    assert server.wait(60) == code
+    assert server.log.startswith(f"FATAL: {words}")
+    assert server.log.count("\n") == 1
+    assert words in server.termination_log.read_text()
+
+
 def test_a_model_that_is_too_large_for_the_machine_is_refused_before_anything_is_allocated(
     start_server: StartServer, tiny_chat: Path, tmp_path: Path
 ) -> None:

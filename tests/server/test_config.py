@@ -68,6 +68,12 @@ def test_a_bad_value_is_named_with_what_would_be_good(words: list[str], message:
     assert message in str(told.value)
 
 
+def test_a_model_is_served_under_its_path_or_its_name_in_the_catalog_unless_it_is_given_names() -> None:
+    assert parse(["--model-path", "some/folder"]).names == ("some/folder",)
+    assert parse(["--model-path", "catalog://smollm2-135m"]).names == ("smollm2-135m",)
+    assert parse(["--model-path", "catalog://smollm2-135m", "--served-model-name", "a", "b"]).names == ("a", "b")
+
+
 def test_the_model_is_required() -> None:
     with pytest.raises(ConfigError, match="--model-path"):
         parse([])

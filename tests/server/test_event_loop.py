@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 import threading
@@ -124,6 +125,8 @@ REQUESTS |= {
     "those of a prompt in a stream": (COMPLETIONS, lambda: prompt(SCORED_IDS, max_tokens=50, logprobs=20, echo=True, stream=True), {200}),
     "more log probabilities than an answer holds": (CHAT, lambda: scored_choices(n=128, max_tokens=1900), {400}),
     "1,024 sequences": (COMPLETIONS, lambda: prompt([[5, 6]] * 1024, max_tokens=1), {200}),
+    "1,024 sequences in a stream": (COMPLETIONS, lambda: prompt([[5, 6]] * 1024, max_tokens=2, logprobs=5, stream=True), {200}),
+    "1,024 prompts echoed": (COMPLETIONS, lambda: prompt([[5] * 1000] * 1024, max_tokens=1, echo=True, stream=True), {200}),
 }
 
 
@@ -198,6 +201,8 @@ def test_a_server_that_cannot_plan_says_so_and_goes_on_with_what_runs(start_serv
         server.eventually(lambda: server.status("/readyz") == 503, "readiness to end")
         server.eventually(lambda: "holds no tokenizer" in server.get("/readyz").json()["detail"], "the reason")
         assert server.get("/readyz").json()["state"] == "impaired"
+        impaired = r'^banyan_engine_state\{.*state="impaired"\} 1'
+        server.eventually(lambda: re.search(impaired, server.get("/metrics").text, re.MULTILINE), "the same state in the metrics")
         assert server.status("/livez") == 200
         start = time.monotonic()
         answer = server.post(CHAT, body)

@@ -113,6 +113,23 @@ def test_a_request_is_aborted_by_its_id_and_all_by_none(server: ServerProcess) -
     assert httpx.post(f"{server.url}/abort_request", json={"rid": ""}).status_code == 200
 
 
+@pytest.mark.parametrize("abort", [{"rid": "early"}, {"abort_all": True}])
+def test_an_abort_reaches_a_request_that_is_still_being_planned(server: ServerProcess, abort: dict[str, Any]) -> None:
+    endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
+    workers = server.zygote.children()
+    for worker in workers:
+        worker.suspend()
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(generate, server, text="a", sampling_params=endless, rid="early")
+        server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 2, "the request and this scrape", 10)
+        assert httpx.post(f"{server.url}/abort_request", json=abort).status_code == 200
+        for worker in workers:
+            worker.resume()
+        meta = early.result(20)["meta_info"]
+    assert (meta["id"], meta["finish_reason"]["type"]) == ("early", "abort")
+    assert generate(server, text="a", sampling_params={"max_new_tokens": 1}, rid="early")["meta_info"]["finish_reason"]["type"] == "length"
+
+
 def test_a_list_is_aborted_by_the_id_that_its_client_gave_it_and_no_other(server: ServerProcess) -> None:
     endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
     with ThreadPoolExecutor(2) as pool:

@@ -203,9 +203,8 @@ def test_too_few_open_files_to_serve_anybody_are_a_configuration_error(tiny_chat
     assert re.search(r"^FATAL: this process may open 200 files only \(`ulimit -n`, .*raise the limit to 65536", ended.stderr, re.MULTILINE)
 
 
-def test_listening_for_everybody_without_a_key_is_warned_about(start_server: StartServer, tmp_path: Path) -> None:
-    server = start_server("--host", "0.0.0.0", model=tmp_path)
-    assert server.wait() == 65
+def test_listening_for_everybody_without_a_key_is_warned_about(start_server: StartServer) -> None:
+    server = start_server("--host", "0.0.0.0").ready()
     assert "WARNING: listening on 0.0.0.0 without a key" in server.log
 
 
@@ -222,8 +221,52 @@ def test_sigterm_to_an_idle_server_ends_it_at_once_with_0(start_server: StartSer
     assert gone(engine)
 
 
-def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(start_server: StartServer) -> None:
+def test_after_sigterm_open_connections_are_served_once_more_and_told_to_close(start_server: StartServer) -> None:
     server = start_server().ready()
+    request = post("/v1/completions", {"prompt": "Once", "max_tokens": 4})
+    with RawClient(server.url) as busy, RawClient(server.url) as idle:
+        for client in (busy, idle):
+            client.send(request)
+            assert b"connection: close" not in client.until(b"}]").lower()
+        server.process.terminate()
+        server.eventually(lambda: "draining" in server.log, "draining")
+        for client in (busy, idle):  # a pool's connections do not know; its endpoint may still be listed
+            client.send(request)
+            answer = client.rest()  # to the end of the connection, which the server closes
+            assert answer.count(b"HTTP/1.1 200") == 1
+            assert b"connection: close" in answer.lower()
+    assert server.wait(5) == 0
+
+
+def test_clients_that_keep_their_connections_lose_no_request_while_a_server_drains(start_server: StartServer) -> None:
+    server = start_server().ready()
+    body = {"prompt": "Once", "max_tokens": 2}
+    failures, served = list[str](), list[int]()
+
+    def client() -> None:
+        with httpx.Client(base_url=server.url, timeout=20) as pooled:
+            while True:
+                answer = pooled.post("/v1/completions", json=body)
+                served.append(answer.status_code)
+                if answer.status_code != 200:
+                    failures.append(answer.text)
+                if answer.headers.get("connection") == "close":
+                    return  # the next request would go to another pod
+
+    threads = [threading.Thread(target=client) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    server.eventually(lambda: len(served) > 100, "traffic")
+    server.process.terminate()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "an answer told nobody that the server goes"
+    assert failures == []
+    assert server.wait(5) == 0
+
+
+def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(start_server: StartServer) -> None:
+    server = start_server("--drain-linger-seconds", "0").ready()
     reader = Reader.reading(server, max_tokens=400)
     server.process.terminate()
     server.eventually(lambda: server.get("/readyz").json()["state"] == "draining", "draining")
@@ -232,6 +275,7 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(start_ser
     refused = server.post("/v1/completions", LONG)
     assert refused.status_code == 503
     assert refused.headers["Retry-After"]
+    assert refused.headers["Connection"] == "close"
     assert refused.json()["error"]["code"] == "unavailable"
     events = reader.finished()
     assert events[-1] == "[DONE]"
@@ -383,7 +427,7 @@ def test_a_step_that_takes_long_is_not_taken_for_a_hang(start_server: StartServe
     assert server.metric('banyan_step_duration_seconds_sum{phase="prefill"}') > 2, "too fast a machine for this test: make the model larger"
 
 
-def test_the_watchdog_ends_a_loop_that_stands_still_and_shows_where(tmp_path: Path) -> None:
+def test_the_watchdog_ends_a_loop_that_stands_still_and_shows_where() -> None:
     code = (
         "import time\nfrom banyan_runtime.server.engine_process import Watchdog\n"
         "dog = Watchdog(0.3)\n"
@@ -395,8 +439,38 @@ def test_the_watchdog_ends_a_loop_that_stands_still_and_shows_where(tmp_path: Pa
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert ended.stdout == "alive\n"
-    assert ended.returncode == 1
+    assert ended.returncode == -signal.SIGALRM
     assert "in stuck" in ended.stderr
+
+
+def test_the_watchdog_ends_a_step_that_never_gives_up_pythons_lock() -> None:
+    code = (
+        "import ctypes, time\nfrom banyan_runtime.server.engine_process import Watchdog\n"
+        "dog = Watchdog(0.3)\n"
+        "dog.progress(1, time.monotonic())\n"
+        "def stuck():\n    ctypes.PyDLL(None).sleep(60)\n"  # PyDLL calls with the lock held
+        "stuck()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == -signal.SIGALRM
+    assert "in stuck" in ended.stderr
+
+
+def test_the_watchdog_needs_no_thread_where_none_can_be_started() -> None:
+    code = (
+        "import resource, threading, time\nfrom banyan_runtime.server.engine_process import Watchdog\n"
+        "dog = Watchdog(0.3)\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "room = pages * resource.getpagesize() + (2 << 20)\n"  # no room for a thread's stack
+        "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
+        "try:\n    threading.Thread(target=print).start()\n"
+        "except RuntimeError:\n    print('no thread', flush=True)\n"
+        "for step in range(6):\n    dog.progress(step, time.monotonic()); dog.beat(); time.sleep(0.1)\n"
+        "dog.rest()\n"
+        "print('alive', flush=True)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (ended.stdout, ended.returncode) == ("no thread\nalive\n", 0), ended.stderr
 
 
 # --- at work ---

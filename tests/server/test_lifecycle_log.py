@@ -143,6 +143,20 @@ def test_a_log_that_nobody_reads_does_not_keep_a_server_from_its_end(launch: Lau
     os.close(pipe.write)
 
 
+def test_stacks_that_nobody_reads_hold_up_neither_probes_nor_answers(launch: Launch) -> None:
+    pipe = Pipe()
+    server = launch(stderr=pipe.write)
+    server.ready()
+    pipe.clog()
+    server.process.send_signal(signal.SIGUSR2)
+    server.engine.send_signal(signal.SIGUSR2)
+    assert server.status("/livez") == 200
+    answer = httpx.post(f"{server.url}/generate", json={"input_ids": [5], "sampling_params": {"max_new_tokens": 4}}, timeout=30)
+    assert answer.status_code == 200
+    pipe.close()
+    os.close(pipe.write)
+
+
 def full(launch: Launch, *flags: str) -> Server:
     with open("/dev/full", "wb") as log:
         return launch(*flags, stderr=log)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from banyan_runtime import wire
-from banyan_runtime.front import exposition
+from banyan_runtime import exposition, wire
 from banyan_runtime.front.metrics import Metrics, RequestRecord
 from banyan_runtime.front.state import PhaseName, ServerState
 
@@ -151,10 +150,20 @@ def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "hung", "shown"), [("ready", False, "ready"), ("ready", True, "hung"), ("draining", True, "hung"), ("dead", True, "dead")]
+    ("phase", "hung", "impaired", "shown"),
+    [
+        ("ready", False, "", "ready"),
+        ("ready", True, "", "hung"),
+        ("draining", True, "", "hung"),
+        ("dead", True, "", "dead"),
+        ("ready", False, "no workers", "impaired"),
+        ("ready", True, "no workers", "hung"),
+        ("draining", False, "no workers", "draining"),
+        ("loading", False, "no workers", "loading"),
+    ],
 )
-def test_the_server_is_in_one_state_the_one_that_readyz_tells(phase: PhaseName, hung: bool, shown: str) -> None:
-    state = ServerState("x", phase=phase, hung=hung)
+def test_the_server_is_in_one_state_the_one_that_readyz_tells(phase: PhaseName, hung: bool, impaired: str, shown: str) -> None:
+    state = ServerState("x", phase=phase, hung=hung, impaired=impaired)
     seen = samples(rendered(Metrics("tiny", state)))
     states = {dict(labels)["state"]: value for (name, labels), value in seen.items() if name == "banyan_engine_state"}
     assert [name for name, value in states.items() if value] == [shown] == [state.payload()["state"]]

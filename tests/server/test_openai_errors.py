@@ -115,7 +115,9 @@ def test_what_is_no_json_object_is_named_as_such(server: ServerProcess, body: by
 
 def test_an_unknown_model_is_not_found(server: ServerProcess) -> None:
     error = refuse(server, CHAT, {"messages": USER, "model": "gpt-9"}, 404)
-    assert (error["code"], error["param"], error["message"]) == ("model_not_found", "model", "The model `gpt-9` does not exist.")
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    served = ", ".join(f"`{card['id']}`" for card in httpx.get(f"{server.url}/v1/models").json()["data"])
+    assert error["message"] == f"The model `gpt-9` does not exist. This server serves {served}."
 
 
 def test_paths_methods_and_media_types_have_the_same_form(server: ServerProcess) -> None:

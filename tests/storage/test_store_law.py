@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -177,3 +179,26 @@ def _race(write: Callable[[int], object]) -> list[int]:
     for thread in threads:
         thread.join()
     return wins
+
+
+def test_the_lock_of_a_folder_holds_for_all_who_wait_and_leaves_no_file(tmp_path: Path) -> None:
+    count, inside = tmp_path / "count", []
+    count.write_text("0")
+
+    def work() -> None:
+        for _ in range(50):
+            with LocalStore(tmp_path).locked():
+                inside.append(1)
+                seen = int(count.read_text())
+                time.sleep(0)  # let others in, were they not kept out
+                assert len(inside) == 1
+                count.write_text(str(seen + 1))
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count.read_text() == "400"
+    assert [path.name for path in tmp_path.iterdir()] == ["count"]

@@ -1,9 +1,8 @@
-"""How far a run is: counters, rates and the two forms they are published in, the JSON of /progress and Prometheus text."""
+"""How far a run is: counters, rates, and the JSON of /progress."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -99,31 +98,3 @@ class Progress:
             then, until = self._first, self._last
         elapsed = until[0] - then[0]
         return ((until[1] - then[1]) / elapsed, (until[2] - then[2]) / elapsed) if elapsed > 0 else (0.0, 0.0)
-
-    def prometheus(self) -> str:
-        """The text of /metrics."""
-        remaining = 0 if self.total is None else self.total - self.completed - self.failed
-        lines = {"completed": self.completed, "failed": self.failed, "cancelled": 0, "expired": 0}
-        tokens = {
-            "prompt": self.usage.prompt_tokens,
-            "cached": self.usage.cached_tokens,
-            "completion": self.usage.completion_tokens,
-        }
-        errors = {operation: self.storage_errors[operation] for operation in ("get", "put", "list", "head", "multipart")}
-        moved = {direction: self.storage_bytes[direction] for direction in ("read", "write")}
-        parts = [
-            _series("banyan_batch_lines_total", "counter", "Input lines with an outcome.", "status", lines),
-            _series("banyan_batch_lines_remaining", "gauge", "Input lines without an outcome.", None, {"": remaining}),
-            _series("banyan_batch_line_retries_total", "counter", "Tries beyond a line's first.", None, {"": self.retries}),
-            _series("banyan_batch_requests_in_flight", "gauge", "Requests sent and not answered.", None, {"": self.in_flight}),
-            _series("banyan_batch_concurrency_limit", "gauge", "Requests that may be in flight now.", None, {"": self.limit}),
-            _series("banyan_batch_tokens_total", "counter", "Tokens of answered lines.", "kind", tokens),
-            _series("banyan_batch_s3_errors_total", "counter", "Failed storage calls, after the client's retries.", "operation", errors),
-            _series("banyan_batch_s3_bytes_total", "counter", "Bytes read from and written to the storage.", "direction", moved),
-        ]
-        return "".join(parts)
-
-
-def _series(name: str, kind: str, help: str, label: str | None, values: Mapping[str, int]) -> str:
-    rows = [f'{name}{{{label}="{value}"}} {count}' if label else f"{name} {count}" for value, count in values.items()]
-    return "\n".join([f"# HELP {name} {help}", f"# TYPE {name} {kind}", *rows, ""])

@@ -10,18 +10,21 @@ import msgspec
 from aiohttp import web
 
 from banyan_runtime.batch.errors import InvalidSpec
+from banyan_runtime.batch.metrics import Metrics
 from banyan_runtime.batch.progress import Progress
+from banyan_runtime.exposition import CONTENT_TYPE
 
 
 @contextlib.asynccontextmanager
 async def serve_status(progress: Progress, host: str, port: int) -> AsyncIterator[int]:
     """Serve while the context lasts; gives the port (0 takes a free one). Raises InvalidSpec if it cannot listen."""
+    page = Metrics(progress)
 
     async def report(_: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(progress.report(time.monotonic())), content_type="application/json")
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=progress.prometheus(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(body=page.text(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application()
     app.add_routes([web.get("/progress", report), web.get("/metrics", metrics)])

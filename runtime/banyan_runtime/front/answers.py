@@ -27,10 +27,11 @@ from banyan_runtime.front.body import read_body
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError, ClientGone, invalid
 from banyan_runtime.front.event_stream import PART_BYTES, EventStream
-from banyan_runtime.front.generation import Call, Delta, Finished, GenerationGroup
+from banyan_runtime.front.generation import Call, Consumer, Delta, Finished, GenerationGroup
 from banyan_runtime.front.logprobs import Row
 from banyan_runtime.front.plan import Endpoint, GenerateRequest
 from banyan_runtime.front.transport import while_connected
+from banyan_runtime.front.turns import Turn
 
 DONE: Final = b"data: [DONE]\n\n"
 _REJECTIONS: Final = {"queue_full": "queue_full", "context_length_exceeded": "too_long"}
@@ -97,6 +98,21 @@ async def _planned(context: Context, http: Request, endpoint: Endpoint, kind: ty
     return plan
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What an answer starts with. Not to be kept: the requests hold the token ids of their prompts."""
+
+    context: Context
+    call: Call
+    requests: Sequence[GenerateRequest]
+    ids: Sequence[str]  # by which clients know the sequences
+    ignored: Sequence[str]  # names of the fields without effect
+
+    def group(self, consumer: Consumer) -> GenerationGroup:
+        """Start the requests. Raises ApiError."""
+        return GenerationGroup(self.context, self.call, self.requests, self.ids, consumer)
+
+
 # --- whole ---
 
 
@@ -139,61 +155,57 @@ class Collector:
 
     def __init__(self, sequences: int) -> None:
         self.outcomes = [Outcome() for _ in range(sequences)]
-        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._error: ApiError | None = None
 
     def add(self, index: int, delta: Delta) -> None:
         self.outcomes[index].add(delta)
 
     def end(self, error: ApiError | None) -> None:
-        if self.complete.done():
-            return
-        if error is None:
-            self.complete.set_result(None)
-        else:
-            self.complete.set_exception(error)
+        if not self._over.done():
+            self._error = error
+            self._over.set_result(None)
+
+    async def complete(self) -> None:
+        """Wait for all sequences. Raises ApiError."""
+        await self._over
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its traceback holds this frame: no cycle for the garbage collector
 
 
 class Whole:
     """An answer in one piece; a client that goes away ends it."""
 
-    def __init__(
-        self,
-        context: Context,
-        call: Call,
-        requests: Sequence[GenerateRequest],
-        ids: Sequence[str],
-        body: Callable[[list[Outcome]], Iterator[bytes]],
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start the requests; `body` makes the JSON of all outcomes, in parts. An empty part lets others go first. Raises ApiError."""
-        self._collector = Collector(len(requests))
-        self._group = GenerationGroup(context, call, requests, ids, self._collector)
+    def __init__(self, start: Start, body: Callable[[list[Outcome]], Iterator[bytes]]) -> None:
+        """Start the requests; `body` makes the JSON of all outcomes, in parts. Raises ApiError."""
+        self._collector = Collector(len(start.requests))
+        self._group = start.group(self._collector)
         self._body = body
-        self._headers = headers
+        self._headers = ignored(start.ignored)
 
     async def response(self, http: Request) -> Response:
         try:
-            await while_connected(http, self._complete())
+            await while_connected(http, self._collector.complete())
         finally:
             self._group.close()
         return await _in_parts(self._body(self._collector.outcomes), self._headers)
-
-    async def _complete(self) -> None:
-        await self._collector.complete
 
 
 async def _in_parts(body: Iterator[bytes], headers: Mapping[str, str] | None) -> Response:
     """A JSON body as a whole, or, where it is long, made while it is sent."""
     made: list[bytes] = []
-    size = 0
+    size, turn = 0, Turn()
     for part in body:
-        if not part:
-            await asyncio.sleep(0)
-            continue
         made.append(part)
         size += len(part)
         if size >= PART_BYTES:
             return _Long(itertools.chain([b"".join(made)], body), headers)
+        if turn.over:
+            await asyncio.sleep(0)
+            turn = Turn()
     return Response(b"".join(made), headers=headers, media_type="application/json")
 
 
@@ -214,16 +226,17 @@ class _Long(Response):
 
     async def _send(self, send: Send) -> None:
         waiting: list[bytes] = []
-        size = 0
+        size, turn = 0, Turn()
         for part in self._parts:
             waiting.append(part)
             size += len(part)
-            if part and size < PART_BYTES:
-                continue
             if size >= PART_BYTES:
                 await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": True})
                 waiting, size = [], 0
+            elif not turn.over:
+                continue
             await asyncio.sleep(0)
+            turn = Turn()
         await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": False})
 
 
@@ -233,8 +246,8 @@ class _Long(Response):
 class Frame(Protocol):
     """What comes before, behind and instead of the events of one endpoint. It may be empty."""
 
-    def opening(self) -> bytes:
-        """What comes before the first delta."""
+    def opening(self) -> bytes | Iterator[bytes]:
+        """What comes before the first delta; in parts where it may be long."""
         ...
 
     def closing(self) -> bytes:
@@ -261,21 +274,13 @@ class SnapshotWriter(Frame, Protocol):
 class _Stream(ABC, Generic[W]):
     """An answer in events."""
 
-    def __init__(
-        self,
-        context: Context,
-        call: Call,
-        requests: Sequence[GenerateRequest],
-        ids: Sequence[str],
-        writer: W,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, start: Start, writer: W) -> None:
         """Start the requests. Raises ApiError."""
-        self._context = context
+        self._context = start.context
         self._writer = writer
-        self._stream = EventStream(writer.opening(), headers)
-        self._push = self._stream.push if len(requests) == 1 else self._stream.push_soon  # a step's choices leave in one write
-        self._stream.on_close = GenerationGroup(context, call, requests, ids, self).close
+        self._stream = EventStream(writer.opening(), ignored(start.ignored))
+        self._push = self._stream.push if len(start.requests) == 1 else self._stream.push_soon  # a step's choices leave in one write
+        self._stream.on_close = start.group(self).close
 
     @abstractmethod
     def add(self, index: int, delta: Delta) -> None: ...
@@ -302,26 +307,18 @@ class Streamed(_Stream[DeltaWriter]):
 class Cumulative(_Stream[SnapshotWriter]):
     """Each event tells everything so far. While a client takes its time, the events it has not been sent become one."""
 
-    def __init__(
-        self,
-        context: Context,
-        call: Call,
-        requests: Sequence[GenerateRequest],
-        ids: Sequence[str],
-        writer: SnapshotWriter,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, start: Start, writer: SnapshotWriter) -> None:
         """Start the requests. Raises ApiError."""
         self._news: dict[int, None] = {}  # sequences with something untold, in the order of it
         self._telling = False
-        super().__init__(context, call, requests, ids, writer, headers)
+        super().__init__(start, writer)
 
     def add(self, index: int, delta: Delta) -> None:
         self._writer.take(index, delta)
         self._news[index] = None
         if not self._telling:
             self._telling = True
-            self._push(self._events())
+            self._stream.push_soon(self._events())
 
     def _events(self) -> Iterator[bytes]:
         while self._news:

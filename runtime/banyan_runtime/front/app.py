@@ -31,12 +31,11 @@ from banyan_runtime.front.openai.schema import ChatRequest, CompletionRequest
 from banyan_runtime.front.ops.routes import router as ops_router
 from banyan_runtime.front.origins import Origins
 from banyan_runtime.front.parsing import RequestModel
-from banyan_runtime.front.transport import Exchange
+from banyan_runtime.front.transport import CLIENT_CLOSED, Exchange
 
 log = logging.getLogger("banyan")
 
 Handler = Callable[[Context, Request], Awaitable[Response]]
-CLIENT_CLOSED: Final = 499
 _ID: Final = "banyan.request_id"  # in the scope
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 

@@ -1,8 +1,8 @@
 """The front's end of the wire: requests go to the engine, what comes back goes to the listener of each request.
 
 Runs on the event loop alone. The socket is watched by its file descriptor and drained in one go, so a burst of steps costs
-one wake-up, and each listener is called once with everything that the burst brought. Whatever way a request ends (finished,
-failed, aborted, engine gone), its entry here is gone too.
+one wake-up, and each listener is called once with everything that the burst brought. What takes longer than a turn goes on in
+further ones. Whatever way a request ends (finished, failed, aborted, engine gone), its entry here is gone too.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
-from itertools import accumulate, islice, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Protocol, Self
 
 import msgspec
 import zmq
 
 from banyan_runtime import wire
 from banyan_runtime.front.logprobs import Row, rows_of
+from banyan_runtime.front.turns import in_turns
 
 log = logging.getLogger("banyan")
-
-TOLD_AT_A_TIME: Final = 128
 
 LatencyObserver = Callable[[float, int], None]
 """Called as (seconds between two tokens of a request, number of requests with this gap)."""
@@ -169,7 +168,7 @@ class EngineClient:
         self._info: wire.EngineInfo | None = None
         self._open: dict[int, Submission] = {}
         self._untold: dict[Submission, None] = {}  # whose listeners must hear of something
-        self._delivering = False  # the rest of them soon
+        self._draining = False  # what has come is being taken in, and told
         self._flushes: dict[int, asyncio.Future[bool]] = {}
         self._next_id = 1
         self._ping: tuple[int, float] | None = None  # the unanswered one: number, monotonic seconds
@@ -329,32 +328,35 @@ class EngineClient:
 
     def _drain(self) -> None:
         """Take in all that has come, then tell the listeners."""
-        while self._socket is not None:
-            try:
-                raw = self._socket.recv(zmq.NOBLOCK)
-            except zmq.ZMQError:  # Again: that was all
-                break
-            self.last_heard = self._clock()
-            try:
-                self._receive(wire.decode_engine(raw))
-            except Exception:
-                log.exception("a message of the engine could not be handled")
-        self._deliver()
+        if not self._draining:
+            self._draining = True
+            in_turns(self._drained())
 
-    def _deliver(self) -> None:
-        """Tell the listeners, of very many some at a time: others have a turn in between."""
-        some = list(islice(self._untold, TOLD_AT_A_TIME))
-        for submission in some:
-            del self._untold[submission]
-        for submission in some:
-            submission._deliver()
-        if self._untold and not self._delivering:
-            self._delivering = True
-            asyncio.get_running_loop().call_soon(self._deliver_more)
+    def _drained(self) -> Iterator[None]:
+        """`_drain`, piece by piece. It ends when nothing is left to be taken in or told, so that a wake-up meanwhile is not lost."""
+        while True:
+            while (raw := self._next_message()) is not None:
+                self.last_heard = self._clock()
+                try:
+                    self._receive(wire.decode_engine(raw))
+                except Exception:
+                    log.exception("a message of the engine could not be handled")
+                yield
+            if not self._untold:
+                self._draining = False
+                return
+            untold, self._untold = self._untold, {}
+            for submission in untold:
+                submission._deliver()
+                yield
 
-    def _deliver_more(self) -> None:
-        self._delivering = False
-        self._deliver()
+    def _next_message(self) -> bytes | None:
+        if self._socket is None:
+            return None
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.ZMQError:  # Again: that was all
+            return None
 
     def _receive(self, message: wire.EngineMessage) -> None:
         match message:

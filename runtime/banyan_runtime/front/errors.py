@@ -6,7 +6,7 @@ the error table; clients match on their wording (LangChain looks for `context_le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -105,8 +105,11 @@ def unsupported(param: str, reason: str = "this server does not have it yet") ->
     return ApiError(400, f"Unsupported parameter: '{param}' ({reason}). Remove it.", code="unsupported", param=param)
 
 
-def unknown_model(name: str) -> ApiError:
-    return ApiError(404, f"The model `{name[:_ECHOED]}` does not exist.", code="model_not_found", param="model")
+def unknown_model(name: str, served: Sequence[str]) -> ApiError:
+    """`served`: the names there are; who may ask for a model may list them too."""
+    names = ", ".join(f"`{one}`" for one in served)
+    message = f"The model `{name[:_ECHOED]}` does not exist. This server serves {names}."
+    return ApiError(404, message, code="model_not_found", param="model")
 
 
 def unknown_url(method: str, path: str) -> ApiError:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.transport import EXCHANGE, HALF_CLOSED, gone
+from banyan_runtime.front.turns import Turn
 
 log = logging.getLogger("banyan.requests")
 
@@ -33,8 +34,8 @@ class EventStream(Response):
     """Events that are pushed from callbacks, with no task in between: while the client takes what it is sent, `push` writes to
     the connection before it returns; otherwise events gather, and leave together.
 
-    Events are bytes, or parts that are made only when the client takes them: then others have a turn after each `PART_BYTES`, and
-    wherever a part is empty. A client that leaves more than `MAX_UNSENT` waiting is given up.
+    Events are bytes, or parts that are made only when the client takes them, in turns. A client that leaves more than
+    `MAX_UNSENT` waiting is given up.
 
     The headers leave at once, and comments keep a silent connection open. However it ends (`end`, `fail`, the client gone, never
     called at all) `on_close` is called, once.
@@ -42,25 +43,24 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, opening: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, opening: bytes | Iterator[bytes] = b"", headers: Mapping[str, str] | None = None) -> None:
         """`opening`: events that leave with the headers."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
-        self.on_close: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] | None = None
         self.begun = False  # the status is decided: from now on an error is an event
         self._loop = asyncio.get_running_loop()
         self._first: asyncio.Future[None] = self._loop.create_future()  # the first event, or a failure in its place
         self._refusal: ApiError | None = None  # that failure
         self._over: asyncio.Future[None] = self._loop.create_future()  # everything is written, or cannot be
         self._unsent: deque[bytes | Iterator[bytes]] = deque([opening] if opening else [])
-        self._unsent_bytes = len(opening)
+        self._unsent_bytes = _size(opening)
         self._last = False  # nothing more will be pushed
         self._send: Send | None = None  # while events may be written
         self._write: Callable[[bytes], bool] | None = None
         self._sending: asyncio.Task[None] | None = None  # a write that may wait for the client
         self._scheduled = False  # a write of what several pushes bring
         self._written = self._loop.time()
-        self._closed = False
 
     # --- for who makes the events ---
 
@@ -143,9 +143,9 @@ class EventStream(Response):
 
     def close(self) -> None:
         """End what the events come from. Safe to call again."""
-        if not self._closed:
-            self._closed = True
-            self.on_close()
+        on_close, self.on_close = self.on_close, None  # who is told holds this stream: no cycle for the garbage collector
+        if on_close is not None:
+            on_close()
 
     async def _watch(self, scope: Scope, receive: Receive) -> None:
         """Returns when everything is written or the client is gone; meanwhile keeps an idle connection open.
@@ -181,7 +181,7 @@ class EventStream(Response):
         if self._over.done():
             return
         self._unsent.append(events)
-        self._unsent_bytes += len(events) if isinstance(events, bytes) else _UNMADE
+        self._unsent_bytes += _size(events)
         if self._unsent_bytes > MAX_UNSENT:
             log.warning("a stream was cut off: its client left more than %d MiB unread", MAX_UNSENT >> 20)
             self._unsent.clear()
@@ -203,27 +203,28 @@ class EventStream(Response):
         self._sending = self._loop.create_task(self._send_all())
 
     def _next(self) -> bytes:
-        """Take what is written next; nothing where others should have a turn first."""
+        """Take what is written next; perhaps nothing, where what was made in one turn is empty."""
         unsent = self._unsent
         if len(unsent) == 1 and isinstance(unsent[0], bytes):  # the frequent case
             self._unsent_bytes = 0
             return unsent.popleft()  # type: ignore[return-value]
         taken: list[bytes] = []
-        size = 0
+        size, turn = 0, Turn()
         while unsent and size < PART_BYTES:
             events = unsent[0]
             if isinstance(events, bytes):
-                part: bytes | None = events
+                taken.append(events)
                 unsent.popleft()
                 self._unsent_bytes -= len(events)
-            elif (part := next(events, None)) is None:
+            elif (part := next(events, None)) is not None:
+                taken.append(part)
+            else:
                 unsent.popleft()
                 self._unsent_bytes -= _UNMADE
                 continue
-            if not part:
+            size += len(taken[-1])
+            if turn.over:
                 break
-            taken.append(part)
-            size += len(part)
         return b"".join(taken)
 
     async def _send_all(self) -> None:
@@ -251,3 +252,7 @@ class EventStream(Response):
             self._over.set_result(None)
         else:
             self._over.set_exception(error)
+
+
+def _size(events: bytes | Iterator[bytes]) -> int:
+    return len(events) if isinstance(events, bytes) else _UNMADE

@@ -11,7 +11,7 @@ import enum
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -29,11 +29,11 @@ from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.text.detokenizer import Detokenizer
 from banyan_runtime.front.text.stops import StopMatcher
 from banyan_runtime.front.text.text import Text
+from banyan_runtime.front.turns import in_turns
 
 log = logging.getLogger("banyan.requests")
 
 FinishReason = Literal["stop", "length", "abort"]
-SUBMITTED_AT_A_TIME: Final = 64
 _REFUSALS: Final = frozenset({"queue_full", "unavailable", "context_length_exceeded"})
 _REASONS: Final[dict[wire.FinishCode, FinishReason]] = {
     wire.FinishCode.STOP: "stop",
@@ -132,7 +132,7 @@ class Generation:
                 raise of_engine(error, request.param) from error
         else:
             asyncio.get_running_loop().call_soon(self._prompt_alone)
-        context.live.add(request_id, self)
+        context.live.add(request_id, self, call.received)
 
     def abort(self) -> None:
         """End it in the engine; its consumer sees it finish with reason abort."""
@@ -291,9 +291,9 @@ class Generation:
 
     def _record(self, reason: str, finish: wire.Finish | None) -> None:
         """Exactly once for every request that was admitted: one line, one count."""
-        self._leave()
         call, now = self._call, time.monotonic()
         first = None if self._submission is None else self._submission.first_token
+        self._leave()
         record = RequestRecord(
             endpoint=call.endpoint,
             streaming=call.streaming,
@@ -325,6 +325,7 @@ class Generation:
     def _leave(self) -> None:
         self._state = _State.OVER
         self._context.live.remove(self._id, self)
+        self._submission = None  # it holds its listener: no cycle for the garbage collector
 
 
 def _parser(text: Text, request: GenerateRequest) -> OutputParser | None:
@@ -345,7 +346,7 @@ class GenerationGroup:
     """The generations of one HTTP request. Whoever made it closes it; closing ends in the engine what has not ended."""
 
     def __init__(self, context: Context, call: Call, requests: Sequence[GenerateRequest], ids: Sequence[str], consumer: Consumer) -> None:
-        """Submit all requests, known to clients by `ids`; of very many the first at once, and the others while others have a turn.
+        """Submit all requests, known to clients by `ids`: as many at once as a turn has time for, the others in further turns.
         The consumer hears of them later, never from within this call. Raises ApiError when one of the first is refused; then
         none runs."""
         self._context = context
@@ -355,43 +356,42 @@ class GenerationGroup:
         self._waiting = deque(enumerate(zip(ids, requests, strict=True)))
         self._left = len(requests)
         self._aborted = False
+        self._begun = False
         try:
-            self._submit()
+            in_turns(self._submitted())
         except BaseException:
             self.close()
             raise
+        self._begun = True
         if call.group_id is not None:
-            context.live.add(call.group_id, self)
+            context.live.add(call.group_id, self, call.received)
 
-    def _submit(self) -> None:
-        for _ in range(min(SUBMITTED_AT_A_TIME, len(self._waiting))):
+    def _submitted(self) -> Iterator[None]:
+        while self._waiting:
             index, (request_id, request) = self._waiting.popleft()
-            generation = Generation(self._context, self._call, request_id, request, self, index)
+            try:
+                generation = Generation(self._context, self._call, request_id, request, self, index)
+            except ApiError as error:
+                if not self._begun:
+                    raise
+                self.failed(error)
+                return
             self._generations.append(generation)
             if self._aborted:
                 generation.abort()
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._submit_more)
-
-    def _submit_more(self) -> None:
-        try:
-            self._submit()
-        except ApiError as error:
-            self.failed(error)
+            yield
 
     def abort(self) -> None:
         """End all sequences in the engine; the consumer sees them finish with reason abort."""
         self._aborted = True
-        for generation in self._generations:
-            generation.abort()
+        in_turns(map(Generation.abort, tuple(self._generations)))
 
     def close(self) -> None:
-        """End what has not ended; the consumer hears nothing more. May be called again."""
+        """End what has not ended, of very many some in further turns; the consumer hears nothing more. May be called again."""
         self._over()
         self._waiting.clear()
         generations, self._generations = self._generations, []
-        for generation in generations:
-            generation.close()
+        in_turns(map(Generation.close, generations))
 
     def _over(self) -> None:
         self._left = 0

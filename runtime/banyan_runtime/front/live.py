@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+import time
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from banyan_runtime.front.turns import in_turns
+
+REMEMBERED: Final = 65_536  # ids, of a few MB: more than are aborted while one request is read and planned
 
 
 class Abortable(Protocol):
@@ -13,10 +20,16 @@ class Abortable(Protocol):
 
 class LiveRequests:
     """The sequences that somebody waits for. Several may share an id: the choices of one request. A request of many sequences
-    stands here too where the client has given it an id."""
+    stands here too where the client has given it an id.
+
+    An abort holds for every request that came before it. One that is still read, planned or submitted does not stand here yet, nor
+    is its id known; so it is remembered what was aborted when.
+    """
 
     def __init__(self) -> None:
-        self._by_id: dict[str, list[Abortable]] = {}
+        self._by_id: dict[str, dict[Abortable, None]] = {}
+        self._aborted_at: dict[int, float] = {}  # hash of an id, which may be long: monotonic seconds; the newest last
+        self._all_aborted_at = -math.inf  # monotonic seconds
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
@@ -24,22 +37,34 @@ class LiveRequests:
     def __len__(self) -> int:
         return sum(len(sequences) for sequences in self._by_id.values())
 
-    def add(self, request_id: str, sequence: Abortable) -> None:
-        self._by_id.setdefault(request_id, []).append(sequence)
+    def add(self, request_id: str, sequence: Abortable, received: float) -> None:
+        """A sequence of a request that came at `received`, in monotonic seconds; it is aborted if that was asked for since."""
+        self._by_id.setdefault(request_id, {})[sequence] = None
+        if max(self._all_aborted_at, self._aborted_at.get(hash(request_id), -math.inf)) >= received:
+            sequence.abort()
 
     def remove(self, request_id: str, sequence: Abortable) -> None:
         """Forget one sequence; no error when it is not there."""
-        sequences = self._by_id.get(request_id, [])
-        if sequence in sequences:
-            sequences.remove(sequence)
+        sequences = self._by_id.get(request_id, {})
+        sequences.pop(sequence, None)
         if not sequences:
             self._by_id.pop(request_id, None)
 
     def abort(self, request_id: str) -> None:
         """End all sequences of this id; whoever reads them sees them finish with reason abort. No error for an unknown id."""
-        for sequence in tuple(self._by_id.get(request_id, ())):
-            sequence.abort()
+        self._aborted_at.pop(hash(request_id), None)
+        self._aborted_at[hash(request_id)] = time.monotonic()
+        if len(self._aborted_at) > REMEMBERED:
+            del self._aborted_at[next(iter(self._aborted_at))]
+        in_turns(self._aborted([request_id]))
 
     def abort_all(self) -> None:
-        for request_id in tuple(self._by_id):
-            self.abort(request_id)
+        """End all that have come by this moment."""
+        self._all_aborted_at = time.monotonic()
+        in_turns(self._aborted(list(self._by_id)))
+
+    def _aborted(self, request_ids: list[str]) -> Iterator[None]:
+        for request_id in request_ids:
+            for sequence in tuple(self._by_id.get(request_id, ())):
+                sequence.abort()
+                yield

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from banyan_runtime import __version__, wire
-from banyan_runtime.front.exposition import Page
-from banyan_runtime.front.state import PHASES, ServerState
+from banyan_runtime.exposition import Page
+from banyan_runtime.front.state import STATES, ServerState
 
 LATENCY_BUCKETS: Final = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560,
@@ -27,7 +27,6 @@ ENDPOINTS: Final = ("chat", "completions", "embeddings", "other")
 FINISH_REASONS: Final = ("stop", "length", "tool_calls", "abort", "error")
 REJECTIONS: Final = ("queue_full", "too_long", "draining", "loading", "auth", "invalid", "other")
 STARTUP_PHASES: Final = ("download", "load_weights", "kv_alloc", "graph_capture", "warmup", "total")
-STATES: Final = (*PHASES, "hung")
 METHODS: Final = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")
 MAX_HTTP_SERIES: Final = 200  # handlers are route templates, so this is reached only by a mistake of ours
 REWRITE_EVERY_S: Final = 0.25  # endpoint pickers scrape 20 times a second, each replica of them, but read the load gauges alone
@@ -157,9 +156,8 @@ class Metrics:
         return self.load_page.text()
 
     def _take_own(self) -> None:
-        current = "hung" if self._state.hung and self._state.phase != "dead" else self._state.phase
         for (state,), cell in self._engine_state.items():
-            cell.value = int(state == current)
+            cell.value = int(state == self._state.shown)
         self._cpu[("api",)].value = time.process_time()
         self._resident[("api",)].value = self.resident_bytes()
         self._dropped.value = self.log_dropped()

@@ -17,7 +17,6 @@ from pydantic_core import ErrorDetails
 
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM
 from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing, unsupported
-from banyan_runtime.front.sampling import shown
 
 MAX_PROBLEMS: Final = 10
 MAX_IGNORED: Final = 20
@@ -169,3 +168,8 @@ def check_top_logprobs(param: str, number: int) -> None:
     if number > MAX_TOP_LOGPROBS:
         message = f"Requested sample logprobs of {shown(number)}, which is greater than max allowed: {MAX_TOP_LOGPROBS}"
         raise invalid(param, message, "integer_above_max_value")
+
+
+def shown(number: float) -> str:
+    """A number of a client's as an error repeats it: some have more digits than Python would print."""
+    return str(number) if isinstance(number, float) or abs(number) < 10**40 else "a number of more than 40 digits"

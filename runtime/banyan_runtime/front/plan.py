@@ -39,18 +39,24 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.token_ids) // 4
 
 
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What an OpenAI answer says, and how it is sent, whatever is generated."""
+
+    model: str  # as the client wrote it, or the canonical name
+    own_id: str | None = None  # the client's rid, without prefix
+    own_id_param: str = "rid"
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    ignored: tuple[str, ...] = ()  # fields without effect, for X-Banyan-Ignored
+
+
 class _OpenAiPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What chat completions and completions have in common."""
 
+    envelope: Envelope
     requests: tuple[GenerateRequest, ...]  # choice by choice; of several prompts, all choices of the first come first
     choices_per_prompt: int
-    model: str  # as the client wrote it, or the canonical name
-    own_id: str | None  # the client's rid, without prefix
-    own_id_param: str = "rid"
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    ignored: tuple[str, ...]  # fields without effect, for X-Banyan-Ignored
     top_logprobs: int  # likeliest tokens shown beside each token; -1: no logprobs in the answer
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from banyan_runtime import wire
 from banyan_runtime.front.errors import ApiError, invalid
+from banyan_runtime.front.parsing import Int, Ints, Number, RequestModel, Texts, shown
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 32
@@ -55,32 +56,46 @@ RANGES: Final[Mapping[str, Range]] = {
 ANY_TEMPERATURE: Final = Range(0, 1e6)  # /generate takes whatever can be computed with
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingFields:
-    """A request's sampling fields as they came; None: not given. `names` are the fields' names where they differ from ours."""
+class SamplingFields(RequestModel):
+    """The sampling fields of a request, whatever endpoint it came to; None: not given.
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    seed: int | None = None
-    n: int | None = None
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
+    An endpoint with another word for one has it as the field's alias.
+    """
+
+    TEMPERATURES: ClassVar = RANGES["temperature"]
+    LEAST_MAX_TOKENS: ClassVar = 1
+
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int | None = None
+    min_p: Number | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int | None = None
+    seed: Int | None = None
+    n: Int | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Ints | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    include_stop: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-    temperatures: Range = RANGES["temperature"]
-    min_max_tokens: int = 1
+    no_stop_trim: bool = False
 
-    def name(self, ours: str) -> str:
-        return self.names.get(ours, ours)
+    @classmethod
+    def word(cls, ours: str) -> str:
+        """The client's word for a field."""
+        return cls.model_fields[ours].alias or ours
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """How many tokens may be generated, behind the client's word for it."""
+        return self.word("max_tokens"), self.max_tokens
+
+    @property
+    def include_stop(self) -> bool:
+        """Whether a stop string stays in the text."""
+        return self.no_stop_trim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,26 +151,22 @@ def _digest(text: str) -> int:
 def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: frozenset[int], vocab_size: int) -> SamplingParams:
     """Check the fields and fill in what was not given: first from `defaults`, then neutral. Raises ApiError."""
     for name, allowed in RANGES.items():
-        _check_range(name, getattr(fields, name), fields.temperatures if name == "temperature" else allowed)
+        _check_range(name, getattr(fields, name), fields.TEMPERATURES if name == "temperature" else allowed)
     if fields.top_k is not None and fields.top_k < -1:
         raise _below("top_k", f"top_k must be -1 (off), 0 (off) or at least 1, got {shown(fields.top_k)}.")
-    for ours, number, low in (
-        ("max_tokens", fields.max_tokens, fields.min_max_tokens),
-        ("min_tokens", fields.min_tokens, 0),
-        ("n", fields.n, 1),
-    ):
+    max_name, max_tokens = fields.limit
+    min_name, min_tokens = fields.word("min_tokens"), fields.min_tokens or 0
+    for name, number, low in ((max_name, max_tokens, fields.LEAST_MAX_TOKENS), (min_name, min_tokens, 0), ("n", fields.n, 1)):
         if number is not None and number < low:
-            raise _below(fields.name(ours), f"{fields.name(ours)} must be at least {low}, got {shown(number)}.")
+            raise _below(name, f"{name} must be at least {low}, got {shown(number)}.")
     if fields.n is not None and fields.n > MAX_CHOICES:
-        message = f"{fields.name('n')} must be at most {MAX_CHOICES}, got {shown(fields.n)}."
-        raise invalid(fields.name("n"), message, "integer_above_max_value")
-    min_tokens = fields.min_tokens or 0
-    if fields.max_tokens is not None and min_tokens > fields.max_tokens:
-        name = fields.name("min_tokens")
-        limit = f"{fields.name('max_tokens')}={shown(fields.max_tokens)}"
-        raise invalid(name, f"{name} must be at most {limit}, got {shown(min_tokens)}.", "integer_above_max_value")
+        raise invalid("n", f"n must be at most {MAX_CHOICES}, got {shown(fields.n)}.", "integer_above_max_value")
+    if max_tokens is not None and min_tokens > max_tokens:
+        message = f"{min_name} must be at most {max_name}={shown(max_tokens)}, got {shown(min_tokens)}."
+        raise invalid(min_name, message, "integer_above_max_value")
     if fields.seed is not None and not -(1 << 63) <= fields.seed < 1 << 63:
-        raise invalid(fields.name("seed"), f"{fields.name('seed')} must be a 64-bit integer, got {shown(fields.seed)}.")
+        name = fields.word("seed")
+        raise invalid(name, f"{name} must be a 64-bit integer, got {shown(fields.seed)}.")
     values = {
         name: given if (given := getattr(fields, name)) is not None else defaults.get(name, neutral) for name, neutral in _NEUTRAL.items()
     }
@@ -164,8 +175,8 @@ def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: froz
     return SamplingParams(
         values=values,
         min_tokens=min_tokens,
-        min_tokens_name=fields.name("min_tokens"),
-        max_tokens=fields.max_tokens,
+        min_tokens_name=min_name,
+        max_tokens=max_tokens,
         seed=fields.seed,
         n=fields.n or 1,
         stops=_stops(fields),
@@ -200,7 +211,7 @@ def _stop_ids(fields: SamplingFields, eos_ids: frozenset[int], vocab_size: int) 
             raise invalid("stop_token_ids", f"stop_token_ids must be in [0, {vocab_size - 1}], got {shown(token_id)}.")
     ids = {*given, *(() if fields.ignore_eos else (token_id for token_id in eos_ids if 0 <= token_id < vocab_size))}
     if fields.min_tokens and len(ids) >= vocab_size:  # none of them may come before min_tokens are there
-        message = f"stop_token_ids leaves no token of the vocabulary that {fields.name('min_tokens')} could be made of."
+        message = f"stop_token_ids leaves no token of the vocabulary that {fields.word('min_tokens')} could be made of."
         raise invalid("stop_token_ids", message)
     return tuple(sorted(ids))
 
@@ -214,8 +225,3 @@ def _check_range(name: str, value: float | None, allowed: Range) -> None:
 
 def _below(name: str, message: str) -> ApiError:
     return invalid(name, message, "integer_below_min_value")
-
-
-def shown(number: float) -> str:
-    """A number of a client's as an error repeats it: some have more digits than Python would print."""
-    return str(number) if isinstance(number, float) or abs(number) < 10**40 else "a number of more than 40 digits"

@@ -11,6 +11,8 @@ from banyan_runtime import __version__
 
 PhaseName = Literal["starting", "downloading", "loading", "warming", "ready", "draining", "dead"]
 PHASES: Final[tuple[PhaseName, ...]] = get_args(PhaseName)
+StateName = PhaseName | Literal["hung", "impaired"]
+STATES: Final[tuple[StateName, ...]] = (*PHASES, "hung", "impaired")
 
 
 @dataclass(slots=True)
@@ -22,6 +24,7 @@ class ServerState:
     phase: PhaseName = "starting"
     percent: int = 0  # 0..100 of this phase
     detail: str = ""
+    leaving: bool = False  # draining, and requests are still taken: who sends them does not know yet that we go
     hung: bool = False  # the engine has not answered for too long
     impaired: str = ""  # why no request can be taken just now, although the engine is well and what runs goes on
     phase_seconds: dict[str, float] = field(default_factory=dict)  # how long each finished phase took
@@ -44,7 +47,7 @@ class ServerState:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are admitted."""
+        """Whether requests are asked for."""
         return self.serving and not self.impaired
 
     @property
@@ -57,21 +60,29 @@ class ServerState:
         return self.phase == "draining"
 
     @property
+    def admits(self) -> bool:
+        """Whether a request that comes now is taken."""
+        return self.ready or (self.draining and self.leaving and not self.hung and not self.impaired)
+
+    @property
     def alive(self) -> bool:
         """Whether the process is worth keeping: its engine lives (or is still starting) and answers."""
         return self.phase != "dead" and not self.hung
 
+    @property
+    def shown(self) -> StateName:
+        """The one word for it all, in probes and metrics."""
+        if self.hung and self.phase != "dead":
+            return "hung"
+        return "impaired" if self.impaired and self.serving else self.phase
+
     def payload(self, silent_s: float = 0.0) -> dict[str, Any]:
         """The body of /readyz. `silent_s`: since the engine's last sign of life, told when it is too long."""
-        state, detail = str(self.phase), self.detail
-        if self.hung and self.phase != "dead":
-            state, detail = "hung", f"the engine has not answered for {silent_s:.0f} s"
-        elif self.impaired and self.serving:
-            state, detail = "impaired", self.impaired
+        details = {"hung": f"the engine has not answered for {silent_s:.0f} s", "impaired": self.impaired}
         return {
-            "state": state,
+            "state": self.shown,
             "percent": 100 if self.phase == "ready" else self.percent,
-            "detail": detail,
+            "detail": details.get(self.shown, self.detail),
             "model": {"uri": self.model_uri, "contextLength": self.context_length},
             "version": __version__,
         }

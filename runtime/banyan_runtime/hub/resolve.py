@@ -6,9 +6,18 @@ import os
 from pathlib import Path
 
 from banyan_runtime.errors import AccessError, ConfigError, ModelError
+from banyan_runtime.hub import catalog
 from banyan_runtime.hub.progress import Report, silent
 
 SCHEME = "catalog://"
+
+
+def check(model_path: str) -> None:
+    """Refuse, as `resolve` does, what can be judged at once: an unknown name, a folder that holds no model. Fetches nothing."""
+    if model_path.startswith(SCHEME):
+        catalog.entry(model_path.removeprefix(SCHEME))
+    else:
+        resolve(model_path)
 
 
 def resolve(model_path: str, download_dir: str | None = None, progress: Report = silent) -> Path:

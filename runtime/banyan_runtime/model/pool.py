@@ -68,8 +68,9 @@ def choose_tokens(
 ) -> int:
     """Tokens of the pool, a multiple of the page size: what fits, or --max-total-tokens where that is less.
 
-    On the CPU the default is a quarter of the memory limit and at most 4 contexts or 65,536 tokens: memory that is not needed
-    belongs to the machine's other programs. Raises ConfigError when not even one page fits.
+    On the CPU the default is a quarter of the memory limit and at most 16 contexts or 65,536 tokens: enough that a few long
+    requests do not keep the others waiting, and memory that is not needed belongs to the machine's other programs. Raises
+    ConfigError when not even one page fits.
     """
     cell = cell_bytes(spec, dtype)
     available = devices.available_bytes(device)
@@ -82,7 +83,7 @@ def choose_tokens(
     else:
         fraction = config.mem_fraction_static or 0.9
         fits = int(available - free_before_load * (1 - fraction)) // cell
-        default = fits if config.mem_fraction_static else min(4 * context_len, 65_536, host.memory_limit() // 4 // cell, fits)
+        default = fits if config.mem_fraction_static else min(16 * context_len, 65_536, host.memory_limit() // 4 // cell, fits)
     if wanted is not None and wanted > fits:
         log.warning("max_total_tokens=%d is larger than the %d tokens that fit into memory; %d are used.", wanted, fits, fits)
     tokens = min(wanted or default, fits) // config.page_size * config.page_size

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 import zmq
 
-from banyan_runtime import logs, wire
+from banyan_runtime import logs, stacks, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.process import die_with, end_with_input, resident_bytes
@@ -72,38 +72,43 @@ class CountedRunner:
 
 
 class Watchdog:
-    """Ends a process whose loop stands still although there is work.
+    """Ends a process whose loop stands still although there is work, by SIGALRM, behind the stacks of all threads.
 
-    A C thread of faulthandler's does it, so it works even when the step that hangs never gives up Python's lock. It dumps
-    all stacks to standard error and exits with 1.
+    A timer of the kernel's does it and a handler in C, so it works even when the step that hangs never gives up Python's lock, and
+    it needs no thread: where no more can be started, a step that gets on must not fail for it. Create it on the main thread.
     """
 
     def __init__(self, timeout_s: float, pulse: Callable[[], None] = lambda: None) -> None:
         self._timeout_s = timeout_s
         self._pulse = pulse
-        self._every_s = min(1.0, timeout_s / 10)  # arming starts a thread (about 50 us): not at each step
+        self._every_s = min(1.0, timeout_s / 10)  # arming is a system call: not at each step
         self._armed_at = float("-inf")
         self._steps = -1
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process; whoever started us may have had it ignored
+        stacks.show_on_signal(signal.SIGALRM, chain=True)
 
     def progress(self, steps: int, now: float) -> None:
         """There is work, and so many steps have been done since the start."""
         if steps != self._steps and now - self._armed_at >= self._every_s:
-            self._steps, self._armed_at = steps, now
-            faulthandler.dump_traceback_later(self._timeout_s, exit=True)
+            self._steps = steps
+            self._arm(now)
 
     def beat(self) -> None:
         """A step gets on: the pulse that the model gives while it computes."""
         self._pulse()
         if self._armed_at != float("-inf") and (now := time.monotonic()) - self._armed_at >= self._every_s:
-            self._armed_at = now
-            faulthandler.dump_traceback_later(self._timeout_s, exit=True)
+            self._arm(now)
 
     def rest(self) -> None:
         """There is nothing to do."""
         if self._armed_at != float("-inf"):
-            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
             self._armed_at = float("-inf")
             self._steps = -1
+
+    def _arm(self, now: float) -> None:
+        self._armed_at = now
+        signal.setitimer(signal.ITIMER_REAL, self._timeout_s)
 
 
 def read_boot() -> Boot:
@@ -119,7 +124,8 @@ def start(boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog) -> t
     """Load the model and build the engine over it. Progress goes to the front, and keeps the stack dump away."""
 
     def progress(phase: str, percent: int, detail: str) -> None:
-        faulthandler.dump_traceback_later(SILENT_PHASE_S)
+        with contextlib.suppress(RuntimeError):  # it takes a thread: where none can be had, the start does without
+            faulthandler.dump_traceback_later(SILENT_PHASE_S)
         send(wire.StartupProgress(phase, percent, detail))
 
     progress("loading", 0, "")

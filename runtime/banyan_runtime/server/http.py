@@ -35,7 +35,8 @@ from banyan_runtime.server.flow import Flow
 log = logging.getLogger("banyan.http")
 
 BACKLOG: Final = 2048  # connections that may wait to be accepted
-CONNECTIONS_CLOSE_S: Final = 2
+CONNECTIONS_CLOSE_S: Final = 2  # at the end, for clients to take their answers
+HANDLERS_END_S: Final = 1  # from then on, for handlers to notice that their clients are gone
 RESERVED_FILES: Final = 256  # descriptors that connections leave to probes, the engine's sockets and files
 FEWEST_CONNECTIONS: Final = 16
 _TCP_CLOSE: Final = 7  # the state of a socket that was reset
@@ -84,13 +85,25 @@ class Http(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=int(self.limits.idle_s),
-                timeout_graceful_shutdown=CONNECTIONS_CLOSE_S,
+                timeout_graceful_shutdown=CONNECTIONS_CLOSE_S + HANDLERS_END_S,
             )
         )
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
         yield
+
+    @property
+    def held_open(self) -> bool:
+        """Whether some client may still send a request on a connection that it has."""
+        return any(isinstance(each, Connection) and not each.transport.is_closing() for each in self.server_state.connections)
+
+    def drain(self) -> None:
+        """From now on every answer is the last of its connection, and says so."""
+        self.draining = True
+        for each in list(self.server_state.connections):
+            assert isinstance(each, Connection)
+            each.close_after_answer()
 
     @property
     def crowded(self) -> bool:
@@ -115,6 +128,20 @@ class Http(uvicorn.Server):
         for each in list(self.server_state.connections):
             assert isinstance(each, Connection)
             each.give_up(error)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for the answers that are under way, CONNECTIONS_CLOSE_S at most; clients that have not taken theirs by then are cut
+        off. uvicorn would cancel what answers them instead, and log each as a failure of the application."""
+        cut = asyncio.get_running_loop().call_later(CONNECTIONS_CLOSE_S, self._cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cut.cancel()
+
+    def _cut(self) -> None:
+        for each in list(self.server_state.connections):
+            assert isinstance(each, Connection)
+            each.transport.abort()
 
     @staticmethod
     def _look_at(connection: Connection, look: Any, now: float) -> None:
@@ -296,6 +323,8 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             raise errors.malformed_http("this is no proxy")
         super().on_headers_complete()
+        if self._http.draining:
+            self.cycle.keep_alive = False
         if self.expect_100_continue:
             # Once refused, the client does not send the body, and what follows could not be told from it.
             self.cycle.keep_alive = False
@@ -320,6 +349,11 @@ class Connection(HttpToolsProtocol):
         self._silent = 0
 
     # --- answering ---
+
+    def close_after_answer(self) -> None:
+        """The request that is answered now is the last one, if its head is not sent yet."""
+        if self._active is not None and not self._active.response_started and not self.pipeline:
+            self._active.keep_alive = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: Any = cycle.scope  # uvicorn's type knows no extensions of others

@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from banyan_runtime.errors import ConfigError
+
 _BYTES: Final = mmap.PAGESIZE
 NAME: Final = "pulse"  # of the file in the server's private folder
 
@@ -19,12 +21,17 @@ class Pulse:
     """The counter in `path`, which is made where it is missing. Calling it counts; the file's name may go once both have it."""
 
     def __init__(self, path: Path) -> None:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Raises ConfigError where there is no room for the file."""
         try:
-            os.ftruncate(handle, _BYTES)
-            self._memory = mmap.mmap(handle, _BYTES)
-        finally:
-            os.close(handle)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(handle, 0, _BYTES)  # in a file with a hole a full disk would end us at the first beat
+                self._memory = mmap.mmap(handle, _BYTES)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ConfigError(f"{path} cannot be made ({why}); set TMPDIR to a folder with room for files of {_BYTES} bytes") from error
         self._cell = memoryview(self._memory).cast("Q")
 
     def __call__(self) -> None:

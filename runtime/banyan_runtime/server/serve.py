@@ -17,7 +17,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ import uvloop
 from banyan_runtime import config as options
 from banyan_runtime import hub, logs, wire
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.errors import AccessError, ConfigError, ModelError, UserError
+from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front import errors
 from banyan_runtime.front.app import create_app
 from banyan_runtime.front.context import Context
@@ -41,10 +40,10 @@ from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.model import spec
-from banyan_runtime.process import resident_bytes
+from banyan_runtime.process import reserve_threads, resident_bytes, start_thread
 from banyan_runtime.server import termination
 from banyan_runtime.server.engine_child import EngineChild, private_folder
-from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, Http
+from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, HANDLERS_END_S, Http
 from banyan_runtime.server.pulse import NAME as PULSE_NAME
 from banyan_runtime.server.pulse import Pulse, PulseWatch
 
@@ -62,6 +61,12 @@ LAST_ANSWERS_S: Final = 0.1  # what failed requests are told may still be on its
 LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine is gone
 DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
 ENGINE_EXIT_S: Final = 2.0
+ZMQ_THREADS: Final = 2
+HINTS: Final[dict[int, str]] = {
+    signal.SIGKILL: "; if memory ran out, lower --max-total-tokens or raise the memory limit",
+    signal.SIGALRM: ": it made no progress for --watchdog-timeout; the stacks of its threads are in the log",
+}
+"""What a signal that ends the engine most likely means."""
 
 
 class EngineDied(UserError):
@@ -93,6 +98,7 @@ class Server:
         self._zygote: Zygote | None = None
         self._folder: Path | None = None
         self._stop = asyncio.Event()
+        self._interrupted = False
         self._ended: str | None = None  # why we ended the engine
         self._died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watcher: asyncio.Task[None] | None = None
@@ -141,6 +147,7 @@ class Server:
         self._progress("loading", 0, "")
         self._folder = private_folder()
         address = f"ipc://{self._folder}/engine"
+        reserve_threads(ZMQ_THREADS)
         self._client.bind(address)
         pulse_file = self._folder / PULSE_NAME
         watch = PulseWatch(Pulse(pulse_file), time.monotonic())
@@ -194,8 +201,7 @@ class Server:
             error: UserError = EngineDied(self._ended)
         elif fatal is None:
             log.error("Child process unexpectedly failed with exitcode=%d. pid=%d", code, engine.pid)
-            hint = "; if memory ran out, lower --max-total-tokens or raise the memory limit" if code == -signal.SIGKILL else ""
-            error = EngineDied(f"the engine process ended with exit code {code}{hint}")
+            error = EngineDied(f"the engine process ended with exit code {code}{HINTS.get(-code, '')}")
         else:
             kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError, 77: AccessError}
             error = kinds.get(fatal.exit_code, EngineDied)(fatal.message)
@@ -266,16 +272,22 @@ class Server:
                 self._engine.kill()
             logs.exit_now(128 + number)
         log.info("%s: draining", number.name)
+        self._interrupted = number is signal.SIGINT  # somebody at a terminal, who waits
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Refuse new requests, let the running ones finish, up to --drain-seconds."""
+        """Let the running requests finish, up to --drain-seconds.
+
+        At first new ones are served too, for clients with open connections are the last to learn that we go: each is the last of
+        its connection. Then they are refused.
+        """
         was_ready = self._state.serving
         self._state.enter("draining")
-        self._http.draining = True
+        self._http.drain()
         if not was_ready:
             return
         deadline = time.monotonic() + self._config.drain_seconds
+        await self._linger()
         if self._counter.open:
             log.info("%d requests in flight get up to %.0f s to finish", self._counter.open, self._config.drain_seconds)
         while self._counter.open and not self._died.done():
@@ -284,6 +296,16 @@ class Server:
                 self._client.fail_open("unavailable", "The server is shutting down.")
                 return
             await asyncio.sleep(0.02)
+
+    async def _linger(self) -> None:
+        seconds = 0.0 if self._interrupted else min(self._config.drain_linger_seconds, self._config.drain_seconds)
+        until = time.monotonic() + seconds
+        self._state.leaving = True
+        while self._http.held_open and not self._died.done():
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(0.02)
+        self._state.leaving = False
 
     def _why(self, http: asyncio.Task[None], live: asyncio.Task[None]) -> BaseException:
         """What made the server end; the engine's own reason counts more than what followed from it."""
@@ -301,7 +323,10 @@ class Server:
         self._hold.release()
         if not isinstance(error, UserError):
             log.error("the server failed", exc_info=error)
-        code = await on_thread(termination.fatal, error)  # which waits for the log; probes and signals are still answered
+        try:
+            code = await on_thread(termination.fatal, error)  # which waits for the log; probes and signals are still answered
+        except UnavailableError:
+            code = termination.fatal(error)  # there is no thread for it
         if started:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stop), DEAD_FOR_S)
@@ -312,14 +337,14 @@ class Server:
         self._client.shutdown()
         if self._counter.open:
             await asyncio.sleep(LAST_ANSWERS_S)
-            self._http.give_up(errors.shutting_down())
+        self._http.give_up(errors.shutting_down())
         self._http.should_exit = True
         if self._engine is not None:
             if self._state.phase != "draining" or self._state.context_length is None:
                 self._engine.kill()  # it is broken, or still loading and does not listen
             await self._engine.end(ENGINE_EXIT_S)
         self._forget_folder()
-        await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + 2)
+        await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + HANDLERS_END_S + 1)
         if self._zygote is not None:
             self._zygote.close()
         self._client.close()
@@ -347,7 +372,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def on_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Run something slow on a daemon thread, so that it never holds up the end of the process."""
+    """Run something slow on a daemon thread, so that it never holds up the end of the process. Raises what `function` raises, and
+    UnavailableError where there is no thread for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -364,7 +390,7 @@ async def on_thread(function: Callable[..., T], *arguments: object) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, outcome)
 
-    threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
+    start_thread(work, getattr(function, "__name__", "work"))
     return await future
 
 
@@ -387,6 +413,7 @@ def main(argv: Sequence[str]) -> int:
         parser.print_help()
         return 0
     config = with_environment(options.parse(argv), argv)
+    hub.check(config.model_path)  # a mistyped name gets one line, not the log of a start
     isolate()
     writer = logs.configure("api", level=config.log_level, http_level=config.log_level_http, form=config.log_format)
 

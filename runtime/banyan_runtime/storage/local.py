@@ -88,14 +88,19 @@ class LocalStore:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the store's lock: between the check of a condition and the write that depends on it nothing changes."""
+        """Hold the store's lock: between the check of a condition and the write that depends on it nothing changes.
+
+        The lock's file goes with its holder. Who waited for it then holds a file without a name, and takes the lock anew.
+        """
         if not self.root.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-        descriptor = os.open(self.root / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        path = self.root / LOCK_NAME
+        descriptor = _lock(path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
             os.close(descriptor)
 
     def _path(self, key: str) -> Path:
@@ -189,6 +194,22 @@ class LocalUpload:
         self._file.close()
         with self._store._errors(self._key):
             self._temporary.unlink(missing_ok=True)
+
+
+def _lock(path: Path) -> int:
+    """A descriptor of the file at `path` that is locked for us alone."""
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 def _hidden(name: str) -> bool:

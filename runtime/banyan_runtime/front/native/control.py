@@ -12,9 +12,10 @@ from starlette.responses import Response
 from banyan_runtime.front.admission import admit
 from banyan_runtime.front.body import read_command
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.engine_client import EngineError
+from banyan_runtime.front.engine_client import EngineClient, EngineError
 from banyan_runtime.front.errors import ApiError, invalid, of_engine
 from banyan_runtime.front.parsing import RequestModel, parse
+from banyan_runtime.front.transport import while_connected
 
 MAX_WAIT_S: Final = 300.0
 _POLL_S: Final = 0.1
@@ -23,15 +24,19 @@ _POLL_S: Final = 0.1
 async def flush_cache(context: Context, request: Request) -> Response:
     """Empty the prefix cache. `?timeout=SECONDS`: how long to wait for running requests; without, 400 while any runs."""
     admit(context)
-    deadline = time.monotonic() + _timeout(request)
+    await while_connected(request, _flush(context.client, time.monotonic() + _timeout(request)))
+    return Response("Cache flushed.\nPlease check backend logs for more details.\n", media_type="text/plain")
+
+
+async def _flush(client: EngineClient, deadline: float) -> None:
+    """Try until the deadline, in monotonic seconds. Raises ApiError."""
     try:
-        while not await context.client.flush():
+        while not await client.flush():
             if time.monotonic() >= deadline:
                 raise ApiError(400, "The cache was not flushed: requests are running or waiting.")
             await asyncio.sleep(_POLL_S)
     except EngineError as error:
         raise of_engine(error, "") from error
-    return Response("Cache flushed.\nPlease check backend logs for more details.\n", media_type="text/plain")
 
 
 def _timeout(request: Request) -> float:

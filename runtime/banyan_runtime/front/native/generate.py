@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from banyan_runtime.front.answers import Answer, Arrival, Cumulative, Outcome, Whole, answer, check_free, ignored, to_json
+from banyan_runtime import wire
+from banyan_runtime.front.answers import Answer, Arrival, Cumulative, Outcome, Start, Whole, answer, check_free, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.generation import Call, Delta, Finished
-from banyan_runtime.front.logprobs import SLICE, Cells, NativeLogprobs, PromptTokens, cells_of, json_list
+from banyan_runtime.front.logprobs import Cells, NativeLogprobs, PromptTokens, Row, cells_of, json_list
 from banyan_runtime.front.plan import NativePlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
 
@@ -30,11 +32,12 @@ def _start(context: Context, arrival: Arrival, plan: NativePlan) -> Answer:
         check_free(context, rid, rid, "rid")
     ids = [rid or (f"{arrival.id}_{index}" if index else arrival.id) for index, rid in enumerate(plan.rids)]
     call = Call(endpoint="other", streaming=plan.stream, received=arrival.received, group_id=plan.group_rid)
-    answers = [_Sequence(context.text.tokenizer, call, ids[index], plan, index) for index in range(len(plan.requests))]
-    headers = ignored(plan.ignored)
+    start = Start(context, call, plan.requests, ids, plan.ignored)
+    listed, tokenizer = plan.listed, context.text.tokenizer
+    kind = _Repeated if plan.stream else _Once
+    answers = [_Sequence(call, ids[index], plan, index, kind(tokenizer, plan, index)) for index in range(len(plan.requests))]
     if plan.stream:
-        return Cumulative(context, call, plan.requests, ids, _Writer(answers, plan.listed), headers)
-    listed = plan.listed
+        return Cumulative(start, _Writer(answers, listed))
 
     def body(outcomes: list[Outcome]) -> Iterator[bytes]:
         yield b"[" if listed else b""
@@ -45,25 +48,20 @@ def _start(context: Context, arrival: Arrival, plan: NativePlan) -> Answer:
             yield b"}"
         yield b"]" if listed else b""
 
-    return Whole(context, call, plan.requests, ids, body, headers)
+    return Whole(start, body)
 
 
 class _Sequence:
     """What is told of one sequence, finished or under way."""
 
-    def __init__(self, tokenizer: Tokenizer | None, call: Call, request_id: str, plan: NativePlan, index: int) -> None:
-        request, first = plan.requests[index], plan.logprobs_from[index]
+    def __init__(self, call: Call, request_id: str, plan: NativePlan, index: int, logprobs: _Logprobs) -> None:
         self._call = call
         self._id = request_id
-        self._prompt_tokens = request.prompt_tokens
-        self._top = plan.top_logprobs[index]
-        self._prompt = PromptTokens(request.token_ids, first) if self._top >= 0 and first >= 0 else None
-        form = NativeLogprobs(tokenizer if plan.text_in_logprobs else None)
-        self._input, self._output = _Written(form), _Written(form)
-        self._scored = 0  # tokens of the output that have log probabilities
+        self._prompt_tokens = plan.requests[index].prompt_tokens
+        self._logprobs = logprobs if plan.top_logprobs[index] >= 0 else None
 
     def parts(self, outcome: Outcome) -> Iterator[bytes]:
-        """The object without its last brace, in parts. Takes the log probabilities out of the outcome: what is written is kept here."""
+        """The object without its last brace, in parts. The log probabilities are taken out of the outcome."""
         end, length = outcome.finished, len(outcome.token_ids)
         meta: dict[str, Any] = {
             "id": self._id,
@@ -78,32 +76,77 @@ class _Sequence:
         latency = b"" if end is None else b',"e2e_latency":%b' % to_json(time.monotonic() - self._call.received)
         text, ids = to_json(outcome.content), to_json(outcome.token_ids)
         head = b'{"text":%b,"output_ids":%b,"meta_info":%b' % (text, ids, to_json(meta)[:-1])
-        if self._top < 0:
+        if self._logprobs is None:
             yield head + latency + b"}"
             return
         rows, outcome.logprobs = outcome.logprobs, []
-        prompt, self._prompt = self._prompt, None
         parts, outcome.prompt_logprobs = outcome.prompt_logprobs, []
-        self._scored += len(rows)
-        scored = self._scored
-        if prompt is not None:
-            yield from self._input.take(prompt.cells(parts, self._top))
-        yield from self._output.take(cells_of(rows, self._top))
-        yield head + b',"input_token_logprobs":'
-        yield from json_list(self._input.own)
-        yield b',"output_token_logprobs":'
-        yield from json_list(self._output.own)
-        yield b',"output_token_logprobs_length":%d' % scored
-        if self._top > 0:
-            yield b',"input_top_logprobs":'
-            yield from json_list(self._input.tops)
-            yield b',"output_top_logprobs":'
-            yield from json_list(self._output.tops)
+        yield from self._logprobs.parts(head, rows, parts)
         yield latency + b"}"
 
 
+class _Logprobs(ABC):
+    """The log probabilities of one sequence, in JSON."""
+
+    def __init__(self, tokenizer: Tokenizer | None, plan: NativePlan, index: int) -> None:
+        self._top, first = plan.top_logprobs[index], plan.logprobs_from[index]
+        self._prompt = PromptTokens(plan.requests[index].token_ids, first) if self._top >= 0 and first >= 0 else None
+        self._form = NativeLogprobs(tokenizer if plan.text_in_logprobs else None)
+
+    @abstractmethod
+    def parts(self, head: bytes, rows: list[Row], prompt: Sequence[wire.PromptLogprobs]) -> Iterator[bytes]:
+        """`head` and the fields of them all, in parts; `rows` and `prompt` are what is new."""
+        ...
+
+    def _fields(self, head: bytes, own: _Told, tops: _Told, scored: int) -> Iterator[bytes]:
+        yield head + b',"input_token_logprobs":'
+        yield from json_list(own[0])
+        yield b',"output_token_logprobs":'
+        yield from json_list(own[1])
+        yield b',"output_token_logprobs_length":%d' % scored
+        if self._top > 0:
+            yield b',"input_top_logprobs":'
+            yield from json_list(tops[0])
+            yield b',"output_top_logprobs":'
+            yield from json_list(tops[1])
+
+
+class _Once(_Logprobs):
+    """They are told once, and written while they are sent."""
+
+    def parts(self, head: bytes, rows: list[Row], prompt: Sequence[wire.PromptLogprobs]) -> Iterator[bytes]:
+        asked, form, top = self._prompt, self._form, self._top
+
+        def told(write: Callable[[Cells], bytes]) -> _Told:
+            cells = iter(()) if asked is None else asked.cells(prompt, top)
+            return map(write, cells), map(write, cells_of(rows, top))
+
+        return self._fields(head, told(form.own), told(form.tops), len(rows))
+
+
+class _Repeated(_Logprobs):
+    """They are told again and again, but written once."""
+
+    def __init__(self, tokenizer: Tokenizer | None, plan: NativePlan, index: int) -> None:
+        super().__init__(tokenizer, plan, index)
+        self._input, self._output = _Written(self._form), _Written(self._form)
+        self._scored = 0  # tokens of the output so far
+
+    def parts(self, head: bytes, rows: list[Row], prompt: Sequence[wire.PromptLogprobs]) -> Iterator[bytes]:
+        asked, self._prompt = self._prompt, None
+        self._scored += len(rows)
+        scored = self._scored
+        if asked is not None:
+            yield from self._input.take(asked.cells(prompt, self._top))
+        yield from self._output.take(cells_of(rows, self._top))
+        yield from self._fields(head, (self._input.own, self._output.own), (self._input.tops, self._output.tops), scored)
+
+
+_Told = tuple[Iterable[bytes], Iterable[bytes]]  # of the prompt and of the output: items of a list, in parts
+
+
 class _Written:
-    """Log probabilities in JSON, each written once, however often it is sent."""
+    """Log probabilities in JSON, kept."""
 
     def __init__(self, form: NativeLogprobs) -> None:
         self._form = form
@@ -111,12 +154,11 @@ class _Written:
         self.tops: list[bytes] = []
 
     def take(self, cells: Iterator[Cells]) -> Iterator[bytes]:
-        """Write more of them; yields nothing where others should have a turn."""
+        """Write more of them; the parts are empty, and others may have a turn at each."""
         for each in cells:
             _append(self.own, self._form.own(each))
             _append(self.tops, self._form.tops(each))
-            if each.ids.size >= SLICE // 2:
-                yield b""
+            yield b""
 
 
 def _append(parts: list[bytes], items: bytes) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
 from banyan_runtime.front.errors import invalid
-from banyan_runtime.front.parsing import Int, Ints, Neutral, Number, RequestModel, Texts, refuse_unsupported
+from banyan_runtime.front.parsing import Int, Ints, Neutral, RequestModel, Texts, refuse_unsupported
 from banyan_runtime.front.sampling import ANY_TEMPERATURE, SamplingFields
 
 _OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
@@ -35,31 +34,19 @@ _UNSUPPORTED_SAMPLING: Final[Neutral] = {
     "custom_params": _OFF,
 }
 _IGNORED_SAMPLING: Final = frozenset({"spaces_between_special_tokens"})
-_NAMES: Final[Mapping[str, str]] = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
 
-class NativeSampling(RequestModel):
+class NativeSampling(SamplingFields):
     SILENT: ClassVar = frozenset(_UNSUPPORTED_SAMPLING) | _IGNORED_SAMPLING
+    TEMPERATURES: ClassVar = ANY_TEMPERATURE
+    LEAST_MAX_TOKENS: ClassVar = 0
 
-    max_new_tokens: Int | None = None
-    min_new_tokens: Int | None = None
-    stop: str | Texts | None = None
-    stop_token_ids: Ints | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Int | None = None
-    min_p: Number | None = None
-    frequency_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    n: Int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    no_stop_trim: bool = False
+    max_tokens: Int | None = Field(default=None, alias="max_new_tokens")
+    min_tokens: Int | None = Field(default=None, alias="min_new_tokens")
+    seed: Int | None = Field(default=None, alias="sampling_seed")
     stream_interval: Int | None = None
-    sampling_seed: Int | None = None
 
-    def fields(self) -> SamplingFields:
+    def check(self) -> None:
         """Raises ApiError for keys that are unknown here or not served: a typing error must not change the sampling."""
         refuse_unsupported(self, _UNSUPPORTED_SAMPLING)
         for name, value in (self.model_extra or {}).items():
@@ -67,27 +54,6 @@ class NativeSampling(RequestModel):
                 raise invalid("sampling_params", f"Unknown sampling parameter '{name[:64]}'.", "unknown_parameter")
         if self.stream_interval is not None and not 0 < self.stream_interval < 1 << 31:
             raise invalid("stream_interval", "stream_interval must be at least 1 and below 2147483648.")
-        return SamplingFields(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            max_tokens=self.max_new_tokens,
-            min_tokens=self.min_new_tokens,
-            seed=self.sampling_seed,
-            n=self.n,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            skip_special_tokens=self.skip_special_tokens,
-            include_stop=self.no_stop_trim,
-            names=_NAMES,
-            temperatures=ANY_TEMPERATURE,
-            min_max_tokens=0,
-        )
 
 
 class NativeGenerateRequest(RequestModel):

@@ -8,7 +8,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from banyan_runtime.front.answers import Answer, Arrival, Outcome, Streamed, Whole, answer, ignored, to_json
+from banyan_runtime.front.answers import Answer, Arrival, Outcome, Start, Streamed, Whole, answer, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.generation import Call, Delta
 from banyan_runtime.front.logprobs import Row, chat_content
@@ -26,13 +26,14 @@ async def chat_completions(context: Context, http: Request) -> Response:
 def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
     assert context.text is not None
     text = context.text
-    identity = Identity.of(context, arrival, plan, "chatcmpl-")
-    call = Call(endpoint="chat", streaming=plan.stream, received=arrival.received)
-    ids = [identity.id] * len(plan.requests)
+    envelope = plan.envelope
+    identity = Identity.of(context, arrival, envelope, "chatcmpl-")
+    call = Call(endpoint="chat", streaming=envelope.stream, received=arrival.received)
+    start = Start(context, call, plan.requests, [identity.id] * len(plan.requests), envelope.ignored)
     usage, logprobs = Usage(context, plan), _Logprobs(text.needed_tokenizer, plan.top_logprobs)
     eos_ids = text.defaults.eos_ids.union(plan.turn_end)
-    if plan.stream:
-        return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, logprobs), ignored(plan.ignored))
+    if envelope.stream:
+        return Streamed(start, _Writer(identity, plan, usage, eos_ids, logprobs))
     include_reasoning = plan.include_reasoning
 
     def body(outcomes: list[Outcome]) -> Iterator[bytes]:
@@ -44,7 +45,7 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
         numbers = usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes])
         yield b'],"usage":%b,"service_tier":null,"system_fingerprint":null}' % to_json(numbers)
 
-    return Whole(context, call, plan.requests, ids, body, ignored(plan.ignored))
+    return Whole(start, body)
 
 
 class _Logprobs:
@@ -88,7 +89,7 @@ class _Writer(ChunkWriter):
         self._logprobs = logprobs
         self._untold: list[list[Row]] = [[] for _ in plan.requests]
         # The frequent case is a chunk of content and nothing else.
-        self._plain = plan.top_logprobs < 0 and not plan.continuous_usage
+        self._plain = plan.top_logprobs < 0 and not plan.envelope.continuous_usage
         self._contents = [start + b'"delta":{"content":' for start in self._starts]
 
     def opening(self) -> bytes:

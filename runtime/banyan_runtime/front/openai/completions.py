@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from banyan_runtime import wire
-from banyan_runtime.front.answers import Answer, Arrival, Outcome, Streamed, Whole, answer, ignored, to_json
+from banyan_runtime.front.answers import Answer, Arrival, Outcome, Start, Streamed, Whole, answer, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.generation import Call, Delta
 from banyan_runtime.front.logprobs import CompletionLogprobs, PromptTokens, Row, cells_of
@@ -25,14 +25,15 @@ async def completions(context: Context, http: Request) -> Response:
 def _start(context: Context, arrival: Arrival, plan: CompletionPlan) -> Answer:
     assert context.text is not None
     text = context.text
-    identity = Identity.of(context, arrival, plan, "cmpl-")
-    call = Call(endpoint="completions", streaming=plan.stream, received=arrival.received)
-    ids = [identity.id] * len(plan.requests)
+    envelope = plan.envelope
+    identity = Identity.of(context, arrival, envelope, "cmpl-")
+    call = Call(endpoint="completions", streaming=envelope.stream, received=arrival.received)
+    start = Start(context, call, plan.requests, [identity.id] * len(plan.requests), envelope.ignored)
     usage, eos_ids = Usage(context, plan), text.defaults.eos_ids
     echoes = plan.echoes
     columns = [_Columns(text.needed_tokenizer, plan, index) for index in range(len(plan.requests))]
-    if plan.stream:
-        return Streamed(context, call, plan.requests, ids, _Writer(identity, plan, usage, eos_ids, columns), ignored(plan.ignored))
+    if envelope.stream:
+        return Streamed(start, _Writer(identity, plan, usage, eos_ids, columns))
 
     def body(outcomes: list[Outcome]) -> Iterator[bytes]:
         yield to_json(identity.head("text_completion"))[:-1] + b',"choices":['
@@ -43,7 +44,7 @@ def _start(context: Context, arrival: Arrival, plan: CompletionPlan) -> Answer:
         numbers = usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes])
         yield b'],"usage":%b,"system_fingerprint":null}' % to_json(numbers)
 
-    return Whole(context, call, plan.requests, ids, body, ignored(plan.ignored))
+    return Whole(start, body)
 
 
 class _Columns:
@@ -89,13 +90,13 @@ class _Writer(ChunkWriter):
         self._telling: set[int] = set()  # choices whose prompt is being written
         self._untold: list[list[Row]] = [[] for _ in plan.requests]
 
-    def opening(self) -> bytes:
+    def opening(self) -> bytes | Iterator[bytes]:
         """With echo the first chunk of each choice is its prompt; with its log probabilities it waits for the engine."""
-        return b"".join(
-            b"".join(self._parts(index, to_json(echo), iter((b"null",)), OPEN_END, CLOSE))
-            for index, echo in enumerate(self._echoes)
-            if echo and not self._columns[index].of_prompt
-        )
+        plain = [index for index, echo in enumerate(self._echoes) if echo and not self._columns[index].of_prompt]
+        return itertools.chain.from_iterable(map(self._echo, plain)) if plain else b""
+
+    def _echo(self, index: int) -> Iterator[bytes]:
+        return self._parts(index, to_json(self._echoes[index]), iter((b"null",)), OPEN_END, CLOSE)
 
     def render(self, index: int, delta: Delta) -> bytes | Iterator[bytes]:
         columns, tail = self._columns[index], self.tail(index, delta)

@@ -38,5 +38,5 @@ async def one_model(context: Context, request: Request) -> Response:
     if name == "default":  # as in requests
         name = context.config.names[0]
     if name not in context.config.names:
-        raise unknown_model(name)
+        raise unknown_model(name, context.config.names)
     return Response(to_json(_card(context, name)), media_type="application/json")

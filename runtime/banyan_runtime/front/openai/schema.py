@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
 from banyan_runtime.front.errors import invalid, unsupported
-from banyan_runtime.front.parsing import Int, Ints, Neutral, Number, RequestModel, Texts, check_choice, check_top_logprobs, unknown
+from banyan_runtime.front.parsing import Int, Neutral, RequestModel, check_choice, check_top_logprobs, unknown
 from banyan_runtime.front.sampling import SamplingFields
 
 _OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
@@ -67,26 +66,10 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool = False
 
 
-class GenerationRequest(RequestModel):
+class GenerationRequest(SamplingFields):
     """The fields that chat completions and completions share."""
 
     model: str | None = None
-    max_tokens: Int | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Int | None = None
-    min_p: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    n: Int | None = None
-    seed: Int | None = None
-    stop: str | Texts | None = None
-    stop_token_ids: Ints | None = None
-    min_tokens: Int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    no_stop_trim: bool = False
     include_stop_str_in_output: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -116,27 +99,9 @@ class GenerationRequest(RequestModel):
         }
         return (*(name for name, asked in idle.items() if asked), *unknown(self, SILENT))
 
-    def sampling_fields(self, *, max_tokens: int | None, names: Mapping[str, str], min_max_tokens: int) -> SamplingFields:
-        return SamplingFields(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            seed=self.seed,
-            n=self.n,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            skip_special_tokens=self.skip_special_tokens,
-            include_stop=self.no_stop_trim or self.include_stop_str_in_output,
-            names=names,
-            min_max_tokens=min_max_tokens,
-        )
+    @property
+    def include_stop(self) -> bool:
+        return self.no_stop_trim or self.include_stop_str_in_output
 
 
 class Effort(RequestModel):
@@ -164,6 +129,10 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: Int = 0
     verbosity: str | None = None
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        return super().limit if self.max_completion_tokens is None else ("max_completion_tokens", self.max_completion_tokens)
 
     def check(self) -> None:
         super().check()
@@ -193,6 +162,8 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
+    LEAST_MAX_TOKENS: ClassVar = 0
+
     prompt: str | list[Any]
     echo: bool = False
     best_of: Int | None = None

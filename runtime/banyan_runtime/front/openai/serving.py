@@ -11,7 +11,7 @@ from banyan_runtime.front.answers import Arrival, check_free, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.generation import Delta, Finished
-from banyan_runtime.front.plan import ChatPlan, CompletionPlan
+from banyan_runtime.front.plan import ChatPlan, CompletionPlan, Envelope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,12 @@ class Identity:
     model: str  # as the client wrote it
 
     @classmethod
-    def of(cls, context: Context, arrival: Arrival, plan: ChatPlan | CompletionPlan, prefix: str) -> Self:
+    def of(cls, context: Context, arrival: Arrival, envelope: Envelope, prefix: str) -> Self:
         """Raises ApiError when the client's own id is running."""
-        request_id = prefix + (plan.own_id or arrival.id)
-        if plan.own_id is not None:
-            check_free(context, request_id, plan.own_id, plan.own_id_param)
-        return cls(id=request_id, created=int(time.time()), model=plan.model)
+        request_id = prefix + (envelope.own_id or arrival.id)
+        if envelope.own_id is not None:
+            check_free(context, request_id, envelope.own_id, envelope.own_id_param)
+        return cls(id=request_id, created=int(time.time()), model=envelope.model)
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -91,8 +91,8 @@ class ChunkWriter:
         self._starts = [self._prefix + b'{"index":%d,' % index for index in range(len(plan.requests))]
         self._eos_ids = eos_ids
         self._usage = usage
-        self._include_usage = plan.include_usage
-        self._continuous_usage = plan.continuous_usage
+        self._include_usage = plan.envelope.include_usage
+        self._continuous_usage = plan.envelope.continuous_usage
         self._ends: dict[int, tuple[Finished, int]] = {}
 
     def end_of(self, index: int, delta: Delta) -> bytes:

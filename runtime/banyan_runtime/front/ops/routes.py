@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from datetime import UTC, datetime
@@ -11,11 +10,12 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from banyan_runtime import __version__, wire
+from banyan_runtime.exposition import CONTENT_TYPE
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.engine_client import EngineClient, EngineError
-from banyan_runtime.front.exposition import CONTENT_TYPE
+from banyan_runtime.front.errors import ClientGone
+from banyan_runtime.front.ops.probe import GenerationProbe
+from banyan_runtime.front.transport import CLIENT_CLOSED, while_connected
 
-GENERATE_LIMIT_S: Final = 20.0
 RETRY_AFTER: Final = {"Retry-After": "5"}
 GIB: Final = 1 << 30
 
@@ -24,6 +24,7 @@ def router(context: Context) -> APIRouter:
     """The routes of this folder over `context`."""
     routes = APIRouter(include_in_schema=False)
     state, client, metrics = context.state, context.client, context.metrics
+    probe = GenerationProbe(client)
 
     async def livez(request: Request) -> Response:
         return Response(status_code=200 if state.alive else 503)
@@ -33,7 +34,10 @@ def router(context: Context) -> APIRouter:
         return Response(body, 200 if state.ready else 503, {} if state.ready else RETRY_AFTER, "application/json")
 
     async def health_generate(request: Request) -> Response:
-        return Response(status_code=200 if state.ready and await _generates(client) else 503)
+        try:
+            return Response(status_code=200 if state.ready and await while_connected(request, probe.generates()) else 503)
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED)  # for the counters: nobody reads it
 
     async def metrics_page(request: Request) -> Response:
         return Response(await metrics.render(client.stats), headers={"Content-Type": CONTENT_TYPE})
@@ -58,20 +62,6 @@ def router(context: Context) -> APIRouter:
     ):
         routes.add_api_route(path, endpoint, methods=["GET"])
     return routes
-
-
-async def _generates(client: EngineClient) -> bool:
-    """Whether the engine produces anything within 20 s of being asked for one token; a busy one need not get to ours."""
-    asked = time.monotonic()
-    try:
-        async with asyncio.timeout(GENERATE_LIMIT_S), client.generate([0], wire.Sampling(max_new_tokens=1, temperature=0.0)) as stream:
-            async for _ in stream:
-                return True
-    except EngineError as error:
-        return error.code == "queue_full"  # the engine is alive enough to refuse
-    except TimeoutError:
-        return client.last_step > asked
-    return False
 
 
 def _loads(info: wire.EngineInfo, stats: wire.Stats) -> dict[str, Any]:

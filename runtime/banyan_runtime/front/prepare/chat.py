@@ -12,7 +12,7 @@ from banyan_runtime.front.plan import ChatPlan, ReasoningStart
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, priority_of, sequences
-from banyan_runtime.front.sampling import SamplingParams, resolve
+from banyan_runtime.front.sampling import resolve
 from banyan_runtime.front.text.text import Text
 
 
@@ -20,8 +20,8 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     """Raises ApiError."""
     asked = parse(ChatRequest, body)
     text = served.text
-    common = begin(served, asked, CHAT_UNSUPPORTED)
-    params = _params(served, asked)
+    envelope = begin(served, asked, CHAT_UNSUPPORTED)
+    params = resolve(asked, text.defaults.openai, text.defaults.eos_ids | text.turn_end_ids, served.info.vocab_size)
     _ = text.needed_tokenizer  # the clearer error comes first
     options = ChatOptions(
         add_generation_prompt=asked.add_generation_prompt is not False,
@@ -32,7 +32,7 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     frame = Frame(
         param="messages",
         default_max_tokens=None,
-        stream=asked.stream,
+        stream=envelope.stream,
         priority=priority_of(asked.priority),
         salt=salt_of(asked),
         reasoning=_reasoning(text, asked, prompt),
@@ -41,30 +41,16 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     # The template writes BOS itself, so the tokenizer must not add a second one.
     ids = encode(served, prompt.text, "messages", add_special_tokens=asked.add_special_tokens)
     top = asked.top_logprobs if asked.logprobs else -1
-    requests = sequences(served, frame, ids, params, seed_id=f"chatcmpl-{common.own_id or request_id}", scores=Scores(top))
+    requests = sequences(served, frame, ids, params, seed_id=f"chatcmpl-{envelope.own_id or request_id}", scores=Scores(top))
     check_logprobs(requests, "top_logprobs")
     return ChatPlan(
+        envelope=envelope,
         requests=tuple(requests),
         choices_per_prompt=params.n,
-        model=common.model,
-        own_id=common.own_id,
-        own_id_param=common.own_id_param,
-        stream=asked.stream,
-        include_usage=common.include_usage,
-        continuous_usage=common.continuous_usage,
-        ignored=common.ignored,
         top_logprobs=top,
         include_reasoning=asked.include_reasoning,
         turn_end=tuple(text.turn_end_ids),
     )
-
-
-def _params(served: Served, asked: ChatRequest) -> SamplingParams:
-    text = served.text
-    limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
-    names = {"max_tokens": "max_completion_tokens"} if asked.max_completion_tokens is not None else {}
-    fields = asked.sampling_fields(max_tokens=limit, names=names, min_max_tokens=1)
-    return resolve(fields, text.defaults.openai, text.defaults.eos_ids | text.turn_end_ids, served.info.vocab_size)
 
 
 def _reasoning(text: Text, asked: ChatRequest, prompt: ChatPrompt) -> ReasoningStart | None:

@@ -22,27 +22,22 @@ DEFAULT_MAX_TOKENS: Final = 16
 def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) -> CompletionPlan:
     """Raises ApiError."""
     asked = parse(CompletionRequest, body)
-    common = begin(served, asked, COMPLETION_UNSUPPORTED)
+    envelope = begin(served, asked, COMPLETION_UNSUPPORTED)
     text, eos_ids = served.text, served.text.defaults.eos_ids
-    params = resolve(
-        asked.sampling_fields(max_tokens=asked.max_tokens, names={}, min_max_tokens=0),
-        text.defaults.openai,
-        eos_ids,
-        served.info.vocab_size,
-    )
+    params = resolve(asked, text.defaults.openai, eos_ids, served.info.vocab_size)
     _ = text.needed_tokenizer  # also for ids: the answer is text
     prompts = _prompts(asked.prompt)
     check_sequences(len(prompts), params.n)
     frame = Frame(
         param="prompt",
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        stream=asked.stream,
+        stream=envelope.stream,
         priority=priority_of(asked.priority),
         salt=salt_of(asked),
     )
     top = -1 if asked.logprobs is None else asked.logprobs
     scores = Scores(top, 0 if asked.echo else -1)
-    seed_id = f"cmpl-{common.own_id or request_id}"
+    seed_id = f"cmpl-{envelope.own_id or request_id}"
     requests: list[GenerateRequest] = []
     echoes: list[str] = []
     for position, prompt in enumerate(prompts):
@@ -53,15 +48,9 @@ def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) ->
         echoes += [_echo(served, prompt, choices[0]) if asked.echo else ""] * params.n
     check_logprobs(requests, "logprobs")
     return CompletionPlan(
+        envelope=envelope,
         requests=tuple(requests),
         choices_per_prompt=params.n,
-        model=common.model,
-        own_id=common.own_id,
-        own_id_param=common.own_id_param,
-        stream=asked.stream,
-        include_usage=common.include_usage,
-        continuous_usage=common.continuous_usage,
-        ignored=common.ignored,
         top_logprobs=top,
         echoes=tuple(echoes),
         echo_logprobs=asked.echo and top >= 0,

@@ -7,12 +7,12 @@ from typing import Any, Final, TypeVar
 
 from banyan_runtime.front.errors import invalid, unsupported
 from banyan_runtime.front.native.schema import UNSUPPORTED, NativeGenerateRequest, NativeSampling
-from banyan_runtime.front.parsing import check_top_logprobs, parse, refuse_unsupported, unknown
+from banyan_runtime.front.parsing import check_top_logprobs, parse, refuse_unsupported, shown, unknown
 from banyan_runtime.front.plan import GenerateRequest, NativePlan
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids, check_ids
 from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_id, check_logprobs, check_sequences, priority_of, sequences
-from banyan_runtime.front.sampling import SamplingParams, resolve, shown
+from banyan_runtime.front.sampling import SamplingParams, resolve
 
 DEFAULT_MAX_TOKENS: Final = 128
 MAX_STOP_CONDITIONS: Final = 65_536  # characters and token ids, of all prompts together
@@ -92,7 +92,9 @@ def _params(served: Served, samplings: Sequence[NativeSampling]) -> list[Samplin
     if text.tokenizer is None and any(sampling.stop for sampling in samplings):
         raise unsupported("stop", "stop strings need a tokenizer")
     eos_ids, vocab_size = text.defaults.eos_ids, served.info.vocab_size
-    params = [resolve(sampling.fields(), text.defaults.native, eos_ids, vocab_size) for sampling in samplings]
+    for sampling in samplings:
+        sampling.check()
+    params = [resolve(sampling, text.defaults.native, eos_ids, vocab_size) for sampling in samplings]
     if len({each.n for each in params}) > 1:
         raise invalid("sampling_params", "n must be the same for all items.")
     if len(params) > 1 and sum(len(each.stop_token_ids) + sum(map(len, each.stops)) for each in params) > MAX_STOP_CONDITIONS:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from banyan_runtime import wire
 from banyan_runtime.front.errors import ApiError, invalid, invalid_type
-from banyan_runtime.front.sampling import shown
+from banyan_runtime.front.parsing import shown
 
 MAX_PROMPTS: Final = 1024
 

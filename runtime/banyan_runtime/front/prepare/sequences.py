@@ -9,9 +9,10 @@ from typing import Final
 from banyan_runtime import wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.errors import invalid
+from banyan_runtime.front.parsing import shown
 from banyan_runtime.front.plan import GenerateRequest, ReasoningStart
 from banyan_runtime.front.prepare.prompts import check_ids, fit
-from banyan_runtime.front.sampling import SamplingParams, shown
+from banyan_runtime.front.sampling import SamplingParams
 from banyan_runtime.front.text.text import Text
 
 MAX_SEQUENCES: Final = 1024  # choices of all prompts together

@@ -1,0 +1,93 @@
+"""What an abort reaches: everything that came before it, however far it has got."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from banyan_runtime import wire
+from banyan_runtime.front import live, turns
+from banyan_runtime.front.generation import Call, GenerationGroup
+from banyan_runtime.front.live import LiveRequests
+from banyan_runtime.front.text.tokenizer import Tokenizer
+from tests.front.generating import Play, Reader, World, player, request
+from tests.front.support import finish
+
+
+def abort_one(requests: LiveRequests) -> None:
+    requests.abort("one")
+
+
+WAYS = [abort_one, LiveRequests.abort_all]
+
+
+@pytest.fixture
+def play(tmp_path: Path, bytes_tokenizer: Tokenizer) -> Play:
+    return player(tmp_path, bytes_tokenizer)
+
+
+class Sequence:
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def began(requests: LiveRequests, request_id: str, received: float) -> Sequence:
+    sequence = Sequence()
+    requests.add(request_id, sequence, received)
+    return sequence
+
+
+@pytest.mark.parametrize("abort", WAYS)
+def test_an_abort_reaches_what_came_before_it_and_runs_later(abort: Callable[[LiveRequests], None]) -> None:
+    async def scenario() -> None:
+        requests = LiveRequests()
+        came = time.monotonic()
+        abort(requests)
+        assert began(requests, "one", came).aborted
+        assert began(requests, "one", came).aborted  # another choice of the same request
+        assert not began(requests, "one", time.monotonic() + 0.001).aborted
+        assert began(requests, "two", came).aborted == (abort is LiveRequests.abort_all)
+
+    asyncio.run(scenario())
+
+
+def test_of_very_many_aborted_ids_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(live, "REMEMBERED", 3)
+        requests = LiveRequests()
+        came = time.monotonic()
+        for request_id in ["a", "b", "c", "a", "d"]:
+            requests.abort(request_id)
+        assert [began(requests, request_id, came).aborted for request_id in "abcd"] == [True, False, True, True]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("abort", WAYS)
+def test_an_abort_reaches_the_sequences_of_a_request_that_are_not_submitted_yet(
+    play: Play, monkeypatch: pytest.MonkeyPatch, abort: Callable[[LiveRequests], None]
+) -> None:
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(turns, "TURN_S", 0.0)
+        reader = Reader()
+        call = Call(endpoint="other", streaming=True, received=time.monotonic())
+        GenerationGroup(world.context, call, [request()] * 20, ["one"] * 20, reader)
+        assert len(world.context.live) < 20
+        abort(world.context.live)
+        submitted: set[int] = set()
+        ended: set[int] = set()
+        while len(ended) < 20:
+            message = await world.engine.next()
+            assert isinstance(message, wire.Submit | wire.Abort)
+            (submitted if isinstance(message, wire.Submit) else ended).add(message.id)
+        assert ended == submitted
+        await world.engine.step(None, *(finish(one, wire.FinishCode.ABORT) for one in ended))
+        assert await reader.ended is None
+
+    play(scenario)
