@@ -21,8 +21,14 @@ import kopf
 import pytest
 import yaml
 from aiohttp import web
+from kubernetes.aio import client as kube
 
 from banyan_operator.cluster import handlers, leader
+from banyan_operator.cluster.connection import Connection
+from banyan_operator.cluster.deadman import Deadman
+from banyan_operator.cluster.life import Life
+from banyan_operator.cluster.metrics import Metrics
+from banyan_operator.cluster.options import parse
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVER
 from tests.driver.apiserver import ApiServer, Call, refusal, serving
@@ -257,7 +263,19 @@ def test_without_the_lease_the_process_is_gone_whatever_its_tasks_do(tmp_path: P
             assert await found.ended() == 1
             assert time.monotonic() - began < GONE_S
             if how == "swallows":
-                assert float(ticker.read_text()) - quiet > leader.RENEW_DEADLINE_S - 3  # it did live on
+                assert ticker.stat().st_mtime - quiet > leader.RENEW_DEADLINE_S - 3  # it did live on
+
+    asyncio.run(scenario())
+
+
+def test_livez_looks_at_the_age_of_the_lease() -> None:
+    async def scenario() -> None:
+        options = parse(["--runtime-image", "i"], {})
+        life = Life(options, Metrics("0"), Deadman(lambda _: None), Connection(kube.Configuration(host="http://127.0.0.1:1")))
+        assert life.trouble() is None
+        life._leases[0]._renewed = time.monotonic() - leader.RENEW_DEADLINE_S - 1
+        assert "the lease was not renewed for 11 s" in (life.trouble() or "")
+        await life._api.close()
 
     asyncio.run(scenario())
 

@@ -23,7 +23,7 @@ from banyan_operator.cluster.deadman import Deadman
 from banyan_operator.cluster.driver import Driver
 from banyan_operator.cluster.gather import Gatherer
 from banyan_operator.cluster.health import Health
-from banyan_operator.cluster.leader import DURATION_S, RELEASE_S, Lease, LeaseLostError, RivalError, Rivals
+from banyan_operator.cluster.leader import RELEASE_S, RENEW_DEADLINE_S, Lease, LeaseLostError, RivalError, Rivals
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
 from banyan_operator.cluster.options import Options
 from banyan_operator.cluster.podclient import Pods
@@ -123,7 +123,7 @@ class Life:
         """Why this process should be restarted, or None."""
         if (stuck := self._queue.oldest_work_s()) > WORK_LIMIT_S:
             return f"a worker has been at one resource for {stuck:.0f} s"
-        if (oldest := max((lease.age_s for lease in self._leases), default=0.0)) > DURATION_S:
+        if (oldest := max((lease.age_s for lease in self._leases), default=0.0)) > RENEW_DEADLINE_S:
             return f"the lease was not renewed for {oldest:.0f} s"
         return None
 
