@@ -27,7 +27,7 @@ POD_EDITS: Final[tuple[dict[str, Any], ...]] = (
         {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"},
     ]}},
     {"podTemplate": {"spec": {"containers": [{"name": "server", "ports": [
-        {"name": "one", "containerPort": 9000, "protocol": "TCP"}, {"name": "two", "containerPort": 9000, "protocol": "UDP"},
+        {"name": "one", "containerPort": 9000}, {"name": "two", "containerPort": 9000, "protocol": "UDP"},
     ]}]}}},
     {"model": {"uri": "pvc://absent/x"}},
     {"model": {"uri": "pvc://models/x"}},

@@ -208,6 +208,8 @@ class Checks:
         for manifest in decision.plan.apply:
             live = self.server.get(key_of(manifest))
             if live is not None and not Owner.of(resource).may_change(live):
+                if uid_of(live) not in self.sim.strangers:
+                    return f"{key_of(live)} is in the way, which is of {whose(live)}"
                 taken[Ref.of(manifest)] = whose(live)
             else:
                 left.append(str(key_of(manifest)))
@@ -237,6 +239,8 @@ class Checks:
         image, length = spec.get("runtime", {}).get("image"), spec.get("runtime", {}).get("contextLength")
         if (image is not None and container["image"] != image) or (length and str(length) not in " ".join(container["args"])):
             return f"its pods do not run what the spec says: {container['image']} {container['args']}"
+        if missing := _ports(spec.get("podTemplate", {}).get("spec", {})) - _ports(deployment["spec"]["template"]["spec"]):
+            return f"its pods lack the ports {missing}"
         sets = self.server.controlled(kinds.REPLICA_SET, uid_of(deployment))
         pods = [pod for one in sets for pod in self.server.controlled(kinds.POD, uid_of(one))]
         ready = sum(is_true(pod, "Ready") and not pod["metadata"].get("deletionTimestamp") for pod in pods)
@@ -303,6 +307,10 @@ class Checks:
         if count > self.spoilt + self.sim.kills:
             return f"{count} repairs were counted, and {self.spoilt} children spoiled"
         return None
+
+
+def _ports(pod: Mapping[str, Any]) -> set[tuple[int, str]]:
+    return {(one["containerPort"], one.get("protocol", "TCP")) for container in pod.get("containers", ()) for one in container["ports"]}
 
 
 def _canonical(value: Any) -> Any:

@@ -88,13 +88,18 @@ class Cluster:
     def _soon(self, what: str, key: Key) -> None:
         if (what, key) not in self._due:
             self._due.add((what, key))
-            self.loop.call_later(self.speed[what] * self.rng.random(), self._sync, what, key)
+            known = self.server.get(key) if self.rng.random() < 0.5 else None
+            self.loop.call_later(self.speed[what] * self.rng.random(), self._sync, what, key, known)
 
-    def _sync(self, what: str, key: Key) -> None:
+    def _sync(self, what: str, key: Key, known: Manifest | None) -> None:
+        """`known`: what the controller goes by, which has its own lag; None: what is."""
         self._due.discard((what, key))
         live = self.server.get(key)
         if live is None or live["metadata"].get("deletionTimestamp"):
             return
+        if known is not None and uid_of(known) == uid_of(live) and known["spec"] != live["spec"]:
+            live = {**live, "spec": known["spec"]}
+            self._soon(what, key)
         if what == "deployment":
             self._deployment(live)
         else:

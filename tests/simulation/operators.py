@@ -67,6 +67,7 @@ class Operator:
     def __init__(self, sim: Simulation, number: int, settings: Settings) -> None:
         self.sim, self.number, self.settings = sim, number, settings
         self.dead = False
+        self.leads = False
         self.calls_left: int | None = None  # it dies in the call with this number
         loop, rng = sim.loop, sim.rng
         api = cast(Api, Client(sim.server, sim.weather, self))
@@ -116,6 +117,7 @@ class Operator:
         if self.sim.rng.random() < 0.3:  # it stands by for a while
             await asyncio.sleep(self.sim.rng.random() * 5)
         await self.relist.everything()
+        self.leads = True
         loop = self.sim.loop
         self.tasks += [loop.create_task(self._guarded(self.relist.run()))]
         self.tasks += [loop.create_task(self._guarded(self.driver.work())) for _ in range(WORKERS)]

@@ -79,27 +79,15 @@ def owners_by_name(patch: pytest.MonkeyPatch) -> None:
 
 
 def own_status_is_no_news_at_all(patch: pytest.MonkeyPatch) -> None:
+    """The answer to a status write shows the edit that came before it, and only the status was looked for."""
     real = Store.note
 
     def note(self: Store, manifest: Mapping[str, Any], *, own: bool = False) -> frozenset[Key]:
-        return real(self, manifest, own=own) - (real(self, manifest) if own else frozenset()) if not own else _silent(real, self, manifest)
+        concerned = real(self, manifest, own=own)
+        return store.NOBODY if own else concerned
 
     patch.setattr(Store, "note", note)
-
-
-def _silent(note: Any, self: Store, manifest: Mapping[str, Any]) -> frozenset[Key]:
-    note(self, manifest, own=True)
-    return store.NOBODY
-
-
-def own_children_are_no_news(patch: pytest.MonkeyPatch) -> None:
-    real = Applier.__init__
-
-    def init(self: Applier, *arguments: Any, **more: Any) -> None:
-        real(self, *arguments, **more)
-        self._concerns = lambda keys: None
-
-    patch.setattr(Applier, "__init__", init)
+    status_without_a_version(patch)
 
 
 def gone_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -112,7 +100,9 @@ def owners_by_label_alone(patch: pytest.MonkeyPatch) -> None:
         found = None if child["kind"] in ("InferenceServer", "BatchJob") else labelled_owner(child)
         return frozenset() if found is None else frozenset({found})
 
+    real = Store._concerned
     patch.setattr(store, "owners", owners)
+    patch.setattr(Store, "_concerned", lambda self, key, before, after, own: real(self, key, None if after else before, after, own))
 
 
 def no_hold(patch: pytest.MonkeyPatch) -> None:
@@ -208,7 +198,6 @@ PLANTS = (
     Plant("5: a status is written whatever object has the name", status_without_a_version, "older than|another run|started before", 1000),
     Plant("5: what a deleted resource owned counts as of its successor", owners_by_name, "", 400),
     Plant("6: an edit under a status write is lost", own_status_is_no_news_at_all, "observedGeneration|still to be", 1000),
-    Plant("6: what the answer to an apply shows queues nobody", own_children_are_no_news, "the status says", 1000),
     Plant("7: a child that loses our label is gone for ever", gone_for_ever, "", 400),
     Plant("7: a child that loses the owner label queues nobody", owners_by_label_alone, "", 400),
     Plant("9: Retry-After is ignored", no_hold, "Retry-After", 200),

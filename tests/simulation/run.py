@@ -135,6 +135,8 @@ class Simulation:
         self.weather.clear()
         self.cluster.crashes = 0.0
         self.operator.calls_left = None
+        while not self.operator.leads:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_AGAIN_S)
         await asyncio.sleep(REST_S)
         until, wait_s = self.loop.now + PATIENCE_S, LOOK_AGAIN_S
         while (problem := self.checks.unrest()) is not None:
