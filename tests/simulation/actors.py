@@ -171,7 +171,7 @@ class Actors:
 
     def spoils_a_child(self) -> None:
         child = self._child()
-        if child is None:
+        if child is None or (child["kind"] == "Job" and self.sim.checks.is_over(controller_uid(child) or "")):
             return
         self._say("spoils", child["kind"], child["metadata"]["name"])
         self.sim.checks.spoiled()

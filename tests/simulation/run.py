@@ -35,6 +35,7 @@ from tests.simulation.watches import Hub
 
 REST_S = 12.0  # after the last move, before it is looked at for the first time
 LOOK_AGAIN_S = 10.0
+MOST_CALLS = 5_000  # of one schedule; a hundred are usual
 SETTLED_S = 6.0  # what was written last may still be told
 PATIENCE_S = 700.0  # of a reconcile's longest back-off, and then some
 
@@ -198,6 +199,8 @@ class Simulation:
 
     def on_call(self, operator: Operator, verb: str, kind: Kind, key: Key | None) -> None:
         self.calls += 1
+        if self.calls == MOST_CALLS:
+            self.fail(f"{self.calls} calls, and no end of them: {verb} {key}")
         if verb != "LIST" and (verb, kind) != ("DELETE", kinds.JOB):  # a Job that is over goes in its time
             self.asked += 1
             self.last_asked = f"{verb} {key}"
