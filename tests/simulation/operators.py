@@ -103,7 +103,7 @@ class Operator:
     def start(self) -> None:
         for watch in self.watches:
             watch.start()
-        self.tasks.append(self.sim.loop.create_task(self._run()))
+        self.tasks.append(self.sim.loop.create_task(self._guarded(self._run())))
 
     def kill(self) -> None:
         self.dead = True

@@ -136,7 +136,10 @@ class Simulation:
         self.weather.clear()
         self.cluster.crashes = 0.0
         self.operator.calls_left = None
+        until = self.loop.now + PATIENCE_S
         while not self.operator.leads:  # noqa: ASYNC110
+            if self.loop.now > until:
+                self.fail("the operator does not begin")
             await asyncio.sleep(LOOK_AGAIN_S)
         await asyncio.sleep(REST_S)
         until, wait_s = self.loop.now + PATIENCE_S, LOOK_AGAIN_S
@@ -146,7 +149,10 @@ class Simulation:
             await asyncio.sleep(wait_s)
             wait_s *= 1.5
         await asyncio.sleep(SETTLED_S)
+        until += PATIENCE_S
         while self.operator.queue.backlog.working:  # noqa: ASYNC110 - a call of the storm may still wait for its answer
+            if self.loop.now > until:
+                self.fail(f"work without end: {self.operator.queue.backlog.working}")
             await asyncio.sleep(SETTLED_S)
         self.trace("— at rest")
         asked, at_ease, quiet_s = self.asked, self.checks.at_ease(), self.rng.choice((30.0,) * 9 + (300.0,))
