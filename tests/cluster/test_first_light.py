@@ -79,7 +79,7 @@ def test_kubectl_get_shows_the_state_in_columns(newcomer: Kubectl) -> None:
 
 def test_kubectl_describe_tells_the_story_in_conditions_and_events(newcomer: Kubectl) -> None:
     text = newcomer("describe", "isrv", "smollm2")
-    assert "1 of 1 replicas are ready." in text
+    assert "1 of 1 replicas take requests." in text
     events = text[text.index("Events:") :]
     assert re.search(r"Normal +Created +\S+ +banyan-operator", events)
     assert re.search(r"Normal +Ready +\S+ +banyan-operator", events)
@@ -92,7 +92,7 @@ def test_kubectl_logs_of_server_and_worker_tell_what_they_did(newcomer: Kubectl)
     server = newcomer("logs", "deployment/smollm2")
     assert "The server is fired up and ready to roll!" in server
     assert "Prefill batch." in server
-    worker = newcomer("logs", "job/capitals-work")
+    worker = newcomer("logs", "job/capitals--work")
     assert "20 of 20 requests completed, 0 failed" in worker
 
 
