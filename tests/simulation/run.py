@@ -137,7 +137,7 @@ class Simulation:
         self.cluster.crashes = 0.0
         self.operator.calls_left = None
         until = self.loop.now + PATIENCE_S
-        while not self.operator.leads:  # noqa: ASYNC110
+        while not self.operator.leads:
             if self.loop.now > until:
                 self.fail("the operator does not begin")
             await asyncio.sleep(LOOK_AGAIN_S)
@@ -150,7 +150,7 @@ class Simulation:
             wait_s *= 1.5
         await asyncio.sleep(SETTLED_S)
         until += PATIENCE_S
-        while self.operator.queue.backlog.working:  # noqa: ASYNC110 - a call of the storm may still wait for its answer
+        while self.operator.queue.backlog.working:
             if self.loop.now > until:
                 self.fail(f"work without end: {self.operator.queue.backlog.working}")
             await asyncio.sleep(SETTLED_S)
