@@ -13,6 +13,7 @@ from tests.operator.conftest import DONE, LOCAL, SETTINGS, Turn, a_server, contr
 from tests.operator.test_desired import render, workload
 
 NOW = 1_700_000_000.0
+WAYS_TO_FAIL = ("refused", "forbidden", "taken", "failed")
 
 
 def deployment(manifest: Manifest, **status: Any) -> Manifest:
@@ -143,6 +144,7 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
     ("ModelAccessDenied", SERVER, crashed(77, '{"code":"AccessError","message":"403"}'), ["credentials"]),
     ("ModelDownloadFailed", SERVER, crashed(69), ["spec.model.uri"]),
     ("ModelDownloadFailed", SERVER, crashed(74), ["spec.model.uri"]),
+    ("TemporaryFailure", SERVER, crashed(75, '{"code":"NoThreads","message":"can\'t start new thread"}'), ["can't start", "started again"]),
     ("AcceleratorOutOfMemory", GPU, crashed(70, '{"code":"cuda_oom","message":"out of memory"}'), ["memoryPercent", "contextLength"]),
     ("CrashLoop", SERVER, crashed(1, "Traceback ...\nKeyError: 'x'"), ["exit code 1", "KeyError: 'x'", "kubectl logs tiny-x -c server"]),
     ("CrashLoop", SERVER, {"phase": "Running", "containerStatuses": [container(ended(139))]}, ["exit code 139"]),
@@ -339,6 +341,21 @@ def test_zero_replicas_are_ready_and_stopped():
     plan = observe(none, deployment(none))
     assert (plan.status["phase"], plan.status["ready"]) == ("Stopped", "0/0")
     assert (ready(plan)["status"], ready(plan)["reason"]) == ("True", "ScaledToZero")
+
+
+@pytest.mark.parametrize("outcome", [DONE, *(Outcome(**{why: {Ref("apps/v1", "Deployment", "tiny"): "no"}}) for why in WAYS_TO_FAIL)])
+def test_zero_replicas_without_a_deployment_are_not_ready(outcome):
+    plan = observe(a_server(replicas=0), outcome=outcome)
+    assert ready(plan)["status"] != "True"
+    assert plan.status["phase"] in ("Pending", "Failed")
+
+
+def test_a_default_image_that_cannot_be_pulled_points_at_refresh():
+    """It stays recorded for the spec after the chart names another."""
+    asked = waiting("ErrImagePull", "not found")
+    assert "spec.rollout.refresh" in ready(observe(SERVER, deployment(SERVER), pod(SERVER, **asked)))["message"]
+    own = a_server(runtime={"image": "registry.example/own:1"})
+    assert "refresh" not in ready(observe(own, deployment(own), pod(own, **asked)))["message"]
 
 
 def test_an_ingress_without_an_address_keeps_the_server_from_being_ready():

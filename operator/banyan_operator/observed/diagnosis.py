@@ -42,6 +42,7 @@ class View:
     accelerators: str  # "2 x nvidia.com/gpu", or ""
     rolling: bool = False  # pods of another revision still hold their accelerators
     local: bool = False  # limits are not enforced, so nothing dies of them
+    default_image: bool = False  # the spec names no image: pods keep the operator's of the time when they were decided
     sole: bool = False  # a pod is replaced only when its processes are known to be gone: two would write to one output
     readyz: Mapping[str, Any] | None = None
     model_uri: str = ""
@@ -107,6 +108,8 @@ def _image(pod: Pod, view: View) -> Diagnosis | None:
             text = _event(pod, view, ("Failed",), "Failed to pull image") or text
         denied = any(word in text.lower() for word in ("401", "403", "unauthorized", "denied", "forbidden"))
         step = "Name a pull secret in imagePullSecrets" if denied else "Check the image's name and that the node can reach its registry"
+        if view.default_image and not denied:
+            step += ". It is the operator's default and is kept for this spec: once the chart names another, set spec.rollout.refresh"
         return _at(pod, container, "ImagePullFailed", f"image {container.image} cannot be pulled", text, step)
     return None
 
@@ -234,6 +237,7 @@ _SERVER_EXITS: Final = {
     65: _Exit("ModelInvalid", "the model cannot be served", "Check spec.model.uri and the model's files"),
     69: _Exit("ModelDownloadFailed", "the model cannot be fetched", "Check spec.model.uri and that the pod reaches its source"),
     74: _Exit("ModelDownloadFailed", "the model cannot be read", "Check spec.model.uri and the volume behind it"),
+    75: _Exit("TemporaryFailure", "the machine has too few threads, processes or space for now", "The server is started again"),
     77: _Exit("ModelAccessDenied", "the model's source refuses access", "Check the credentials and their rights"),
     78: _Exit("RuntimeConfigInvalid", "the server refuses its configuration", "Correct spec.runtime"),
 }

@@ -187,6 +187,7 @@ def _view(server: InferenceServer, world: World, prior: Mapping[str, Any], setti
         accelerators=_accelerator(server),
         local=settings.platform == "local",
         readyz=world.readyz,
+        default_image=server.spec.runtime.image is None and settings.platform == "cluster",
         model_uri=server.spec.model.uri,
         events=world.events,
         told=messages(prior),
@@ -239,10 +240,12 @@ def _rollout(server: InferenceServer, accepted: Finding, seen: Seen) -> Finding:
 
 def _ready(accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
     """Whether the spec holds and enough replicas take requests, of whichever revision: how far a rollout is, Progressing tells."""
-    enough = seen.ready_any >= seen.enough
+    enough = seen.deployment is not None and seen.ready_any >= seen.enough
     # what only the operator is not allowed to do takes nothing from a server that serves
     if accepted.status != "True" and not (enough and accepted.reason == FORBIDDEN):
         return no(accepted.reason, accepted.message)
+    if seen.deployment is None:
+        return unknown("Reconciling", "The Deployment does not exist yet.")
     if seen.wanted == 0:
         return yes("ScaledToZero", "spec.replicas is 0.")
     if not enough:
@@ -283,7 +286,7 @@ def _phase(server: InferenceServer, found: Mapping[str, Finding], seen: Seen) ->
         return "Paused"
     if (accepted.status == "False" and accepted.reason != FORBIDDEN) or (late and not seen.ready_any):
         return "Failed"
-    if seen.wanted == 0 and not seen.ready_any:
+    if seen.wanted == 0 and seen.deployment is not None and not seen.ready_any:
         return "Stopped"
     if (late or found["Degraded"].status == "True") and seen.ready_any:
         return "Degraded"
