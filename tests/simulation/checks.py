@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from banyan_operator import api
-from banyan_operator.cluster.relist import WATCHED
 from banyan_operator.cluster.store import Store
 from banyan_operator.desired.references import references
 from banyan_operator.kube import kinds
@@ -181,7 +180,7 @@ class Checks:
     def unrest(self) -> str | None:
         """What is not as it has to be, once everything was seen and done."""
         store = Store()
-        for kind in WATCHED:
+        for kind in kinds.WATCHED:
             for one in self.server.of(kind):
                 if shown_to(kind, one):
                     store.note(one)

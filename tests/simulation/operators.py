@@ -15,9 +15,10 @@ from banyan_operator.cluster.gather import Gatherer
 from banyan_operator.cluster.metrics import Metrics
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.recorder import Recorder
-from banyan_operator.cluster.relist import WATCHED, Relist
+from banyan_operator.cluster.relist import Relist
 from banyan_operator.cluster.report import Reporter
 from banyan_operator.cluster.store import Store
+from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Kind, Manifest
 from banyan_operator.kube.objects import Key, uid_of
 from banyan_operator.plan import Settings, World
@@ -88,7 +89,8 @@ class Operator:
         )
         self.relist = Relist(self.store, api, metrics, (), concerns)
         self.watches = [
-            Watch(sim.hub, sim.server, rng, kind, sim.lag_of(kind), sim.watch_trouble, self.relist.listed, self._seen) for kind in WATCHED
+            Watch(sim.hub, sim.server, rng, kind, sim.lag_of(kind), sim.watch_trouble, self.relist.listed, self._seen)
+            for kind in kinds.WATCHED
         ]
         self.tasks: list[asyncio.Task[None]] = []
         self._at_work: dict[asyncio.Task[Any], Key] = {}

@@ -40,7 +40,6 @@ def test_a_run_goes_every_way() -> None:
         "Failed",
         "Cancelling",
         "Cancelled",
-        "Expired",
         "Suspended",
         "Terminating",
     }
