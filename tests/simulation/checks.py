@@ -93,6 +93,9 @@ class Checks:
         prior, new, meta = before.get("status") or {}, after["status"], after["metadata"]
         name = str(key_of(after))
         tell = events.of_server if after["kind"] == "InferenceServer" else events.of_batch
+        if not {"observedGeneration", "phase", "conditions"} <= new.keys():
+            self.sim.fail(f"{name}: a part of the status of another run: {new}")
+            return
         for event in tell(prior, new):
             self._expect(meta["uid"], event.reason)
         if new["observedGeneration"] > meta["generation"] or new["observedGeneration"] < prior.get("observedGeneration", 0):
