@@ -295,6 +295,59 @@ def test_the_upgrade_from_the_last_release_restarts_no_pod_and_leaves_no_claim_b
     assert cluster.deployment["metadata"]["annotations"].keys() >= {SPEC_DIGEST}
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_upgrade_restarts_no_pod_of_a_server_that_was_paused_or_scaled_while_no_operator_ran(name):
+    cluster = Cluster(last_release(name))
+    cluster.template["metadata"].setdefault("annotations", {})["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"
+    before = copy.deepcopy(cluster.template)
+    scaled = {**SERVERS[name]["spec"], "replicas": 1, "service": {"port": 99}}
+    cluster.reconcile(with_generation({**SERVERS[name], "spec": scaled}, 5), NEWER)
+    assert cluster.restarts == 0
+    assert cluster.template == before
+    assert cluster.deployment["spec"]["replicas"] == 1
+
+
+def test_the_upgrade_keeps_the_pull_secrets_and_policy_of_the_last_chart():
+    cluster = Cluster(last_release("server-minimal"))
+    cluster.template["spec"]["imagePullSecrets"] = [{"name": "old-chart"}]
+    cluster.template["spec"]["containers"][0]["imagePullPolicy"] = "Never"
+    cluster.template["spec"]["containers"][0]["resources"] = {}
+    cluster.reconcile(with_generation(a_server(replicas=4), 2), NEWER)
+    assert cluster.restarts == 0
+
+
+PODS_OF_ANOTHER_SPEC: list[dict[str, Any]] = [
+    {"runtime": {"contextLength": 4096}},
+    {"runtime": {"image": "registry.example/own:1"}},
+    {"runtime": {"env": [{"name": "A", "value": "b"}]}},
+    {"runtime": {"imagePullSecrets": [{"name": "mine"}]}},
+    {"scheduling": {"nodeSelector": {"a": "b"}}},
+    {"resources": {"limits": {"cpu": "2"}}},
+    {"serviceAccountName": "other"},
+    {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}},
+]
+
+
+@pytest.mark.parametrize("spec", PODS_OF_ANOTHER_SPEC)
+def test_what_pods_see_that_was_added_or_taken_away_while_no_operator_ran_is_rendered_anew(spec):
+    cluster = Cluster(last_release("server-minimal"))
+    cluster.reconcile(with_generation(a_server(**spec), 2), NEWER)
+    assert cluster.restarts == 1
+    before = Cluster()  # what the last release made of the spec with the field
+    before.reconcile(a_server(**spec))
+    del before.deployment["metadata"]["annotations"][SPEC_DIGEST]
+    before.deployment["metadata"]["annotations"] |= {revisions.RENDERED_GENERATION: "1"}
+    if "image" not in spec.get("runtime", {}):
+        before.deployment["metadata"]["annotations"] |= {"serving.banyan.dev/default-image": SETTINGS.runtime_image}
+    before.children = [one for one in before.children if one["kind"] != "ControllerRevision"]
+    kept = copy.deepcopy(before)
+    kept.reconcile(with_generation(a_server(**merge(spec, {"replicas": 3})), 2), NEWER)
+    assert kept.restarts == 0
+    if spec != {"runtime": {"imagePullSecrets": [{"name": "mine"}]}}:  # whether the chart or the spec named it, nothing tells
+        before.reconcile(with_generation(a_server(), 2), NEWER)
+        assert before.restarts == 1
+
+
 def test_what_a_restart_by_hand_wrote_into_the_last_releases_template_stays():
     cluster = Cluster(last_release("server-minimal"))
     cluster.template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"

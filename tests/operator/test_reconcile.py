@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -198,6 +199,16 @@ def test_a_paused_server_is_watched_but_not_touched():
     assert (plan.apply, plan.delete, plan.requeue_after_s) == ((), (), None)
     assert plan.status["phase"] == "Paused"
     assert next(one for one in plan.status["conditions"] if one["type"] == "Progressing")["reason"] == "Paused"
+
+
+def test_while_paused_only_the_record_of_what_runs_is_written():
+    children = [one for one in live(a_server()) if one["kind"] != "ControllerRevision"]
+    newer = replace(SETTINGS, runtime_image="registry.example/banyan-runtime:0.2")
+    paused = a_server(paused=True, service={"port": 99})
+    (record,) = turn(paused, World(now=NOW, children=tuple(children)), newer).apply
+    assert record["kind"] == "ControllerRevision"
+    assert record["data"]["template"] == next(one for one in children if one["kind"] == "Deployment")["spec"]["template"]
+    assert turn(paused, World(now=NOW, children=(*children, record)), newer).apply == ()
 
 
 @pytest.mark.parametrize("manifest", [a_server(), a_batch()])

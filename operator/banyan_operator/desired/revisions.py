@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from banyan_operator.api import InferenceServer
+from banyan_operator.desired.drift import settled
 from banyan_operator.desired.metadata import SPEC_DIGEST, SPEC_HASH, child, digest, owner
 from banyan_operator.desired.names import derived
+from banyan_operator.desired.serverpod import CONTAINER
 from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, GROUP, Manifest
 from banyan_operator.kube.objects import Ref, find_object
 from banyan_operator.plan import Settings
@@ -34,6 +36,9 @@ NOT_IN_PODS: Final[dict[str, Any]] = {
 
 RENDERED_GENERATION: Final = f"{GROUP}/rendered-generation"
 """On Deployments of releases that recorded no templates: the generation of the resource whose spec the pods are of."""
+_DEFAULT_IMAGE: Final = f"{GROUP}/default-image"
+"""On such a Deployment: the image of its pods, where the spec named none."""
+_RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,47 @@ def decided(server: InferenceServer, children: Iterable[Manifest]) -> Manifest |
             return template
     live = find_object(known, Ref.to(DEPLOYMENT, server.metadata.name))
     return adopted(live) if live is not None and _runs(live, server, wanted) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """What pods run by a Deployment of a release that recorded no templates."""
+
+    template: Manifest
+    image: str | None  # the operator's default at that time; None where the spec named one
+
+    def settings(self, now: Settings) -> Settings:
+        """The operator's defaults when it was rendered, as far as the template tells them."""
+        pod = self.template["spec"]
+        policies = [one.get("imagePullPolicy") for one in pod["containers"] if one["name"] == CONTAINER]
+        return replace(
+            now,
+            runtime_image=self.image or now.runtime_image,
+            image_pull_policy=policies[0] if policies and policies[0] else now.image_pull_policy,
+            image_pull_secrets=tuple(one["name"] for one in pod.get("imagePullSecrets") or ()),
+        )
+
+    def is_of(self, rendered: Manifest) -> bool:
+        """Whether it says what `rendered` does: pausing and scaling make another generation of the spec, and the same pods."""
+        ours, theirs = (_compared(one) for one in (self.template, rendered))
+        return settled(ours, theirs) and settled(theirs, ours)
+
+
+def unrecorded(server: InferenceServer, children: Iterable[Manifest]) -> Unrecorded | None:
+    """What the server's Deployment runs, where an earlier release made it and nothing tells for which spec."""
+    live = find_object(children, Ref.to(DEPLOYMENT, server.metadata.name))
+    if live is None or not owner(server).controls(live):
+        return None
+    annotations = live["metadata"].get("annotations") or {}
+    if SPEC_DIGEST in annotations or RENDERED_GENERATION not in annotations:
+        return None
+    return Unrecorded(adopted(live), annotations.get(_DEFAULT_IMAGE))
+
+
+def _compared(template: Manifest) -> Manifest:
+    annotations = template["metadata"].get("annotations") or {}
+    metadata = {**template["metadata"], "annotations": {key: annotations[key] for key in annotations.keys() - {SPEC_HASH, _RESTARTED}}}
+    return {"kind": DEPLOYMENT.kind, "spec": {"template": {**_without_defaults(template), "metadata": metadata}}}
 
 
 def revision(server: InferenceServer, settings: Settings, children: Iterable[Manifest], template: Manifest) -> Revision:

@@ -27,7 +27,7 @@ def children(
     Raises SpecError when spec.podTemplate cannot be merged.
     """
     live = tuple(live)
-    decided = revisions.decided(server, live)
+    decided = revisions.decided(server, live) or _inherited(server, settings, live)
     names = Names.of(server, live, decided)
     revision = revisions.revision(server, settings, live, decided or _template(server, settings, names))
     spec = server.spec
@@ -73,6 +73,15 @@ def deployment(server: InferenceServer, settings: Settings, revision: Revision) 
             }
         },
     )
+
+
+def _inherited(server: InferenceServer, settings: Settings, live: tuple[Manifest, ...]) -> Manifest | None:
+    """What runs since a release that recorded nothing, where that release would make it of the spec as it is now."""
+    before = revisions.unrecorded(server, live)
+    if before is None:
+        return None
+    rendered = _template(server, before.settings(settings), Names.of(server, live, before.template))
+    return before.template if before.is_of(rendered) else None
 
 
 def _template(server: InferenceServer, settings: Settings, names: Names) -> Manifest:

@@ -11,7 +11,7 @@ from banyan_operator.desired import server as desired_server
 from banyan_operator.desired.difference import Difference, difference
 from banyan_operator.desired.metadata import SPEC_HASH, owner
 from banyan_operator.desired.monitors import wanted_optional
-from banyan_operator.kube.kinds import DEPLOYMENT
+from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT
 from banyan_operator.kube.objects import Ref, condition, is_true
 from banyan_operator.observed import events
 from banyan_operator.observed import server as observed_server
@@ -53,10 +53,18 @@ class ServerDecision:
 
     @property
     def plan(self) -> Plan:
-        if not self.acts:
+        if blocking(self.changes):
             return Plan()
+        if self.server.spec.paused:
+            return Plan(self._record())
         delete = tuple(self.changes.delete) if self.accepted.status == "True" else ()
         return Plan(tuple(self.changes.apply), delete, frozenset(self.changes.drifted))
+
+    def _record(self) -> tuple[Manifest, ...]:
+        """What is written while paused: the record of what runs, so that going on takes no defaults of another operator."""
+        if self.live is None or self.wanted is None or _revision(self.live) != _revision(self.wanted):
+            return ()
+        return tuple(one for one in self.changes.apply if one["kind"] == CONTROLLER_REVISION.kind)
 
     def report(self, outcome: Outcome) -> Report:
         accepted = carried_out(self.accepted, self.changes, outcome)
