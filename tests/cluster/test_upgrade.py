@@ -14,6 +14,7 @@ import pytest
 from tests.cluster.batches import Bucket, batch_job, request, secret
 from tests.cluster.conftest import (
     DEPLOYMENT,
+    LEASES,
     MODEL,
     OPERATOR_IMAGE,
     RELEASE,
@@ -66,6 +67,14 @@ class Installation:
         self.team.until(f"isrv/{server}", lambda one: one["status"]["observedGeneration"] == one["metadata"]["generation"], 30)
 
 
+def recorded(team: Kubectl, server: str) -> None:
+    """Wait until the operator has recorded what a server's pods run."""
+    deadline = time.monotonic() + 30
+    while not team.items("controllerrevisions", f"serving.banyan.dev/server={server}"):
+        assert time.monotonic() < deadline, f"nothing is recorded for {server}"
+        time.sleep(0.3)
+
+
 def restarts(pod: Manifest) -> int:
     statuses = [*pod["status"].get("containerStatuses", ()), *pod["status"].get("initContainerStatuses", ())]
     return sum(status["restartCount"] for status in statuses)
@@ -105,7 +114,11 @@ def upgraded(bare_cluster: None, volumes: Volumes, s3: S3Server) -> Iterator[tup
     began = time.monotonic()
     installation.upgrade("runtime.imagePullSecrets[0].name=pull-two")
     TIMES["helm upgrade from the last release until the new operator is ready"] = time.monotonic() - began
+    # It leads once the old one has given its lease back, and records what it finds before anything is edited.
+    LEASES.until("lease/banyan-operator", lambda one: (one.get("spec") or {}).get("holderIdentity"), 40)
+    TIMES["helm upgrade from the last release until the new operator leads"] = time.monotonic() - began
     for name in ("pair", "cached"):
+        recorded(team, name)
         installation.acts(name)
     yield installation, before
     for one in ("isrv", "bj"):
