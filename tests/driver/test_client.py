@@ -176,3 +176,21 @@ def test_reads_are_not_held_up_by_writes() -> None:
 def test_paths_are_those_of_the_api(kind: kinds.Kind, path: str) -> None:
     assert kind.path("team", "x") == path
     assert kind.path(None) == path.replace("/namespaces/team", "").removesuffix("/x")
+
+
+# As a cluster of 1.36 says it, with status 500.
+UNTYPED = "failed to create typed patch object (team/x; apps/v1, Kind=Deployment): "
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        UNTYPED + ".spec.template.spec.nonsense: field not declared in schema",
+        UNTYPED + '.spec.template.spec.containers[name="side"].env: duplicate entries for key [name="A"]',
+        UNTYPED + "errors:\n  .spec.template.spec.terminationGracePeriodSeconds: expected numeric (int or float), got string",
+    ],
+)
+def test_an_apply_that_the_schema_does_not_take_is_refused_whatever_its_status(said: str) -> None:
+    assert ApiError(500, "InternalError", said).refused
+    assert not ApiError(500, "InternalError", "etcdserver: request timed out").refused
+    assert not ApiError(503, "ServiceUnavailable", said).refused

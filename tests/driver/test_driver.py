@@ -6,7 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
+
+from aiohttp import web
 
 from banyan_operator.cluster.apply import Applier
 from banyan_operator.cluster.driver import Driver
@@ -15,14 +18,17 @@ from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollec
 from banyan_operator.cluster.podclient import Pods
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.recorder import Recorder
+from banyan_operator.cluster.relist import Relist
 from banyan_operator.cluster.report import Reporter
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import BATCH_JOB, DEPLOYMENT, INFERENCE_SERVER, POD_MONITOR
 from banyan_operator.kube.objects import Key, Ref
 from banyan_operator.plan import Event, Manifest, Outcome, Plan, Report, Settings, World
+from banyan_operator.reconcile import decide
 from tests.driver.apiserver import ApiServer, Call, connected, refusal, unserved
 
+BATCH = {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": "BatchJob"}
 KEY = Key("InferenceServer", "team", "smollm2")
 SERVER: Manifest = {
     "apiVersion": "serving.banyan.dev/v1alpha1",
@@ -53,7 +59,7 @@ Decide = Callable[[Manifest, World, Settings], Decided]
 
 class Rig:
     def __init__(self, server: ApiServer, api: Any, decide: Decide) -> None:
-        self.server, self.store, self.queue = server, Store(), WorkQueue(time.monotonic)
+        self.server, self.api, self.store, self.queue = server, api, Store(), WorkQueue(time.monotonic)
         self.metrics = Metrics("0")
         self.metrics.registry.register(StoreCollector(self.store))
         self.metrics.registry.register(QueueCollector(self.queue))
@@ -435,3 +441,136 @@ def test_an_optional_kind_is_asked_for_where_it_is_wanted_and_only_there() -> No
         assert rig.queue.backlog.next_due() is None
 
     run(decide, served)
+
+
+MONITORED = {"model": {"uri": "catalog://smollm2-135m"}, "metrics": {"podMonitor": {"enabled": True}}}
+MONITOR = POD_MONITOR.path("team", "smollm2")
+
+
+def really(resource: Manifest, world: World, settings: Settings) -> Any:
+    """What the operator decides."""
+    return decide({**resource, "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z", **resource["metadata"]}}, world, settings)
+
+
+def monitored(rig: Rig) -> str:
+    conditions = rig.server.objects[KEY_PLACE]["status"]["conditions"]
+    return str(next((one["status"] for one in conditions if one["type"] == "Monitored"), ""))
+
+
+def edit(rig: Rig, spec: Manifest) -> None:
+    rig.see({**rig.server.objects[KEY_PLACE], "spec": spec})
+
+
+def test_a_monitor_comes_goes_and_comes_back_with_the_spec_and_with_its_resource() -> None:
+    async def scenario(rig: Rig) -> None:
+        edit(rig, MONITORED)
+        await rig.work()
+        assert monitored(rig) == "True"
+        edit(rig, SERVER["spec"])
+        await rig.work()
+        assert MONITOR not in rig.server.objects
+        edit(rig, MONITORED)
+        await rig.work()
+        assert MONITOR in rig.server.objects
+        assert monitored(rig) == "True"
+        # Deleted and made again; what belonged to the first goes later, and nothing shows it.
+        rig.unsee(KEY_PLACE)
+        again = rig.see({**SERVER, "metadata": {**SERVER["metadata"], "uid": "again"}, "spec": MONITORED})
+        await rig.work()
+        assert monitored(rig) == "False"
+        rig.server.remove(MONITOR)
+        rig.queue.add(KEY)
+        await rig.work()
+        assert rig.server.objects[MONITOR]["metadata"]["ownerReferences"][0]["uid"] == again["metadata"]["uid"]
+        assert monitored(rig) == "True"
+
+    run(really, scenario)
+
+
+def test_a_monitor_that_was_deleted_is_made_again_at_the_next_change_of_what_it_is_to_be() -> None:
+    """The apply names the object that was known: it conflicts, and the next one finds none."""
+
+    async def scenario(rig: Rig) -> None:
+        edit(rig, MONITORED)
+        await rig.work()
+        rig.server.answer = lambda call: (
+            refusal(409, "Conflict", "uid mismatch") if call.method == "PATCH" and call.path == MONITOR else None
+        )
+        live = rig.store.get(POD_MONITOR_KEY)
+        assert live is not None
+        changed = {**live, "metadata": {**live["metadata"], "labels": {}, "resourceVersion": "999"}}
+        rig.store.note(changed)  # it looks drifted
+        rig.queue.add(KEY)
+        await rig.work(0.1)
+        assert rig.store.get(POD_MONITOR_KEY) is None
+        rig.server.remove(MONITOR)
+        rig.server.answer = lambda _: None
+        await rig.work(1.0)
+        assert MONITOR in rig.server.objects
+
+    run(really, scenario)
+
+
+POD_MONITOR_KEY = Key("PodMonitor", "team", "smollm2")
+
+
+def test_the_audit_finds_a_monitor_that_was_deleted_and_one_that_nobody_wants() -> None:
+    async def scenario(rig: Rig) -> None:
+        edit(rig, MONITORED)
+        await rig.work()
+        relist = Relist(rig.store, rig.api, rig.metrics, (), rig.driver.concerns)
+        rig.server.remove(MONITOR)
+        await relist.everything()
+        await rig.work()
+        assert MONITOR in rig.server.objects
+        rig.store.forget(POD_MONITOR_KEY)  # an operator that has just started
+        rig.see({**rig.server.objects[KEY_PLACE], "spec": SERVER["spec"]})
+        await rig.work()
+        await relist.everything()
+        await rig.work()
+        assert MONITOR not in rig.server.objects
+        rig.server.answer = lambda call: unserved() if "monitoring.coreos.com" in call.path else None
+        await relist.everything()
+        assert relist.trouble is None
+
+    run(really, scenario)
+
+
+def test_a_job_that_gets_no_pod_is_asked_why() -> None:
+    """Quota, Pod Security, a webhook: only its Events tell."""
+    worlds: list[World] = []
+
+    def decide(resource: Manifest, world: World, _: Settings) -> Decided:
+        worlds.append(world)
+        return Decided()
+
+    label = {"app.kubernetes.io/managed-by": "banyan-operator", "serving.banyan.dev/batchjob": "nightly"}
+    job_key = Key("BatchJob", "team", "nightly")
+    why = {"reason": "FailedCreate", "message": "exceeded quota: pods", "metadata": {"name": "e"}}
+
+    def answer(call: Call) -> Any:
+        wanted = "involvedObject.uid=j,type=Warning"
+        return web.json_response({"metadata": {}, "items": [why]}) if call.query.get("fieldSelector") == wanted else None
+
+    async def scenario(rig: Rig) -> None:
+        rig.server.answer = answer
+        rig.see({**BATCH, "metadata": {"name": "nightly", "namespace": "team"}, "spec": {}})
+
+        async def asked(spec: Manifest, status: Manifest, made: str = "2026-01-01T00:00:00Z") -> bool:
+            meta = {"name": "nightly", "namespace": "team", "uid": "j", "labels": label, "creationTimestamp": made}
+            rig.see({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec, "status": status})
+            rig.queue.add(job_key)
+            await rig.work(0.1)
+            return bool(worlds[-1].events)
+
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        assert not await asked({"suspend": True}, {})
+        assert not await asked({}, {"startTime": now})
+        assert not await asked({}, {"conditions": [{"type": "Failed", "status": "True"}]})
+        assert await asked({}, {"startTime": "2026-01-01T00:00:00Z"})
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "nightly", "uid": "j", "controller": True}
+        meta = {"name": "p", "namespace": "team", "labels": label, "ownerReferences": [owner]}
+        rig.see({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {"phase": "Pending"}})
+        assert not await asked({}, {"startTime": "2026-01-01T00:00:01Z"})
+
+    run(decide, scenario)

@@ -71,17 +71,29 @@ def pod(name: str, made: str, running: str = "server", **meta: Any) -> dict[str,
     return {"kind": "Pod", "metadata": {"name": name, "uid": name, "creationTimestamp": made, **meta}, "status": status}
 
 
+def owned(kind: str, uid: str, by: str) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": uid, "uid": uid, "ownerReferences": [{"uid": by, "controller": True}]}}
+
+
 def test_the_newest_pod_that_can_be_asked_is_asked() -> None:
+    server = {"kind": "InferenceServer", "metadata": {"name": "s", "uid": "s"}}
+    children = [owned("Deployment", "d", "s"), owned("ReplicaSet", "rs", "d"), owned("ReplicaSet", "theirs", "another")]
+    ours = {"ownerReferences": [{"uid": "rs", "controller": True}]}
     pods = [
-        pod("old", "2026-01-01T00:00:00Z"),
-        pod("new", "2026-01-01T00:00:05Z"),
-        pod("leaving", "2026-01-01T00:00:07Z", deletionTimestamp="2026-01-01T00:01:00Z"),
-        pod("other", "2026-01-01T00:00:09Z", running="worker"),
+        pod("old", "2026-01-01T00:00:00Z", **ours),
+        pod("new", "2026-01-01T00:00:05Z", **ours),
+        pod("leaving", "2026-01-01T00:00:07Z", deletionTimestamp="2026-01-01T00:01:00Z", **ours),
+        pod("other", "2026-01-01T00:00:09Z", running="worker", **ours),
+        pod("labelled alone", "2026-01-01T00:00:10Z"),
+        pod("another's", "2026-01-01T00:00:11Z", ownerReferences=[{"uid": "theirs", "controller": True}]),
     ]
-    found = newest(pods, "server")
+    found = newest(server, [*children, *pods], "server")
     assert found is not None
     assert found["metadata"]["name"] == "new"
-    assert newest([], "server") is None
+    assert newest(server, children, "server") is None
+    job = {"kind": "BatchJob", "metadata": {"name": "b", "uid": "b"}}
+    worker = pod("worker", "2026-01-01T00:00:00Z", running="worker", ownerReferences=[{"uid": "j", "controller": True}])
+    assert newest(job, [worker, owned("Job", "j", "b")], "worker") == worker
 
 
 def test_every_series_is_declared_and_a_resource_brings_its_own() -> None:
@@ -191,7 +203,15 @@ def test_options_come_from_flags_and_environment() -> None:
     assert (options.runtime_image, options.namespaces, options.workers, options.host) == ("i:1", ("a", "b"), 3, "127.0.0.1")
 
 
-@pytest.mark.parametrize("argv", [[], ["--runtime-image", "i", "--workers", "0"], ["--runtime-image", "i", "--no-such-flag"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--runtime-image", "i", "--workers", "0"],
+        ["--runtime-image", "i", "--no-such-flag"],
+        ["--runtime-image", "i", "--lease-namespace", ""],
+    ],
+)
 def test_bad_options_end_with_code_64(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(argv, {})

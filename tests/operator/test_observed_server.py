@@ -530,7 +530,10 @@ def test_a_monitor_without_its_api_is_told_and_holds_nothing_up():
     assert "PodMonitor" in found["message"]
     assert (ready(plan)["status"], plan.status["phase"], conditions(plan)["Accepted"]["status"]) == ("True", "Ready", "True")
     assert all(child["kind"] != "PodMonitor" for child in plan.apply)
-    later = observe(after(plan, server), deployment(server), pod(server, **READY))
+    made = observe(after(plan, server), deployment(server), pod(server, **READY))
+    assert conditions(made)["Monitored"]["status"] == "False"  # applied now, and there once it is seen
+    monitor = next(child for child in render(server) if child["kind"] == "PodMonitor")
+    later = observe(after(plan, server), deployment(server), pod(server, **READY), monitor)
     assert (conditions(later)["Monitored"]["status"], conditions(later)["Monitored"]["reason"]) == ("True", "Applied")
     assert "Monitored" not in conditions(observe(SERVER, deployment(SERVER), pod(SERVER, **READY), absent=frozenset({"PodMonitor"})))
 
@@ -545,5 +548,7 @@ def test_a_monitor_that_is_refused_or_taken_holds_nothing_up():
     assert (conditions(plan)["Accepted"]["status"], ready(plan)["status"]) == ("True", "True")
     theirs = merge(monitor, {"metadata": {"ownerReferences": [{"uid": "x", "controller": True, "kind": "Y", "name": "z"}]}})
     plan = observe(server, theirs)
+    assert conditions(plan)["Monitored"]["reason"] == "NotWritten"
+    assert "belongs to Y z" in conditions(plan)["Monitored"]["message"]
     assert "Deployment" in [child["kind"] for child in plan.apply]
     assert conditions(plan)["Accepted"]["status"] == "True"

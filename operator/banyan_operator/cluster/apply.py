@@ -114,6 +114,8 @@ class Applier:
                 return
             self._concerns(self._store.note(await self._api.apply(target)))
         except ApiError as error:
+            if key.kind in kinds.OPTIONAL and (error.conflict or error.unserved):
+                self._store.forget(key)  # no watch shows what has become of it: the next try asks
             _sort(applied, ref, error)
             log.warning("%s could not be applied: %s", key, error)
             return
@@ -155,6 +157,8 @@ class Applier:
                 _sort(applied, Ref.of(live), error)
                 log.warning("%s could not be deleted: %s", key, error)
                 return
+        if key.kind in kinds.OPTIONAL:
+            self._store.forget(key)  # no watch shows that it is gone
         self._made.pop(key, None)
 
     def _remember(self, key: Key, uid: str) -> None:

@@ -22,6 +22,7 @@ WRITES_PER_S: Final = 200.0  # as busy controllers are run; the API server has i
 WRITES_BURST: Final = 300
 PAGE: Final = 500
 _BY_RBAC: Final = re.compile(r' is forbidden: (User ".*" cannot \w+ resource |cannot set blockOwnerDeletion)')
+_UNTYPED: Final = re.compile(r"failed to create typed patch object|field not declared in schema|duplicate entries for key")
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
@@ -49,7 +50,12 @@ class ApiError(Exception):
 
     @property
     def refused(self) -> bool:
-        """The request itself is wrong or not allowed: repeating it unchanged gives the same answer."""
+        """The request itself is wrong or not allowed: repeating it unchanged gives the same answer.
+
+        (An apply whose fields are unknown, of a wrong type, or twice in a keyed list: 500.)
+        """
+        if self.status == 500:
+            return _UNTYPED.search(self.message) is not None
         return self.status in (400, 403, 405, 413, 415, 422) and not self.conflict
 
     @property

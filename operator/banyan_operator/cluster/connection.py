@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import kopf
@@ -88,18 +89,20 @@ class KopfLogin:
             connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
             headers=info.as_http_headers(),
             proxy=info.proxy_url,
-            trace_configs=[self._tracing()],
+            trace_configs=[self._tracing(urlsplit(info.server).path.rstrip("/"))],
         )
         return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 
-    def _tracing(self) -> Any:
+    def _tracing(self, prefix: str) -> Any:
+        """`prefix`: the path of the API server's own URL, where it is behind another server."""
+
         async def began(_: aiohttp.ClientSession, call: Any, __: aiohttp.TraceRequestStartParams) -> None:
             call.began = time.monotonic()
 
         async def ended(_: aiohttp.ClientSession, call: Any, done: aiohttp.TraceRequestEndParams) -> None:
             self._observe(done.url.authority, done.method, done.response.status, time.monotonic() - call.began)
             if done.method == "GET" and "watch" not in done.url.query and done.response.status == 200:
-                self._listed(done.url.path)
+                self._listed(done.url.path.removeprefix(prefix))
 
         async def failed(_: aiohttp.ClientSession, call: Any, done: aiohttp.TraceRequestExceptionParams) -> None:
             self._observe(done.url.authority, done.method, 0, time.monotonic() - call.began)

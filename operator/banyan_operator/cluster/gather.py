@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from banyan_operator import api as resources
@@ -16,15 +16,17 @@ from banyan_operator.desired.references import references
 from banyan_operator.kube import kinds
 from banyan_operator.kube.addresses import service_url
 from banyan_operator.kube.kinds import Manifest
-from banyan_operator.kube.objects import Key, Ref, is_true, uid_of
+from banyan_operator.kube.objects import Key, Ref, controller_uid, is_true, uid_of
+from banyan_operator.kube.ownership import Owner
 from banyan_operator.plan import World
 from banyan_operator.times import seconds
 
 FOUND_FOR_S: Final = 60.0
 MISSING_FIRST_S: Final = 1.0  # a reference that was not there: looked for again after so long at first,
 MISSING_CAP_S: Final = 30.0  # and at most so long later
-EVENTS_AFTER_S: Final = 20.0  # a pod that waits this long for its volumes: ask for its Events
+EVENTS_AFTER_S: Final = 20.0  # a pod that waits this long for its volumes, a Job for its pod: ask for its Events
 EVENTS_EVERY_S: Final = 30.0
+IN_THE_WAY_S: Final = 30.0  # so is whether what has the name of an optional object has gone
 ABSENT_FOR_S: Final = 60.0  # an API that was not served is looked for again after so long
 REMEMBER: Final = 50_000
 
@@ -97,7 +99,8 @@ class References:
 class OptionalKinds:
     """Objects of kinds whose API a cluster may not have, or have later.
 
-    Kopf watches only what is served when it starts, so they are asked for: once for each generation of a resource that wants one.
+    Kopf watches only what is served when it starts, so they are asked for: once for each generation of a resource that wants one,
+    unless another object is in the way. What goes later the hourly audit finds.
     """
 
     def __init__(self, api: Api, store: Store, clock: Callable[[], float]) -> None:
@@ -118,15 +121,24 @@ class OptionalKinds:
                 except ApiError as error:
                     if error.unserved:
                         self._absent[ref.kind] = self._clock()
+                        self._store.forget(ref.key(key.namespace))
                         found.add(ref.kind)
                     elif not error.forbidden:  # that shows again where it is to be applied, and is told there
                         raise
                     continue
                 self._absent.pop(ref.kind, None)
-                if live is not None:
+                if live is None:
+                    self._store.forget(ref.key(key.namespace))
+                else:
                     self._store.note(live)
-                _remember(self._asked, (key, ref), asked_by)
+                if live is None or _settled(resource, live):
+                    _remember(self._asked, (key, ref), asked_by)
         return frozenset(found)
+
+    def look_again_s(self, resource: Manifest, world: World) -> float | None:
+        """When what is in the way may have gone, s: no watch tells."""
+        waits = any(child["kind"] in kinds.OPTIONAL and not _settled(resource, child) for child in world.children)
+        return IN_THE_WAY_S if waits else None
 
 
 class Gatherer:
@@ -156,10 +168,10 @@ class Gatherer:
         children = self._store.children(key)
         readyz = progress = None
         if key.kind == kinds.INFERENCE_SERVER.kind:
-            pod = podclient.newest(children, "server")
+            pod = podclient.newest(resource, children, "server")
             readyz = await self._pods.readyz(pod) if pod is not None else None
         else:
-            pod = podclient.newest(children, "worker")
+            pod = podclient.newest(resource, children, "worker")
             progress = await self._pods.progress(pod) if pod is not None else None
         return World(
             now=self._clock(),
@@ -176,6 +188,9 @@ class Gatherer:
     def look_again_s(self, key: Key, world: World) -> float | None:
         """When what no watch shows is worth another look, s."""
         times = [self._references.retry_after_s(key.namespace, world.missing)] if world.missing else []
+        resource = self._store.get(key)
+        blocked = None if resource is None else self._optional.look_again_s(resource, world)
+        times += [] if blocked is None else [blocked]
         return min([*times, *([ABSENT_FOR_S] if world.absent else [])], default=None)
 
     def _server(self, key: Key, resource: Manifest) -> Manifest | None:
@@ -185,13 +200,14 @@ class Gatherer:
         return self._store.get(Key(kinds.INFERENCE_SERVER.kind, key.namespace, name))
 
     async def _warnings(self, namespace: str, children: Iterable[Manifest]) -> tuple[Manifest, ...]:
-        """Warning Events of pods that wait for longer than usual, newest first."""
-        now = self._clock()
+        """Warning Events of pods that wait for longer than usual, and of Jobs that wait for a pod, newest first."""
+        now, known = self._clock(), tuple(children)
+        staffed = {controller_uid(child) for child in known if child["kind"] == kinds.POD.kind}
         found: list[Manifest] = []
-        for pod in children:
-            if pod["kind"] != "Pod" or not _waits_long(pod, now):
+        for child in known:
+            if not _waits_long(child, staffed, now):
                 continue
-            uid = uid_of(pod)
+            uid = uid_of(child)
             when, events = self._events.get(uid, (0.0, ()))
             if now - when >= EVENTS_EVERY_S:
                 try:
@@ -213,6 +229,11 @@ def _parsed(resource: Manifest) -> Resource | None:
         return None  # reconcile says what is wrong with it
 
 
+def _settled(resource: Manifest, live: Manifest) -> bool:
+    """Whether it is the resource's own, and stays: not one of an earlier resource of the name, nor a stranger's."""
+    return Owner.of(resource).controls(live) and not live["metadata"].get("deletionTimestamp")
+
+
 def _asked_by(resource: Manifest) -> str:
     return f"{resource['metadata'].get('uid')}/{resource['metadata'].get('generation')}"
 
@@ -225,9 +246,16 @@ def _remember(memory: dict[_K, _V], key: _K, value: _V) -> None:
         del memory[next(iter(memory))]
 
 
-def _waits_long(pod: Manifest, now: float) -> bool:
-    status: dict[str, Any] = pod.get("status") or {}
-    if status.get("phase") != "Pending" or not pod.get("spec", {}).get("nodeName"):
+def _waits_long(child: Manifest, staffed: Collection[str | None], now: float) -> bool:
+    """`staffed`: the uids of what has pods."""
+    status: dict[str, Any] = child.get("status") or {}
+    spec: dict[str, Any] = child.get("spec") or {}
+    if child["kind"] == kinds.POD.kind:
+        waits = status.get("phase") == "Pending" and bool(spec.get("nodeName"))
+    elif child["kind"] == kinds.JOB.kind:
+        over = is_true(child, "Complete") or is_true(child, "Failed")
+        waits = not (spec.get("suspend") or over or child["metadata"].get("deletionTimestamp")) and uid_of(child) not in staffed
+    else:
         return False
-    began = status.get("startTime") or pod["metadata"].get("creationTimestamp")
-    return bool(began) and now - seconds(str(began)) > EVENTS_AFTER_S
+    began = status.get("startTime") or child["metadata"].get("creationTimestamp")
+    return waits and bool(began) and now - seconds(str(began)) > EVENTS_AFTER_S

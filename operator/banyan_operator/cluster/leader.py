@@ -52,45 +52,69 @@ class Rivals:
     for some namespaces, or one for some, where this one is for all."""
 
     def __init__(
-        self, api: Api, name: str, namespaces: Sequence[str], cluster_wide: str, clock: Callable[[], float] = time.monotonic
+        self,
+        api: Api,
+        name: str,
+        namespaces: Sequence[str],
+        cluster_wide: str,
+        home: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`cluster_wide`: the namespace of the lease for the whole cluster. `namespaces`: what this operator is for; none: all."""
+        """`namespaces`: what this operator is for; none: all. `cluster_wide`: the namespace of the lease for the whole cluster; "":
+        it is not looked at. `home`: where this operator runs."""
         self._api, self._name, self._clock = api, name, clock
-        self._namespaces, self._cluster_wide = namespaces, cluster_wide
+        self._namespaces, self._cluster_wide, self._home = namespaces, cluster_wide, home
         self._observed: dict[str, Observed] = {}
+        self.trouble: str | None = None
+        """Why nobody can tell whether another leads, while that is so."""
 
     async def gone(self) -> None:
         """Return when none leads."""
         told = None
         while True:
             try:
-                rival = await self.found()
+                rival, self.trouble = await self.found(), None
             except ApiError as error:
-                rival = f"the leases can not be read: {error}"
-            if rival is None:
+                self.trouble = f"whether another operator looks after the same namespaces can not be seen: {error}"
+                if error.status == 403:
+                    self.trouble += "; give its ServiceAccount the rights of the chart's RBAC"
+                rival = None
+            if rival is None and self.trouble is None:
                 return
-            if rival != told:
-                log.info("standing by, because of others for the same namespaces: %s", rival)
-                told = rival
+            why = rival or self.trouble
+            if why != told:
+                level = logging.INFO if self.trouble is None else logging.WARNING
+                log.log(level, "standing by, because of others for the same namespaces: %s", why)
+                told = why
             await asyncio.sleep(RETRY_S)
 
     async def found(self) -> str | None:
-        """One that leads, as a text, or None. Where the leases may not be read: None."""
-        try:
-            leases = [one for one in await self._leases() if self._live(one)]
-        except ApiError as error:
-            if not error.forbidden:
-                raise
-            log.warning("whether another operator looks after the same namespaces can not be seen: %s", error)
-            return None
+        """One that leads, as a text, or None. Raises ApiError where the leases can not be read: then one may."""
+        leases = [one for one in await self._leases() if self._live(one)]
         return next((f"lease {one['metadata']['namespace']}/{self._name} is held by {_holder(one)}" for one in leases), None)
 
     async def _leases(self) -> list[Manifest]:
         if self._namespaces:
-            found = await self._api.get(kinds.LEASE, self._cluster_wide, self._name)
-            return [found] if found is not None and self._cluster_wide not in self._namespaces else []
+            places = {self._cluster_wide} - {"", *self._namespaces}
+            found = [await self._api.get(kinds.LEASE, place, self._name) for place in places]
+            return [*(one for one in found if one is not None), *await self._earlier()]
         listed, _ = await self._api.list(kinds.LEASE, None, fields=f"metadata.name={self._name}")
         return [one for one in listed if one["metadata"]["namespace"] != self._cluster_wide and one["metadata"]["name"] == self._name]
+
+    async def _earlier(self) -> list[Manifest]:
+        """The lease of the release before, which this one may be replacing: it lay where the operator ran, whatever that looked after.
+
+        Its holder is named without a namespace. Another's there is for that namespace, and no rival.
+        """
+        if self._home in ("", self._cluster_wide, *self._namespaces):
+            return []
+        try:
+            found = await self._api.get(kinds.LEASE, self._home, self._name)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return []
+        return [found] if found is not None and "/" not in _holder(found) else []
 
     def _live(self, lease: Manifest) -> bool:
         place, version = lease["metadata"]["namespace"], lease["metadata"]["resourceVersion"]

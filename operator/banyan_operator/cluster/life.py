@@ -78,7 +78,7 @@ class Life:
         self._relist = Relist(self._store, api, metrics, options.namespaces, self._concerns, options.resync_s)
         identity = f"{options.namespace}/{os.environ.get('POD_NAME') or os.uname().nodename}_{uuid.uuid4()}"
         self._leases = [Lease(api, namespace, LEASE, identity) for namespace in options.leases] if options.leader_election else []
-        self._rivals = Rivals(api, LEASE, options.namespaces, options.lease_namespace)
+        self._rivals = Rivals(api, LEASE, options.namespaces, options.lease_namespace, options.namespace)
         self._health = Health(metrics, self.trouble, self._unready)
         self.login = KopfLogin(connection, metrics.observe_call, self._relist.listed)
 
@@ -86,10 +86,10 @@ class Life:
         """Return once everything was listed. Kopf looks for what it is to watch afterwards, and never again: by then it is served."""
         options = self._options
         try:
+            await self._health.start(options.host, options.port)
             for collector in (StoreCollector(self._store), QueueCollector(self._queue)):
                 self._metrics.registry.register(collector)
                 self._collectors.append(collector)
-            await self._health.start(options.host, options.port)
             log.info("banyan-operator %s on %s, /livez /readyz /metrics on %s:%d", __version__, self._api.host, options.host, options.port)
             await self._relist.everything()
         except BaseException as error:
@@ -106,6 +106,8 @@ class Life:
     async def stop(self) -> None:
         """End what is at work, and let the next operator take over."""
         self._deadman.arm(STOP_S + RELEASE_S + 2, "not everything could be stopped in time")
+        while self._collectors:  # first: the next life registers its own, whatever fails here
+            self._metrics.registry.unregister(self._collectors.pop())
         if self._task is not None:
             await self._driver.drain(STOP_S if self.error is None else 0.0)
             self._task.cancel()
@@ -114,8 +116,6 @@ class Life:
         self._metrics.leader.set(0)
         await self._pods.close()
         await self._api.close()
-        for collector in self._collectors:
-            self._metrics.registry.unregister(collector)
         await self._health.stop()
         self.ended.set()  # kopf waits for it, and would give the task that does 5 s more
 
@@ -128,7 +128,7 @@ class Life:
         return None
 
     def _unready(self) -> str | None:
-        return self._relist.trouble or (None if self._synced else "not everything was listed yet")
+        return self._relist.trouble or self._rivals.trouble or (None if self._synced else "not everything was listed yet")
 
     # --- its one task ---
 

@@ -51,7 +51,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     add("--image-pull-policy", "BANYAN_IMAGE_PULL_POLICY", "IfNotPresent", "of that image", choices=("Always", "IfNotPresent", "Never"))
     add("--image-pull-secrets", "BANYAN_IMAGE_PULL_SECRETS", "", "Secrets to pull that image with, separated by commas")
     add("--namespace", "POD_NAMESPACE", "default", "where the operator itself runs")
-    add("--lease-namespace", "BANYAN_LEASE_NAMESPACE", "kube-system", "where the leader's lease is; with --namespaces: in each of these")
+    add("--lease-namespace", "BANYAN_LEASE_NAMESPACE", "kube-system", "where the leader's lease is; with --namespaces: only looked at")
     add("--workers", "BANYAN_WORKERS", "8", "reconciles at a time", type=int)
     add("--resync-seconds", "BANYAN_RESYNC_SECONDS", "3600", "everything is listed again after so long, beside the watches", type=float)
     add("--host", "BANYAN_HOST", "127.0.0.1", "address of /livez, /readyz and /metrics")
@@ -65,6 +65,10 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
             parser.error("--runtime-image (or BANYAN_RUNTIME_IMAGE) is required: the image that servers and workers run")
         if args.workers < 1 or args.resync_seconds < 1:
             parser.error("--workers and --resync-seconds must be at least 1")
+        if not args.lease_namespace and not _words(args.namespaces):
+            parser.error(
+                "--lease-namespace (or BANYAN_LEASE_NAMESPACE) is required without --namespaces: there the lease of the leader lies"
+            )
     except SystemExit as stop:
         sys.exit(EXIT_CONFIG if stop.code else 0)
     return Options(

@@ -11,8 +11,8 @@ from typing import Any, Final
 import aiohttp
 
 from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
-from banyan_operator.kube.kinds import Manifest
-from banyan_operator.kube.objects import is_true
+from banyan_operator.kube.kinds import DEPLOYMENT, JOB, POD, REPLICA_SET, Manifest
+from banyan_operator.kube.objects import controller_uid, is_true, uid_of
 
 TIMEOUT_S: Final = 2.0
 FRESH_S: Final = 5.0  # an answer this young is not asked for again: its news, and several events of one pod, come at once
@@ -22,9 +22,12 @@ REMEMBER: Final = 8192
 _READY_STATE: Final = "ready"
 
 
-def newest(children: Iterable[Manifest], container: str) -> Manifest | None:
-    """The youngest pod that lives, has an address and runs `container`."""
-    pods = [child for child in children if child["kind"] == "Pod" and _reachable(child, container)]
+def newest(resource: Manifest, children: Iterable[Manifest], container: str) -> Manifest | None:
+    """The youngest pod of `resource` that lives, has an address and runs `container`. Labels do not make a pod its own: owners do."""
+    known, ours = tuple(children), {uid_of(resource)}
+    for kind in (DEPLOYMENT, JOB, REPLICA_SET):
+        ours |= {uid_of(child) for child in known if child["kind"] == kind.kind and controller_uid(child) in ours}
+    pods = [child for child in known if child["kind"] == POD.kind and controller_uid(child) in ours and _reachable(child, container)]
     return max(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp") or "", pod["metadata"]["name"]), default=None)
 
 

@@ -1,7 +1,8 @@
 """Exact lists. Kopf lists again when it has lost its place (410), and shows what is there, not what has gone meanwhile.
 
 So whatever kopf lists is listed once more here, whole, and the store brought in line with it. An audit of everything, once an hour,
-is for what nobody has thought of; the counter of its repairs tells.
+is for what nobody has thought of; the counter of its repairs tells. And for the kinds that no watch shows, since their API may be
+missing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 
 SETTLE_S: Final = 1.0  # the objects of one of kopf's lists come one by one
 AGAIN_S: Final = 5.0  # after a list that failed
-WATCHED: Final = tuple(kind for kind in kinds.WATCHED if not kind.optional)
 
 
 class Relist:
@@ -40,7 +40,7 @@ class Relist:
         self._store, self._api, self._metrics, self._concerns = store, api, metrics, concerns
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._audit_s = audit_s
-        self._paths = {kind.path(namespace): kind for kind in WATCHED for namespace in self._namespaces}
+        self._paths = {kind.path(namespace): kind for kind in kinds.WATCHED for namespace in self._namespaces}
         self._wanted: set[Kind] = set()
         self._news = asyncio.Event()
         self._failed: dict[Kind, str] = {}
@@ -57,7 +57,7 @@ class Relist:
 
     async def everything(self) -> None:
         """List every kind, and keep trying until each could be listed: nothing may be decided before."""
-        left = list(WATCHED)
+        left = list(kinds.WATCHED)
         delay = 1.0
         while left := [kind for kind in left if not await self._list(kind, first=True)]:
             await asyncio.sleep(delay)
@@ -67,8 +67,8 @@ class Relist:
         """For ever: what was asked for, and everything now and then."""
         while True:
             await self._asked()
-            asked, self._wanted = self._wanted or set(WATCHED), set()
-            for kind in WATCHED:
+            asked, self._wanted = self._wanted or set(kinds.WATCHED), set()
+            for kind in kinds.WATCHED:
                 if kind in asked and not await self._list(kind):
                     self._ask(kind)
             if self._wanted:
@@ -96,6 +96,8 @@ class Relist:
             try:
                 items, version = await self._api.list(kind, namespace, labels=selector)
             except ApiError as error:
+                if kind.optional and (error.unserved or error.forbidden):  # told where one is wanted
+                    return True
                 self._failed[kind] = str(error)
                 log.warning("%s can not be listed: %s", kind.plural, error)
                 return False

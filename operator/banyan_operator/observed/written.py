@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from banyan_operator.kube.objects import Ref, condition, find_object
+from banyan_operator.kube.ownership import Owner, whose
 from banyan_operator.observed.conditions import Finding, no, yes
 from banyan_operator.plan import Outcome, World
 from banyan_operator.times import seconds
@@ -24,26 +25,31 @@ class Written:
     found: Mapping[str, Finding] = field(default_factory=dict)  # conditions that are there only where they have something to say
 
 
-def written(optional: Iterable[Ref], world: World, outcome: Outcome, prior: Mapping[str, Any]) -> Written:
-    """`optional`: the wanted objects of kinds that a cluster may lack."""
+def written(mine: Owner, optional: Iterable[Ref], world: World, outcome: Outcome, prior: Mapping[str, Any]) -> Written:
+    """`mine`: the resource. `optional`: the wanted objects of kinds that a cluster may lack."""
     found: dict[str, Finding] = {}
     if refs := tuple(optional):
-        found["Monitored"] = _monitored(refs, world, outcome)
+        found["Monitored"] = _monitored(mine, refs, world, outcome)
     if fight := _contested(outcome, prior, world.now):
         found["Contested"] = fight
     names = "; ".join(f"{ref.kind} {ref.name} ({said})" for ref, said in sorted(outcome.failed.items(), key=str))
     return Written(outcome.complete, f"Could not be written for now, and is tried again: {names}." if names else "", found)
 
 
-def _monitored(refs: tuple[Ref, ...], world: World, outcome: Outcome) -> Finding:
+def _monitored(mine: Owner, refs: tuple[Ref, ...], world: World, outcome: Outcome) -> Finding:
     if missing := sorted({f"{ref.kind} ({ref.api_version})" for ref in refs if ref.kind in world.absent}):
         text = f"this cluster has no {' and no '.join(missing)}: install the Prometheus operator, or disable it in spec.metrics"
         return no("MissingAPI", f"{text}. It is made as soon as its API is there.")
     for ref in refs:
         if said := outcome.refused.get(ref) or outcome.forbidden.get(ref) or outcome.taken.get(ref) or outcome.failed.get(ref):
             return no("NotWritten", f"{ref.kind} {ref.name} could not be written: {said}.")
-        if (live := find_object(world.children, ref)) is not None and live["metadata"].get("deletionTimestamp"):
+        live = find_object(world.children, ref)
+        if live is None:
+            return no("Reconciling", f"{ref.kind} {ref.name} is being made.")
+        if live["metadata"].get("deletionTimestamp") or mine.outlived_by(live):
             return no("NotWritten", f"{ref.kind} {ref.name} is being deleted; it is made again after that.")
+        if not mine.controls(live):
+            return no("NotWritten", f"{ref.kind} {ref.name} could not be written: it exists and belongs to {whose(live)}.")
     return yes("Applied", f"{', '.join(f'{ref.kind} {ref.name}' for ref in refs)} is there.")
 
 

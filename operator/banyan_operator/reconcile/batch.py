@@ -70,7 +70,7 @@ class BatchDecision:
 
     def report(self, outcome: Outcome) -> Report:
         course = replace(self.course, accepted=carried_out(self.course.accepted, self.changes, outcome))
-        came = written(wanted_optional(self.job), self.world, outcome, self.prior)
+        came = written(owner(self.job), wanted_optional(self.job), self.world, outcome, self.prior)
         status = observed_batch.status(self.job, course, self.seen, came, self.world, self.prior, self.settings).dump()
         return Report(
             status=if_changed(status, self.stored),
