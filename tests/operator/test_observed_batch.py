@@ -122,6 +122,32 @@ def test_a_worker_that_does_not_answer_keeps_the_counts_that_are_known():
     assert condition(plan, "ProgressKnown")["reason"] == "WorkersUnreachable"
 
 
+NO_NUMBERS: list[Any] = ["soon", 1e20, float("inf"), float("nan"), -5e12, True, [], {}, 2**70]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("field", ["phase", "total", "completed", "failed", "tokensPerSecond", "etaSeconds", "usage"])
+def test_what_a_worker_says_that_cannot_be_counts_as_not_said(field, value):
+    plan = observe(BATCH, job(active=1), running(), progress=PROGRESS | {field: value})
+    assert plan.status["phase"] == "Running"
+    assert (field == "etaSeconds") == ("eta" not in plan.status)
+    assert (field == "tokensPerSecond") == ("tokensPerSecond" not in plan.status)
+    assert (field in ("total", "completed", "failed")) == (
+        plan.status.get("requestCounts") != {"total": 1000, "completed": 400, "failed": 12}
+    )
+    known = observe(after(observe(BATCH, job(active=1), running(), progress=PROGRESS)), job(active=1), running(), progress={field: value})
+    assert known.status["usage"]["totalTokens"] == 15
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_last_words_that_cannot_be_are_not_taken_into_the_status(value):
+    words = PUBLISHED | {"requestCounts": {"total": value}, "usage": {"totalTokens": value}}
+    plan = observe(BATCH, job(**COMPLETE), ended(0, words))
+    assert plan.status["phase"] == "Succeeded"
+    assert not plan.status.get("usage")
+    assert "total" not in (plan.status.get("requestCounts") or {})
+
+
 def test_publishing_is_merging_and_never_a_hundred_percent():
     done = PROGRESS | {"phase": "publishing", "completed": 988, "etaSeconds": None}
     plan = observe(BATCH, job(active=1), running(), progress=done)
@@ -522,3 +548,46 @@ def test_the_bar_has_twenty_cells():
     assert bar(0) == "--------------------   0%"
     assert bar(41) == "########------------  41%"
     assert bar(100) == "#################### 100%"
+
+
+def orphaned(manifest: Manifest) -> Manifest:
+    """As `kubectl delete --cascade=orphan` of its owner leaves it."""
+    return merge(manifest, {"metadata": {"ownerReferences": None}})
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (merge(running(), {"metadata": {"deletionTimestamp": stamp(NOW + 100)}}), "Waiting for pod nightly--work-0-x to end."),
+        (merge(orphaned(running()), {"metadata": {"labels": {"batch.kubernetes.io/job-name": "nightly--work"}}}), "delete the pod"),
+    ],
+    ids=["its job was deleted", "its job was deleted and left it behind"],
+)
+def test_no_worker_is_started_while_that_of_an_earlier_job_may_run(left: Manifest, said: str):
+    plan = observe(BATCH, left)
+    assert not [one for one in plan.apply if one["kind"] == "Job"], "two workers would write to one output"
+    assert plan.status["phase"] == "Pending"
+    assert condition(plan, "Running")["reason"] == "WaitingForPods"
+    assert said in condition(plan, "Running")["message"]
+
+
+def test_a_job_that_lost_its_owner_goes_on_and_gets_it_back():
+    plan = observe(BATCH, orphaned(job()), running())
+    (back,) = (one for one in plan.apply if one["kind"] == "Job")
+    assert [owner["uid"] for owner in back["metadata"]["ownerReferences"]] == [BATCH["metadata"]["uid"]]
+    assert (plan.status["phase"], back["spec"]["suspend"]) == ("Running", False)
+
+
+def test_a_cancel_stops_a_job_that_lost_its_owner_before_it_is_over():
+    plan = observe(a_batch(cancel=True), orphaned(job(active=1)), running())
+    (stopped,) = (one for one in plan.apply if one["kind"] == "Job")
+    assert (plan.status["phase"], stopped["spec"]["suspend"]) == ("Cancelling", True)
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_job_that_an_earlier_batch_of_this_name_left_behind_is_not_taken_over(cancel: bool):
+    again = merge(a_batch(cancel=cancel), {"metadata": {"uid": "uid-of-another"}})
+    plan = observe(again, orphaned(job()), running())
+    assert not [one for one in plan.apply if one["kind"] == "Job"]
+    assert condition(plan, "Accepted")["reason"] == "NameConflict"
+    assert "kubectl delete job nightly--work" in condition(plan, "Accepted")["message"]

@@ -10,7 +10,7 @@ from banyan_operator.api import BatchJob
 from banyan_operator.api.uris import ClaimPath, HostPath, locate
 from banyan_operator.desired import podspec, serverpod
 from banyan_operator.desired.companions import cache_claim, service_account
-from banyan_operator.desired.metadata import APPLIED_HASH, SPEC_HASH, child, digest, labels
+from banyan_operator.desired.metadata import APPLIED_HASH, SPEC_HASH, child, digest, labels, owner_references
 from banyan_operator.desired.monitors import monitors
 from banyan_operator.desired.names import Names
 from banyan_operator.desired.network import network_policy
@@ -22,6 +22,7 @@ from banyan_operator.kube.objects import Ref, find_object
 from banyan_operator.plan import Manifest, Settings
 
 CONTAINER: Final = "worker"
+RUN_ID: Final = "BANYAN_RUN_ID"
 GRACE_S: Final = 120  # after SIGTERM the worker takes what is in flight, and says how far it came
 FINAL_CODES: Final = (64, 65, 77, 78)  # bad configuration, bad input or model, access denied, incompatible: again is the same again
 
@@ -77,7 +78,7 @@ def _as_made(job: BatchJob, live: Manifest, suspend: bool) -> Manifest:
     if live["spec"].get("suspend", False) != suspend:  # our own change must not look like somebody else's
         made, _, _ = annotations.get(APPLIED_HASH, "").partition("-")
         annotations[APPLIED_HASH] = f"{made}-{'suspended' if suspend else 'running'}"
-    kept = {field: metadata[field] for field in ("name", "namespace", "ownerReferences") if field in metadata}
+    kept = {"name": metadata["name"], "namespace": metadata["namespace"], "ownerReferences": owner_references(job)}
     return {
         "apiVersion": live["apiVersion"],
         "kind": live["kind"],
@@ -89,6 +90,15 @@ def _as_made(job: BatchJob, live: Manifest, suspend: bool) -> Manifest:
 def run_id(job: BatchJob) -> str:
     """Names the run in storage: the same for every attempt of this BatchJob, another one for a new BatchJob of its name."""
     return job.metadata.uid.replace("-", "")[:12]
+
+
+def run_of(work: Manifest) -> str:
+    """The run that a Job's workers write for."""
+    for container in work["spec"]["template"]["spec"]["containers"]:
+        for variable in container.get("env") or ():
+            if variable["name"] == RUN_ID:
+                return str(variable.get("value") or "")
+    return ""
 
 
 def work(job: BatchJob, settings: Settings, names: Names, *, server_url: str | None) -> Manifest:
@@ -163,7 +173,7 @@ def _worker(job: BatchJob, image: str, settings: Settings, server_url: str | Non
         "BANYAN_PROGRESS_HOST": "0.0.0.0",  # the operator and Prometheus ask the pod's address
         "BANYAN_PROGRESS_PORT": str(PROGRESS_PORT),
         "BANYAN_SERVER_URL": server_url if spec.server is None and server_url else f"http://127.0.0.1:{SERVER_PORT}",
-        "BANYAN_RUN_ID": run_id(job),  # a worker that is started again finds what it has published already
+        RUN_ID: run_id(job),  # a worker that is started again finds what it has published already
         "HOME": "/tmp",
         **store_env,
     }

@@ -63,6 +63,12 @@ def owner_label(resource: Resource) -> str:
     return OWNER_LABELS[kind_of(resource)]
 
 
+def owner_references(resource: Resource) -> list[Manifest]:
+    """metadata.ownerReferences of the resource's children."""
+    named = {"name": resource.metadata.name, "uid": resource.metadata.uid}
+    return [owner_reference({"apiVersion": API_VERSION, "kind": kind_of(resource), "metadata": named})]
+
+
 def child(
     resource: Resource,
     settings: Settings,
@@ -83,15 +89,7 @@ def child(
         "annotations": dict(annotations or {}),
     }
     if owned:
-        metadata["ownerReferences"] = [
-            owner_reference(
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": kind_of(resource),
-                    "metadata": {"name": resource.metadata.name, "uid": resource.metadata.uid},
-                }
-            )
-        ]
+        metadata["ownerReferences"] = owner_references(resource)
     manifest: Manifest = {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
     metadata["annotations"] |= {APPLIED_HASH: digest(manifest), RENDERED_BY: settings.operator_version}
     return manifest

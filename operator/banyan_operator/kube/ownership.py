@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from banyan_operator.kube.kinds import CLAIM, FIELD_MANAGER, GROUP, MANAGED_BY_LABEL
+from banyan_operator.kube.kinds import FIELD_MANAGER, GROUP, MANAGED_BY_LABEL
 from banyan_operator.kube.objects import OWNER_LABELS, controller
 
 ADOPT: Final = f"{GROUP}/adopt"
@@ -30,15 +30,17 @@ class Owner:
         return owner is not None and owner.get("uid") == self.uid
 
     def may_change(self, live: Mapping[str, Any]) -> bool:
-        """Whether it owns the object, made it to outlive itself, or is told to adopt it."""
+        """Whether it owns the object, or nobody does and it was made for a resource of this name, or it is told to adopt it.
+
+        What was made to outlive its resource, what lost its owner reference, and what was orphaned on purpose have no owner.
+        """
         if controller(live) is not None:
             return self.controls(live)
         metadata = live["metadata"]
         if (metadata.get("annotations") or {}).get(ADOPT) == "true":
             return True
         labels = metadata.get("labels") or {}
-        kept = live["kind"] == CLAIM.kind and labels.get(MANAGED_BY_LABEL) == FIELD_MANAGER
-        return kept and labels.get(OWNER_LABELS[self.kind]) == self.name
+        return bool(labels.get(MANAGED_BY_LABEL) == FIELD_MANAGER and labels.get(OWNER_LABELS[self.kind]) == self.name)
 
     def outlived_by(self, live: Mapping[str, Any]) -> bool:
         """Whether the object belongs to a deleted resource of this name: garbage that is about to be collected."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
-
-from pydantic import ValidationError
+from typing import Any, Final
 
 from banyan_operator.api import BatchJob
-from banyan_operator.api.base import Model
 from banyan_operator.api.status import BatchJobStatus, BatchPhase, RequestCounts, Usage, Workers
-from banyan_operator.desired.batch import CONTAINER, run_id
+from banyan_operator.desired.batch import CONTAINER, run_id, run_of
 from banyan_operator.desired.metadata import owner
 from banyan_operator.kube.kinds import JOB
 from banyan_operator.kube.objects import is_true
-from banyan_operator.observed import diagnosis
+from banyan_operator.observed import answers, diagnosis
+from banyan_operator.observed.answers import Progress, Readiness
 from banyan_operator.observed.conditions import Finding, conditions, messages, no, unknown, yes
 from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.ending import Ending, ending
@@ -26,8 +23,6 @@ from banyan_operator.observed.pods import End, LastWords, Pod, orphans, pods_of
 from banyan_operator.observed.written import Written
 from banyan_operator.plan import Manifest, Settings, World
 from banyan_operator.times import rough, seconds, stamp
-
-M = TypeVar("M", bound=Model)
 
 TERMINAL: Final = ("Succeeded", "Failed", "Cancelled", "Expired")
 BAR_CELLS: Final = 20
@@ -102,8 +97,8 @@ def is_terminal(prior: Mapping[str, Any]) -> bool:
 
 def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> Seen:
     """Sort the pods, and find what is wrong with them."""
-    mine, view = owner(job), _view(job, world, prior, settings)
-    work = next((one for one in world.children if one["kind"] == JOB.kind and mine.controls(one)), None)
+    view = _view(job, world, prior, settings)
+    work = next((one for one in world.children if one["kind"] == JOB.kind and _is_own(job, one)), None)
     known = pods_of([] if work is None else [work], world.children)
     workers = [(pod, container) for pod in known if (container := pod.container(CONTAINER)) is not None]
     active = [pod for pod in known if pod.active]
@@ -124,6 +119,12 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
     )
 
 
+def _is_own(job: BatchJob, work: Manifest) -> bool:
+    """Whether a Job does this BatchJob's work: it owns it, or nobody does and it was made for this very run."""
+    mine = owner(job)
+    return mine.controls(work) or (mine.may_change(work) and run_of(work) == run_id(job))
+
+
 def _view(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> View:
     own = job.spec.server
     accelerator = own.accelerator if own else None
@@ -133,7 +134,7 @@ def _view(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setti
         accelerators=f"{accelerator.count} x {accelerator.resource_name}" if accelerator and accelerator.count else "",
         local=settings.platform == "local",
         sole=True,
-        readyz=world.readyz,
+        readyz=Readiness.of(world.readyz),
         events=world.events,
         told=messages(prior),
     )
@@ -143,17 +144,17 @@ def status(
     job: BatchJob, course: Course, seen: Seen, written: Written, world: World, prior: Mapping[str, Any], settings: Settings
 ) -> BatchJobStatus:
     """The whole status of a job that is not over. `prior`: as it was."""
-    phase = _phase(job, course, seen, written, world, prior)
-    report: Mapping[str, Any] = (seen.words.details if seen.words else None) or world.progress or {}
-    counts = _counts(seen, world, prior)
+    progress = Progress.of(world.progress)
+    phase = _phase(job, course, seen, written, progress, world, prior)
+    counts = _counts(seen, progress, prior)
     done = (counts.completed or 0) + (counts.failed or 0)
     over = phase in TERMINAL
     began = prior.get("startTime") or seen.running_since or _finished(seen)
-    live = world.progress if phase in ("Running", "Merging") else None
+    live = progress if phase in ("Running", "Merging") else None
     percent = 100 if phase == "Succeeded" else min(99, math.floor(100 * done / counts.total)) if counts.total else 0
     found = _findings(job, course, phase, seen, written, world)
     uris = _uris(job, seen, settings)
-    eta_s = (live or {}).get("etaSeconds")
+    eta_s = live.eta_s if live else None
     job_status = (seen.work or {}).get("status") or {}
     moved = done != sum((prior.get("requestCounts") or {}).get(key) or 0 for key in ("completed", "failed"))
     return BatchJobStatus(
@@ -170,11 +171,11 @@ def status(
             ready=0 if over else job_status.get("ready") or 0,
             failed=job_status.get("failed") or (prior.get("workers") or {}).get("failed") or 0,
         ),
-        tokens_per_second=max(0, round(float(live.get("tokensPerSecond") or 0))) if live else None,
-        eta=stamp(world.now + float(eta_s)) if eta_s is not None else None,
-        eta_text=rough(float(eta_s)) if eta_s is not None else None,
+        tokens_per_second=live.tokens_per_second if live else None,
+        eta=stamp(world.now + eta_s) if eta_s is not None else None,
+        eta_text=rough(eta_s) if eta_s is not None else None,
         run_id=run_id(job),
-        usage=_read(Usage, report.get("usage")) or _read(Usage, prior.get("usage")),
+        usage=_usage(seen, progress) or answers.usage(prior.get("usage")),
         output_uri=uris.output,
         errors_uri=uris.errors,
         manifest_uri=uris.manifest,
@@ -200,7 +201,9 @@ def bar(percent: int) -> str:
 # --- phase and conditions ---
 
 
-def _phase(job: BatchJob, course: Course, seen: Seen, written: Written, world: World, prior: Mapping[str, Any]) -> BatchPhase:
+def _phase(
+    job: BatchJob, course: Course, seen: Seen, written: Written, progress: Progress | None, world: World, prior: Mapping[str, Any]
+) -> BatchPhase:
     running = seen.running_since is not None
     if seen.ending is not None:
         if not (seen.ending.over(world.now) and written.complete):
@@ -213,7 +216,7 @@ def _phase(job: BatchJob, course: Course, seen: Seen, written: Written, world: W
     if course.hold is not None or (course.refused and not running):
         return "Pending"
     if running:
-        return "Merging" if (world.progress or {}).get("phase") == "publishing" else "Running"
+        return "Merging" if progress is not None and progress.phase == "publishing" else "Running"
     if seen.diagnosis is not None and seen.diagnosis.reason == "NodeLost":
         return "Pending"
     # between two attempts of a worker the job still counts as running; its condition says what went wrong
@@ -260,11 +263,11 @@ def _running(course: Course, phase: BatchPhase, seen: Seen) -> Finding:
     if seen.ending is not None:
         return no("WaitingForReport", seen.ending.waiting)
     if phase == "Cancelling":
-        return no("Cancelling", _stopping(seen) or "The Job is being suspended.")
+        return no("Cancelling", stopping(seen) or "The Job is being suspended.")
     if course.refused and seen.running_since is None:
         return no(course.accepted.reason, course.accepted.message)
     if phase == "Suspended":
-        return no("Suspended", f"spec.suspend is true. {_stopping(seen)}".strip())
+        return no("Suspended", f"spec.suspend is true. {stopping(seen)}".strip())
     if course.hold is not None:
         return course.hold
     if seen.diagnosis is not None and seen.diagnosis.reason == "NodeLost":
@@ -281,10 +284,10 @@ def _suspended(job: BatchJob, seen: Seen) -> Finding:
         return no("Resumed", "spec.suspend is false.")
     if seen.at_rest:
         return yes("Suspended", "spec.suspend is true, and nothing runs.")
-    return no("Suspending", _stopping(seen) or "The Job is being suspended.")
+    return no("Suspending", stopping(seen) or "The Job is being suspended.")
 
 
-def _stopping(seen: Seen) -> str:
+def stopping(seen: Seen) -> str:
     """What still runs while all is to stop."""
     if not seen.stopping:
         return ""
@@ -307,15 +310,19 @@ def _failed(ending: Ending) -> tuple[Finding, Finding | None]:
 # --- counts ---
 
 
-def _counts(seen: Seen, world: World, prior: Mapping[str, Any]) -> RequestCounts:
+def _counts(seen: Seen, progress: Progress | None, prior: Mapping[str, Any]) -> RequestCounts:
     """From the worker that published, else from one that runs or has just failed, else what was known before."""
-    if seen.words is not None and (found := _read(RequestCounts, seen.words.details.get("requestCounts"))):
-        return found
-    if world.progress is not None:
-        return _read(RequestCounts, {key: world.progress.get(key) for key in ("total", "completed", "failed")}) or RequestCounts()
-    if seen.failure is not None and (found := _read(RequestCounts, seen.failure[1].words.details.get("requestCounts"))):
-        return found
-    return _read(RequestCounts, prior.get("requestCounts")) or RequestCounts()
+    said = answers.counts(seen.words.details.get("requestCounts")) if seen.words is not None else None
+    said = said or (progress.counts if progress is not None else None)
+    if said is None and progress is None and seen.failure is not None:
+        said = answers.counts(seen.failure[1].words.details.get("requestCounts"))
+    return said or answers.counts(prior.get("requestCounts")) or RequestCounts()
+
+
+def _usage(seen: Seen, progress: Progress | None) -> Usage | None:
+    if seen.words is not None and seen.words.details:
+        return answers.usage(seen.words.details.get("usage"))
+    return progress.usage if progress is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,16 +349,3 @@ def _finished(seen: Seen) -> str | None:
     """When the worker ended that decided it."""
     ends = [container.ended.finished for pod in seen.pods if (container := pod.container(CONTAINER)) and container.ended]
     return max((end for end in ends if end), default=None)
-
-
-def _read(model: type[M], body: Any) -> M | None:
-    """Numbers that another process reports: taken if they have the form, else left out."""
-    if not isinstance(body, Mapping):
-        return None
-    present = {
-        key: value for key, value in body.items() if value is not None and key in {field.alias for field in model.model_fields.values()}
-    }
-    try:
-        return model.model_validate_json(json.dumps(present), by_alias=True, by_name=False)
-    except (ValidationError, TypeError):
-        return None

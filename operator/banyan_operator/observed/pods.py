@@ -17,6 +17,9 @@ EVICTED_AFTER_S: Final = 300
 """Seconds after which a pod leaves a node that does not answer, unless it tolerates that for another time: the API server's default."""
 
 
+_JOB_NAME: Final = "batch.kubernetes.io/job-name"  # the Job controller's own label
+
+
 @dataclass(frozen=True, slots=True)
 class LastWords:
     """What a process of ours left as its termination message: JSON, or the end of its log."""
@@ -117,13 +120,15 @@ def newest_first(found: Iterable[Pod]) -> tuple[Pod, ...]:
 
 
 def orphans(children: Iterable[Manifest]) -> tuple[Pod, ...]:
-    """Pods of Jobs that are gone: the garbage collector has not come to them yet."""
+    """Pods of Jobs that are gone: the garbage collector has not come to them yet, or was told to leave them."""
     known = tuple(children)
     jobs = {uid_of(child) for child in known if child["kind"] == JOB.kind}
 
     def left(pod: Manifest) -> bool:
         owner = controller(pod)
-        return owner is not None and owner.get("kind") == JOB.kind and owner["uid"] not in jobs
+        if owner is None:
+            return _JOB_NAME in (pod["metadata"].get("labels") or {})
+        return owner.get("kind") == JOB.kind and owner["uid"] not in jobs
 
     return newest_first(_pod(child) for child in known if child["kind"] == POD.kind and left(child))
 

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from banyan_operator.api import BatchJob, SpecError
 from banyan_operator.desired import batch as desired_batch
-from banyan_operator.desired.batch import run_id
+from banyan_operator.desired.batch import run_id, run_of
 from banyan_operator.desired.difference import Difference, difference
 from banyan_operator.desired.metadata import owner
 from banyan_operator.desired.monitors import wanted_optional
+from banyan_operator.desired.names import work_name
 from banyan_operator.kube.addresses import service_url
 from banyan_operator.kube.kinds import JOB
-from banyan_operator.kube.objects import condition, is_true
+from banyan_operator.kube.objects import Ref, condition, controller, is_true
 from banyan_operator.observed import batch as observed_batch
 from banyan_operator.observed import events
 from banyan_operator.observed.batch import CANCEL, EXPIRE, Course, Seen, Stop
@@ -32,11 +33,11 @@ def decide_batch(job: BatchJob, resource: Manifest, world: World, stored: Mappin
     if observed_batch.is_terminal(prior):
         return _finished(job, resource, world, prior)
     seen = observed_batch.see(job, world, prior, settings)
-    hold, stop = _hold(job, world, seen.work), _stop(job, world, prior)
-    accepted = acceptable(job, world, settings)
+    hold, stop = _left(seen) or _hold(job, world, seen.work), _stop(job, world, prior)
+    accepted = _of_another_run(job, world) or acceptable(job, world, settings)
     changes = Difference()
     # work that is to end early is suspended whatever else is wrong with its spec, and nothing is made for it any more
-    if seen.ending is None and (accepted.status == "True" or stop is not None):
+    if seen.ending is None and accepted.reason != "NameConflict" and (accepted.status == "True" or stop is not None):
         try:
             suspend = job.spec.suspend or hold is not None or stop is not None
             url = world.server_url or (service_url(world.server) if world.server is not None else None)
@@ -124,6 +125,25 @@ def _finished(job: BatchJob, resource: Manifest, world: World, prior: Mapping[st
 def _is_over(work: Manifest) -> bool:
     ends = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget")
     return bool(work["spec"].get("suspend")) or any(is_true(work, one) for one in ends)
+
+
+def _left(seen: Seen) -> Finding | None:
+    """Why the work has to wait for pods of a Job that is gone: two workers must not write to one output."""
+    if seen.work is not None or not seen.stopping:
+        return None
+    step = "" if seen.stopping[0].deleted else " Nobody ends it: delete the pod, or wait until its work is done."
+    text = "An earlier Job's worker may still run, and two must not write to one output."
+    return no("WaitingForPods", f"{text} {observed_batch.stopping(seen)}{step}")
+
+
+def _of_another_run(job: BatchJob, world: World) -> Finding | None:
+    """A Job of this name that was left behind by another BatchJob: its workers write for that one's run."""
+    name = work_name(job, world.children)
+    for one in world.children:
+        if Ref.of(one) == Ref.to(JOB, name) and controller(one) is None and run_of(one) != run_id(job):
+            text = f"Job {name} was left by another BatchJob of this name and writes for its run"
+            return no("NameConflict", f"{text}. Delete it: kubectl delete job {name}")
+    return None
 
 
 def _hold(job: BatchJob, world: World, work: Manifest | None) -> Finding | None:
