@@ -42,6 +42,7 @@ class ApiServer:
     calls: list[Call] = field(default_factory=list)
     answer: Callable[[Call], web.Response | None] = field(default=lambda _: None)
     revision: int = 100
+    prefix: str = ""  # of all paths, as behind another server
     silent: bool = False  # takes requests, and never answers (for the rest of its life)
     deaf_watches: bool = False  # watches show nothing: what has happened is missed for good
     _log: list[tuple[int, str, Manifest]] = field(default_factory=list)  # (revision, type, object), for watches
@@ -49,7 +50,13 @@ class ApiServer:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
-        call = Call(request.method, request.path, dict(request.query), dict(request.headers), json.loads(raw) if raw else None)
+        call = Call(
+            request.method,
+            request.path.removeprefix(self.prefix),
+            dict(request.query),
+            dict(request.headers),
+            json.loads(raw) if raw else None,
+        )
         self.calls.append(call)
         if self.silent:
             await asyncio.Event().wait()

@@ -91,7 +91,7 @@ async def operator(
         config = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "clusters": [{"name": "c", "cluster": {"server": url + server.prefix}}],
             "users": [{"name": "u", "user": user or {"token": "t"}}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
             "current-context": "x",
@@ -322,6 +322,53 @@ def test_of_an_operator_for_all_and_one_for_some_namespaces_one_leads(tmp_path: 
     asyncio.run(scenario())
 
 
+def test_who_may_not_see_whether_another_leads_is_not_ready_and_does_not_lead_until_it_may(tmp_path: Path) -> None:
+    said = 'leases.coordination.k8s.io is forbidden: User "x" cannot list resource "leases"'
+
+    async def scenario() -> None:
+        server = ApiServer()
+        everywhere = kinds.LEASE.path(None)
+        server.answer = lambda call: refusal(403, "Forbidden", said) if call.path == everywhere else None
+        async with operator(tmp_path, server) as found:
+            await found.until(lambda: "standing by" in found.said(), "it does not say so")
+            status, text = await found.page("/readyz")
+            assert status == 503
+            assert "cannot list resource" in text
+            assert LEASE not in server.objects
+            server.answer = lambda _: None
+            await found.leads()
+            assert await found.page("/readyz") == (200, "ok")
+
+    asyncio.run(scenario())
+
+
+def test_a_life_that_ends_badly_leaves_no_metrics_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing() -> None:
+        pass
+
+    async def fails() -> None:
+        raise OSError("a socket that can not be closed")
+
+    async def scenario() -> None:
+        options = parse(["--runtime-image", "i", "--port", "0"], {})
+        metrics, deadman = Metrics("0"), Deadman(lambda _: None)
+        for _ in range(2):
+            life = Life(options, metrics, deadman, Connection(kube.Configuration(host="http://127.0.0.1:1")))
+            monkeypatch.setattr(life._relist, "everything", nothing)
+            monkeypatch.setattr(life, "_run", nothing)
+            monkeypatch.setattr(life._pods, "close", fails)
+            await life.start()
+            assert b"workqueue_depth" in metrics.render()
+            with pytest.raises(OSError, match="can not be closed"):
+                await life.stop()
+            assert b"workqueue_depth" not in metrics.render()
+            await life._api.close()
+            await life._health.stop()
+        deadman.disarm()
+
+    asyncio.run(scenario())
+
+
 def test_the_lease_is_renewed_while_the_winner_still_lists(tmp_path: Path) -> None:
     """The second list, after the lease was won, does not come about: renewals go on beside it."""
 
@@ -359,11 +406,12 @@ def test_a_kind_that_may_not_be_listed_is_named_by_readyz_and_the_log_until_it_m
     asyncio.run(scenario())
 
 
-def test_what_goes_while_a_watch_is_interrupted_is_noticed_though_nothing_is_left_to_list(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["", "/k8s/clusters/c-1"])
+def test_what_goes_while_a_watch_is_interrupted_is_noticed_though_nothing_is_left_to_list(tmp_path: Path, prefix: str) -> None:
     """410 after a gap: kopf lists again and shows what is there, which is nothing. The one Deployment that has gone is made again."""
 
     async def scenario() -> None:
-        server = ApiServer()
+        server = ApiServer(prefix=prefix)
         server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
         place = DEPLOYMENT.path("team", "smollm2")
         async with operator(tmp_path, server) as found:
