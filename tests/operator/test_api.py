@@ -156,6 +156,9 @@ BAD_BATCHES: list[tuple[dict[str, Any], str, str]] = [
     ({"workers": 2}, "spec", "allows one worker"),
     ({"endpoint": "/v1/chat"}, "spec.endpoint", "is not one of /v1/chat/completions"),
     ({"deadlineSeconds": 5}, "spec.deadlineSeconds", "use at least 60"),
+    ({"s3": {"endpoint": "http://minio:port"}}, "spec.s3.endpoint", "Endpoint URL"),
+    ({"s3": {"endpoint": "http://[::1"}}, "spec.s3.endpoint", "Endpoint URL"),
+    ({"s3": {"endpoint": "https://"}}, "spec.s3.endpoint", "Endpoint URL"),
 ]
 
 

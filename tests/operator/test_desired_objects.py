@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from banyan_operator import api
+from banyan_operator.api import SpecError
 from banyan_operator.desired import batch, server
 from banyan_operator.desired.drift import settled
 from banyan_operator.desired.monitors import wanted_optional
@@ -102,6 +104,21 @@ def test_a_policy_lets_out_to_names_to_storage_to_the_model_and_to_what_is_named
     peers = [peer for rule in egress for peer in rule.get("to", ())]
     found = {peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for peer in peers if "namespaceSelector" in peer}
     assert found == namespaces
+
+
+@pytest.mark.parametrize(
+    ("manifest", "field"),
+    [
+        (a_batch(output={"uri": "s3://out/x/"}, s3={"endpoint": "http://minio:99999"}), "spec.s3.endpoint"),
+        (a_server(model={"uri": "hf://org/name", "huggingFace": {"endpoint": "http://[:::1]"}}), "spec.model.huggingFace.endpoint"),
+        (a_server(model={"uri": "s3://models/x", "s3": {"endpoint": "http://[::1]:99999"}}), "spec.model.s3.endpoint"),
+        (a_batch(input={"uri": "s3://batches/in/"}), "AWS_ENDPOINT_URL_S3 of the operator"),
+    ],
+)
+def test_an_endpoint_that_is_no_url_is_told_with_its_field(manifest, field):
+    settings = replace(IN_CLUSTER, default_storage={"AWS_ENDPOINT_URL_S3": "http://minio:port"})
+    with pytest.raises(SpecError, match=re.escape(field)):
+        render(merge(manifest, {"spec": {"networkPolicy": {"enabled": True}}}), settings)
 
 
 def test_a_batchs_worker_reaches_the_pods_of_its_server():

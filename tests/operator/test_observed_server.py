@@ -306,6 +306,18 @@ def test_a_server_whose_pods_all_run_is_ready_with_all_that_printing_needs():
     assert plan.requeue_after_s is None or plan.apply  # the other children are missing in this world
 
 
+@pytest.mark.parametrize("value", ["8k", 1.5, -1, True, 2**40, float("nan"), [], {}, "x" * 9000])
+@pytest.mark.parametrize("field", ["state", "percent", "detail", "version", "model", "contextLength"])
+def test_what_a_server_says_that_cannot_be_counts_as_not_said(field, value):
+    body: dict[str, Any] = {"state": "ready", "percent": 100, "detail": "", "model": {"contextLength": 2048}, "version": "0.1.0"}
+    body |= {"model": {"contextLength": value}} if field == "contextLength" else {field: value}
+    loading = {"phase": "Running", "containerStatuses": [container(running())]}
+    for status in (READY, loading):
+        plan = observe(SERVER, deployment(SERVER), pod(SERVER, **status), readyz=body)
+        assert plan.status["phase"] == ("Ready" if status is READY else "Loading")
+        assert plan.status["model"].get("contextLength") == (None if field in ("model", "contextLength") else 2048)
+
+
 def test_the_drivers_own_address_is_shown_where_it_has_one():
     plan = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), settings=LOCAL, server_url="http://127.0.0.1:20001")
     assert plan.status["url"] == "http://127.0.0.1:20001"

@@ -28,7 +28,7 @@ MODEL_URI: Final = (
     r"|catalog://[a-z0-9]([-a-z0-9._]*[a-z0-9])?|file:///[^\s]+)$"
 )
 DATA_URI: Final = r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\s]+|file:///[^\s]+)$"
-URL: Final = r"^https?://[^\s]+$"
+URL: Final = r"^https?://([^\s/?#@]*@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?#][^\s]*)?$"
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 ServedName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", min_length=1, max_length=128)]

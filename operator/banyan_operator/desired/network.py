@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from banyan_operator.api import InferenceServer, Resource
+from banyan_operator.api import InferenceServer, Problem, Resource, SpecError
 from banyan_operator.api.parts import ModelSource, S3Options
 from banyan_operator.api.uris import CatalogModel, Remote, locate
 from banyan_operator.desired.metadata import child, selector, server_selector
@@ -48,38 +48,45 @@ def _ingress(resource: Resource, settings: Settings) -> Manifest:
 def _egress(resource: Resource, settings: Settings) -> Iterator[Manifest]:
     """Rules for what is known to be needed. Claims need none: the node mounts them."""
     if isinstance(resource, InferenceServer):
-        yield from _model(resource.spec.model, resource.metadata.namespace)
+        yield from _model(resource.spec.model, "spec.model", resource.metadata.namespace)
         return
     spec, namespace = resource.spec, resource.metadata.namespace
     if spec.server_ref is not None:
         yield {"to": [{"podSelector": {"matchLabels": server_selector(spec.server_ref.name)}}], "ports": _ports(SERVER_PORT)}
     if spec.server is not None:
-        yield from _model(spec.server.model, namespace)
+        yield from _model(spec.server.model, "spec.server.model", namespace)
     if any(uri.startswith("s3://") for uri in (spec.input.uri, spec.output.uri)):
-        yield from _storage(spec.s3, settings.default_storage.get(_STORAGE), namespace)
+        yield from _storage(spec.s3, settings.default_storage.get(_STORAGE), "spec.s3", namespace)
 
 
-def _model(model: ModelSource, namespace: str) -> Iterator[Manifest]:
+def _model(model: ModelSource, path: str, namespace: str) -> Iterator[Manifest]:
     match locate(model.uri):
         case CatalogModel():
             yield {"ports": _ports(_HTTPS)}
         case Remote("s3"):
-            yield from _storage(model.s3, None, namespace)
+            yield from _storage(model.s3, None, f"{path}.s3", namespace)
         case Remote("hf"):
-            yield from _host(model.hugging_face.endpoint if model.hugging_face else None, namespace)
+            endpoint = model.hugging_face.endpoint if model.hugging_face else None
+            yield from _host(endpoint, f"{path}.huggingFace.endpoint", namespace)
 
 
-def _storage(options: S3Options | None, default: str | None, namespace: str) -> Iterator[Manifest]:
-    yield from _host((options.endpoint if options else None) or default, namespace)
+def _storage(options: S3Options | None, default: str | None, path: str, namespace: str) -> Iterator[Manifest]:
+    if options is not None and options.endpoint:
+        yield from _host(options.endpoint, f"{path}.endpoint", namespace)
+    else:
+        yield from _host(default, f"{_STORAGE} of the operator", namespace)
 
 
-def _host(url: str | None, namespace: str) -> Iterator[Manifest]:
-    """To the host of a URL; None is one on the internet, by HTTPS."""
+def _host(url: str | None, field: str, namespace: str) -> Iterator[Manifest]:
+    """To the host of a URL that stands in `field`; None is one on the internet, by HTTPS. Raises SpecError for what is no URL."""
     if url is None:
         yield {"ports": _ports(_HTTPS)}
         return
-    found = urlsplit(url)
-    port = found.port or (_HTTPS if found.scheme == "https" else 80)
+    try:
+        found = urlsplit(url)
+        port = found.port or (_HTTPS if found.scheme == "https" else 80)
+    except ValueError as error:  # its words tell what is wrong: the port, a bracket
+        raise SpecError([Problem(field, f"{url!r} is no URL of a host: {error}. Write http(s)://HOST or http(s)://HOST:PORT")]) from None
     yield {"ports": _ports(port)}
     labels = (found.hostname or "").removesuffix(".").removesuffix(".cluster.local").split(".")
     if len(labels) <= 2 or labels[2:] == ["svc"]:  # a Service: behind it, pods may listen on another port than its own

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.pods import Container, End, LastWords, Pod, age_s
 from banyan_operator.plan import Manifest
 
@@ -44,7 +45,7 @@ class View:
     local: bool = False  # limits are not enforced, so nothing dies of them
     default_image: bool = False  # the spec names no image: pods keep the operator's of the time when they were decided
     sole: bool = False  # a pod is replaced only when its processes are known to be gone: two would write to one output
-    readyz: Mapping[str, Any] | None = None
+    readyz: Readiness | None = None
     model_uri: str = ""
     events: Sequence[Manifest] = ()
     told: Sequence[str] = ()  # messages of the conditions as they were
@@ -170,7 +171,7 @@ def _loading(pod: Pod, view: View) -> Diagnosis | None:
 def _not_ready(pod: Pod, view: View) -> Diagnosis | None:
     for container in pod.containers:
         if pod.active and container.running_since and container.started and not container.ready:
-            serves = (view.readyz or {}).get("state") == "ready"  # an answer of a moment ago, or of another pod
+            serves = view.readyz is not None and view.readyz.state == "ready"  # an answer of a moment ago, or of another pod
             text = pod.ready_message if serves else _load_state(view.readyz) or pod.ready_message
             return _at(pod, container, "NotReady", "the server takes no requests", text, "")
     return None
@@ -327,8 +328,7 @@ def _words(end: End) -> str:
     return words.message or (end.reason if end.reason not in ("Error", "Completed") else "")
 
 
-def _load_state(readyz: Mapping[str, Any] | None) -> str:
-    if not readyz:
+def _load_state(readyz: Readiness | None) -> str:
+    if readyz is None:
         return ""
-    detail = str(readyz.get("detail") or "")
-    return f"{readyz.get('state', 'loading')} {readyz.get('percent', 0)} %" + (f", {detail}" if detail else "")
+    return f"{readyz.state} {readyz.percent} %" + (f", {readyz.detail}" if readyz.detail else "")

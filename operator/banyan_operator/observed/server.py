@@ -12,6 +12,7 @@ from banyan_operator.desired.metadata import SPEC_HASH, owner, selector
 from banyan_operator.kube.kinds import DEPLOYMENT, REPLICA_SET
 from banyan_operator.kube.objects import condition, controller_uid, is_true, uid_of
 from banyan_operator.observed import diagnosis
+from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.conditions import FORBIDDEN, Finding, conditions, messages, no, unknown, yes
 from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.failures import kept, last_failure
@@ -83,8 +84,7 @@ def status(
     }
     if route is not None:
         found["RouteReady"] = route
-    readyz = world.readyz or {}
-    model = readyz.get("model") or {}
+    readyz = view.readyz
     return InferenceServerStatus(
         observed_generation=server.metadata.generation,
         phase=_phase(server, found, seen),
@@ -102,13 +102,13 @@ def status(
         model=ServedModel(
             uri=server.spec.model.uri,
             revision=(prior.get("model") or {}).get("revision"),
-            context_length=model.get("contextLength") or _unless_rolled(prior, seen, "model", "contextLength"),
+            context_length=(readyz and readyz.context_length) or _unless_rolled(prior, seen, "model", "contextLength"),
         ),
         current_revision=seen.revision if seen.complete and seen.revision else prior.get("currentRevision"),
         update_revision=seen.revision or prior.get("updateRevision"),
         restarts=seen.restarts,
         last_failure=last_failure((*seen.current, *seen.others), view) or kept(prior),
-        runtime_version=readyz.get("version") or _unless_rolled(prior, seen, "runtimeVersion"),
+        runtime_version=(readyz and readyz.version) or _unless_rolled(prior, seen, "runtimeVersion"),
     )
 
 
@@ -186,7 +186,7 @@ def _view(server: InferenceServer, world: World, prior: Mapping[str, Any], setti
         startup_timeout_s=server.spec.probes.startup_timeout_seconds,
         accelerators=_accelerator(server),
         local=settings.platform == "local",
-        readyz=world.readyz,
+        readyz=Readiness.of(world.readyz),
         default_image=server.spec.runtime.image is None and settings.platform == "cluster",
         model_uri=server.spec.model.uri,
         events=world.events,
