@@ -199,15 +199,43 @@ def test_a_record_that_somebody_deleted_comes_back_from_what_runs():
     assert cluster.records[0]["metadata"]["name"] == record["metadata"]["name"]
 
 
-def test_a_record_that_is_out_of_sight_is_never_overwritten_with_other_data():
-    """Somebody took its label, and changed the Deployment at the same time: what would be recorded now has another name."""
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("settings", [SETTINGS, NEWER], ids=["same operator", "newer operator"])
+def test_what_somebody_wrote_into_the_deployment_is_not_recorded_where_the_record_is_lost(name, settings):
     cluster = Cluster()
-    cluster.reconcile(a_server())
-    record = cluster.records[0]
-    cluster.children.remove(record)
-    cluster.template["spec"]["containers"][0]["image"] = "other"
-    cluster.reconcile(a_server())
-    assert record["metadata"]["name"] not in {one["metadata"]["name"] for one in cluster.records}
+    cluster.reconcile(SERVERS[name])
+    wanted = Cluster()
+    wanted.reconcile(SERVERS[name], settings)
+    cluster.children.remove(cluster.records[0])
+    cluster.template["spec"]["containers"][0]["image"] = "evil"
+    cluster.reconcile(SERVERS[name], settings)
+    assert cluster.template == wanted.template
+    assert [one["data"] for one in cluster.records] == [one["data"] for one in wanted.records]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_lost_record_comes_back_from_what_runs_also_since_the_last_release_and_after_a_restart_by_hand(name):
+    cluster = Cluster(last_release(name))
+    cluster.reconcile(SERVERS[name])
+    cluster.template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"
+    before = copy.deepcopy(cluster.template)
+    cluster.children.remove(cluster.records[0])
+    cluster.reconcile(SERVERS[name], NEWER)
+    assert cluster.template == before
+    assert cluster.restarts == 0
+
+
+def test_a_record_that_is_out_of_sight_is_never_overwritten_with_other_data():
+    """Somebody took its label, and the operator is another: what is recorded now has another name, or holds the same."""
+    for settings in (SETTINGS, NEWER):
+        cluster = Cluster()
+        cluster.reconcile(a_server())
+        record = cluster.records[0]
+        cluster.children.remove(record)
+        cluster.template["spec"]["containers"][0]["image"] = "other"
+        cluster.reconcile(a_server(), settings)
+        (now,) = cluster.records
+        assert (now["metadata"]["name"] == record["metadata"]["name"]) == (now["data"] == record["data"]) == (settings is SETTINGS)
 
 
 def test_a_deployment_that_was_deleted_comes_back_with_the_template_that_was_decided():

@@ -152,13 +152,21 @@ def _records(server: InferenceServer, children: Iterable[Manifest]) -> list[Mani
 
 
 def _runs(live: Manifest, server: InferenceServer, wanted: str) -> bool:
-    """Whether the Deployment was rendered for the spec as it is."""
+    """Whether the Deployment's template is the one that was rendered for the spec as it is."""
     if not owner(server).controls(live):
         return False
     annotations = live["metadata"].get("annotations") or {}
     if SPEC_DIGEST in annotations:
-        return bool(annotations[SPEC_DIGEST] == wanted)
+        return bool(annotations[SPEC_DIGEST] == wanted) and _untouched(live)
     return bool(annotations.get(RENDERED_GENERATION) == str(server.metadata.generation))
+
+
+def _untouched(live: Manifest) -> bool:
+    """Whether the template is as it was written: what somebody else put into it since must not be recorded as decided."""
+    template = adopted(live)
+    annotations = template["metadata"].get("annotations") or {}
+    annotations.pop(_RESTARTED, None)
+    return spec_hash(template) == annotations.get(SPEC_HASH)
 
 
 def spec_hash(template: Manifest) -> str:
