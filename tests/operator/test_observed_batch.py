@@ -381,6 +381,23 @@ def test_a_cancelled_batch_first_stops_then_is_over_with_its_counts():
     assert reasons(done) == ["Cancelled"]
 
 
+@pytest.mark.parametrize("asked", [{"cancel": True}, {"suspend": True}])
+def test_a_job_that_was_just_resumed_is_suspended_once_its_controller_knows_so_that_an_old_condition_ends_nothing(asked):
+    """The controller may make a pod that nobody has seen yet, while its condition still tells of the suspension before."""
+    manifest = a_batch(**asked)
+    resumed = job(**SUSPENDED)
+    plan = observe(manifest, resumed)
+    assert "Job" not in [one["kind"] for one in plan.apply]
+    assert plan.status["phase"] != "Cancelled"
+    assert condition(plan, "Suspended")["status"] == "False"
+    known = job(active=1, conditions=[{"type": "Suspended", "status": "False", **AT}])
+    (work,) = (one for one in observe(after(plan, manifest), known).apply if one["kind"] == "Job")
+    assert work["spec"]["suspend"] is True
+    stops = observe(after(plan, manifest), known | {"spec": work["spec"]}, running())
+    assert condition(stops, "Suspended")["status"] == "False"
+    assert stops.status["phase"] != "Cancelled"
+
+
 def test_a_cancel_is_not_over_while_the_pods_of_a_deleted_job_run():
     """Somebody deleted the Job; the garbage collector has not come to its pod yet."""
     assert observe(a_batch(cancel=True), running()).status["phase"] == "Cancelling"

@@ -18,7 +18,7 @@ from banyan_operator.desired.podspec import Mount
 from banyan_operator.desired.podtemplate import merged
 from banyan_operator.kube.addresses import PROGRESS_PORT, PROGRESS_PORT_NAME, SERVER_PORT
 from banyan_operator.kube.kinds import JOB
-from banyan_operator.kube.objects import Ref, find_object
+from banyan_operator.kube.objects import Ref, find_object, is_true
 from banyan_operator.plan import Manifest, Settings
 
 CONTAINER: Final = "worker"
@@ -75,6 +75,9 @@ def _as_made(job: BatchJob, live: Manifest, suspend: bool) -> Manifest:
     """The Job that exists, as it was made, whoever made it: of all its fields only `suspend` is still to be decided."""
     metadata = live["metadata"]
     annotations = dict(metadata.get("annotations") or {})
+    if not live["spec"].get("suspend", False) and is_true(live, "Suspended"):
+        # its controller has yet to take up that it was resumed; until then its condition would be taken for an answer to this write
+        suspend = False
     if live["spec"].get("suspend", False) != suspend:  # our own change must not look like somebody else's
         made, _, _ = annotations.get(APPLIED_HASH, "").partition("-")
         annotations[APPLIED_HASH] = f"{made}-{'suspended' if suspend else 'running'}"
