@@ -126,6 +126,9 @@ BAD_SERVERS: list[tuple[dict[str, Any], str, str]] = [
     ({"drain": {"terminationGracePeriodSeconds": 5, "preStopSeconds": 5}}, "spec.drain", "must be smaller"),
     ({"rollout": {"maxSurge": 0}}, "spec.rollout", "must not both be 0"),
     ({"rollout": {"maxSurge": "half"}}, "spec.rollout.maxSurge", "'half' must be a whole number, or text such as '25%'"),
+    ({"rollout": {"maxSurge": "1"}}, "spec.rollout.maxSurge", "'1' must be a whole number, or text such as '25%'"),
+    ({"rollout": {"maxSurge": "00%", "maxUnavailable": "0%"}}, "spec.rollout", "must not both be 0"),
+    ({"disruption": {"maxUnavailable": "1"}}, "spec.disruption.maxUnavailable", "'1' must be a whole number, or text such as '25%'"),
     ({"autoscaling": {"maxReplicas": 2}}, "spec.autoscaling", "is not a field"),
     ({"model": {"uri": "oci://registry/model:1"}}, "spec.model.uri", "pvc://CLAIM/PATH"),
     ({"runtime": {"kvCache": {"pageSize": 8}}}, "spec.runtime.kvCache.pageSize", "must be one of 1, 16, 32, 64"),
@@ -160,6 +163,15 @@ BAD_BATCHES: list[tuple[dict[str, Any], str, str]] = [
     ({"s3": {"endpoint": "http://[::1"}}, "spec.s3.endpoint", "Endpoint URL"),
     ({"s3": {"endpoint": "https://"}}, "spec.s3.endpoint", "Endpoint URL"),
 ]
+
+
+def test_digits_that_an_earlier_schema_took_for_a_count_are_one_in_a_cluster():
+    stored = a_server(rollout={"maxSurge": "2", "maxUnavailable": "0", "gone": 1}, disruption={"minAvailable": "1"})
+    assert api.parse(stored, strict=False) == api.parse(
+        a_server(rollout={"maxSurge": 2, "maxUnavailable": 0}, disruption={"minAvailable": 1})
+    )
+    with pytest.raises(api.SpecError, match="must not both be 0"):
+        api.parse(a_server(rollout={"maxSurge": "0", "maxUnavailable": "0"}), strict=False)
 
 
 @pytest.mark.parametrize(("spec", "field", "words"), BAD_BATCHES)

@@ -121,6 +121,17 @@ def test_an_endpoint_that_is_no_url_is_told_with_its_field(manifest, field):
         render(merge(manifest, {"spec": {"networkPolicy": {"enabled": True}}}), settings)
 
 
+@pytest.mark.parametrize("left_out", ["maxSkew", "topologyKey", "whenUnsatisfiable"])
+def test_a_spread_constraint_without_what_the_api_server_asks_for_is_told_with_its_field(left_out):
+    whole = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    scheduling = {"topologySpreadConstraints": [whole, {key: value for key, value in whole.items() if key != left_out}]}
+    of_server = an_own_server_batch(server={"scheduling": scheduling})
+    where = f"scheduling.topologySpreadConstraints[1].{left_out}"
+    for manifest, path in ((a_server(scheduling=scheduling), "spec"), (a_batch(scheduling=scheduling), "spec"), (of_server, "spec.server")):
+        with pytest.raises(SpecError, match=re.escape(f"{path}.{where}: is required")):
+            render(manifest)
+
+
 def test_a_batchs_worker_reaches_the_pods_of_its_server():
     (rule,) = (rule for rule in policy(a_batch())["egress"] if "to" in rule)
     (deployment,) = render(a_server("tiny"))["Deployment"]

@@ -147,13 +147,16 @@ ObjectName = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length
 KeyName = Annotated[str, Field(pattern=KEY_PATTERN, min_length=1, max_length=253)]
 PortNumber = Annotated[int, Format("int32"), Field(ge=1, le=65535)]
 Quantity = Annotated[int | str, IntOrString(QUANTITY_PATTERN, 32)]
-COUNT_OR_PERCENT = r"^([0-9]{1,6}|[0-9]{1,3}%)$"
-CountOrPercent = Annotated[int | str, IntOrString(COUNT_OR_PERCENT, 8)]
+PERCENT = r"^[0-9]{1,3}%$"
+CountOrPercent = Annotated[int | str, IntOrString(PERCENT, 8)]
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
 RawObject = Annotated[dict[str, Any], Raw()]
 
 
+ZERO_PERCENT = ("0%", "00%", "000%")
+
+
 def is_zero(value: int | str) -> bool:
     """Whether a count or percentage is none at all."""
-    return value in (0, "0", "0%")
+    return value in (0, *ZERO_PERCENT)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from banyan_operator.api.base import CountOrPercent, Format, Model, is_zero
+from banyan_operator.api.base import ZERO_PERCENT, CountOrPercent, Format, Model, is_zero
 from banyan_operator.api.rules import Rule
+
+_ZERO: Final = list(ZERO_PERCENT)
 
 StartupTimeout = Annotated[int, Format("int32"), Field(ge=30, le=86400)]
 
@@ -45,8 +47,8 @@ class Drain(Model):
 class Rollout(Model):
     RULES: ClassVar = (
         Rule(
-            "self.strategy == 'Recreate' || !((type(self.maxSurge) == int ? self.maxSurge == 0 : self.maxSurge in ['0', '0%']) && "
-            "(type(self.maxUnavailable) == int ? self.maxUnavailable == 0 : self.maxUnavailable in ['0', '0%']))",
+            f"self.strategy == 'Recreate' || !((type(self.maxSurge) == int ? self.maxSurge == 0 : self.maxSurge in {_ZERO}) && "
+            f"(type(self.maxUnavailable) == int ? self.maxUnavailable == 0 : self.maxUnavailable in {_ZERO}))",
             "maxSurge and maxUnavailable must not both be 0",
             lambda r: r.strategy == "Recreate" or not (is_zero(r.max_surge) and is_zero(r.max_unavailable)),
         ),

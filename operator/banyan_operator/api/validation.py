@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, get_args
@@ -97,10 +98,10 @@ def _model(model: type[M], spec: Mapping[str, Any], strict: bool) -> M:
     try:
         return model.model_validate_json(json.dumps(known), by_alias=True, by_name=False)
     except ValidationError as error:
-        unknown = [item["loc"] for item in error.errors(include_url=False) if item["type"] == "extra_forbidden"]
-        if unknown and not strict:
-            return _model(model, _without(known, unknown), strict=True)
-        raise SpecError([_problem(model, item) for item in error.errors(include_url=False)]) from None
+        found = error.errors(include_url=False)
+        if not strict and any(item["type"] == "extra_forbidden" or _is_count(item) for item in found):
+            return _model(model, _as_stored(known, found), strict=True)
+        raise SpecError([_problem(model, item) for item in found]) from None
 
 
 def _without_null(value: Any) -> Any:
@@ -112,15 +113,23 @@ def _without_null(value: Any) -> Any:
     return value
 
 
-def _without(spec: Any, paths: Iterable[tuple[int | str, ...]]) -> Any:
-    """A copy without the fields at these paths."""
+def _as_stored(spec: Any, problems: Iterable[ErrorDetails]) -> Any:
+    """A copy without the fields that are not known, and with counts for the texts of digits that earlier schemas took for counts."""
     copied = copy.deepcopy(spec)
-    for path in paths:
+    for item in problems:
         node = copied
-        for step in path[:-1]:
+        *path, last = item["loc"]
+        for step in path:
             node = node[step]
-        del node[path[-1]]
+        if item["type"] == "extra_forbidden":
+            del node[last]
+        elif _is_count(item):
+            node[last] = int(item["input"])
     return copied
+
+
+def _is_count(item: ErrorDetails) -> bool:
+    return item["type"] == "int_or_string" and isinstance(item["input"], str) and re.fullmatch("[0-9]{1,6}", item["input"]) is not None
 
 
 def _raise(problems: Sequence[Problem]) -> None:

@@ -148,7 +148,8 @@ def _template(job: BatchJob, settings: Settings, names: Names, server_url: str |
         "terminationGracePeriodSeconds": GRACE_S,
         "securityContext": podspec.pod_security(spec.security),
     }
-    scheduling, accelerator, server_mounts, secrets = spec.scheduling, None, list[Mount](), [spec.image_pull_secrets]
+    scheduling, where = spec.scheduling, "spec.scheduling"
+    accelerator, server_mounts, secrets = None, list[Mount](), [spec.image_pull_secrets]
     if spec.server is not None:
         own = spec.server
         server = serverpod.of_own_server(job.metadata.name, own, spec.security, names.cache_claim)
@@ -157,10 +158,10 @@ def _template(job: BatchJob, settings: Settings, names: Names, server_url: str |
         accelerator = own.accelerator
         secrets.append(own.runtime.image_pull_secrets)
         if own.scheduling.dump():  # the server is what needs a particular node
-            scheduling = own.scheduling
+            scheduling, where = own.scheduling, "spec.server.scheduling"
     pod["containers"] = [worker]
     pod["volumes"] = podspec.volumes(server_mounts, worker_mounts)
-    pod |= podspec.placement(scheduling, accelerator, labels(job), spread=False)
+    pod |= podspec.placement(scheduling, accelerator, labels(job), spread=False, path=where)
     if pull_secrets := podspec.pull_secrets(*secrets, settings.image_pull_secrets):
         pod["imagePullSecrets"] = pull_secrets
     template = merged({"metadata": {"labels": labels(job)}, "spec": pod}, spec.pod_template)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from banyan_operator.api import Problem, SpecError
 from banyan_operator.api.parts import Accelerator, EnvFrom, EnvVar, ObjectRef, Resources, S3Options, Scheduling, Security
 from banyan_operator.plan import Manifest
 
@@ -159,8 +160,16 @@ def resources(asked: Resources, accelerator: Accelerator | None = None) -> Manif
     return {name: amounts for name, amounts in found.items() if amounts}
 
 
-def placement(scheduling: Scheduling, accelerator: Accelerator | None, selector: Mapping[str, str], *, spread: bool) -> Manifest:
-    """The scheduling part of a pod spec. `spread`: over hosts, where the user does not say how."""
+_NEEDED_TO_SPREAD: Final = {"maxSkew": "1", "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+
+
+def placement(
+    scheduling: Scheduling, accelerator: Accelerator | None, selector: Mapping[str, str], *, spread: bool, path: str = "spec.scheduling"
+) -> Manifest:
+    """The scheduling part of a pod spec. `spread`: over hosts, where the user does not say how. `path`: where `scheduling` stands.
+
+    Raises SpecError for a constraint without what the API server asks of every one.
+    """
     found: Manifest = {}
     if scheduling.node_selector:
         found["nodeSelector"] = dict(scheduling.node_selector)
@@ -171,7 +180,11 @@ def placement(scheduling: Scheduling, accelerator: Accelerator | None, selector:
     constraints = copy.deepcopy(list(scheduling.topology_spread_constraints))
     if not constraints and spread:
         constraints = [{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}]
-    for constraint in constraints:
+    for number, constraint in enumerate(constraints):
+        for field, example in _NEEDED_TO_SPREAD.items():
+            if field not in constraint:
+                where = f"{path}.topologySpreadConstraints[{number}].{field}"
+                raise SpecError([Problem(where, f"is required, for example {example}")])
         constraint.setdefault("labelSelector", {"matchLabels": dict(selector)})
     if constraints:
         found["topologySpreadConstraints"] = constraints
