@@ -93,6 +93,8 @@ class Checks:
         prior, new, meta = before.get("status") or {}, after["status"], after["metadata"]
         name = str(key_of(after))
         tell = events.of_server if after["kind"] == "InferenceServer" else events.of_batch
+        if new.get("phase") == "Terminating" and not prior:
+            return  # deleted before anything was told of it
         if not {"observedGeneration", "phase", "conditions"} <= new.keys():
             self.sim.fail(f"{name}: a part of the status of another run: {new}")
             return
@@ -199,6 +201,8 @@ class Checks:
         status = resource.get("status") or {}
         if not status:
             return "has no status"
+        if "observedGeneration" not in status and not resource["metadata"].get("deletionTimestamp"):
+            return f"has a part of the status of another run: {status}"
         if resource["metadata"].get("deletionTimestamp"):
             return None if status["phase"] == "Terminating" else "is being deleted and does not say so"
         finished = resource["kind"] == "BatchJob" and status["phase"] in TERMINAL
