@@ -282,6 +282,26 @@ def test_a_child_that_was_made_anew_by_others_is_not_taken_for_the_one_that_was_
     run(always, scenario)
 
 
+def test_a_child_that_lost_its_owner_gets_it_back_and_one_that_is_left_behind_on_purpose_does_not() -> None:
+    """With `kubectl delete --cascade=orphan` a child's watch may run ahead of the resource's: its owner back, it would be collected."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.work()
+        orphan = {**rig.server.objects[PLACE], "metadata": {**rig.server.objects[PLACE]["metadata"]}}
+        del orphan["metadata"]["ownerReferences"]
+        rig.see(orphan)
+        await rig.work()
+        assert "ownerReferences" in rig.server.objects[PLACE]["metadata"]
+        resource = rig.server.objects[KEY_PLACE]
+        going = {**resource["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"]}
+        rig.server.store(KEY_PLACE, {**resource, "metadata": going})  # which no watch has shown yet
+        rig.see(orphan)
+        await rig.work()
+        assert "ownerReferences" not in rig.server.objects[PLACE]["metadata"]
+
+    run(always, scenario)
+
+
 def test_a_child_wakes_its_owner_and_a_server_its_batch_jobs() -> None:
     job = {
         "apiVersion": "serving.banyan.dev/v1alpha1",

@@ -433,6 +433,14 @@ def test_only_pods_of_the_servers_own_deployment_count():
     assert "ForeignPods" in [event.reason for event in plan.events]
 
 
+def test_pods_of_a_deployment_that_lost_its_owner_count_while_it_is_put_back():
+    lost = merge(deployment(SERVER), {"metadata": {"ownerReferences": None}})
+    plan = observe(SERVER, lost, pod(SERVER, **READY))
+    assert (plan.status["phase"], plan.status["ready"], ready(plan)["status"]) == ("Ready", "1/1", "True")
+    assert conditions(plan)["Progressing"]["reason"] == "UpToDate"
+    assert "ForeignPods" not in [event.reason for event in plan.events]
+
+
 def test_pods_of_a_deployment_of_somebody_else_with_the_servers_name_do_not_count():
     foreign = merge(deployment(SERVER), {"metadata": {"ownerReferences": [{"uid": "x", "controller": True, "kind": "Y", "name": "z"}]}})
     plan = observe(SERVER, foreign, pod(SERVER, **READY))

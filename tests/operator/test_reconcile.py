@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from banyan_operator.plan import Manifest, Outcome, Ref, World
 from tests.operator.conftest import DONE, SETTINGS, Turn, a_batch, a_server, merge, turn
-from tests.operator.test_desired import render
+from tests.operator.test_desired import render, workload
 
 NOW = 1_700_000_000.0
 
@@ -112,6 +113,47 @@ def test_an_object_that_its_owner_gives_away_is_adopted():
     assert accepted(plan)[0] == "True"
     (applied,) = (child for child in plan.apply if Ref.of(child) == Ref.of(theirs))
     assert applied["metadata"]["ownerReferences"][0]["uid"] == server["metadata"]["uid"]
+
+
+def left(children: Iterable[Manifest]) -> list[Manifest]:
+    """As they are without their owner: somebody took it, or it was deleted with --cascade=orphan."""
+    return [merge(child, {"metadata": {"ownerReferences": None}}) for child in children]
+
+
+NEWER = replace(SETTINGS, runtime_image="registry.example/banyan-runtime:0.2", operator_version="0.2.0")
+CLAIMED = a_server(cache={"type": "PersistentVolumeClaim", "size": "1Gi"}, ingress={"hosts": ["a.b"]}, networkPolicy={"enabled": True})
+
+
+@pytest.mark.parametrize("resource", [CLAIMED, merge(CLAIMED, {"metadata": {"uid": "made-again"}})], ids=["the same", "made again"])
+def test_children_that_lost_their_owner_get_it_back_and_their_pods_stay(resource):
+    before = live(CLAIMED)
+    plan = turn(resource, World(now=NOW, children=tuple(left(before))), NEWER)
+    assert accepted(plan)[0] == "True"
+    assert {Ref.of(one) for one in plan.apply} == {Ref.of(one) for one in before}
+    for one in plan.apply:
+        assert [owner["uid"] for owner in one["metadata"]["ownerReferences"]] == [resource["metadata"]["uid"]], one["kind"]
+    assert workload(plan.apply)["spec"]["template"] == workload(before)["spec"]["template"]
+    assert "RolloutStarted" not in [event.reason for event in plan.events]
+    assert plan.condition("Progressing")["reason"] != "Creating"
+
+
+@pytest.mark.parametrize("kind", sorted({child["kind"] for child in render(CLAIMED)}))
+def test_one_child_that_lost_its_owner_gets_it_back_and_the_others_are_left_alone(kind):
+    before = live(CLAIMED)
+    plan = observe(CLAIMED, *(left([child])[0] if child["kind"] == kind else child for child in before))
+    assert {Ref.of(one) for one in plan.apply} == {Ref.of(child) for child in before if child["kind"] == kind}
+    assert plan.plan.drifted == {Ref.of(one) for one in plan.apply}
+    assert plan.delete == ()
+
+
+def test_earlier_records_that_lost_their_owner_get_it_back():
+    first, second = live(a_server()), render(a_server(runtime={"contextLength": 4096}))
+    (earlier,) = (child for child in first if child["kind"] == "ControllerRevision")
+    now = [merge(child, {"metadata": {"uid": "u"}}) for child in (*second, earlier)]
+    plan = observe(a_server(runtime={"contextLength": 4096}), *left(now))
+    (back,) = (one for one in plan.apply if Ref.of(one) == Ref.of(earlier))
+    assert back["metadata"]["ownerReferences"] == earlier["metadata"]["ownerReferences"]
+    assert (back["data"], back["metadata"]["labels"]) == (earlier["data"], earlier["metadata"]["labels"])
 
 
 def test_garbage_of_an_earlier_resource_of_this_name_is_waited_for():

@@ -14,7 +14,7 @@ from banyan_operator.cluster.repairs import Repairs
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
-from banyan_operator.kube.objects import Key, Ref, key_of, uid_of
+from banyan_operator.kube.objects import Key, Ref, controller, key_of, uid_of
 from banyan_operator.kube.ownership import Owner, whose
 from banyan_operator.plan import Outcome, Plan
 
@@ -112,6 +112,10 @@ class Applier:
             if target is None:
                 applied.failed[ref] = "it is there, and no watch shows it"
                 return
+            if "ownerReferences" in manifest["metadata"] and self._is_left(key, unseen) and await self._goes(resource):
+                applied.failed[ref] = f"{resource['kind']} {resource['metadata']['name']} is being deleted"
+                applied.again(TAKEN_S)
+                return
             self._concerns(self._store.note(await self._api.apply(target)))
         except ApiError as error:
             if key.kind in kinds.OPTIONAL and (error.conflict or error.unserved):
@@ -146,6 +150,17 @@ class Applier:
         if not Owner.of(resource).may_change(live):
             return Stranger(whose(live))
         return {**manifest, "metadata": {**meta, "uid": uid_of(live)}}
+
+    def _is_left(self, key: Key, unseen: Mapping[Key, Manifest]) -> bool:
+        live = self._store.get(key) or unseen.get(key)
+        return live is not None and controller(live) is None
+
+    async def _goes(self, resource: Manifest) -> bool:
+        """Whether the resource is on its way out, by the API server's word. What it leaves behind on purpose (--cascade=orphan) loses
+        its owner after that; with the owner put back it would be collected as garbage."""
+        meta = resource["metadata"]
+        now = await self._api.get(kinds.of(resource), meta["namespace"], meta["name"])
+        return now is None or uid_of(now) != uid_of(resource) or bool(now["metadata"].get("deletionTimestamp"))
 
     async def _delete(self, live: Manifest, applied: Applied) -> None:
         meta, key = live["metadata"], key_of(live)

@@ -100,7 +100,7 @@ class Unrecorded:
 def unrecorded(server: InferenceServer, children: Iterable[Manifest]) -> Unrecorded | None:
     """What the server's Deployment runs, where an earlier release made it and nothing tells for which spec."""
     live = find_object(children, Ref.to(DEPLOYMENT, server.metadata.name))
-    if live is None or not owner(server).controls(live):
+    if live is None or not owner(server).may_change(live):
         return None
     annotations = live["metadata"].get("annotations") or {}
     if SPEC_DIGEST in annotations or RENDERED_GENERATION not in annotations:
@@ -121,17 +121,29 @@ def revision(server: InferenceServer, settings: Settings, children: Iterable[Man
     kept = next((one for one in records if one["metadata"]["name"] == name), None)
     last = max((one["revision"] for one in records), default=0)
     number = kept["revision"] if kept is not None and kept["revision"] == last else last + 1
-    record = child(
+    record = _record(server, settings, name, wanted, template, number)
+    earlier = [one for one in records if one is not kept][: server.spec.rollout.revision_history_limit]
+    return Revision(wanted, template, (record, *(_owned(server, settings, one) for one in earlier)))
+
+
+def _record(server: InferenceServer, settings: Settings, name: str, of_spec: str, template: Manifest, number: int) -> Manifest:
+    return child(
         server,
         settings,
         api_version=CONTROLLER_REVISION.api_version,
         kind=CONTROLLER_REVISION.kind,
         name=name,
-        extra_labels={SPEC_DIGEST: wanted},
+        extra_labels={SPEC_DIGEST: of_spec},
         body={"data": {"template": template}, "revision": number},
     )
-    earlier = [one for one in records if one is not kept][: server.spec.rollout.revision_history_limit]
-    return Revision(wanted, template, (record, *earlier))
+
+
+def _owned(server: InferenceServer, settings: Settings, kept: Manifest) -> Manifest:
+    """An earlier record as it is, or as it is to be again where it lost its owner."""
+    if owner(server).controls(kept):
+        return kept
+    of_spec = kept["metadata"]["labels"].get(SPEC_DIGEST, "")
+    return _record(server, settings, kept["metadata"]["name"], of_spec, kept["data"]["template"], kept["revision"])
 
 
 def adopted(live: Manifest) -> Manifest:
@@ -142,23 +154,20 @@ def adopted(live: Manifest) -> Manifest:
 
 
 def _records(server: InferenceServer, children: Iterable[Manifest]) -> list[Manifest]:
-    """Templates that were recorded, those used last first."""
-    found = [
-        one
-        for one in children
-        if one["kind"] == CONTROLLER_REVISION.kind and owner(server).controls(one) and not one["metadata"].get("deletionTimestamp")
-    ]
+    """Templates that were recorded, those used last first; also those that lost their owner."""
+    mine = owner(server)
+    ours = (one for one in children if one["kind"] == CONTROLLER_REVISION.kind and mine.may_change(one))
+    found = [one for one in ours if "template" in (one.get("data") or {}) and not one["metadata"].get("deletionTimestamp")]
     return sorted(found, key=lambda one: (one["revision"], one["metadata"]["name"]), reverse=True)
 
 
 def _runs(live: Manifest, server: InferenceServer, wanted: str) -> bool:
     """Whether the Deployment's template is the one that was rendered for the spec as it is."""
-    if not owner(server).controls(live):
-        return False
-    annotations = live["metadata"].get("annotations") or {}
+    annotations, mine = live["metadata"].get("annotations") or {}, owner(server)
     if SPEC_DIGEST in annotations:
-        return bool(annotations[SPEC_DIGEST] == wanted) and _untouched(live)
-    return bool(annotations.get(RENDERED_GENERATION) == str(server.metadata.generation))
+        return bool(annotations[SPEC_DIGEST] == wanted) and mine.may_change(live) and _untouched(live)
+    # a generation tells nothing of a resource that was deleted and made again
+    return mine.controls(live) and bool(annotations.get(RENDERED_GENERATION) == str(server.metadata.generation))
 
 
 def _untouched(live: Manifest) -> bool:

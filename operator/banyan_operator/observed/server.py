@@ -10,7 +10,7 @@ from banyan_operator.api import InferenceServer
 from banyan_operator.api.status import Address, InferenceServerStatus, ServedModel, ServerPhase
 from banyan_operator.desired.metadata import SPEC_HASH, owner, selector
 from banyan_operator.kube.kinds import DEPLOYMENT, REPLICA_SET
-from banyan_operator.kube.objects import condition, controller_uid, is_true, uid_of
+from banyan_operator.kube.objects import Ref, condition, controller_uid, find_object, is_true, uid_of
 from banyan_operator.observed import diagnosis
 from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.conditions import FORBIDDEN, Finding, conditions, messages, no, unknown, yes
@@ -148,9 +148,9 @@ def see(server: InferenceServer, desired: Manifest | None, world: World, view: V
 
 
 def own_deployment(server: InferenceServer, world: World) -> Manifest | None:
-    """The Deployment that this very server controls, whoever else's have its name."""
-    mine = owner(server)
-    return next((one for one in world.children if one["kind"] == DEPLOYMENT.kind and mine.controls(one)), None)
+    """The Deployment that this very server controls, or is about to where it lost its owner; whoever else's have its name."""
+    live = find_object(world.children, Ref.to(DEPLOYMENT, server.metadata.name))
+    return live if live is not None and owner(server).may_change(live) else None
 
 
 def _revision(workload: Manifest | None) -> str:

@@ -48,7 +48,7 @@ def _monitored(mine: Owner, refs: tuple[Ref, ...], world: World, outcome: Outcom
             return no("Reconciling", f"{ref.kind} {ref.name} is being made.")
         if live["metadata"].get("deletionTimestamp") or mine.outlived_by(live):
             return no("NotWritten", f"{ref.kind} {ref.name} is being deleted; it is made again after that.")
-        if not mine.controls(live):
+        if not mine.may_change(live):
             return no("NotWritten", f"{ref.kind} {ref.name} could not be written: it exists and belongs to {whose(live)}.")
     return yes("Applied", f"{', '.join(f'{ref.kind} {ref.name}' for ref in refs)} is there.")
 
