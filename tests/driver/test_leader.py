@@ -111,7 +111,8 @@ def test_who_may_not_see_whether_another_leads_stands_by_and_says_so(
                 return refusal(403, "Forbidden", CANNOT)
 
             server.answer = refuse
-            await tried.wait()  # it is told, and tries again
+            async with asyncio.timeout(10):
+                await tried.wait()  # it is told, and tries again
             assert rivals.trouble is not None
             assert "cannot list resource" in rivals.trouble
             assert "rights of the chart's RBAC" in rivals.trouble
