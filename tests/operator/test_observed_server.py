@@ -515,6 +515,36 @@ def test_a_right_that_the_operator_lacks_is_not_blamed_on_the_spec():
     assert conditions(plan)["Progressing"]["reason"] == "OperatorForbidden"
 
 
+DENIED = Outcome(forbidden={Ref("apps/v1", "Deployment", "tiny"): "cannot patch resource"})
+
+
+@pytest.mark.parametrize("spec", [{"runtime": {"contextLength": 4096}}, {"replicas": 2}], ids=["other pods", "fewer pods"])
+def test_a_change_that_the_operator_may_not_carry_out_is_not_told_as_a_rollout(spec: dict[str, Any]):
+    three = merge(SERVER, {"spec": {"replicas": 3}})
+    pods = [pod(three, f"tiny-{n}", **READY) for n in range(3)]
+    before = observe(three, deployment(three), *pods)
+    edited = after(before, merge(three, {"spec": spec, "metadata": {"generation": 2}}))
+    plan = observe(edited, deployment(three), *pods, outcome=DENIED)
+    assert (plan.status["phase"], conditions(plan)["Accepted"]["reason"]) == ("Degraded", "OperatorForbidden")
+    assert (conditions(plan)["Progressing"]["status"], conditions(plan)["Progressing"]["reason"]) == ("False", "OperatorForbidden")
+    assert (ready(plan)["status"], ready(plan)["reason"]) == ("True", "OperatorForbidden")  # what was made before serves
+    assert "not carried out" in ready(plan)["message"]
+    assert [(event.type, event.reason) for event in plan.events] == [("Warning", "OperatorForbidden")]
+    told = edited | {"status": dict(plan.status)}
+    again = observe(told, deployment(three), *pods, outcome=DENIED)
+    assert (again.report.status, again.events) == (None, ())
+    down = observe(told, deployment(three), outcome=DENIED)
+    assert (down.status["phase"], ready(down)["status"], ready(down)["reason"]) == ("Pending", "False", "OperatorForbidden")
+
+
+def test_a_right_that_is_missing_for_a_server_that_serves_is_told_once_in_an_event():
+    serving = after(observe(SERVER, deployment(SERVER), pod(SERVER, **READY)), SERVER)
+    denied = Outcome(forbidden={Ref("networking.k8s.io/v1", "NetworkPolicy", "tiny"): "cannot patch resource"})
+    plan = observe(serving, deployment(SERVER), pod(SERVER, **READY), outcome=denied)
+    assert [(event.type, event.reason) for event in plan.events] == [("Warning", "OperatorForbidden")]
+    assert observe(after(plan, SERVER), deployment(SERVER), pod(SERVER, **READY), outcome=denied).events == ()
+
+
 def test_what_could_not_be_written_for_now_is_told_where_the_progress_is():
     away = Outcome(failed={Ref("apps/v1", "Deployment", "tiny"): "503 etcd is away"})
     plan = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), outcome=away)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from banyan_operator.observed.diagnosis import EARLY
@@ -33,7 +33,7 @@ _ENDINGS: Final = {
 
 def of_server(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
     """What happened to an InferenceServer between two statuses."""
-    events = _troubles(prior, new, "Ready", "Degraded", "Contested")
+    events = _troubles(prior, new, ("Ready", "Accepted"), ("Degraded", "Contested"))
     if _reason(new, "Ready") == "Ready" and _condition(prior, "Ready").get("status") != "True":
         events.append(Event("Normal", "Ready", f"{new.get('ready')} replicas are ready at {new.get('url')}"))
     before, after = prior.get("currentRevision"), new.get("currentRevision")
@@ -45,7 +45,7 @@ def of_server(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
 def of_batch(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
     """What happened to a BatchJob between two statuses."""
     before, after = prior.get("phase"), new.get("phase")
-    events = _troubles(prior, new, "Running", "Contested")
+    events = _troubles(prior, new, ("Running",), ("Contested",))
     if new.get("startTime") and not prior.get("startTime"):
         events.append(Event("Normal", "Started", "The worker runs"))
     if after == "Suspended" != before:
@@ -63,13 +63,13 @@ def of_batch(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
     return events + _failure(prior, new, events)
 
 
-def _troubles(prior: Mapping[str, Any], new: Mapping[str, Any], main: str, *others: str) -> list[Event]:
-    """A warning when the main condition is no longer true, or one of the others has become true, for another reason than before;
-    what one has told the next does not repeat."""
+def _troubles(prior: Mapping[str, Any], new: Mapping[str, Any], good: Sequence[str], bad_ones: Sequence[str]) -> list[Event]:
+    """A warning when one of the good conditions is no longer true, or one of the bad has become true, for another reason than
+    before; what one has told the next does not repeat."""
     found: list[Event] = []
-    for kind in (main, *others):
+    for kind in (*good, *bad_ones):
         now, before = _condition(new, kind), _condition(prior, kind)
-        bad = now.get("status", "True") != "True" if kind == main else now.get("status") == "True"
+        bad = now.get("status", "True") != "True" if kind in good else now.get("status") == "True"
         known = now.get("reason") in _QUIET or now.get("reason") == before.get("reason")
         if bad and not known and not any(event.message in now["message"] for event in found):
             found.append(Event("Warning", now["reason"], now["message"]))

@@ -35,7 +35,7 @@ class Seen:
     strangers: tuple[str, ...]  # pods of others that the Service sends requests to
     diagnosis: Diagnosis | None
     revision: str
-    applied: bool  # the Deployment is of that revision
+    applied: bool  # the Deployment is of that revision, and of as many replicas
     late: bool  # its progress deadline has passed
 
     @property
@@ -116,7 +116,7 @@ def see(server: InferenceServer, desired: Manifest | None, world: World, view: V
     """Count and sort the pods, and find what is wrong with them."""
     deployment = own_deployment(server, world)
     revision = _revision(desired if desired is not None and not server.spec.paused else deployment)
-    applied = deployment is not None and _revision(deployment) == revision
+    applied = deployment is not None and _revision(deployment) == revision and deployment["spec"].get("replicas") == server.spec.replicas
     sets = [] if deployment is None else [one for one in world.children if _is_set_of(deployment, one)]
     known = pods_of(sets, world.children)
     current = tuple(pod for pod in known if pod.active and pod.revision == revision)
@@ -223,7 +223,7 @@ def _rollout(server: InferenceServer, accepted: Finding, seen: Seen) -> Finding:
         if accepted.status != "True":
             return no(accepted.reason, "No Deployment exists, and none can be made now.")
         return yes("Creating", "The Deployment does not exist yet.")
-    if accepted.status != "True" and not seen.applied:
+    if _held(accepted, seen):
         return no(accepted.reason, f"The spec is not carried out; what was made before it stays: {seen.ready_any} replicas take requests.")
     if seen.complete:
         return no("UpToDate", f"Revision {seen.revision} runs everywhere." if seen.wanted else "No replicas are wanted, and none exist.")
@@ -236,6 +236,11 @@ def _rollout(server: InferenceServer, accepted: Finding, seen: Seen) -> Finding:
     if len(seen.current) != seen.wanted:
         return yes("Scaling", f"{len(seen.current)} pods exist, {seen.wanted} are wanted.{why}")
     return yes("Loading", seen.diagnosis.message if seen.diagnosis else f"{seen.ready_current} of {seen.wanted} replicas are ready.")
+
+
+def _held(accepted: Finding, seen: Seen) -> bool:
+    """Whether something is in the way of what the Deployment is to become: nothing moves until that is mended."""
+    return accepted.status != "True" and not seen.applied
 
 
 def _ready(accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
@@ -258,6 +263,9 @@ def _ready(accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
         return unknown("Reconciling", "Waiting for pods to be created.")
     if route is not None and route.status != "True":
         return no("RouteNotReady", route.message)
+    if _held(accepted, seen):
+        text = f"{seen.ready_any} replicas take requests; the spec as it is now is not carried out"
+        return yes(accepted.reason, f"{text}: {accepted.message}")
     if seen.others:
         text = f"{seen.ready_any} of {seen.wanted} replicas take requests; {seen.ready_current} of them run revision {seen.revision}"
         why = f" {seen.diagnosis.message}" if seen.diagnosis and seen.diagnosis.reason not in diagnosis.EARLY else ""
@@ -288,9 +296,9 @@ def _phase(server: InferenceServer, found: Mapping[str, Finding], seen: Seen) ->
         return "Failed"
     if seen.wanted == 0 and seen.deployment is not None and not seen.ready_any:
         return "Stopped"
-    if (late or found["Degraded"].status == "True") and seen.ready_any:
+    if (late or _held(accepted, seen) or found["Degraded"].status == "True") and seen.ready_any:
         return "Degraded"
-    if seen.rolling:
+    if seen.rolling and not _held(accepted, seen):
         return "Updating"
     if seen.deployment is not None and seen.ready_current >= seen.wanted:
         return "Ready"
