@@ -489,6 +489,9 @@ def test_a_monitor_comes_goes_and_comes_back_with_the_spec_and_with_its_resource
         edit(rig, SERVER["spec"])
         await rig.work()
         assert MONITOR not in rig.server.objects
+        rig.queue.add(KEY)
+        await rig.work()
+        assert rig.writes().count(("DELETE", MONITOR)) == 1
         edit(rig, MONITORED)
         await rig.work()
         assert MONITOR in rig.server.objects
