@@ -501,6 +501,7 @@ def test_a_monitor_comes_goes_and_comes_back_with_the_spec_and_with_its_resource
         again = rig.see({**SERVER, "metadata": {**SERVER["metadata"], "uid": "again"}, "spec": MONITORED})
         await rig.work()
         assert monitored(rig) == "False"
+        assert rig.queue.backlog.next_due() is not None  # no watch will tell
         rig.server.remove(MONITOR)
         rig.queue.add(KEY)
         await rig.work()
@@ -553,7 +554,8 @@ def test_the_audit_finds_a_monitor_that_was_deleted_and_one_that_nobody_wants() 
         await rig.work()
         assert MONITOR not in rig.server.objects
         rig.server.answer = lambda call: unserved() if "monitoring.coreos.com" in call.path else None
-        await relist.everything()
+        async with asyncio.timeout(10):
+            await relist.everything()
         assert relist.trouble is None
 
     run(really, scenario)
