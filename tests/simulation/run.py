@@ -36,7 +36,7 @@ from tests.simulation.watches import Hub
 REST_S = 12.0  # after the last move, before it is looked at for the first time
 LOOK_AGAIN_S = 10.0
 MOST_CALLS = 5_000  # of one schedule; a hundred are usual
-SETTLED_S = 6.0  # what was written last may still be told
+SETTLED_S = 12.0  # what was written last may still be told, and what moved was to be looked at again after 10 s
 PATIENCE_S = 700.0  # of a reconcile's longest back-off, and then some
 
 
