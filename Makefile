@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 export REGISTRY TAG TORCH BASE_IMAGE IMAGE_TOOL
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster lint format crds install install-dev clean bench simulate soak
+.PHONY: help demo test test-cluster lint format crds install install-dev clean bench simulate simulate-operator soak
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ images: ## both container images (REGISTRY=registry.example.com/team TAG=…), a
 
 simulate: install-dev ## a million random steps of the engine (make test runs a tenth of them)
 	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/engine/test_simulation.py $(PYTEST_ARGS)
+
+simulate-operator: install-dev ## a million random schedules of the operator (make test runs ten thousand; hours)
+	@BANYAN_SIM_SCHEDULES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/test_simulation.py $(PYTEST_ARGS)
 
 soak: install-dev ## 100,000 requests of mixed lengths: memory must stay where it is (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py

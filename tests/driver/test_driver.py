@@ -44,7 +44,8 @@ REF = Ref("apps/v1", "Deployment", "smollm2")
 
 def wanted(resource: Manifest, kind: kinds.Kind = DEPLOYMENT) -> Manifest:
     owner = {**{name: resource[name] for name in ("apiVersion", "kind")}, "name": "smollm2", "uid": resource["metadata"]["uid"]}
-    meta = {"name": "smollm2", "namespace": "team", "labels": OURS, "ownerReferences": [{**owner, "controller": True}]}
+    made = {"serving.banyan.dev/applied-hash": "0123456789"}
+    meta = {"name": "smollm2", "namespace": "team", "labels": OURS, "annotations": made, "ownerReferences": [{**owner, "controller": True}]}
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": {"replicas": 1}}
 
 

@@ -242,9 +242,9 @@ class Actors:
         if self.server.get(Key(kind, NAMESPACE, name)) is not None:
             return
         meta: Manifest = {"name": name, "namespace": NAMESPACE, "labels": {"app": "theirs"}}
-        if rng.random() < 0.4:  # with an owner of its own: what has our labels and no owner is a child that has lost it
+        if rng.random() < 0.4:
             meta["labels"] = {"app.kubernetes.io/managed-by": "banyan-operator", "serving.banyan.dev/server": "a"}
-        if "app" not in meta["labels"] or rng.random() < 0.3:
+        if rng.random() < 0.3:
             owner = self.server.get(Key("ConfigMap", NAMESPACE, "theirs"))
             assert owner is not None
             meta["ownerReferences"] = [owner_reference(owner)]

@@ -7,17 +7,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from banyan_operator import api as resources
-from banyan_operator.api import Resource
+from banyan_operator.api import BatchJob, Resource
 from banyan_operator.cluster import podclient
 from banyan_operator.cluster.client import Api, ApiError
 from banyan_operator.cluster.store import Store
 from banyan_operator.desired.monitors import wanted_optional
+from banyan_operator.desired.names import work_name
 from banyan_operator.desired.references import references
 from banyan_operator.kube import kinds
 from banyan_operator.kube.addresses import service_url
 from banyan_operator.kube.kinds import Manifest
-from banyan_operator.kube.objects import Key, Ref, controller_uid, is_true, uid_of
+from banyan_operator.kube.objects import Key, Ref, controller, controller_uid, is_true, uid_of
 from banyan_operator.kube.ownership import Owner
+from banyan_operator.observed.batch import is_terminal
 from banyan_operator.plan import World
 from banyan_operator.times import seconds
 
@@ -166,6 +168,8 @@ class Gatherer:
             missing = await self._references.missing(resource, parsed)
             absent = await self._optional.absent(key, resource, parsed)
         children = self._store.children(key)
+        if key.kind == kinds.BATCH_JOB.kind:
+            children = (*children, *await self._unshown_jobs(key.namespace, children, _to_stop(resource, parsed)))
         readyz = progress = None
         if key.kind == kinds.INFERENCE_SERVER.kind:
             pod = podclient.newest(resource, children, "server")
@@ -199,6 +203,21 @@ class Gatherer:
             return None
         return self._store.get(Key(kinds.INFERENCE_SERVER.kind, key.namespace, name))
 
+    async def _unshown_jobs(self, namespace: str, children: Iterable[Manifest], to_stop: str | None) -> list[Manifest]:
+        """Jobs that no watch shows, for they have lost our label, and that nobody would find: those that pods name as theirs,
+        and `to_stop`, the one that must be seen to stand still.
+
+        A child that lost its label is found again where it is to be written; a Job that is not to be made is not.
+        """
+        known = tuple(children)
+        uids = {uid_of(child) for child in known}
+        owners = [controller(child) for child in known if child["kind"] == kinds.POD.kind]
+        names = {one["name"] for one in owners if one and one["kind"] == kinds.JOB.kind and one["uid"] not in uids}
+        if to_stop is not None and not any(child["kind"] == kinds.JOB.kind for child in known):
+            names.add(to_stop)
+        live = [await self._api.get(kinds.JOB, namespace, name) for name in sorted(names)]
+        return [one for one in live if one is not None and uid_of(one) not in uids]
+
     async def _warnings(self, namespace: str, children: Iterable[Manifest]) -> tuple[Manifest, ...]:
         """Warning Events of pods that wait for longer than usual, and of Jobs that wait for a pod, newest first."""
         now, known = self._clock(), tuple(children)
@@ -227,6 +246,15 @@ def _parsed(resource: Manifest) -> Resource | None:
         return resources.parse(resource, strict=False)
     except resources.SpecError:
         return None  # reconcile says what is wrong with it
+
+
+def _to_stop(resource: Manifest, parsed: Resource | None) -> str | None:
+    """The name of the Job that is to stand still, if one is."""
+    if not isinstance(parsed, BatchJob) or is_terminal(resource.get("status") or {}):
+        return None
+    if not (parsed.spec.cancel or parsed.spec.suspend or parsed.spec.deadline_seconds):
+        return None
+    return work_name(parsed)
 
 
 def _settled(resource: Manifest, live: Manifest) -> bool:

@@ -10,7 +10,7 @@ from banyan_operator.api import BatchJob
 from banyan_operator.api.uris import ClaimPath, HostPath, locate
 from banyan_operator.desired import podspec, serverpod
 from banyan_operator.desired.companions import cache_claim, service_account
-from banyan_operator.desired.metadata import APPLIED_HASH, SPEC_HASH, child, digest, labels, owner_references
+from banyan_operator.desired.metadata import SPEC_HASH, child, digest, labels, owner_references
 from banyan_operator.desired.monitors import monitors
 from banyan_operator.desired.names import Names
 from banyan_operator.desired.network import network_policy
@@ -19,6 +19,7 @@ from banyan_operator.desired.podtemplate import merged
 from banyan_operator.kube.addresses import PROGRESS_PORT, PROGRESS_PORT_NAME, SERVER_PORT
 from banyan_operator.kube.kinds import JOB
 from banyan_operator.kube.objects import Ref, find_object, is_true
+from banyan_operator.kube.ownership import APPLIED_HASH
 from banyan_operator.plan import Manifest, Settings
 
 CONTAINER: Final = "worker"

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 from banyan_operator.api.quantity import amount
 from banyan_operator.desired.drift import settled
-from banyan_operator.desired.metadata import APPLIED_HASH
 from banyan_operator.kube.kinds import MADE, Manifest
 from banyan_operator.kube.objects import Ref
-from banyan_operator.kube.ownership import Owner
+from banyan_operator.kube.ownership import APPLIED_HASH, Owner
 from banyan_operator.plan import Event
 
 

@@ -9,13 +9,11 @@ from typing import Any, Final
 from banyan_operator.api import API_VERSION, InferenceServer, Resource
 from banyan_operator.kube.kinds import FIELD_MANAGER, GROUP, MANAGED_BY_LABEL, Manifest
 from banyan_operator.kube.objects import OWNER_LABELS, owner_reference
-from banyan_operator.kube.ownership import Owner
+from banyan_operator.kube.ownership import APPLIED_HASH, Owner
 from banyan_operator.plan import Settings
 
 SPEC_HASH: Final = f"{GROUP}/spec-hash"
 """On a pod template: 10 hex digits over the template; pods carry it, so it tells which revision a pod is of."""
-APPLIED_HASH: Final = f"{GROUP}/applied-hash"
-"""On every child: a hash over all that we apply. It differs when a field is no longer wanted, which no comparison shows."""
 SPEC_DIGEST: Final = f"{GROUP}/spec-digest"
 """On a Deployment and on recorded templates: for which spec the pods are as they are."""
 REFRESH: Final = f"{GROUP}/refresh"

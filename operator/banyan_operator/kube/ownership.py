@@ -9,6 +9,8 @@ from typing import Any, Final
 from banyan_operator.kube.kinds import FIELD_MANAGER, GROUP, MANAGED_BY_LABEL
 from banyan_operator.kube.objects import OWNER_LABELS, controller
 
+APPLIED_HASH: Final = f"{GROUP}/applied-hash"
+"""On every child: a hash over all that we apply. It differs when a field is no longer wanted, which no comparison shows."""
 ADOPT: Final = f"{GROUP}/adopt"
 """Annotation: "true" on somebody else's object lets the resource that wants its name take it over."""
 
@@ -39,6 +41,8 @@ class Owner:
         metadata = live["metadata"]
         if (metadata.get("annotations") or {}).get(ADOPT) == "true":
             return True
+        if APPLIED_HASH not in (metadata.get("annotations") or {}):
+            return False  # labels may be anybody's
         labels = metadata.get("labels") or {}
         return bool(labels.get(MANAGED_BY_LABEL) == FIELD_MANAGER and labels.get(OWNER_LABELS[self.kind]) == self.name)
 
