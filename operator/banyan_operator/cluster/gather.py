@@ -169,7 +169,7 @@ class Gatherer:
             absent = await self._optional.absent(key, resource, parsed)
         children = self._store.children(key)
         if key.kind == kinds.BATCH_JOB.kind:
-            children = (*children, *await self._unshown_jobs(key.namespace, children, _to_stop(resource, parsed)))
+            children = (*children, *await self._unshown_jobs(resource, children, _to_stop(resource, parsed)))
         readyz = progress = None
         if key.kind == kinds.INFERENCE_SERVER.kind:
             pod = podclient.newest(resource, children, "server")
@@ -203,7 +203,7 @@ class Gatherer:
             return None
         return self._store.get(Key(kinds.INFERENCE_SERVER.kind, key.namespace, name))
 
-    async def _unshown_jobs(self, namespace: str, children: Iterable[Manifest], to_stop: str | None) -> list[Manifest]:
+    async def _unshown_jobs(self, resource: Manifest, children: Iterable[Manifest], to_stop: str | None) -> list[Manifest]:
         """Jobs that no watch shows, for they have lost our label, and that nobody would find: those that pods name as theirs,
         and `to_stop`, the one that must be seen to stand still.
 
@@ -215,8 +215,9 @@ class Gatherer:
         names = {one["name"] for one in owners if one and one["kind"] == kinds.JOB.kind and one["uid"] not in uids}
         if to_stop is not None and not any(child["kind"] == kinds.JOB.kind for child in known):
             names.add(to_stop)
+        mine, namespace = Owner.of(resource), resource["metadata"]["namespace"]
         live = [await self._api.get(kinds.JOB, namespace, name) for name in sorted(names)]
-        return [one for one in live if one is not None and uid_of(one) not in uids]
+        return [one for one in live if one is not None and uid_of(one) not in uids and mine.may_change(one)]
 
     async def _warnings(self, namespace: str, children: Iterable[Manifest]) -> tuple[Manifest, ...]:
         """Warning Events of pods that wait for longer than usual, and of Jobs that wait for a pod, newest first."""

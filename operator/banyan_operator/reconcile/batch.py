@@ -15,7 +15,7 @@ from banyan_operator.desired.monitors import wanted_optional
 from banyan_operator.desired.names import work_name
 from banyan_operator.kube.addresses import service_url
 from banyan_operator.kube.kinds import JOB
-from banyan_operator.kube.objects import Ref, condition, controller, is_true
+from banyan_operator.kube.objects import Ref, condition, is_true
 from banyan_operator.observed import batch as observed_batch
 from banyan_operator.observed import events
 from banyan_operator.observed.batch import CANCEL, EXPIRE, Course, Seen, Stop
@@ -138,9 +138,9 @@ def _left(seen: Seen) -> Finding | None:
 
 def _of_another_run(job: BatchJob, world: World) -> Finding | None:
     """A Job of this name that was left behind by another BatchJob: its workers write for that one's run."""
-    name = work_name(job, world.children)
+    name, mine = work_name(job, world.children), owner(job)
     for one in world.children:
-        if Ref.of(one) == Ref.to(JOB, name) and controller(one) is None and run_of(one) != run_id(job):
+        if Ref.of(one) == Ref.to(JOB, name) and not mine.controls(one) and mine.may_change(one) and run_of(one) != run_id(job):
             text = f"Job {name} was left by another BatchJob of this name and writes for its run"
             return no("NameConflict", f"{text}. Delete it: kubectl delete job {name}")
     return None
