@@ -88,7 +88,26 @@ def own_status_is_no_news_at_all(patch: pytest.MonkeyPatch) -> None:
         return store.NOBODY if own else concerned
 
     patch.setattr(Store, "note", note)
-    status_without_a_version(patch)
+    _status_for_the_same_object(patch)
+
+
+def _status_for_the_same_object(patch: pytest.MonkeyPatch) -> None:
+    """A status is refused by another object of the name, not by a later version of the same one: its answer can show an edit."""
+    uids: dict[tuple[int, str], str] = {}
+    commit, real = Server._commit, Server.patch_status
+
+    def noting(self: Server, *arguments: Any) -> Manifest:
+        made = commit(self, *arguments)
+        uids[id(self), made["metadata"]["resourceVersion"]] = uid_of(made)
+        return made
+
+    def patch_status(self: Server, key: Key, status: Mapping[str, Any], version: str) -> Manifest:
+        live = self.objects.get(key)
+        same = live is not None and uids.get((id(self), version)) == uid_of(live)
+        return real(self, key, status, "" if same else version)
+
+    patch.setattr(Server, "_commit", noting)
+    patch.setattr(Server, "patch_status", patch_status)
 
 
 def gone_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -189,7 +208,7 @@ PLANTS = (
     Plant("4: a terminal status after a failed write", over_after_a_failed_write, "may still run|a worker of a BatchJob", 2000),
     Plant("5: a status is written whatever object has the name", status_without_a_version, "older than|another run|started before", 2000),
     Plant("5: what a deleted resource owned counts as of its successor", owners_by_name, "", 2000),
-    Plant("6: an edit under a status write is lost", own_status_is_no_news_at_all, "observedGeneration|still to be|another run", 2000),
+    Plant("6: an edit under a status write is lost", own_status_is_no_news_at_all, "observedGeneration|still to be|instead of", 4000),
     Plant("7: a child that loses our label is gone for ever", gone_for_ever, "", 2000),
     Plant("7: a child that loses the owner label queues nobody", owners_by_label_alone, "", 2000),
     Plant("9: Retry-After is ignored", no_hold, "Retry-After", 2000),
