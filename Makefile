@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 export REGISTRY TAG TORCH BASE_IMAGE IMAGE_TOOL
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster lint format crds install install-dev clean bench simulate simulate-operator soak
+.PHONY: help demo test test-cluster images lint format crds install install-dev clean bench simulate simulate-operator soak
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -153,4 +153,4 @@ def test_a_sighting_costs_the_same_whatever_else_is_known() -> None:
             sys.settrace(None)
         return counted
 
-    assert steps(10_000) == steps(10)
+    assert steps(10_000) < 1.5 * steps(10), "but for a few keys whose hashes collide"

@@ -119,6 +119,7 @@ def test_an_abort_reaches_a_request_that_is_still_being_planned(server: ServerPr
     workers = server.zygote.children()
     for worker in workers:
         worker.suspend()
+    server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 1, "nothing but this scrape", 10)
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(generate, server, text="a", sampling_params=endless, rid="early")
         server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 2, "the request and this scrape", 10)
