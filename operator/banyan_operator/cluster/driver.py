@@ -16,7 +16,7 @@ from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.report import Reporter
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube.kinds import Kind, Manifest
-from banyan_operator.kube.objects import Key
+from banyan_operator.kube.objects import Key, key_of
 from banyan_operator.plan import Settings, World
 from banyan_operator.reconcile import Decision
 
@@ -63,11 +63,13 @@ class Driver:
             return None
         world = await self._gatherer.world(key, resource)
         decision = self._decide(resource, world, self._settings)
-        applied = await self._applier.apply(resource, decision.plan)
+        unseen = self._unseen((key_of(child), child) for child in world.children)
+        applied = await self._applier.apply(resource, decision.plan, unseen)
         if applied.unseen and applied.error is None:  # what is to become of them is decided with them
-            world = replace(world, children=(*self._store.children(key), *applied.unseen.values()))
+            unseen = self._unseen((unseen | applied.unseen).items())
+            world = replace(world, children=(*self._store.children(key), *unseen.values()))
             decision = self._decide(resource, world, self._settings)
-            applied = await self._applier.apply(resource, decision.plan, applied.unseen)
+            applied = await self._applier.apply(resource, decision.plan, unseen)
         self._metrics.refused(key.kind, len(applied.refused) + len(applied.forbidden))
         report = decision.report(applied.outcome)
         try:
@@ -78,6 +80,10 @@ class Driver:
             raise applied.error
         times = (report.requeue_after_s, applied.wait_s, self._gatherer.look_again_s(key, world))
         return min((t for t in times if t is not None), default=None)
+
+    def _unseen(self, children: Iterable[tuple[Key, Manifest]]) -> dict[Key, Manifest]:
+        """Those that no watch shows."""
+        return {key: child for key, child in children if self._store.get(key) is None}
 
     # --- workers ---
 
