@@ -5,13 +5,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CLUSTER ?=
 PYTEST_ARGS ?=
+ARGS ?=
 export REGISTRY TAG TORCH BASE_IMAGE IMAGE_TOOL
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster images lint format crds install install-dev clean bench simulate simulate-operator soak
+.PHONY: help demo test test-cluster images lint format crds install install-dev clean bench bench-host simulate simulate-operator simulate-batch test-batch-faults soak fuzz
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## install, fetch a real model, serve it, ask it a question, run a batch (no GPU, no cluster, no account)
 	@PYTHON=$(PYTHON) VENV=$(VENV) examples/demo.sh
@@ -22,7 +23,7 @@ install: ## a virtual environment with both packages
 install-dev: ## the same, and everything that lint and tests need
 	@PYTHON=$(PYTHON) VENV=$(VENV) .ci/install dev
 
-test: install-dev ## every test that this machine can run (15 minutes); the last lines say what was left out and why
+test: install-dev ## every test that this machine can run (three quarters of an hour); the last lines say what was left out and why
 	@VENV=$(VENV) .ci/test $(PYTEST_ARGS)
 
 test-cluster: install-dev ## images, chart and operator on a real cluster (CLUSTER=kind, or the one beside the checkout)
@@ -43,14 +44,26 @@ images: ## both container images (REGISTRY=registry.example.com/team TAG=…), a
 simulate: install-dev ## a million random steps of the engine (make test runs a tenth of them)
 	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/engine/test_simulation.py $(PYTEST_ARGS)
 
-simulate-operator: install-dev ## a million random schedules of the operator (make test runs ten thousand; hours)
+simulate-operator: install-dev ## a million random schedules of the operator (make test runs four thousand; hours)
 	@BANYAN_SIM_SCHEDULES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/test_simulation.py $(PYTEST_ARGS)
+
+simulate-batch: install-dev ## a million random schedules of the batch protocol (make test runs ten thousand)
+	@BANYAN_SIM_BATCHES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/batch/simulation/test_simulation.py $(PYTEST_ARGS)
+
+test-batch-faults: install-dev ## runs killed at each of their writes, in a folder and in S3 (of S3's, make test meets each kind)
+	@BANYAN_ALL_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/batch/faults $(PYTEST_ARGS)
 
 soak: install-dev ## 100,000 requests of mixed lengths: memory must stay where it is (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py
 
-bench: install-dev ## tokens per second beside transformers, into benchmarks/results
-	$(BIN)/python benchmarks/throughput.py
+fuzz: install-dev ## ten thousand drawn HTTP requests over /openapi.json (make test sends a thousand)
+	@BANYAN_FUZZ_CASES=10000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist -s tests/clients/test_fuzz.py $(PYTEST_ARGS)
+
+bench: install-dev ## Banyan beside llama.cpp, OpenVINO and vLLM on this machine's CPU, into benchmarks/results (ARGS="--models 7m --rounds 1": minutes)
+	$(BIN)/python benchmarks/compare.py $(ARGS)
+
+bench-host: install-dev ## what the host costs around the model: scheduler, prefix cache, front, start (ARGS="--rounds 1")
+	$(BIN)/python benchmarks/host.py $(ARGS)
 
 clean: ## remove the virtual environment and what tests and the example left
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache examples/01-minimal/batches/out

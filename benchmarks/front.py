@@ -2,7 +2,7 @@
 
     python benchmarks/front.py [--streams 256] [--tokens 200] [--interval-ms 8] [--rounds 5] [--out FILE.json]
 
-The front is the real one (application, counters, HTTP server with uvloop, ZeroMQ) in a process of its own; the engine at
+The front is the real one (application, counters, HTTP server with uvloop, link) in a process of its own; the engine at
 the other end of its wire is played by this process, and so are the clients, which read raw sockets. A step comes every few
 milliseconds, so that each is a wake-up and a write of its own, as with a real engine. What is counted is the CPU time of all
 threads of the front, kernel included, between the first and the last step; the median of the rounds is told. `--compare TREE`
@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import platform
+import select
 import socket
 import statistics
 import subprocess
@@ -28,7 +29,6 @@ from typing import Any
 
 import tokenizers
 import uvloop
-import zmq
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from banyan_runtime import wire
@@ -42,6 +42,7 @@ from banyan_runtime.front.prepare.inline import InlinePreparer
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
+from banyan_runtime.link import Link
 from banyan_runtime.server.http import Http
 
 WARM_UP_STEPS = 20
@@ -117,19 +118,19 @@ def measure(tree: Path, streams: int, tokens: int, interval_s: float) -> float:
     """Microseconds of the front's CPU time for each streamed token."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        address = f"ipc://{folder}/engine"
+        address = f"{folder}/engine"
         path = os.pathsep.join([str(tree / "runtime"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, str(tree / "benchmarks/front.py"), "--serve", address, folder]
         front = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        sockets = zmq.Context()
-        engine = sockets.socket(zmq.PAIR)
         try:
-            engine.connect(address)
+            engine = connected(address)
             engine.send(wire.encode(wire.Ready(INFO)))
             assert front.stdout is not None
             port = int(front.stdout.readline())
-            readers = [Reader(port) for _ in range(streams)]
-            ids = [submitted(engine) for _ in readers]
+            readers, ids = [], []
+            for _ in range(streams):
+                readers.append(Reader(port))
+                ids.append(submitted(engine))
             started, due = 0.0, time.monotonic()
             for step in range(WARM_UP_STEPS + tokens):
                 if step == WARM_UP_STEPS:
@@ -148,13 +149,22 @@ def measure(tree: Path, streams: int, tokens: int, interval_s: float) -> float:
         finally:
             front.kill()
             front.wait()
-            engine.close(0)
-            sockets.term()
 
 
-def submitted(engine: zmq.Socket[bytes]) -> int:
-    """The id of the next request."""
-    message = wire.decode_front(engine.recv())
+def connected(address: str) -> Link:
+    """The engine's end of the front's link, which is there soon after the front was started."""
+    while True:
+        try:
+            return Link.connect(address)
+        except OSError:
+            time.sleep(0.01)
+
+
+def submitted(engine: Link) -> int:
+    """The id of the next request, which is the only one on its way."""
+    while not (raws := engine.receive()):
+        select.select([engine], [], [])
+    (message,) = map(wire.decode_front, raws)
     assert isinstance(message, wire.Submit)
     return message.id
 

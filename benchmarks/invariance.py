@@ -24,7 +24,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import layers
 from banyan_runtime.model.attention import products
 from banyan_runtime.model.invariance import RowSizes
-from banyan_runtime.model.runner import TorchRunner
+from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import load
 from banyan_runtime.step import Ragged, RowUpdates, SamplingColumns, Step, TableShape
 
@@ -57,23 +57,23 @@ def main() -> None:
                 print(f"{rows:6} " + " ".join(f"{ms:9.1f} ({ms / none:4.2f}x)" for ms, none in times))
 
 
-def _runner(shape: str, dtype: str, count: int) -> TorchRunner:
+def _runner(shape: str, dtype: str, count: int) -> ModelRunner:
     config = SHAPES[shape] | {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "max_position_embeddings": 4096, "tie_word_embeddings": True, "hidden_act": "silu",
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
-        options = ServerConfig(model_path=folder, device="cpu", dtype=dtype, load_format="dummy", max_total_tokens=64 * 256)
+        options = ServerConfig(model_path=folder, device="cpu", runner="torch", dtype=dtype, load_format="dummy", max_total_tokens=64 * 256)
         runner = load(options, Path(folder), lambda *_: None)
-    assert isinstance(runner, TorchRunner)
+    assert isinstance(runner, ModelRunner)
     runner.prepare(TableShape(rows=64, positions=CONTEXT))
     return runner
 
 
-def _start(runner: TorchRunner, shape: dict[str, int]) -> float:
+def _start(runner: ModelRunner, shape: dict[str, int]) -> float:
     """Seconds to measure everything again."""
-    spec, decoder = runner._decoder.spec, runner._decoder
+    spec, decoder = runner.forward.decoder.spec, runner.forward.decoder
     layers._MeasuredLayers.KNOWN.clear()
     products.Products.KNOWN.clear()
     kernels = type(decoder.kernels)()
@@ -93,22 +93,22 @@ def _start(runner: TorchRunner, shape: dict[str, int]) -> float:
     return time.process_time() - started
 
 
-def _measure(runner: TorchRunner, steps: list[tuple[int, int]], rounds: int) -> dict[int, list[tuple[float, float]]]:
+def _measure(runner: ModelRunner, steps: list[tuple[int, int]], rounds: int) -> dict[int, list[tuple[float, float]]]:
     """By the largest block: milliseconds of each step, and those without blocks."""
-    found, attention = runner._decoder.rows, runner._attention._products
+    found, attention = runner.forward.decoder.rows, runner.forward.attention._products
     sizes = found.sizes
     assert sizes is not None, "this machine makes no promise: there is nothing to compare"
     best = {rows: [float("inf")] * len(steps) for rows in BLOCKS}
     built = [_step(*step) for step in steps]
     for _ in range(rounds + 1):
         for rows in BLOCKS:
-            runner._decoder.rows = RowSizes([size for size in sizes if size <= rows]) if rows else RowSizes(None)
-            runner._attention._products = attention if rows else _unbounded()
+            runner.forward.decoder.rows = RowSizes([size for size in sizes if size <= rows]) if rows else RowSizes(None)
+            runner.forward.attention._products = attention if rows else _unbounded()
             for index, step in enumerate(built):
                 started = time.process_time()
                 runner.launch(step).result()
                 best[rows][index] = min(best[rows][index], 1e3 * (time.process_time() - started))
-    runner._decoder.rows, runner._attention._products = found, attention
+    runner.forward.decoder.rows, runner.forward.attention._products = found, attention
     return {rows: list(zip(times, best[0], strict=True)) for rows, times in best.items()}
 
 

@@ -2,17 +2,20 @@
 
     python benchmarks/metrics.py [--rounds 200] [--seconds 10] [--out FILE.json]
 
-Three questions. What a page costs (ways take turns A B C A B C …, medians): `page` is what the server does, families built from plain
+Questions. What a page costs (ways take turns A B C A B C …, medians): `page` is what the server does, families built from plain
 cells at scrape time and written by prometheus-client; `lines` joins prepared line beginnings with the numbers, the least that
 Python can do; `native` is prometheus-client's own Counter, Gauge and Histogram objects. What counting costs, in cells and in
-native objects. And, with 20 scrapes a second while requests come and go: how much of the event loop's time they take, and for
-how long at a time other work waits. Needs no server: the counters are filled as a server's would be after some traffic.
+native objects; what all of it adds to one decode step of 64 requests in the engine and in the front, snapshots included, beside
+a step of 2 ms; what peers' names and traces add to the end of a request. And, with 20 scrapes a second while requests come and
+go: how much of the event loop's time they take, and for how long at a time other work waits. Needs no server: the counters are
+filled as a server's would be after some traffic.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import platform
@@ -24,18 +27,30 @@ from datetime import date
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import uvloop
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from banyan_runtime import wire
+from banyan_runtime.engine.report import Drafted, Report
 from banyan_runtime.exposition import CellFamily, HistogramFamily, Page
+from banyan_runtime.front.compat import peer_names
 from banyan_runtime.front.metrics import LATENCY_BUCKETS, Metrics, RequestRecord
+from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.state import ServerState
+from banyan_runtime.front.tracing import Tracing
+from banyan_runtime.server.stages import LAUNCH, OUTPUT, RECV, SCHEDULE, WAIT_DEVICE, Stages
 
 RUNNING = 64
 STEP_S = 0.025
+SHORT_STEP_S = 0.002  # of a small model on a GPU
+SNAPSHOT_S = 0.1
 SCRAPE_S = 0.05
 HANDLERS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics", "/readyz", "/livez", "/generate", "unmatched")
 INFO = wire.EngineInfo(
@@ -83,6 +98,13 @@ class Engine:
         )  # fmt: skip
 
 
+def count(metrics: Metrics, ended: RequestRecord) -> None:
+    """All that one request has counted."""
+    if ended.first_token is not None:
+        metrics.first_token(ended.first_token - ended.received, streaming=ended.streaming)
+    metrics.request_finished(ended)
+
+
 def filled(rng: random.Random) -> Metrics:
     """Metrics of a server that has done some work."""
     metrics, engine = Metrics("Qwen/Qwen3-0.6B", ServerState("hf://Qwen/Qwen3-0.6B"), queue_limit=2048), Engine(rng)
@@ -92,7 +114,7 @@ def filled(rng: random.Random) -> Metrics:
             metrics.http_started()
             metrics.http_finished(handler, "GET", code)
     for _ in range(5000):
-        metrics.request_finished(record(rng))
+        count(metrics, record(rng))
         metrics.inter_token_latency(rng.expovariate(1 / STEP_S), RUNNING)
     uvloop.run(metrics.render(engine.step()))
     return metrics
@@ -177,13 +199,76 @@ def counting(rng: random.Random, metrics: Metrics, rounds: int) -> dict[str, dic
 
     return timed(
         {
-            "request, cells": lambda: metrics.request_finished(next(ended)),
+            "request, cells": lambda: count(metrics, next(ended)),
             "request, native": end_native,
             "step of 64, cells": lambda: metrics.inter_token_latency(STEP_S, RUNNING),
             "step of 64, native": step_native,
         },
         rounds,
     )
+
+
+def step_cost(steps: int = 20_000) -> dict[str, float]:
+    """Microseconds of CPU time that counting adds to one decode step of 64 requests, a snapshot every 100 ms included."""
+    limits: Any = SimpleNamespace(pool_tokens=200_000, decode_log_interval=1 << 30, graphs=False, draft_tokens=0)
+    report, stages = Report(lambda line: None, limits, 0.0), Stages()
+    metrics = Metrics("m", ServerState("m"))
+    every = int(SNAPSHOT_S / SHORT_STEP_S)
+    raw = b""
+
+    def snapshot() -> bytes:
+        stats = report.stats(
+            running=RUNNING, waiting=0, queued_tokens=0, background_running=0, background_waiting=0, held=0, kv_used=1, kv_evictable=1,
+            kv_free=1, evicted_tokens=0, ratio=0.5,
+        )  # fmt: skip
+        stats.scheduler_seconds = stages.seconds
+        return wire.encode(stats)
+
+    began = time.process_time()
+    for number in range(steps):
+        for stage in (OUTPUT, RECV, SCHEDULE, LAUNCH, SCHEDULE, WAIT_DEVICE):
+            stages.end(stage)
+        report.decode_done(RUNNING, Drafted(0, 0), number * SHORT_STEP_S, number * SHORT_STEP_S + 0.001, used=1000, queued=0)
+        if number % every == 0:
+            raw = snapshot()
+    engine = (time.process_time() - began) / steps * 1e6
+    began = time.process_time()
+    for number in range(steps):
+        metrics.inter_token_latency(SHORT_STEP_S, RUNNING)
+        if number % every == 0:
+            wire.decode_engine(raw)
+    front = (time.process_time() - began) / steps * 1e6
+    percent = (engine + front) / (SHORT_STEP_S * 1e6) * 100
+    return {"engine_us": round(engine, 2), "front_us": round(front, 2), "percent_of_a_2_ms_step": round(percent, 3)}
+
+
+def peers_and_traces(rng: random.Random, rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds for the end of a request with peers' names, and for all spans of a request with two sequences."""
+    ways: dict[str, Callable[[], object]] = {}
+    found = record(rng)
+    for compat in (None, "sglang", "vllm"):
+        metrics = Metrics("m", ServerState("m"), peer=peer_names(compat, "m"))
+        metrics.engine_ready(INFO)
+        ways[f"request, names of {compat or 'ours alone'}"] = functools.partial(count, metrics, found)
+    requests = [GenerateRequest(token_ids=wire.pack_ids([1]), sampling=wire.Sampling(max_new_tokens=7))] * 2
+    route = SimpleNamespace(path="/v1/chat/completions")
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "route": route}
+    for name, sampler in (("sampled", ALWAYS_ON), ("not sampled", ALWAYS_OFF)):
+        provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(InMemorySpanExporter()))
+        tracing = Tracing(provider, "m")
+
+        def trace(tracing: Tracing = tracing) -> None:
+            request = tracing.begin(scope)
+            request.submitted("chat", requests, ["one"], streaming=True)
+            for _ in requests:
+                request.begun()
+            for _ in requests:
+                request.ended(found)
+            request.answered(scope, 200)
+
+        ways[f"spans, {name}"] = trace
+    return timed(ways, rounds)
 
 
 async def scraped(metrics: Metrics, rng: random.Random, seconds: float, page: Callable[[wire.Stats], Any] | None, *, watch: bool) -> float:
@@ -220,7 +305,7 @@ async def scraped(metrics: Metrics, rng: random.Random, seconds: float, page: Ca
                 longest.append(most)
                 window, most = window + 1, 0.0
 
-    work = [every(STEP_S, step), every(0.05, lambda: metrics.request_finished(record(rng)))]
+    work = [every(STEP_S, step), every(0.05, lambda: count(metrics, record(rng)))]
     if page is not None:
         work.append(every(SCRAPE_S, lambda: page(stats)))
     if watch:
@@ -249,6 +334,8 @@ def main() -> None:
         "bytes": len(text),
         "page": timed({"page": page.text, "lines": lines, "native": lambda: generate_latest(registry), "load": load.text}, options.rounds),
         "counting": counting(rng, metrics, options.rounds * 10),
+        "step": step_cost(options.rounds * 100),
+        "peers and traces": peers_and_traces(rng, options.rounds * 10),
     }
     scrapes: dict[str, Callable[[wire.Stats], Any] | None] = {
         "none": None,

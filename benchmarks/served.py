@@ -14,27 +14,27 @@ from typing import Final
 
 READY_WITHIN_S: Final = 180
 ENDED_WITHIN_S: Final = 30
+POLL_S: Final = 0.02
+READY: Final = "fired up and ready to roll"  # what the log says when requests can come
+
+
+def command(model: Path, *flags: str) -> list[str]:
+    """Serve the folder `model` as "m" on a free port."""
+    start = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(model), "--served-model-name", "m", "--port", "0"]
+    return [*start, *flags]
+
+
+def url_in(log: str) -> str | None:
+    found = re.search(r"Uvicorn running on (http://\S+)", log)
+    return found[1] if found else None
 
 
 @contextlib.contextmanager
 def served(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Serve the folder `model` as "m" on a free port while the context lasts. Raises SystemExit with the log's end if it cannot."""
-    command = [
-        sys.executable,
-        "-m",
-        "banyan_runtime",
-        "serve",
-        "--model-path",
-        str(model),
-        "--served-model-name",
-        "m",
-        "--port",
-        "0",
-        *flags,
-    ]
     with tempfile.NamedTemporaryFile() as log:
         # In a group of its own, so that Ctrl-C reaches the benchmark alone, which ends the server.
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command(model, *flags), stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             yield process, _url(process, Path(log.name))
         finally:
@@ -50,7 +50,7 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
     until = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < until and process.poll() is None:
         text = log.read_text()
-        if "fired up and ready to roll" in text and (found := re.search(r"Uvicorn running on (http://\S+)", text)):
-            return found[1]
-        time.sleep(0.2)
+        if READY in text and (url := url_in(text)):
+            return url
+        time.sleep(POLL_S)
     raise SystemExit(f"the server did not become ready:\n{log.read_text()[-3000:]}")

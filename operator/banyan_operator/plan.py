@@ -34,10 +34,10 @@ class World:
     server: Manifest | None = None
     """For a BatchJob with serverRef: that InferenceServer as stored, or None if there is none."""
     server_url: str | None = None
-    """For an InferenceServer its own base URL, for a BatchJob with serverRef that server's, as this driver resolves Services.
-    None: as the cluster's DNS does."""
-    progress: Mapping[str, Any] | None = None
-    """For a running BatchJob: the body of the worker's GET /progress, if it answered."""
+    """For an InferenceServer its own base URL, for a BatchJob with serverRef that of the server's pods, as this driver resolves
+    Services. None: as the cluster's DNS does."""
+    progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """For a running BatchJob: by the names of its pods, the body of GET /progress of each that answered."""
     readyz: Mapping[str, Any] | None = None
     """For an InferenceServer: the body of GET /readyz of its newest pod (200 or 503), if it answered."""
     events: tuple[Manifest, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -30,20 +31,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = words.pop(0) if words else "help"
     # As process 1 of a container we would not hear a SIGTERM at all until a command listens to it, which takes seconds of imports.
-    signal.signal(signal.SIGTERM, _end)
+    # An exception must not be raised in the middle of one: C libraries that are being loaded do not expect it, and crash.
+    signal.signal(signal.SIGTERM, _end_at_once)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in the background of a shell
+        signal.signal(signal.SIGINT, _end_at_once)
     try:
         if command == "serve":
-            from banyan_runtime.server.serve import main as serve
+            from banyan_runtime.server.early import prepare
 
-            return serve(words)
+            serve = prepare(words)
+            _loaded()
+            return serve()
         if command == "batch":
             from banyan_runtime.batch.cli import main as batch
 
+            _loaded()
             return batch(words)
         if command == "models":
             from banyan_runtime.hub.cli import main as models
 
+            _loaded()
             return models(words)
+        _loaded()
         if command in ("version", "--version"):
             print(__version__)
             return 0
@@ -56,6 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return termination.fatal(error)
     except KeyboardInterrupt:  # a command that does not listen to Ctrl-C itself, or not yet
         return 128 + signal.SIGINT
+
+
+def _end_at_once(number: int, _: object) -> None:
+    os._exit(128 + number)
+
+
+def _loaded() -> None:
+    """From here on a signal may be an exception."""
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGINT) is _end_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end(*_: int | FrameType | None) -> NoReturn:

@@ -1,69 +1,19 @@
 """Every option of the server, once: name, type, default, unit, check and help.
 
-The command line, `/server_info`, the start-up line `server_args=…` and the docs derive from `OPTIONS`. Names and defaults
-follow SGLang 0.4.7, so that its command lines work; an option of SGLang's that Banyan does not have is in `REFUSED` with
-the reason, and is refused before anything is loaded, unless it is given its default.
+The command line, `/server_info`, the start-up line `server_args=…` and the docs derive from `ServerConfig`. Names and defaults
+follow SGLang 0.4.7, so that its command lines work.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.hub.resolve import SCHEME
-
-Check = Callable[[Any], str | None]
-"""Says what is wrong with a value ("must be at least 1"), or None."""
-
-
-def at_least(low: float) -> Check:
-    return lambda value: None if value >= low else f"must be at least {low}"
-
-
-def between(low: float, high: float) -> Check:
-    return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
-
-
-def one_of(*choices: object) -> Check:
-    return lambda value: None if value in choices else "must be one of " + ", ".join(map(str, choices))
-
-
-def chunk_size(value: int) -> str | None:
-    return None if value == -1 or value >= 1 else "must be at least 1, or -1 for no chunking"
-
-
-def origins(values: Sequence[str]) -> str | None:
-    wrong = [value for value in values if value != "*" and (value.count("/") != 2 or "://" not in value or value.endswith("/"))]
-    return f"must be * or origins like https://chat.example, without a path: {wrong[0]}" if wrong else None
-
-
-def json_object(value: str) -> str | None:
-    try:
-        parsed = json.loads(value)
-    except ValueError as error:
-        return f"must be a JSON object ({error})"
-    return None if isinstance(parsed, dict) else "must be a JSON object"
-
-
-def option(
-    default: Any = dataclasses.MISSING,
-    *,
-    help: str,
-    check: Check | None = None,
-    metavar: str | None = None,
-    secret: bool = False,
-    group: str = "server",
-) -> Any:
-    """A field of `ServerConfig` with what the command line and the docs need to know of it."""
-    metadata = {"help": help, "check": check, "metavar": metavar, "secret": secret, "group": group}
-    if isinstance(default, list | tuple):
-        return field(default_factory=lambda: tuple(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+from banyan_runtime.hub.address import served_name
+from banyan_runtime.options import Check, at_least, between, chunk_size, flag, json_object, one_of, option, origins, path_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +21,11 @@ class ServerConfig:
     """The resolved options of one server."""
 
     # --- model ---
-    model_path: str = option(help="Folder of the model (config.json, *.safetensors, tokenizer), or catalog://NAME.", group="model")
+    model_path: str = option(
+        help="Folder of the model (config.json, *.safetensors, tokenizer), a .gguf file, or catalog://NAME, hf://ORG/NAME[@REVISION], "
+        "s3://BUCKET/PREFIX.",
+        group="model",
+    )
     tokenizer_path: str | None = option(None, help="Folder of the tokenizer. Default: --model-path.", group="model")
     tokenizer_mode: str = option("auto", check=one_of("auto"), help="Only fast tokenizers (tokenizer.json) are used.", group="model")
     skip_tokenizer_init: bool = option(False, help="Serve token ids only: /generate with input_ids.", group="model")
@@ -84,6 +38,12 @@ class ServerConfig:
         help="Type of weights and activations. auto: the checkpoint's, or what the device computes fast.",
         group="model",
     )
+    quantization: str | None = option(
+        None,
+        check=one_of("w8a16", "w4a16", None),
+        help="Make weights smaller while they are loaded: w8a16 (8 bits), w4a16 (4 bits). A .gguf that is quantized needs no option.",
+        group="model",
+    )
     kv_cache_dtype: str = option("auto", check=one_of("auto"), help="Type of the KV cache. auto: as --dtype.", group="model")
     context_length: int | None = option(
         None, check=at_least(8), help="Longest prompt plus output, tokens. Default: the model's.", group="model"
@@ -91,12 +51,14 @@ class ServerConfig:
     json_model_override_args: str = option(
         "{}", check=json_object, metavar="JSON", help="Keys that replace those of config.json.", group="model"
     )
-    revision: str | None = option(None, help="Revision of the model, shown in /model_info; folders are taken as they are.", group="model")
+    revision: str | None = option(
+        None, help="Revision of an hf:// model: branch, tag or commit. Folders are taken as they are.", group="model"
+    )
     download_dir: str | None = option(None, help="Where fetched models are kept. Default: ~/.cache/banyan (BANYAN_CACHE).", group="model")
     served_model_name: tuple[str, ...] = option(
         (),
         metavar="NAME",
-        help="Names accepted in 'model' (several, separated by spaces); the first is canonical. Default: --model-path, or NAME of catalog://NAME.",
+        help="Names accepted in 'model' (several, separated by spaces); the first is canonical. Default: --model-path without catalog://, hf://.",
         group="model",
     )
     chat_template: str | None = option(None, help="File with a Jinja chat template that replaces the tokenizer's.", group="model")
@@ -108,8 +70,38 @@ class ServerConfig:
     api_key: str | None = option(
         None, secret=True, help="Key that clients must send. Prefer --api-keys-file: arguments can be read by others (ps).", group="http"
     )
-    api_keys_file: str | None = option(None, help="File with one API key a line; read again when it changes.", group="http")
-    max_queued_requests: int = option(10_000, check=at_least(1), help="Requests that may wait; beyond it: 429 queue_full.", group="http")
+    api_keys_file: str | None = option(
+        None, help="File with API keys, one a line, with a name or without: 'name: key'; read again when it changes.", group="http"
+    )
+    admin_api_key: str | None = option(
+        None, secret=True, help="Key for /flush_cache and the like, which else answer on the loopback address only.", group="http"
+    )
+    admin_api_keys_file: str | None = option(None, help="File with such keys, as --api-keys-file.", group="http")
+    accept_any_model: bool = option(False, help="Answer requests for models of any name, instead of 404 model_not_found.", group="http")
+    disable_docs: bool = option(False, help="Have no /docs and no /openapi.json.", group="http")
+    root_path: str = option(
+        "",
+        check=path_prefix,
+        help="Path under which a proxy serves this server (/banyan); requests are answered with it and without.",
+        group="http",
+    )
+    enable_tokenizer_info_endpoint: bool = option(False, help="Have /tokenizer_info, which tells the chat template.", group="http")
+    max_queued_requests: int = option(
+        10_000, check=at_least(1), help="Requests that may wait, and as many of background; beyond it: 429 queue_full.", group="http"
+    )
+    max_queued_tokens: int | None = option(
+        None,
+        check=at_least(1),
+        help="Prompt tokens that may wait, and as many of background; beyond it: 429 queue_full. Default: 64 contexts, at least 16777216.",
+        group="http",
+    )
+    request_timeout: float | None = option(
+        None,
+        check=at_least(0.001),
+        help="Seconds that a request may take, waiting included: then 503 before its first token, 504 after. "
+        "Default: no limit, also for responses in the background.",
+        group="http",
+    )
     prepare_timeout: float = option(
         30.0, check=at_least(1), help="Seconds that reading, templating and tokenizing one request may take; then: 503.", group="http"
     )
@@ -121,11 +113,28 @@ class ServerConfig:
         group="http",
     )
     stream_interval: int = option(1, check=at_least(1), help="Tokens per streamed event.", group="http")
+    stream_response_default_include_usage: bool = option(
+        False, help="Tell the usage at the end of every stream whose request does not say whether (stream_options).", group="http"
+    )
+    trust_request_chat_template: bool = option(
+        False, help="Render requests with the chat template that they bring (chat_template).", group="http"
+    )
     enable_cache_report: bool = option(True, help="Fill usage.prompt_tokens_details.cached_tokens.", group="http")
     reasoning_parser: str | None = option(
         None,
-        check=one_of("qwen3", "qwen3-thinking", "deepseek-r1", "kimi", None),
-        help="Separates reasoning from the answer: qwen3, qwen3-thinking, deepseek-r1, kimi.",
+        help="Tells reasoning from the answer: qwen3, qwen3-thinking, deepseek-r1, deepseek-v3, glm45, kimi, kimi_k2, mistral, gpt-oss.",
+        group="http",
+    )
+    tool_call_parser: str | None = option(
+        "auto",
+        help="How the model writes calls of tools: hermes, llama3, pythonic, qwen3_coder, mistral, deepseekv3, deepseekv31, glm45, "
+        "kimi_k2, gpt-oss, and other names of SGLang's and vLLM's. auto: what its chat template shows; none: calls stay text.",
+        group="http",
+    )
+    grammar_backend: str = option(
+        "llguidance",
+        check=one_of("llguidance", "xgrammar", "none"),
+        help="Holds outputs to JSON schemas, regexes and grammars: llguidance, xgrammar (has to be installed), none.",
         group="http",
     )
     sampling_defaults: str = option(
@@ -136,6 +145,14 @@ class ServerConfig:
         check=lambda value: None if value is None else json_object(value),
         metavar="JSON",
         help="Sampling fields used where a request sets none.",
+        group="http",
+    )
+    is_embedding: bool = option(False, help="Serve vectors (/v1/embeddings, /v1/score, /v1/rerank) instead of text.", group="http")
+    enable_embeddings: bool = option(False, help="Serve vectors beside text, from a model that was made for text.", group="http")
+    pooling_type: str | None = option(
+        None,
+        check=one_of("last", "mean", "cls", None),
+        help="What a vector is made of: last, mean or cls. Default: what the model's 1_Pooling/config.json says, else last.",
         group="http",
     )
     skip_server_warmup: bool = option(False, help="Do not generate a few tokens before becoming ready.", group="http")
@@ -149,9 +166,35 @@ class ServerConfig:
         group="http",
     )
 
+    # --- files and batches ---
+    file_storage_path: str | None = option(
+        None,
+        metavar="PATH",
+        help="Where /v1/files and /v1/batches are kept: a folder, or s3://BUCKET/PREFIX, which replicas must share. "
+        "Default: a folder of the model's own below ~/.cache/banyan (BANYAN_CACHE).",
+        group="files and batches",
+    )
+    response_store_seconds: float = option(
+        7 * 86_400.0,
+        check=at_least(0),
+        help="Seconds for which /v1/responses are kept in --file-storage-path, where a client does not forbid it; 0: none are.",
+        group="files and batches",
+    )
+    max_file_bytes: int = option(512 << 20, check=at_least(1), help="Bytes of an uploaded file, at most.", group="files and batches")
+    max_batch_file_bytes: int = option(
+        200 << 20, check=at_least(1), help="Bytes of a file with purpose 'batch', at most.", group="files and batches"
+    )
+    max_batch_requests: int = option(50_000, check=at_least(1), help="Requests of one batch, at most.", group="files and batches")
+
     # --- device ---
     device: str | None = option(
         None, check=one_of("cpu", "cuda", None), help="cpu or cuda. Default: cuda where there is one.", group="device"
+    )
+    runner: str = option(
+        "auto",
+        check=one_of("auto", "native", "torch"),
+        help="What computes: native (our C++ library, on the CPU), torch (several times slower there). auto: the fastest that can.",
+        group="device",
     )
     attention_backend: str | None = option(
         None, check=one_of("torch_native", None), help="Attention kernels: torch_native.", group="device"
@@ -202,6 +245,19 @@ class ServerConfig:
     num_continuous_decode_steps: int = option(
         1, check=at_least(1), help="Decode steps before waiting prompts are looked at.", group="schedule"
     )
+    speculative_algorithm: str | None = option(
+        None,
+        check=one_of("NGRAM", None),
+        help="NGRAM: guess tokens from the request's own text and check them in one step; the output stays the same. Fast where "
+        "answers repeat what was said; steps do not overlap then (--disable-overlap-schedule). Default: off.",
+        group="schedule",
+    )
+    speculative_num_draft_tokens: int = option(
+        12,
+        check=between(2, 64),
+        help="With --speculative-algorithm: tokens of a request in a step at most, guesses and the one that is certain.",
+        group="schedule",
+    )
     allow_auto_truncate: bool = option(False, help="Cut prompts that are too long instead of refusing them.", group="schedule")
 
     # --- logs and metrics ---
@@ -215,6 +271,29 @@ class ServerConfig:
         group="logs",
     )
     log_format: str = option("text", check=one_of("text", "json"), help="text, or one JSON object a line.", group="logs")
+    log_requests: bool = option(
+        False, help="Log what requests ask and what they are answered; --log-requests-level says how much.", group="logs"
+    )
+    log_requests_level: int = option(
+        2,
+        check=one_of(0, 1, 2, 3),
+        help="With --log-requests: 0 ids and sizes, 1 also sampling parameters, 2 also the beginnings of texts, 3 whole texts.",
+        group="logs",
+    )
+    metrics_compat: str | None = option(
+        None,
+        check=one_of("sglang", "vllm", None),
+        help="Serve the metrics under the names of sglang or vllm too, for dashboards and endpoint pickers made for them.",
+        group="logs",
+    )
+    enable_trace: bool = option(False, help="Export OpenTelemetry traces (extra 'otel').", group="logs")
+    otlp_traces_endpoint: str | None = option(
+        None,
+        metavar="ADDRESS",
+        help="Where traces are exported to: HOST:PORT or grpc://HOST:PORT (OTLP over gRPC), or a http:// or https:// URL (OTLP over "
+        "HTTP). Implies --enable-trace. Default with it: localhost:4317.",
+        group="logs",
+    )
     decode_log_interval: int = option(40, check=at_least(1), help="Decode steps per 'Decode batch.' line.", group="logs")
     watchdog_timeout: float = option(
         300.0, check=at_least(1), help="Seconds without a finished step before the engine dumps its stacks and exits.", group="logs"
@@ -233,6 +312,8 @@ class ServerConfig:
             raise ConfigError(f"--chunked-prefill-size={chunk} must be a multiple of --page-size={self.page_size}")
         if self.api_key is not None and self.api_keys_file is not None:
             raise ConfigError("--api-key and --api-keys-file exclude each other; remove one")
+        if self.admin_api_key is not None and self.admin_api_keys_file is not None:
+            raise ConfigError("--admin-api-key and --admin-api-keys-file exclude each other; remove one")
 
     @property
     def tokenizer(self) -> str:
@@ -240,7 +321,19 @@ class ServerConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.served_model_name or (self.model_path.removeprefix(SCHEME),)
+        return self.served_model_name or (served_name(self.model_path),)
+
+    @property
+    def serves_text(self) -> bool:
+        return not self.is_embedding
+
+    @property
+    def serves_vectors(self) -> bool:
+        return self.is_embedding or self.enable_embeddings
+
+    def serves(self, name: str) -> bool:
+        """Whether a request may name its model so; "default" is the first of `names`."""
+        return name == "default" or name in self.names or self.accept_any_model
 
     def public(self) -> dict[str, Any]:
         """All options with secrets masked, for logs and /server_info."""
@@ -258,189 +351,9 @@ class ServerConfig:
 
     @staticmethod
     def from_engine_json(text: str) -> ServerConfig:
-        return ServerConfig(**_tuples(json.loads(text)))
+        return ServerConfig(**as_tuples(json.loads(text)))
 
 
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-@dataclass(frozen=True)
-class Refused:
-    """An option of SGLang's that Banyan knows but does not have."""
-
-    default: Any
-    reason: str
-
-
-_ONE_DEVICE = "Banyan runs one device a server; scale with replicas"
-_DISAGGREGATION = "prefill and decode are not split over servers"
-_SPECULATIVE = "speculative decoding is not built"
-_LORA = "adapters are not built yet"
-_CLIENT_CODE = "it would run code that a client or a model brings"
-_HOST_TIER = "the KV cache has no host tier"
-_LATER = "it is not built yet"
-
-REFUSED: Final[dict[str, Refused]] = {
-    "trust_remote_code": Refused(False, _CLIENT_CODE),
-    "enable_custom_logit_processor": Refused(False, _CLIENT_CODE),
-    "quantization": Refused(None, _LATER),
-    "quantization_param_path": Refused(None, _LATER),
-    "is_embedding": Refused(False, _LATER),
-    "enable_multimodal": Refused(None, "only text models are served"),
-    "impl": Refused("auto", "there is one implementation"),
-    "model_impl": Refused("auto", "there is one implementation"),
-    "grammar_backend": Refused("xgrammar", _LATER),
-    "constrained_json_whitespace_pattern": Refused(None, _LATER),
-    "tool_call_parser": Refused(None, _LATER),
-    "enable_mixed_chunk": Refused(False, _LATER),
-    "enable_torch_compile": Refused(False, _LATER),
-    "torch_compile_max_bs": Refused(32, _LATER),
-    "cpu_offload_gb": Refused(0, _LATER),
-    "enable_hierarchical_cache": Refused(False, _HOST_TIER),
-    "hicache_ratio": Refused(2.0, _HOST_TIER),
-    "hicache_size": Refused(0, _HOST_TIER),
-    "hicache_write_policy": Refused("write_through_selective", _HOST_TIER),
-    "lora_paths": Refused(None, _LORA),
-    "max_loras_per_batch": Refused(8, _LORA),
-    "lora_backend": Refused("triton", _LORA),
-    "kv_events_config": Refused(None, _LATER),
-    "tensor_parallel_size": Refused(1, _ONE_DEVICE),
-    "tp_size": Refused(1, _ONE_DEVICE),
-    "tp": Refused(1, _ONE_DEVICE),
-    "pipeline_parallel_size": Refused(1, _ONE_DEVICE),
-    "pp_size": Refused(1, _ONE_DEVICE),
-    "data_parallel_size": Refused(1, _ONE_DEVICE),
-    "dp_size": Refused(1, _ONE_DEVICE),
-    "expert_parallel_size": Refused(1, _ONE_DEVICE),
-    "ep_size": Refused(1, _ONE_DEVICE),
-    "nnodes": Refused(1, _ONE_DEVICE),
-    "node_rank": Refused(0, _ONE_DEVICE),
-    "dist_init_addr": Refused(None, _ONE_DEVICE),
-    "dist_timeout": Refused(None, _ONE_DEVICE),
-    "max_micro_batch_size": Refused(None, _ONE_DEVICE),
-    "nccl_port": Refused(None, _ONE_DEVICE),
-    "moe_dense_tp_size": Refused(None, _ONE_DEVICE),
-    "load_balance_method": Refused("round_robin", _ONE_DEVICE),
-    "enable_dp_attention": Refused(False, _ONE_DEVICE),
-    "enable_dp_lm_head": Refused(False, _ONE_DEVICE),
-    "disaggregation_mode": Refused("null", _DISAGGREGATION),
-    "disaggregation_transfer_backend": Refused("mooncake", _DISAGGREGATION),
-    "disaggregation_bootstrap_port": Refused(8998, _DISAGGREGATION),
-    "disaggregation_ib_device": Refused(None, _DISAGGREGATION),
-    "num_reserved_decode_tokens": Refused(512, _DISAGGREGATION),
-    "pdlb_url": Refused(None, _DISAGGREGATION),
-    "speculative_algorithm": Refused(None, _SPECULATIVE),
-    "speculative_draft_model_path": Refused(None, _SPECULATIVE),
-    "speculative_num_steps": Refused(None, _SPECULATIVE),
-    "speculative_eagle_topk": Refused(None, _SPECULATIVE),
-    "speculative_num_draft_tokens": Refused(None, _SPECULATIVE),
-    "speculative_token_map": Refused(None, _SPECULATIVE),
-    "speculative_accept_threshold_single": Refused(1.0, _SPECULATIVE),
-    "speculative_accept_threshold_acc": Refused(1.0, _SPECULATIVE),
-    "log_requests": Refused(False, "prompts are never logged"),
-    "log_requests_level": Refused(0, "prompts are never logged"),
-    "bucket_time_to_first_token": Refused(None, "metric buckets are fixed, so that dashboards and alerts hold"),
-    "bucket_e2e_request_latency": Refused(None, "metric buckets are fixed, so that dashboards and alerts hold"),
-    "bucket_inter_token_latency": Refused(None, "metric buckets are fixed, so that dashboards and alerts hold"),
-    "file_storage_path": Refused("sglang_storage", "the files and batches API is not built yet"),
-    "collect_tokens_histogram": Refused(False, "token histograms are always collected"),
-}
-
-HARMLESS: Final[dict[str, int | None]] = {
-    "enable_metrics": 0,  # always on
-    "sleep_on_idle": 0,  # always on
-    "disable_cuda_graph": 0,
-    "disable_cuda_graph_padding": 0,
-    "cuda_graph_max_bs": 1,
-    "cuda_graph_bs": None,
-}
-"""Options of SGLang's that are accepted and change nothing (no graphs are captured yet), with how many whole numbers each
-takes; None: one or more."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare every option of `ServerConfig` on `parser`; nothing is checked yet."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for spec in dataclasses.fields(ServerConfig):
-        group = groups.setdefault(spec.metadata["group"], parser.add_argument_group(spec.metadata["group"]))
-        default = None if spec.default_factory is not dataclasses.MISSING or spec.default in (None, dataclasses.MISSING) else spec.default
-        text = spec.metadata["help"] + ("" if default is None or default is False else f" [{default}]")
-        kwargs: dict[str, Any] = {"dest": spec.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
-        kind = str(spec.type)
-        if kind == "bool":
-            kwargs["action"] = argparse.BooleanOptionalAction if spec.default is True else "store_true"
-        elif kind.startswith("tuple[str"):
-            kwargs |= {"nargs": "+", "metavar": spec.metadata["metavar"]}
-        else:
-            kwargs |= {"type": {"int": int, "float": float}.get(kind.split(" ")[0], str), "metavar": spec.metadata["metavar"]}
-        if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
-            kwargs["required"] = True
-        names = [flag(spec.name)] + (["--model"] if spec.name == "model_path" else [])
-        group.add_argument(*names, **kwargs)
-
-
-def parse(argv: Sequence[str]) -> ServerConfig:
-    """The configuration that a command line asks for.
-
-    Raises ConfigError for an unknown option, a bad value, or an option in `REFUSED` with another value than its default.
-    """
-    _check_text(argv)
-    parser = _Parser(prog="banyan-runtime serve", allow_abbrev=False)
-    add_options(parser)
-    namespace, rest = parser.parse_known_args(list(argv))
-    _refuse(rest)
-    return ServerConfig(**_tuples(vars(namespace)))
-
-
-def _check_text(argv: Sequence[str]) -> None:
-    """Values go into JSON, metrics and logs, so bytes that are no UTF-8, which Python keeps as lone surrogates, are refused."""
-    name = ""
-    for word in argv:
-        if word.startswith("--"):
-            name = word.partition("=")[0]
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"{ascii(name).strip(chr(39)) or 'the first argument'} is not valid UTF-8; use another value") from None
-
-
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+def as_tuples(values: dict[str, Any]) -> dict[str, Any]:
     """Options of several values as the frozen class holds them; argparse and JSON make lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
-def _refuse(rest: Sequence[str]) -> None:
-    """Check what argparse did not know: SGLang's options that may stay at their default, all else is an error."""
-    position = 0
-    while position < len(rest):
-        word = rest[position]
-        position += 1
-        name, equals, value = word.partition("=")
-        key = name.removeprefix("--").replace("-", "_")
-        if not name.startswith("--") or (key not in REFUSED and key not in HARMLESS):
-            raise ConfigError(f"unknown option {word}; see 'banyan-runtime serve --help'")
-        values = [value] if equals else []
-        while not equals and position < len(rest) and not rest[position].startswith("--"):
-            values.append(rest[position])
-            position += 1
-        if key in HARMLESS:
-            _check_numbers(name, HARMLESS[key], values)
-            continue
-        refused = REFUSED[key]
-        given = " ".join(values) if values else "true"
-        if given.lower() != str(refused.default).lower():
-            raise ConfigError(f"{name}={given} is not supported: {refused.reason}. Remove the flag or use {refused.default}.")
-
-
-def _check_numbers(name: str, count: int | None, values: Sequence[str]) -> None:
-    if not all(value.isdecimal() and int(value) > 0 for value in values):
-        raise ConfigError(f"{name}={' '.join(values)} must be whole numbers of at least 1")
-    if (count is None and not values) or (count is not None and len(values) != count):
-        wanted = {0: "no value", 1: "one value", None: "at least one value"}[count]
-        raise ConfigError(f"{name}={' '.join(values)} takes {wanted}")

@@ -7,6 +7,7 @@ dropped and counted. uvicorn's loggers write through the same queue. No line eve
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import json
 import logging
@@ -16,7 +17,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Final, Literal, NoReturn
 
 from banyan_runtime import stacks
@@ -75,15 +78,14 @@ class Writer(logging.Handler):
         super().__init__()
         self.setFormatter(formatter)
         self.dropped = 0
+        self.fields: Callable[[], Mapping[str, str]] = dict  # what else a line says, asked for where it is logged
         self._records: queue.Queue[logging.LogRecord | threading.Event] = queue.Queue(QUEUE_LINES)
         start_thread(self._write, "log")
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Arguments may change once the caller goes on, so the text is made here.
-        record.msg, record.args = record.getMessage(), None
-        if record.exc_info:
-            record.exc_text = "".join(traceback.format_exception(*record.exc_info)).rstrip()
-            record.exc_info = None
+        _settle(record)
+        for name, value in self.fields().items():
+            vars(record).setdefault(name, value)
         try:
             self._records.put_nowait(record)
         except queue.Full:
@@ -109,6 +111,24 @@ class Writer(logging.Handler):
                 sys.stderr.flush()
             except (OSError, ValueError):
                 self.dropped += 1  # nobody reads standard error any more; the server goes on
+
+
+class _Direct(logging.Handler):
+    """Writes records at once, for a process that forks and so may have no thread."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _settle(record)
+        with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+
+
+def _settle(record: logging.LogRecord) -> None:
+    """Make the text here, as arguments may change once the caller goes on."""
+    record.msg, record.args = record.getMessage(), None
+    if record.exc_info:
+        record.exc_text = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+        record.exc_info = None
 
 
 class AccessFilter(logging.Filter):
@@ -162,20 +182,60 @@ class Hold(logging.Filter):
 
 def configure(component: Component, *, level: str = "info", http_level: str | None = None, form: str = "text") -> Writer:
     """Send every logger of this process through one `Writer`. Called once, at the start of a process. Raises UnavailableError."""
-    writer = Writer(JsonFormatter(component) if form == "json" else TextFormatter())
-    logging.raiseExceptions = False
-    root = logging.getLogger()
-    root.handlers[:] = [writer]
-    root.setLevel(logging.WARNING)
+    writer = Writer(_formatter(component, form))
+    _install(writer)
     logging.getLogger("banyan").setLevel(level.upper())
     logging.getLogger("uvicorn.error").setLevel(level.upper())
     access = logging.getLogger("uvicorn.access")
     access.setLevel((http_level or level).upper())
     access.addFilter(AccessFilter())
+    _hook()
     atexit.register(writer.flush)
     faulthandler.enable()
     stacks.show_on_signal()
     return writer
+
+
+def configure_unthreaded(component: Component, *, form: str = "text") -> None:
+    """As `configure`, for a process that forks: errors alone, each written before whoever logs it goes on."""
+    direct = _Direct()
+    direct.setFormatter(_formatter(component, form))
+    _install(direct)
+    _hook()
+
+
+def _formatter(component: Component, form: str) -> logging.Formatter:
+    return JsonFormatter(component) if form == "json" else TextFormatter()
+
+
+def _install(handler: logging.Handler) -> None:
+    logging.raiseExceptions = False
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+
+
+def _hook() -> None:
+    """What Python itself would write to standard error goes through the log."""
+    logging.captureWarnings(True)
+    sys.excepthook = _log_exception
+    threading.excepthook = lambda failed: _log_exception(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    sys.unraisablehook = lambda failed: _log_exception(failed.exc_type, failed.exc_value, failed.exc_traceback)
+
+
+def _log_exception(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if error is not None and not issubclass(kind, SystemExit):
+        logging.getLogger("banyan").error("unexpected %s", kind.__name__, exc_info=(kind, error, trace))
+
+
+def as_line(text: str, level: int = logging.INFO) -> str:
+    """`text` in the form of this process's log, for words that go past it to standard error: as they are, or as a JSON object."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            return handler.formatter.format(
+                logging.makeLogRecord({"name": "banyan", "levelno": level, "levelname": logging.getLevelName(level), "msg": text})
+            )
+    return text
 
 
 def exit_now(code: int) -> NoReturn:

@@ -46,7 +46,8 @@ def open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            handle = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.set_inheritable(handle, True)  # as such streams are: ours go to the processes that we start
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
@@ -61,17 +62,6 @@ def start_thread(work: Callable[[], object], name: str) -> None:
 def no_process(error: OSError) -> UnavailableError:
     """What it means to the user that a process could not be started."""
     return _no_more("processes", error.strerror or str(error))
-
-
-def reserve_threads(number: int) -> None:
-    """Make sure that so many threads can be had, before a library starts them that ends the process where they cannot.
-    Raises UnavailableError."""
-    leave = threading.Event()
-    try:
-        for _ in range(number):
-            start_thread(leave.wait, "reserve")
-    finally:
-        leave.set()
 
 
 def _no_more(what: str, why: str) -> UnavailableError:

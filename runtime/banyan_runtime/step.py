@@ -120,11 +120,16 @@ class InputEmbeddings:
 
 
 class Pooling:
-    """Values of `Step.pooling`: which vector of a sequence is wanted."""
+    """Values of `Step.pooling`: which vector of a sequence is wanted, made of hidden states that are normalised as for the head.
+
+    A sequence has the same value in all steps that its prompt is computed in. Each of these steps gives a vector over what was
+    computed so far; the first begins at position 0, unless the last token's is wanted.
+    """
 
     NONE: Final = 0
-    LAST: Final = 1  # the last hidden state, normalised as for the head
+    LAST: Final = 1  # the last token's
     MEAN: Final = 2
+    CLS: Final = 3  # the first token's
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,11 @@ class Step:
     `updates` of all steps and from what steps write: table[row of token t, positions[t]] = out_slots[t], for every token of
     every step. A prefill may start behind a cached prefix, and may end before the prompt does (a chunk), in which case
     samples[b] is 0. Columns that nobody in the step asks for are None.
+
+    Drafts: with samples[b] > 1, in either mode, the last samples[b] - 1 tokens of the sequence are guesses of its text. A token
+    is drawn behind each of them too, at that token's own position, with the columns of the sequence as they are: it has no
+    penalties, and its banned ids are the same at all these positions. What is drawn behind a wrong guess means nothing, and the
+    slots of wrong guesses are written again by later steps. No step with the row is launched before the result is known.
     """
 
     mode: Literal["prefill", "decode"]
@@ -154,7 +164,8 @@ class Step:
     mask: TokenMask | None = None
     top_logprobs: I32 | None = None  # [B] likeliest tokens wanted beside the drawn one; -1: no log probabilities at all
     prompt_scores: PromptScores | None = None
-    pooling: I8 | None = None  # [B]
+    named: I32 | None = None  # [B, A] further tokens wanted beside drawn and scored ones; who wants fewer has them in the last columns
+    pooling: I8 | None = None  # [B] of `Pooling`
     embeddings: InputEmbeddings | None = None
     adapters: I32 | None = None  # [B] adapter (LoRA) of each sequence; -1: none
     page_size: int = 1  # slots of a page are consecutive: slot = page * page_size + offset
@@ -176,23 +187,24 @@ class TokenLogprobs:
     """
 
     values: F32  # [N] of the tokens themselves
-    top_ids: I32  # [N, K] likeliest first, equal ones by id; K is the most that any of them asked for
-    top_values: F32  # [N, K]
+    top_ids: I32  # [N, K + A] likeliest first, equal ones by id; K is the most that any of them asked for. Then those of Step.named
+    top_values: F32  # [N, K + A]
 
 
 @dataclass(slots=True)
 class StepResult:
     """The tokens drawn, S = sum(samples) of them, one sequence after another.
 
-    A row with NaN or no admissible logits is marked failed; it fails alone, and its token is -1.
+    A row with NaN or no admissible logits is marked failed; it fails alone, and its token is -1. So is one whose vector is not
+    finite. A row with drafts fails with the first token drawn; another one that cannot be drawn does not count.
     """
 
     token_ids: I32  # [S]
     failed: Bool  # [B]
-    accepted: I32 | None = None  # [B] how many of its drawn tokens count (drafts); None: all
+    accepted: I32 | None = None  # [B] of its drawn tokens, how many count: 1, and 1 for each right draft up to a wrong one; None: all
     logprobs: TokenLogprobs | None = None  # of the drawn tokens of the sequences with top_logprobs >= 0, in the step's order
     prompt_logprobs: TokenLogprobs | None = None  # of prompt_scores
-    vectors: F32 | None = None  # [sequences with pooling, hidden_size]
+    vectors: F32 | None = None  # [sequences with pooling, hidden_size], not normalised to length 1
 
 
 class Handle(Protocol):

@@ -1,7 +1,7 @@
 """The messages between the front process (HTTP and text) and the engine process (scheduling and model).
 
-The only module that both sides import. Messages are msgspec structs, sent as msgpack over one ZeroMQ PAIR on a Unix
-socket in a private folder; nothing is ever pickled. Token ids travel as little-endian int32 bytes, because (measured) a
+What both sides import, with `link.py`, which carries it. Messages are msgspec structs, sent as msgpack over one Unix socket
+in a private folder; nothing is ever pickled. Token ids travel as little-endian int32 bytes, because (measured) a
 100,000-token prompt then costs 0.02 ms to decode instead of 15 ms. One `StepOutput` carries a whole step's tokens.
 """
 
@@ -15,17 +15,24 @@ import numpy as np
 import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
+_INT32: Final = np.dtype("<i4")
+POOLINGS: Final = {"last": 1, "mean": 2, "cls": 3}  # `Submit.pooling` by name: the values of step.Pooling
 PRIORITY_AT_MOST: Final = 1000  # and -1000 at least: levels enough for everybody, few enough to look at all of them in a turn
 
 
 def pack_ids(ids: TokenIds | list[int]) -> bytes:
     """Token ids as little-endian int32 bytes."""
-    return np.asarray(ids, dtype="<i4").tobytes()
+    return np.asarray(ids, dtype=_INT32).tobytes()
 
 
 def unpack_ids(raw: bytes) -> TokenIds:
     """The inverse of `pack_ids`: int32[len(raw) / 4], read-only."""
-    return np.frombuffer(raw, dtype="<i4")
+    return np.frombuffer(raw, dtype=_INT32)
+
+
+def pack_floats(values: list[float]) -> bytes:
+    """Numbers as little-endian float32 bytes."""
+    return np.asarray(values, dtype="<f4").tobytes()
 
 
 class FinishCode(enum.IntEnum):
@@ -34,6 +41,7 @@ class FinishCode(enum.IntEnum):
     STOP = 1  # the last token is one of the request's stop_token_ids
     LENGTH = 2  # max_new_tokens reached, or the context is full
     ABORT = 3  # the front asked for it
+    COMPLETE = 4  # its grammar is complete: nothing may follow, not even a stop token is needed
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -50,6 +58,28 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     repetition_penalty: float = 1.0  # (0, 2]; counts prompt and generated tokens
     seed: int = 0  # uint64; always set: the noise is a function of (seed, position, token id)
     stop_token_ids: tuple[int, ...] = ()  # already united with the EOS set, unless the request ignores EOS
+    bias_ids: bytes = b""  # pack_ids: tokens whose logits are raised or lowered
+    bias_values: bytes = b""  # little-endian float32, one for each
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """A language that an output must be of."""
+
+    kind: str  # the notation: json_schema, json_object, regex, choice, ebnf, lark, ...
+    text: str
+    whitespace: str = "bounded"  # between the parts of JSON: "bounded" (at most one blank run in a gap) | "any" | "none"
+
+
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What a request's output must be, and from where on."""
+
+    grammar: Grammar
+    after: tuple[int, ...] = ()  # token ids behind which it begins (the end of reasoning); none: at once
+    opens: tuple[int, ...] = ()  # with `after`: tokens with one of which an output may begin, and has then reasoning up to `after`;
+    # one that begins otherwise is bound from its first token. Empty: the reasoning has begun in the prompt.
+    param: str = ""  # the client's field that it came from, for errors; and what was written there
+    what: str = "schema"
+    name: str = ""  # of a schema
 
 
 class LogprobRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +88,7 @@ class LogprobRequest(msgspec.Struct, frozen=True, array_like=True):
     output_top: int = -1  # likeliest tokens beside each generated one; -1: nothing about generated tokens
     prompt_from: int = -1  # first prompt position to score, >= 1 (nothing comes before position 0); -1: none
     prompt_top: int = 0  # likeliest tokens beside each scored prompt token
+    named: bytes = b""  # pack_ids: further tokens beside each of them all, told last and in this order
 
 
 # --- front -> engine ---
@@ -69,11 +100,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     id: int  # unique among live requests; strings (rid) stay in the front
     token_ids: bytes  # pack_ids of the prompt, at least one token
     sampling: Sampling
-    priority: int = 0  # higher first, up to PRIORITY_AT_MOST either way; what waits and what is preempted is ordered by it
+    priority: int = 0  # higher first, up to PRIORITY_AT_MOST either way; below 0: background, which runs in what online requests leave
     salt: str = ""  # requests of different salts never share cached prefixes
     prefix_ids: bytes = b""  # what the prefix cache compares instead of token_ids, as many ids (images: a hash in place of placeholders)
     logprobs: LogprobRequest | None = None
-    held: bool = False  # waits for its `Proceed` (a grammar that is being compiled), and holds nobody up meanwhile
+    held: bool = False  # waits for its `Proceed`, and holds nobody up meanwhile
+    constraint: Constraint | None = None  # the engine holds the request until its grammar is compiled
+    pooling: int = 0  # of step.Pooling: a vector is wanted instead of tokens
 
 
 class Proceed(msgspec.Struct, frozen=True, tag="proceed"):
@@ -124,11 +157,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int  # KV pool, tokens
     max_req_input_len: int  # tokens of the longest prompt; what is generated must fit beside it into max_model_len
     max_running_requests: int
+    max_queued_requests: int = 10_000  # that may wait, and as many of background
+    max_queued_tokens: int = 16 << 20  # of their prompts, likewise
     weights_bytes: int
     kv_bytes: int
+    available_bytes: int = 0  # free device (or host) memory after everything was allocated
     batch_invariant: bool = True  # whether greedy text does not depend on what else runs
     features: tuple[str, ...] = ()  # of step.Feature
     phase_seconds: dict[str, float] = {}
+    software: dict[str, str] = {}  # versions of what computes: torch, cuda, flashinfer; "" for what is not there
 
 
 class StartupProgress(msgspec.Struct, frozen=True, tag="startup"):
@@ -204,11 +241,17 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+LATENCY_BUCKETS: Final = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
 STEP_SECONDS_BUCKETS: Final = (
     0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5,
     1.0, 2.5, 5.0, 10.0, 40.0,
 )  # fmt: skip
 STEP_TOKENS_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
+
+
+SCHEDULER_STAGES: Final = ("recv", "schedule", "launch", "wait_device", "output", "idle")
 
 
 class HistogramCounts(msgspec.Struct):
@@ -231,7 +274,10 @@ class Stats(msgspec.Struct, tag="stats", kw_only=True):
 
     running: int
     waiting: int
+    background_running: int = 0  # those of `running` with a priority below 0
+    background_waiting: int = 0
     held: int  # wait for something other than memory
+    queued_tokens: int = 0  # prompt tokens of those that wait and were never admitted
     kv_used: int  # tokens held by running requests (locked or private)
     kv_evictable: int
     kv_free: int
@@ -243,11 +289,17 @@ class Stats(msgspec.Struct, tag="stats", kw_only=True):
     preempted_tokens: int
     evicted_tokens: int
     new_token_ratio: float
-    gen_throughput: float  # tokens/s of the last decode log line
+    gen_throughput: float  # tokens/s of the last decode log line; 0 while nobody asks for anything
+    draft_tokens: int = 0  # guesses that were computed
+    draft_tokens_accepted: int = 0  # those of them that were right
+    accept_len: float = 0.0  # tokens per request and decode step of the last decode log line; 0 as `gen_throughput`
+    accept_rate: float = 0.0  # accepted draft tokens over draft tokens, likewise
     prefill: StepStats
     decode: StepStats
     cpu_seconds: float
     resident_bytes: int
+    grammar_seconds: HistogramCounts | None = None  # from a request with a grammar to its automaton, over LATENCY_BUCKETS
+    scheduler_seconds: list[float] = []  # what the loop spent its time on, by SCHEDULER_STAGES; empty where nobody looks
 
 
 class Flushed(msgspec.Struct, frozen=True, tag="flushed"):

@@ -100,6 +100,14 @@ def test_the_seeds_lines_are_answered_by_a_server_started_for_them(batch: OwnBat
     assert batch.servers() == []
 
 
+def test_embeddings_need_no_option_of_the_server_started_for_them(batch: OwnBatch) -> None:
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/embeddings", "body": {"input": "Hello there"}}
+    assert batch.start(json.dumps(line) + "\n", "--endpoint", "/v1/embeddings").wait(120) == 0, batch.log
+    (entry,) = [json.loads(text) for text in (batch.folder / "out" / "output.jsonl").read_text().splitlines()]
+    assert len(entry["response"]["body"]["data"][0]["embedding"]) == 128
+    assert batch.words["usage"]["promptTokens"] == entry["response"]["body"]["usage"]["prompt_tokens"] > 0
+
+
 def test_a_model_that_cannot_be_served_is_explained_in_the_servers_words(batch: OwnBatch) -> None:
     batch.model.unlink()
     batch.model.mkdir()
@@ -124,7 +132,8 @@ def test_a_server_that_dies_ends_the_run(batch: OwnBatch) -> None:
     process = batch.start(LONG_LINES, "--endpoint", "/v1/completions", "--", "--max-running-requests", "4")
     batch.eventually(lambda: "phase=running" in batch.log)
     for server in batch.servers():
-        server.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # the engine follows its front at once
+            server.kill()
     assert process.wait(30) == 69, batch.log
     assert batch.words["code"] == "ServerFailed"
     assert "SIGKILL" in batch.words["message"]

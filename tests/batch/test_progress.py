@@ -6,7 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from banyan_runtime.batch.metrics import Metrics
 from banyan_runtime.batch.progress import Progress
-from banyan_runtime.batch.records import Usage
+from banyan_runtime.batch.records import Record, Usage
+from banyan_runtime.batch.sender import Load
 
 
 def test_before_the_lines_are_counted_nothing_is_promised() -> None:
@@ -20,7 +21,8 @@ def test_rates_and_time_left_follow_the_last_half_minute() -> None:
     for second in range(1, 121):
         speed = 10 if second <= 60 else 50  # lines per second
         progress.completed += speed
-        progress.usage.add(Usage(completion_tokens=speed * 20))
+        for _ in range(speed):
+            progress.did(Record("output", b"", Usage(completion_tokens=20)))
         report = progress.report(now=float(second))
     assert report.requests_per_second == 50.0
     assert report.tokens_per_second == 1000.0
@@ -32,7 +34,8 @@ def test_a_hundred_percent_means_published() -> None:
     progress = Progress()
     progress.begin(total=4, now=0.0)
     progress.completed, progress.failed = 3, 1
-    progress.usage.add(Usage(prompt_tokens=100, completion_tokens=80))
+    for _ in range(4):
+        progress.did(Record("output", b"", Usage(prompt_tokens=25, completion_tokens=20)))
     progress.end(now=2.0)
     report = progress.report(now=50.0)
     assert (report.phase, report.percent, report.eta_seconds) == ("publishing", 99, 0)
@@ -44,7 +47,7 @@ def test_a_hundred_percent_means_published() -> None:
 def test_embeddings_count_the_tokens_that_were_read() -> None:
     progress = Progress()
     progress.begin(total=1, now=0.0)
-    progress.usage.add(Usage(prompt_tokens=500, total_tokens=500))
+    progress.did(Record("output", b"", Usage(prompt_tokens=500, total_tokens=500)))
     assert progress.report(now=10.0).tokens_per_second == 50.0
 
 
@@ -63,7 +66,8 @@ def test_the_metrics_have_every_series_from_the_start_and_the_counters_of_now() 
     progress = Progress()
     before = page(progress)
     progress.begin(total=20, now=0.0)
-    progress.completed, progress.failed, progress.retries, progress.in_flight, progress.limit = 8, 2, 3, 4, 5
+    progress.completed, progress.failed = 8, 2
+    progress.ask_load = lambda: Load(in_flight=4, limit=5, retries=3)
     progress.usage.add(Usage(prompt_tokens=100, cached_tokens=60, completion_tokens=80))
     progress.storage_errors["put"] += 6
     progress.storage_bytes.update(read=7000, write=9000)

@@ -38,7 +38,7 @@ def test_every_line_is_answered_in_input_order(run: Run, server: ScriptedServer)
 def test_the_manifest_and_the_last_words_tell_what_was_done(run: Run) -> None:
     results = run([line("a", "hello"), line("b", "status 400"), line("c", "hello")])
     counts = {"total": 3, "completed": 2, "failed": 1}
-    usage = {"promptTokens": 10, "cachedTokens": 4, "completionTokens": 6, "totalTokens": 16}
+    usage = {"promptTokens": 10, "cachedTokens": 4, "completionTokens": 6, "totalTokens": 16, "reasoningTokens": 0}
     manifest = results.manifest
     assert (manifest["requestCounts"], manifest["usage"]) == (counts, usage)
     for key, name in (("output", "output.jsonl"), ("errors", "errors.jsonl")):
@@ -49,6 +49,7 @@ def test_the_manifest_and_the_last_words_tell_what_was_done(run: Run) -> None:
     assert (results.words["code"], results.words["requestCounts"], results.words["usage"]) == ("Succeeded", counts, usage)
     assert results.words["manifest"] == f"file://{results.folder}/manifest.json"
     assert sorted(path.name for path in results.folder.iterdir()) == [
+        ".banyan",
         "errors.jsonl",
         "manifest.json",
         "output.jsonl",
@@ -206,6 +207,15 @@ def test_one_line_with_a_wrong_model_is_that_lines_trouble(run: Run) -> None:
     assert results.error("wrong")["response"]["status_code"] == 404
 
 
+def test_lines_that_wait_for_another_try_keep_no_other_line_from_being_sent(run: Run, server: ScriptedServer) -> None:
+    lines = [line("first", "hello"), line("bad", "status 500 once"), *(line(str(n), f"later {n}") for n in range(20))]
+    assert run(lines, "--max-concurrency", "1", "--max-backoff", "1").exit_code == 0
+    sent = [one["messages"][0]["content"] for one in server.bodies]
+    bad = [place for place, prompt in enumerate(sent) if prompt.startswith("status")]
+    assert len(bad) == 2
+    assert bad[1] > bad[0] + 1
+
+
 def test_results_of_another_run_are_not_overwritten_unasked(run: Run, server: ScriptedServer) -> None:
     assert run([line("a", "first")]).exit_code == 0
     again = run([line("a", "second")])
@@ -225,12 +235,20 @@ def test_a_run_that_published_already_succeeds_again_without_work(run: Run, serv
     assert server.tries["hello"] == 1
 
 
-def test_what_a_run_left_that_died_while_publishing_is_replaced(run: Run) -> None:
-    first = run([line("a", "first")])
+def test_results_whose_manifest_was_removed_are_in_the_way_and_named(run: Run) -> None:
+    first = run([line("a", "first")], "--run-id", "one")
     (first.folder / "manifest.json").unlink()
     second = run([line("a", "second")])
-    assert second.exit_code == 0
-    assert "You said: second" in (second.folder / "output.jsonl").read_text()
+    assert (second.exit_code, second.words["code"]) == (65, "OutputExists")
+    assert "run one" in second.words["message"]
+    assert "You said: first" in (second.folder / "output.jsonl").read_text()
+
+
+def test_where_results_were_removed_as_a_whole_the_same_command_runs_again(run: Run) -> None:
+    first = run([line("a", "first")])
+    for name in ("output.jsonl", "errors.jsonl", "manifest.json"):
+        (first.folder / name).unlink()
+    assert run([line("a", "first")]).output[0]["custom_id"] == "a"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +280,7 @@ def test_an_empty_input_is_refused(run: Run) -> None:
 def test_a_server_that_goes_away_for_good_ends_the_run_without_results(run: Run, server: ScriptedServer) -> None:
     results = run([line(str(i), "status 503 always") for i in range(20)], "--server-timeout", "1")
     assert (results.exit_code, results.words["code"]) == (69, "ServerGone")
-    assert list(results.folder.iterdir()) == []
+    assert [path.name for path in results.folder.iterdir()] == [".banyan"]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from base64 import b64encode
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from botocore.exceptions import ClientError
 
 from tests.cluster.kubectl import Manifest
 from tests.storage.servers import ACCESS_KEY, SECRET_KEY, S3Server
+
+T = TypeVar("T")
 
 MODEL = "tiny-chat"  # the folder on the claim `models`
 
@@ -24,17 +30,36 @@ class Bucket:
     def put(self, key: str, text: str) -> None:
         self.client.put_object(Bucket=self.name, Key=key, Body=text.encode())
 
+    def body(self, key: str) -> bytes:
+        return _patiently(lambda: bytes(self.client.get_object(Bucket=self.name, Key=key)["Body"].read()))
+
     def lines(self, key: str) -> list[dict[str, Any]]:
-        body = self.client.get_object(Bucket=self.name, Key=key)["Body"].read().decode()
-        return [json.loads(line) for line in body.splitlines()]
+        return [json.loads(line) for line in self.body(key).splitlines()]
 
-    def keys(self) -> set[str]:
-        return {entry["Key"] for entry in self.client.list_objects_v2(Bucket=self.name).get("Contents", [])}
+    def names(self) -> set[str]:
+        pages = self.client.get_paginator("list_objects_v2")
+        return _patiently(lambda: {entry["Key"] for page in pages.paginate(Bucket=self.name) for entry in page.get("Contents", [])})
+
+    def results(self) -> set[str]:
+        """Names of what is there beside the input and what a run notes for itself."""
+        return {key.removeprefix("out/") for key in self.names() if key != "in.jsonl" and "/.banyan/" not in key}
 
 
-def lines(count: int) -> str:
+def _patiently(read: Callable[[], T]) -> T:
+    """A storage that was started a moment ago, as some tests do to it, answers with errors of its own for a while."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return read()
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] < 500 or time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def lines(count: int, max_tokens: int = 8) -> str:
     """So many requests, as a file."""
-    return "".join(f"{request(number)}\n" for number in range(count))
+    return "".join(f"{request(number, max_tokens)}\n" for number in range(count))
 
 
 def request(number: int, max_tokens: int = 8) -> str:

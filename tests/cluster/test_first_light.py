@@ -73,8 +73,8 @@ def test_kubectl_get_shows_the_state_in_columns(newcomer: Kubectl) -> None:
     assert header.split() == ["NAME", "READY", "PHASE", "MODEL", "ACCELERATOR", "URL", "AGE"]
     assert row.split()[:6] == ["smollm2", "1/1", "Ready", "pvc://models/smollm2-135m", "cpu", f"http://smollm2.{newcomer.namespace}.svc"]
     header, row = newcomer("get", "bj").splitlines()
-    assert header.split() == ["NAME", "PHASE", "PROGRESS", "REQUESTS", "FAILED", "TOK/S", "ETA", "WORKERS", "AGE"]
-    assert re.match(r"capitals +Succeeded +#{20} 100% +20/20 +0 ", row)
+    assert header.split() == ["NAME", "PHASE", "PROGRESS", "REQUESTS", "FAILED", "ETA", "AGE"]
+    assert re.match(r"capitals +Succeeded +#{10} 100% +20/20 +0 ", row)
 
 
 def test_kubectl_describe_tells_the_story_in_conditions_and_events(newcomer: Kubectl) -> None:
@@ -92,8 +92,9 @@ def test_kubectl_logs_of_server_and_worker_tell_what_they_did(newcomer: Kubectl)
     server = newcomer("logs", "deployment/smollm2")
     assert "The server is fired up and ready to roll!" in server
     assert "Prefill batch." in server
-    worker = newcomer("logs", "job/capitals--work")
-    assert "20 of 20 requests completed, 0 failed" in worker
+    assert "20 requests in" in newcomer("logs", "job/capitals--plan")
+    assert re.search(r"all \d+ shards have ended", newcomer("logs", "job/capitals--work"))
+    assert "20 of 20 requests completed, 0 failed" in newcomer("logs", "job/capitals--merge")
 
 
 def test_nothing_but_spec_and_status_is_written_into_the_resources(newcomer: Kubectl) -> None:

@@ -43,8 +43,8 @@ def test_a_missing_claim_is_named_and_the_server_goes_on_once_it_is_there(team: 
     team.until(f"isrv/{name}", reason("Accepted", "Accepted"), 20)
 
 
-def test_a_source_that_is_not_built_yet_is_said_to_be_so(team: Kubectl, server: Callable[..., str]) -> None:
-    name = server("later", model={"uri": "s3://bucket/model"})
+def test_a_source_that_a_cluster_does_not_have_is_said_to_be_none(team: Kubectl, server: Callable[..., str]) -> None:
+    name = server("later", model={"uri": "file:///models/here"})
     found = team.until(f"isrv/{name}", reason("Accepted", "Unsupported"), 20)
     assert "spec.model.uri" in condition(found, "Accepted")["message"]
     assert found["status"]["phase"] == "Failed"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -17,16 +18,20 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import banyan_operator.cluster
+from banyan_operator.cluster import podclient
+from banyan_operator.cluster.client import ApiError
 from banyan_operator.cluster.health import Health
 from banyan_operator.cluster.mergepatch import merge_patch
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
 from banyan_operator.cluster.options import parse
-from banyan_operator.cluster.podclient import TIMEOUT_S, Pods, newest
+from banyan_operator.cluster.podclient import AT_ONCE, PROGRESS_EVERY_S, TIMEOUT_S, Pods, newest
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.repairs import LIMIT, Repairs
+from banyan_operator.cluster.report import Reporter
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
 from banyan_operator.kube.objects import Key
+from banyan_operator.plan import Report
 
 VALUES = st.recursive(st.integers() | st.text(max_size=3) | st.booleans(), lambda inner: st.lists(inner, max_size=3), max_leaves=4)
 OBJECTS: Any = st.recursive(
@@ -186,12 +191,10 @@ def test_a_pod_that_does_not_answer_costs_no_worker_its_time_and_one_that_does_b
         await web.TCPSite(runner, "127.0.0.1", PROGRESS_PORT).start()
         worker = pod("worker", "2026-01-01T00:00:00Z", running="worker")
         worker["status"]["podIP"] = "127.0.0.1"
-        assert await pods.progress(worker) is None  # not yet
+        assert await pods.progress([worker]) == {}  # not yet
         await told.wait()
         assert news == ["worker"]
-        answer = await pods.progress(worker)
-        assert answer is not None
-        assert answer["completed"] == 4
+        assert (await pods.progress([worker]))["worker"]["completed"] == 4
         await pods.close()
         await runner.cleanup()
 
@@ -233,3 +236,150 @@ def test_nothing_waits_with_what_can_swallow_a_cancellation() -> None:
     cluster = Path(banyan_operator.cluster.__file__).parent
     found = [path.name for path in cluster.glob("*.py") if re.search(r"\bwait_for\(", path.read_text())]
     assert found == []
+
+
+def test_all_workers_of_a_batch_are_asked_in_one_round_so_many_at_a_time_and_are_one_piece_of_news() -> None:
+    workers = [pod(f"worker-{number}", "2026-01-01T00:00:00Z", running="worker") for number in range(200)]
+    for number, worker in enumerate(workers):
+        worker["metadata"] |= {"uid": f"uid-{number}", "ownerReferences": [{"uid": "job", "controller": True}]}
+
+    async def scenario() -> None:
+        now, news, asking, most, rounds = [1000.0], list[str](), 0, 0, 0
+        told = asyncio.Event()
+
+        def hear(one: dict[str, Any]) -> None:
+            news.append(one["metadata"]["name"])
+            told.set()
+
+        pods = Pods(hear, lambda: now[0])
+
+        async def fetch(one: dict[str, Any], port: int, path: str) -> dict[str, Any] | None:
+            nonlocal asking, most, rounds
+            asking, rounds = asking + 1, rounds + 1
+            most = max(most, asking)
+            await asyncio.sleep(0)
+            asking -= 1
+            return None if one["metadata"]["name"] == "worker-7" else {"completed": now[0]}
+
+        pods._fetch = fetch  # type: ignore[method-assign]
+        assert await pods.progress(workers) == {}
+        assert await pods.progress(workers) == {}, "they are being asked"
+        await told.wait()
+        found = await pods.progress(workers)
+        assert len(found) == 199
+        assert (len(news), rounds, most) == (1, 200, AT_ONCE)
+        now[0] += PROGRESS_EVERY_S - 1
+        await pods.progress(workers)
+        await asyncio.sleep(0)
+        assert rounds == 200, "so young an answer is not asked for again"
+        now[0] += 1
+        told.clear()
+        await pods.progress(workers)
+        await told.wait()
+        assert (len(news), rounds) == (2, 400)
+        await pods.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_more_workers_say_than_are_remembered_is_not_asked_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer would push out another one, and each round would be news: rounds without end."""
+    monkeypatch.setattr(podclient, "REMEMBER", 10)
+    workers = [pod(f"worker-{number}", "2026-01-01T00:00:00Z", running="worker") for number in range(20)]
+    for number, worker in enumerate(workers):
+        worker["metadata"] |= {"uid": f"uid-{number}", "ownerReferences": [{"uid": "job", "controller": True}]}
+
+    async def scenario() -> None:
+        now, told, asked = [1000.0], asyncio.Event(), list[str]()
+        pods = Pods(lambda _: told.set(), lambda: now[0])
+
+        async def fetch(one: dict[str, Any], port: int, path: str) -> dict[str, Any]:
+            asked.append(one["metadata"]["uid"])
+            return {"completed": now[0]}
+
+        pods._fetch = fetch  # type: ignore[method-assign]
+        await pods.progress(workers)
+        await told.wait()
+        assert len(await pods.progress(workers)) == 20
+        await asyncio.sleep(0)
+        assert len(asked) == 20
+        now[0] += 1000.0
+        told.clear()
+        await pods.progress(workers[:1])
+        await told.wait()
+        assert len(await pods.progress(workers)) == 10, "what is old is forgotten"
+        await pods.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"completed": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+        b'{"completed": ' + b"9" * 10_000 + b"}",
+        b'{"pad": "' + b"x" * 10_000_000 + b'"}',
+        b"[1]",
+        b"\xff\xfe{",
+        b"",
+    ],
+    ids=["nested", "huge number", "10 MB", "a list", "no text", "nothing"],
+)
+def test_an_answer_that_is_none_spoils_no_other_worker_s(body: bytes) -> None:
+    async def scenario() -> None:
+        told = asyncio.Event()
+        pods = Pods(lambda _: told.set())
+        runners = []
+        workers = []
+        for number, said in enumerate((body, b'{"completed": 4}')):
+
+            async def progress(_: web.Request, said: bytes = said) -> web.Response:
+                return web.Response(body=said)
+
+            app = web.Application()
+            app.router.add_get("/progress", progress)
+            runners.append(web.AppRunner(app))
+            await runners[-1].setup()
+            await web.TCPSite(runners[-1], f"127.0.0.{number + 3}", PROGRESS_PORT).start()
+            workers.append(pod(f"worker-{number}", "2026-01-01T00:00:00Z", running="worker"))
+            workers[-1]["metadata"]["uid"] = f"uid-{number}"
+            workers[-1]["status"]["podIP"] = f"127.0.0.{number + 3}"
+        try:
+            await pods.progress(workers)
+            async with asyncio.timeout(20):
+                await told.wait()
+            assert await pods.progress(workers) == {"worker-1": {"completed": 4}}
+        finally:
+            await pods.close()
+            for runner in runners:
+                await runner.cleanup()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_an_answer_that_comes_late_is_not_about_the_object_that_was_made_in_between(status: int) -> None:
+    """Deleted and made again under its name: what is gone is not what is there."""
+
+    def one(uid: str, version: str) -> dict[str, Any]:
+        meta = {"name": "a", "namespace": "team", "uid": uid, "resourceVersion": version}
+        return {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": "InferenceServer", "metadata": meta, "spec": {}}
+
+    store = Store()
+    store.note(one("first", "1"))
+
+    class Late:
+        async def patch_status(self, *_: Any) -> None:
+            store.note_gone(one("first", "2"))
+            store.note(one("second", "3"))
+            raise ApiError(status, "NotFound" if status == 404 else "Conflict", "a")
+
+        async def get(self, *_: Any) -> None:
+            return None
+
+    reporter = Reporter(store, Late(), None, Metrics("test"), lambda _: None)  # type: ignore[arg-type]
+    with contextlib.suppress(ApiError):
+        asyncio.run(reporter.write(one("first", "1"), Report(status={"phase": "Ready"})))
+    found = store.get(Key("InferenceServer", "team", "a"))
+    assert found is not None
+    assert found["metadata"]["uid"] == "second"

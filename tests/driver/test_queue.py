@@ -7,7 +7,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banyan_operator.cluster.queue import Backlog, WorkQueue
+from banyan_operator.cluster.queue import OUTDATED, Backlog, WorkQueue
 from banyan_operator.kube.objects import Key
 
 A, B, C = (Key("InferenceServer", "team", name) for name in "abc")
@@ -46,6 +46,34 @@ def test_of_several_delays_the_earliest_counts() -> None:
     backlog.done(A, 5)
     backlog.advance(100)
     assert backlog.take(100) is None
+
+
+def test_a_look_that_succeeds_ends_the_waiting_for_what_earlier_ones_asked_for() -> None:
+    now = [0.0]
+    queue = WorkQueue(lambda: now[0])
+    queue.add_after(A, 30)  # refused by a quota: look again
+    queue.add_after(B, 40)
+    queue.add(A)  # an event, and by then there is room
+    assert queue.backlog.take(1) == (A, 1)
+    queue.succeeded(A)
+    queue.done(A)
+    assert queue.backlog.next_due() == 40
+    queue.add_after(A, 60)
+    for second, due in ((30, None), (40, (B, 0)), (59, None), (60, (A, 0))):
+        queue.backlog.advance(second)
+        assert queue.backlog.take(second) == due
+
+
+def test_times_that_no_longer_count_take_no_memory() -> None:
+    queue = WorkQueue(lambda: 0.0)
+    queue.add_after(B, 7200)
+    for _ in range(10 * OUTDATED):
+        queue.succeeded(A)
+        queue.add_after(A, 3600)  # a deadline far away
+    assert len(queue.backlog.delayed) < 2 * OUTDATED
+    assert queue.backlog.next_due() == 3600
+    queue.backlog.advance(7200)
+    assert [queue.backlog.take(7200), queue.backlog.take(7200), queue.backlog.take(7200)] == [(A, 0), (B, 0), None]
 
 
 def test_failures_wait_twice_as_long_each_time_up_to_five_minutes() -> None:

@@ -8,12 +8,12 @@ the slot table and the tokens that penalties count. Every step is checked for be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from banyan_runtime.step import I32, U64, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, TokenLogprobs
+from banyan_runtime.step import F32, I32, U64, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, TokenBiases, TokenLogprobs
 from banyan_runtime.wire import Sampling
 
 VOCAB = 50
@@ -21,6 +21,8 @@ MASK = (1 << 64) - 1
 A, B, C, D = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93
 NAN_SEED = 1 << 63
 """A seed with this bit: the row's logits are NaN wherever the hash is a multiple of 8."""
+DULL_SEED = 1 << 62
+"""A seed with this bit: seven tokens of eight are the same, so what comes next is easily guessed."""
 
 
 def _link(before: int, token: int, position: int) -> int:
@@ -28,17 +30,26 @@ def _link(before: int, token: int, position: int) -> int:
     return ((before ^ ((token + 1) * A)) * B + position + 1) & MASK
 
 
+def _biased(bias: TokenBiases | None, index: int) -> int:
+    """What the biases of a sequence do to the hash that its token is drawn from."""
+    if bias is None:
+        return 0
+    start, end = int(bias.ids.offsets[index]), int(bias.ids.offsets[index + 1])
+    pairs = zip(bias.ids.values[start:end].tolist(), bias.values[start:end].tolist(), strict=True)
+    return sum((token + 1) * int(value * 8) * A for token, value in pairs)
+
+
 def _scramble(total: int) -> int:
     total = ((total ^ (total >> 31)) * C) & MASK
     return total ^ (total >> 29)
 
 
-def _draw(total: int, seed: int, banned: Sequence[int] = (), mark: int = 0) -> int:
+def _draw(total: int, seed: int, banned: Container[int] = (), mark: int = 0) -> int:
     """The next token, or -1 for NaN."""
     drawn = _scramble((total + seed * D + mark) & MASK)
     if seed & NAN_SEED and drawn % 8 == 0:
         return -1
-    token = drawn % VOCAB
+    token = seed % VOCAB if seed & DULL_SEED and drawn // VOCAB % 8 else drawn % VOCAB
     while token in banned:
         token = (token + 1) % VOCAB
     return token
@@ -108,10 +119,12 @@ def likeliest(total: int, count: int) -> list[int]:
     return [(_scramble(total) + index) % VOCAB for index in range(count)]
 
 
-def _logprobs(asked: Sequence[tuple[int, int, int]]) -> TokenLogprobs:
-    """Of (total, token, likeliest tokens wanted)."""
-    width = max((top for _, _, top in asked), default=0)
-    ids = [likeliest(total, width) for total, _, _ in asked]
+def _logprobs(asked: Sequence[tuple[int, int, int]], named: I32 | None) -> TokenLogprobs:
+    """Of (total, token, likeliest tokens wanted); `named`: further tokens of each."""
+    top = max((top for _, _, top in asked), default=0)
+    further = [[] for _ in asked] if named is None else named.tolist()
+    ids = [likeliest(total, top) + more for (total, _, _), more in zip(asked, further, strict=True)]
+    width = top + (0 if named is None else named.shape[1])
     return TokenLogprobs(
         np.array([logprob(total, token) for total, token, _ in asked], dtype=np.float32),
         np.array(ids, dtype=np.int32).reshape(len(asked), width),
@@ -181,7 +194,7 @@ class FakeRunner:
         return RunnerInfo(
             architecture="Fake", model_type="fake", vocab_size=self.vocab_size, context_len=self.context_len,
             pool_tokens=self.pool_tokens, dtype="uint64", device="cpu", attention_backend="hash", weights_bytes=0,
-            kv_bytes=8 * self.pool_tokens, available_bytes=0,
+            kv_bytes=8 * self.pool_tokens, available_bytes=0, features=frozenset({"bias", "mask", "pooling", "drafts"}),
         )  # fmt: skip
 
     def prepare(self, shape: TableShape) -> None:
@@ -216,16 +229,18 @@ class FakeRunner:
         slots = step.out_slots.tolist()
         assert len(set(slots)) == len(slots), "a slot written twice in a step"
         assert min(slots) >= self.page_size, "the padding page was given out"
+        assert bool((lens >= 1).all())
+        ends = np.cumsum(lens)
+        starts = ends - lens
+        places = np.arange(len(step.token_ids)) - np.repeat(starts, lens)
+        assert bool((step.positions == np.repeat(step.kv_lens - lens, lens) + places).all())
         if step.mode == "decode":
-            assert step.positions.tolist() == [length - 1 for length in step.kv_lens.tolist()]
+            assert step.samples.tolist() == lens.tolist()
+            assert int(step.token_ids.min()) >= 0 or len(step.token_ids) == len(rows), "drafts stand behind known tokens"
             assert step.histories is None
             assert step.prompt_scores is None
         else:
-            assert bool((lens >= 1).all())
-            ends = np.cumsum(lens)
-            starts = ends - lens
-            assert bool((step.positions[starts] == step.kv_lens - lens).all())
-            assert bool((step.positions[ends - 1] == step.kv_lens - 1).all())
+            assert int(step.samples.max()) <= 1
             assert int(step.token_ids.min()) >= 0, "a prompt is always known"
         if step.banned is not None:
             assert len(step.banned) == len(rows)
@@ -243,7 +258,7 @@ class FakeRunner:
         kv_lens, rows = step.kv_lens.tolist(), step.rows.tolist()
         token_ids = step.token_ids.tolist()
         widest = max(kv_lens)
-        if step.mode == "prefill":
+        if len(token_ids) > len(rows) or step.mode == "prefill":
             offset = 0
             for row, end, count in zip(rows, kv_lens, step.query_lens.tolist(), strict=True):
                 start = end - count
@@ -264,47 +279,74 @@ class FakeRunner:
         read = slots[table[step.rows, :widest]]
         read[np.arange(widest) >= step.kv_lens[:, None]] = 0
         sums = read.sum(axis=1, dtype=np.uint64).tolist()
-        drawn, failed = self._sample(step, rows, sums)
+        drawing = np.repeat(np.arange(len(rows)), step.samples).tolist()
+        seen = [sums[index] for index in drawing] if step.samples.max() <= 1 else self._sums(step, drawing, read)
+        drawn, failed, accepted = self._sample(step, rows, drawing, seen)
         logprobs = None
         if step.top_logprobs is not None:
-            drawing = [index for index, count in enumerate(step.samples.tolist()) if count]
             tops = step.top_logprobs.tolist()
-            asked = zip([sums[index] for index in drawing], drawn, [tops[index] for index in drawing], strict=True)
-            logprobs = _logprobs([(total, token, top) for total, token, top in asked if top >= 0])
+            asked = [(index, total, token) for index, total, token in zip(drawing, seen, drawn, strict=True) if tops[index] >= 0]
+            named = None if step.named is None else step.named[[index for index, _, _ in asked]]
+            logprobs = _logprobs([(total, token, tops[index]) for index, total, token in asked], named)
         return StepResult(
             token_ids=np.array(drawn, dtype=np.int32),
             failed=np.array(failed, dtype=np.bool_),
+            accepted=None if step.samples.max() <= 1 else np.array(accepted, dtype=np.int32),
             logprobs=logprobs,
             prompt_logprobs=self._score(step, rows),
+            vectors=None if step.pooling is None else self._vectors(step, sums),
         )
 
-    def _sample(self, step: Step, rows: list[int], sums: list[int]) -> tuple[list[int], list[bool]]:
+    def _vectors(self, step: Step, sums: list[int]) -> F32:
+        """For each sequence that wants one: how it is pooled, its length and a hash over all its tokens."""
+        assert step.pooling is not None
+        rows = [(step.pooling[index], step.kv_lens[index], sums[index] % 4096) for index in np.flatnonzero(step.pooling).tolist()]
+        return np.array(rows, dtype=np.float32)
+
+    def _sums(self, step: Step, drawing: list[int], read: U64) -> list[int]:
+        """The hash over the slots up to each position that a token is drawn at."""
+        behind = (np.cumsum(step.samples)[drawing] - np.arange(len(drawing)) - 1).tolist()
+        running = read.cumsum(axis=1, dtype=np.uint64)
+        return [int(running[index, step.kv_lens[index] - more - 1]) for index, more in zip(drawing, behind, strict=True)]
+
+    def _sample(self, step: Step, rows: list[int], drawing: list[int], sums: list[int]) -> tuple[list[int], list[bool], list[int]]:
+        """Tokens of the sequences `drawing`, who failed, and how many tokens of each sequence count."""
         sampling, counted = step.sampling, self._read.counted
         counting = (sampling.frequency_penalty != 0) | (sampling.presence_penalty != 0) | (sampling.repetition_penalty != 1)
-        drawn, failed = [], []
+        seeds, ends, samples = sampling.seed.tolist(), np.cumsum(step.query_lens).tolist(), step.samples.tolist()
+        drawn, failed, accepted = list[int](), [False] * len(rows), [0] * len(rows)
         self._sampled = {}
-        for index, (row, total, seed, samples, counts) in enumerate(
-            zip(rows, sums, sampling.seed.tolist(), step.samples.tolist(), counting.tolist(), strict=True)
-        ):
-            failed.append(False)
-            if not samples:
-                continue
-            banned = () if step.banned is None else step.banned[index].tolist()
-            token = _draw(total, seed, banned, counted[row].mark if counts else 0)
-            failed[-1] = token < 0
+        for place, (index, total) in enumerate(zip(drawing, sums, strict=True)):
+            first = place == 0 or drawing[place - 1] != index
+            banned = set[int]() if step.banned is None else set(step.banned[index].tolist())
+            if step.mask is not None and (mask := int(step.mask.masks[index])) >= 0:
+                assert samples[index] == 1, "a mask is that of one position"
+                banned |= {id for id in range(VOCAB) if not step.mask.words[mask, id // 32] >> (id % 32) & 1}
+            row = rows[index]
+            mark = (counted[row].mark if counting[index] else 0) + _biased(step.bias, index)
+            token = _draw(total, seeds[index], banned, mark) if len(banned) < VOCAB else -1
             drawn.append(token)
-            self._sampled[row] = max(token, 0)
-            if counts:
+            if counting[index]:
+                assert samples[index] == 1, "what penalties count depends on what was drawn"
                 counted[row].add(max(token, 0))
-        return drawn, failed
+            if first:
+                failed[index], accepted[index] = token < 0, 1
+                self._sampled[row], done = max(token, 0), 1
+            else:
+                draft = int(step.token_ids[ends[index] - samples[index] + done])
+                if accepted[index] == done and draft == drawn[-2] and token >= 0:
+                    accepted[index] += 1
+                    self._sampled[row] = token
+                done += 1
+        return drawn, failed, accepted
 
     def _score(self, step: Step, rows: list[int]) -> TokenLogprobs | None:
         asked = step.prompt_scores
         if asked is None:
             return None
-        owners = np.repeat(step.rows, step.query_lens)
+        sequences = np.repeat(np.arange(len(step.rows)), step.query_lens)
         wanted = []
         for at, target, top in zip(asked.at.tolist(), asked.targets.tolist(), asked.top.tolist(), strict=True):
-            seen = self._read.table[owners[at], : int(step.positions[at]) + 1]
+            seen = self._read.table[step.rows[sequences[at]], : int(step.positions[at]) + 1]
             wanted.append((int(self._slots[seen].sum(dtype=np.uint64)), target, top))
-        return _logprobs(wanted)
+        return _logprobs(wanted, None if step.named is None else step.named[sequences[asked.at]])

@@ -1,4 +1,4 @@
-"""Who is admitted before whom, and who gives way to whom."""
+"""Who is admitted before whom, who gives way to whom, and what background may have beside online requests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from banyan_runtime.engine.admission import Selection, Verdict
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.engine.request import Request
+from banyan_runtime.engine.retraction import CLIP_MAX_NEW
+from banyan_runtime.step import Step
 
 LOOKED_AT_WITHIN: Final = 12  # turns: decode steps have theirs between prefills
 
@@ -33,6 +37,12 @@ class Order:
         self._try_admit, prefill._try_admit = prefill._try_admit, self._asked  # type: ignore[method-assign]
         self._were_asked = set[int]()  # by request id; the answer holds until somebody leaves
         self._first: tuple[int, int] | None = None  # who is next in order, and in how many turns nobody looked at it
+        self._barred: tuple[int, int] | None = None  # who is online, next, and has room but for background; and for how many turns
+        self._online_decodes = 0  # since background's last prefill
+        self._online_prefill = False  # in this turn
+        self.online_turns = 0  # turns in which somebody online was there; what background waits in them is no starving
+        self.beside = 0  # rows of background in steps with online ones
+        self.short = 0  # steps that were kept short
 
     def check(self) -> None:
         requests = self.engine.requests
@@ -55,10 +65,58 @@ class Order:
             assert int(self.engine.memory.tables.level[row]) == self._levels[id], f"{id} is not of the level that it has come up to"
         if admitted:
             highest = max(late.priority for late in admitted)
-            for request in waiting:
+            for request in [*waiting, *self.engine.scheduler.queue.held.values()]:
                 if request.priority < highest:
                     self._passes[request.id] += 1
                     self._passed_by[request.priority] = max(self._passed_by.get(request.priority, highest), highest)
+
+    def check_class(self, step: Step) -> None:
+        """What background has of a step that is being launched."""
+        engine, limits = self.engine, self.limits.background
+        behind = engine.memory.tables.level[step.rows] < 0
+        waits = [request for request in engine.requests.values() if request.row < 0 and not request.background]
+        waits = [request for request in waits if request.id not in engine.scheduler.queue.held]
+        assert engine.scheduler.queue.online == len(waits)
+        online_rows = engine.scheduler.running.online
+        self._online_prefill = self._online_prefill or (step.mode == "prefill" and not behind.any())
+        if step.mode == "decode":
+            self._online_decodes += online_rows > 0
+            assert np.count_nonzero(~behind) == online_rows, "all online rows run"
+            if online_rows or waits:
+                assert np.count_nonzero(behind) <= limits.rows_beside
+                self.beside += int(np.count_nonzero(behind))
+        elif behind.any():
+            assert behind.all(), "online prompts are computed without background's"
+            assert not waits, "background was admitted before somebody online"
+            assert not online_rows or self._online_decodes >= limits.prefill_every
+            self._online_decodes = 0
+        self.short += engine.scheduler.background.keeps_short(engine._clock()) and bool(behind.all())
+
+    def check_gives_way(self) -> None:
+        """After a turn: who is online and next in order waits no longer than for a turn of decoding, and for the steps in flight,
+        if all that it lacks is with background."""
+        engine, limits, scheduler = self.engine, self.limits, self.engine.scheduler
+        self.online_turns += any(not request.background and not request.held for request in engine.requests.values())
+        barred = None
+        if scheduler.queue.online and not scheduler.prefill.chunked and limits.scheduling_rules == "fair" and limits.policy == "fcfs":
+            request = next(scheduler.prefill._candidates())
+            tables, whole = engine.memory.tables, engine.memory.whole_pages
+            others = [other for other in engine.requests.values() if other.row >= 0 and not other.background]
+            held = sum(
+                whole(int(tables.length[other.row])) + limits.page_size
+                + min(other.max_new - int(tables.length[other.row] - tables.prompt[other.row]), CLIP_MAX_NEW)
+                for other in others
+            )  # fmt: skip
+            need = whole(len(request.token_ids)) + request.max_new + limits.page_size
+            if not request.background and not request.held_back and held + need < limits.pool_tokens and len(others) < limits.max_running:
+                barred = request.id
+        turns = 0
+        if barred is not None and self._barred is not None and self._barred[0] == barred:
+            turns = 0 if self._online_prefill else self._barred[1] + 1  # others may have been released that came before it
+        self._online_prefill = False
+        self._barred = None if barred is None else (barred, turns)
+        bound = limits.continuous_decodes + 2 * limits.overlap
+        assert turns <= bound, f"{barred} is online, and background has what it needs"
 
     def check_first(self) -> None:
         """After a turn: who comes to stand first is soon asked, if there is a row for it and memory for everybody's whole output."""
@@ -73,6 +131,9 @@ class Order:
             self._first = None
             return
         request = next(prefill._candidates())
+        if request.background and scheduler.background.keeps_short(self.engine._clock()):
+            self._first = None  # it may have to wait
+            return
         first, memory = request.id, self.engine.memory
         if len(request.token_ids) + request.max_new + scheduler.running.expected_output() >= memory.available:
             self._first = None
@@ -97,7 +158,9 @@ class Order:
 
     def _count(self, admitted: list[Request], waiting: list[Request]) -> None:
         for request in waiting:
-            if any(late.arrival > request.arrival and late.priority > request.priority and not late.retractions for late in admitted):
+            # background may be passed by for as long as there are online requests
+            fair = [late for late in admitted if late.background is request.background]
+            if any(late.arrival > request.arrival and late.priority > request.priority and not late.retractions for late in fair):
                 if request.held_back:
                     continue
                 self.passed[request.id] += 1
@@ -109,4 +172,5 @@ class Order:
 
     def _aged(self, request: Request) -> int:
         raised = request.priority + self._passes[request.id] // self.limits.ageing_batches
-        return min(raised, self._passed_by.get(request.priority, request.priority))
+        most = self._passed_by.get(request.priority, request.priority)
+        return min(raised, most if request.priority >= 0 else min(most, -1))

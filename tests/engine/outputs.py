@@ -61,21 +61,23 @@ class Scores:
             assert sorted(self.prompt) == list(range(max(asked.prompt_from, 1), len(prompt)))
         if asked == LogprobRequest():
             return
-        before = list(islice(totals(tokens), len(tokens)))
+        before, named = list(islice(totals(tokens), len(tokens))), unpack_ids(asked.named).tolist()
         for position, score in self.prompt.items():
-            assert _trimmed(score, asked.prompt_top) == _expected(before[position - 1], tokens[position], asked.prompt_top)
-            assert len(score[1]) == asked.prompt_top, "no wider than it was asked for"
+            assert score == _expected(before[position - 1], tokens[position], asked.prompt_top, named), "no wider than it was asked for"
         if asked.output_top >= 0:
             assert len(self.output) == len(outputs)
             for position, score in enumerate(self.output, len(prompt)):
                 assert score is not None
-                assert _trimmed(score, asked.output_top) == _expected(before[position - 1], tokens[position], asked.output_top)
+                trimmed = _trimmed(score, asked.output_top, len(named))
+                assert trimmed == _expected(before[position - 1], tokens[position], asked.output_top, named)
 
 
-def _trimmed(score: Score, top: int) -> Score:
-    return score[0], score[1][:top], score[2][:top]
+def _trimmed(score: Score, top: int, named: int) -> Score:
+    """The likeliest come first, those that were named last."""
+    value, ids, values = score
+    return value, ids[:top] + ids[len(ids) - named :], values[:top] + values[len(ids) - named :]
 
 
-def _expected(total: int, token: int, top: int) -> Score:
-    ids = likeliest(total, top)
+def _expected(total: int, token: int, top: int, named: list[int]) -> Score:
+    ids = likeliest(total, top) + named
     return logprob(total, token), ids, [logprob(total, id) for id in ids]

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 
+from banyan_runtime.engine.constraints import Grammars
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.wire import (
     Abort,
+    Constraint,
     EngineMessage,
     Failed,
     Finish,
@@ -52,10 +55,13 @@ class Session:
     lines: list[str] = field(default_factory=list)
     sent: dict[int, tuple[list[int], Sampling]] = field(default_factory=dict)
 
+    grammars: Grammars | None = None
+    vectors: dict[int, list[float]] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
         bounds = self.limits
         self.runner = FakeRunner(bounds.pool_tokens, bounds.page_size, bounds.context_len, lazy=self.lazy, logging=True)
-        self.engine = Engine(self.runner, bounds, lambda: self.now, self.lines.append)
+        self.engine = Engine(self.runner, bounds, lambda: self.now, self.lines.append, self.grammars)
         self.runner.watch = lambda step: invariants.check_mirror(self.engine, self.runner)
 
     def submit(
@@ -68,6 +74,8 @@ class Session:
         prefix_ids: Sequence[int] = (),
         logprobs: LogprobRequest | None = None,
         held: bool = False,
+        constraint: Constraint | None = None,
+        pooling: int = 0,
         **sampling: Any,
     ) -> int:
         id = len(self.sent) + 1
@@ -84,6 +92,8 @@ class Session:
                 prefix_ids=pack_ids(list(prefix_ids)),
                 logprobs=logprobs,
                 held=held,
+                constraint=constraint,
+                pooling=pooling,
             )
         )
         return id
@@ -117,6 +127,9 @@ class Session:
             for token, score in tokens:
                 self.outputs[id].append(token)
                 self.scores[id].output.append(score)
+        for vector in output.vectors:
+            assert not self.ended(vector.id)
+            self.vectors[vector.id] = np.frombuffer(vector.values, dtype="<f4").tolist()
         for finish in output.finished:
             assert not self.ended(finish.id)
             self.finishes[finish.id] = finish

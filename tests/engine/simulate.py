@@ -9,17 +9,20 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
-from banyan_runtime.engine.limits import EngineLimits
+from banyan_runtime.engine.drafts import Drafts, room_for
+from banyan_runtime.engine.limits import BackgroundLimits, EngineLimits
 from banyan_runtime.engine.loop import Engine
+from banyan_runtime.engine.memory.tables import Tables
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
-from banyan_runtime.step import Step
+from banyan_runtime.engine.request import Request
+from banyan_runtime.step import I32, Step
 from banyan_runtime.wire import (
     PRIORITY_AT_MOST,
     Abort,
@@ -37,7 +40,7 @@ from banyan_runtime.wire import (
     pack_ids,
 )
 from tests.engine import invariants
-from tests.engine.fake import NAN_SEED, VOCAB, FakeRunner, continuation, penalised
+from tests.engine.fake import DULL_SEED, NAN_SEED, VOCAB, FakeRunner, continuation, penalised
 from tests.engine.order import Order
 from tests.engine.outputs import Scores, tokens_of
 
@@ -66,8 +69,34 @@ class Sent:
     scores: Scores
     turn: int
     held: bool
+    background: bool
     aborted: bool = False
     outputs: list[int] = field(default_factory=list)
+    future: list[int] = field(default_factory=list)
+
+    def says(self, start: int, count: int) -> list[int]:
+        """Its output from token `start` on."""
+        if len(self.future) < start + count:
+            self.future = list(islice(continuation(self.prompt, self.sampling), 2 * (start + count)))
+        return self.future[start : start + count]
+
+
+class Guesser(Drafts):
+    """Guesses what requests will really say, and something else now and then; whatever it costs."""
+
+    def __init__(self, most: int, live: dict[int, Sent], rng: random.Random) -> None:
+        super().__init__(most)
+        self._live = live
+        self._rng = rng
+
+    def propose(self, requests: Sequence[Request], rows: I32, tables: Tables) -> list[list[int]] | None:
+        guesses = []
+        for request, length in zip(requests, tables.length[rows].tolist(), strict=True):
+            can = not request.penalised and request.matcher is None
+            count = self._rng.randint(0, max(0, min(self._most, room_for(request, length)))) if can else 0
+            said = self._live[request.id].says(length - request.prompt_len, count)
+            guesses.append([token if self._rng.random() < 0.8 and token >= 0 else self._rng.randrange(VOCAB) for token in said])
+        return guesses if any(guesses) else None
 
 
 @dataclass
@@ -89,6 +118,11 @@ class Totals:
     passed: int = 0  # times that a request was passed by for its priority
     scored: int = 0  # tokens whose log probability was told
     scored_prompts: int = 0  # prompt tokens, likewise
+    background: int = 0  # requests
+    beside: int = 0  # rows of background in steps with online ones
+    short: int = 0  # steps of background that were kept short
+    accepted: int = 0  # drafts that were right
+    refused: int = 0
     longest_stay: int = 0  # turns from submission to the end
 
 
@@ -104,6 +138,7 @@ class Load:
     salts: tuple[str, ...]
     abort_rate: float
     nan_rate: float
+    dull_rate: float  # requests whose text is easily guessed
     penalty_rate: float
     hold_rate: float
     score_rate: float
@@ -114,6 +149,7 @@ class Load:
 def draw_limits(rng: random.Random) -> EngineLimits:
     page = rng.choice((1, 1, 1, 16, 16, 32))
     pool = page * rng.randint(3, 12) if page > 1 else rng.choice((rng.randint(16, 60), rng.randint(60, 250)))
+    overlap = rng.random() < 0.5
     return EngineLimits(
         context_len=rng.choice((4096, 4096, rng.randint(20, 120))),
         pool_tokens=pool,
@@ -129,7 +165,14 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         radix=rng.random() < 0.8,
         conservativeness=rng.choice((0.1, 0.5, 1.0)),
         continuous_decodes=rng.choice((1, 1, 3)),
-        overlap=rng.random() < 0.5,
+        overlap=overlap,
+        draft_tokens=0 if overlap else rng.choice((0, 2, 6, 12)),
+        background=BackgroundLimits(
+            rows_beside=rng.choice((1, 2, 4)),
+            prefill_every=rng.choice((1, 5, 128)),
+            step_s=rng.choice((0.0005, 0.15)),
+            lately_s=rng.choice((0.0, 0.05, 10.0)),
+        ),
         vocab_size=VOCAB,
     )
 
@@ -151,11 +194,23 @@ def draw_load(rng: random.Random, limits: EngineLimits) -> Load:
 
 def draw_wishes(rng: random.Random) -> dict[str, Any]:
     return {
+        "dull_rate": rng.choice((0.0, 0.5, 1.0)),
         "penalty_rate": rng.choice((0.0, 0.1, 1.0)),
         "hold_rate": rng.choice((0.0, 0.0, 0.1)),
         "score_rate": rng.choice((0.0, 0.2, 0.8)),
         "own_prefix_rate": rng.choice((0.0, 0.0, 0.3)),
-        "priorities": rng.choice(((0,), (0,), (0, 0, 1), (-5, 0, 0, 3), (-PRIORITY_AT_MOST, 0, PRIORITY_AT_MOST), (PRIORITY_AT_MOST,))),
+        "priorities": rng.choice(
+            (
+                (0,),
+                (0,),
+                (0, 0, 1),
+                (-5, 0, 0, 3),
+                (-10, -10, 0),
+                (-100, -10, -10),
+                (-PRIORITY_AT_MOST, 0, PRIORITY_AT_MOST),
+                (PRIORITY_AT_MOST,),
+            )
+        ),
     }
 
 
@@ -193,9 +248,11 @@ class World:
         self.runner = FakeRunner(limits.pool_tokens, limits.page_size, limits.context_len, lazy=rng.random() < 0.5)
         self.clock = Clock()
         self.engine = Engine(self.runner, limits, self.clock, self._log)
+        self.live: dict[int, Sent] = {}
+        if limits.draft_tokens and rng.random() < 0.5:
+            self.engine.scheduler.drafts = Guesser(limits.draft_tokens, self.live, rng)
         self.runner.watch = self._launched
         self.order = Order(self.engine, self.limits, max(load.priorities))
-        self.live: dict[int, Sent] = {}
         self.texts = [[rng.randrange(VOCAB) for _ in range(load.base_len)] for _ in range(3)]
         self.next_id = 0
         self.flushes = 0
@@ -226,6 +283,10 @@ class World:
         self.totals.steps += self.runner.steps
         self.totals.turns += self.turn
         self.totals.worlds += 1
+        self.totals.beside += self.order.beside
+        self.totals.accepted += self.engine._report.draft_tokens_accepted
+        self.totals.refused += self.engine._report.draft_tokens - self.engine._report.draft_tokens_accepted
+        self.totals.short += self.order.short
         self.totals.passed += sum(self.order.passed.values())
         self.totals.evicted += self.engine.memory.evicted_tokens
 
@@ -238,6 +299,7 @@ class World:
         self.clock.now += self.rng.random() * 0.003
         invariants.check_mirror(self.engine, self.runner)
         self.order.check()
+        self.order.check_class(step)
 
     def _act(self) -> None:
         rng, load = self.rng, self.load
@@ -266,7 +328,7 @@ class World:
         """One of the held requests goes on."""
         id = self.rng.choice(self.held)
         self.live[id].held = False
-        self.live[id].turn = self.turn
+        self.live[id].turn = self.turn - (self.order.online_turns if self.live[id].background else 0)
         self.engine.handle(Proceed(id=id))
 
     def _submit(self) -> None:
@@ -285,13 +347,16 @@ class World:
         sampling = Sampling(
             max_new_tokens=max_new,
             min_new_tokens=rng.choice((0, 0, 0, 4)),
-            seed=rng.getrandbits(16) | (NAN_SEED if rng.random() < load.nan_rate else 0),
+            seed=rng.getrandbits(16)
+            | (NAN_SEED if rng.random() < load.nan_rate else 0)
+            | (DULL_SEED if rng.random() < load.dull_rate else 0),
             stop_token_ids=rng.choice(load.stops),
             **(rng.choice(PENALTIES) if rng.random() < load.penalty_rate else {}),
         )
         logprobs = None
         if rng.random() < load.score_rate:
-            logprobs = LogprobRequest(rng.randint(-1, 2), rng.choice((-1, 0, 1, rng.randint(0, len(prompt)))), rng.randint(0, 2))
+            wish = rng.randint(-1, 2), rng.choice((-1, 0, 1, rng.randint(0, len(prompt)))), rng.randint(0, 2)
+            logprobs = LogprobRequest(*wish, pack_ids([(self.next_id + place) % 10 for place in range(self.next_id % 4)]))
         # ids that stand for a picture in the middle of the prompt
         prefix_ids = [-1 - token // 10 if 2 <= place < 5 else token for place, token in enumerate(prompt)]
         self.next_id += 1
@@ -310,7 +375,10 @@ class World:
             # equal prefix ids speak for equal keys and values, so the pictures must be equal too
             prompt[2:5] = [-10 * (id + 1) for id in prefix_ids[2:5]]
             submit = msgspec.structs.replace(submit, token_ids=pack_ids(prompt))
-        self.live[submit.id] = Sent(prompt, sampling, Scores(logprobs), self.turn, held)
+        background = submit.priority < 0
+        since = self.order.online_turns if background else 0
+        self.live[submit.id] = Sent(prompt, sampling, Scores(logprobs), self.turn - since, held, background)
+        self.totals.background += background
         self.totals.submitted += 1
         self.totals.held += held
         self.totals.penalised += penalised(sampling)
@@ -321,10 +389,15 @@ class World:
         for message in self.engine.turn():
             self._receive(message)
         self.order.check_first()
+        self.order.check_gives_way()
         if self.turn % FULL_CHECK_EVERY == 0:
             invariants.check(self.engine)
             for id, sent in self.live.items():
-                assert sent.held or self.turn - sent.turn <= self.patience, f"request {id} starves"
+                assert sent.held or self._waited(sent) <= self.patience, f"request {id} starves"
+
+    def _waited(self, sent: Sent) -> int:
+        """Turns since its submission; for background those without anybody online."""
+        return self.turn - sent.turn - (self.order.online_turns if sent.background else 0)
 
     def _receive(self, message: EngineMessage) -> None:
         match message:
@@ -371,7 +444,7 @@ class World:
             assert code is FinishCode.STOP or len(sent.outputs) == sent.sampling.max_new_tokens
             self.totals.finished += 1
         assert not any(token in stops for token in sent.outputs[:-1])
-        self.totals.longest_stay = max(self.totals.longest_stay, self.turn - sent.turn)
+        self.totals.longest_stay = max(self.totals.longest_stay, self._waited(sent))
         if self.rng.random() < 0.2:
             # the next turn of a conversation starts with what was said
             self.texts[self.rng.randrange(3)] = (sent.prompt + sent.outputs)[: max(self.load.base_len, 8)]

@@ -257,6 +257,22 @@ def test_stats_come_ten_times_a_second_while_busy_and_once_when_idle_begins() ->
     assert last.prefill.tokens.sum == 3
 
 
+@LOOPS
+@PAGES
+def test_each_token_of_a_prompt_is_counted_once_whatever_the_page_size_and_however_often_it_is_computed(overlap: bool, page: int) -> None:
+    session = Session(limits(overlap=overlap, page_size=page, pool_tokens=256, chunk=16, conservativeness=0.05))
+    prompts = [[number] * 21 for number in (1, 2, 3, 4, 5, 6, 1, 2)]
+    ids = []
+    for prompt in prompts:
+        ids.append(session.submit(prompt, 60))
+        session.turn()
+    session.drain()
+    assert any(session.finishes[id].retractions for id in ids)
+    last = session.stats[-1]
+    assert last.prompt_tokens_computed + last.prompt_tokens_cached == sum(map(len, prompts))
+    assert last.prompt_tokens_cached == sum(session.finishes[id].cached_tokens for id in ids)
+
+
 def test_stats_count_who_runs_and_who_waits() -> None:
     session = Session(limits(max_running=2, chunk=16))
     for number in range(5):
@@ -274,9 +290,11 @@ def test_throughput_is_of_the_time_in_which_there_was_work() -> None:
     while session.engine.has_work:
         session.turn(0.1)
     session.now += 3600
-    session.submit([1, 2, 3], 21)
+    session.submit([1, 2, 3], 31)
     while session.engine.has_work:
         session.turn(0.1)
     line = next(line for line in session.lines if line.startswith("Decode batch."))
     rate = float(line.split("gen throughput (token/s): ")[1].split(",")[0])
     assert rate == pytest.approx(40 / 4.2, abs=0.5)
+    assert any(stats.gen_throughput > 0 for stats in session.stats)
+    assert session.stats[-1].gen_throughput == 0  # nobody is being answered

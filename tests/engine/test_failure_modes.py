@@ -268,6 +268,27 @@ def test_every_request_beyond_the_queue_is_told_so() -> None:
     assert {session.failures[id].code for id in refused} == {"queue_full"}
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_prompts_that_wait_are_bounded_in_tokens_too_and_one_alone_may_be_longer(held: bool) -> None:
+    session = Session(limits(max_queued_tokens=100, max_running=1))
+    first = session.submit([1] * 300, max_new=3, held=held)
+    assert [session.submit([number, *[2] * 49], max_new=3) for number in range(4)] == [2, 3, 4, 5]
+    session.turn()
+    assert {id: failure.code for id, failure in session.failures.items()} == dict.fromkeys((2, 3, 4, 5), "queue_full")
+    if held:
+        session.proceed(first)
+    session.turn()  # it is admitted: it waits no more
+    accepted = [session.submit([number, *[3] * 49], max_new=3) for number in range(3)]
+    background = session.submit([1] * 50, max_new=3, priority=-1)
+    session.drain()
+    assert set(session.failures) == {2, 3, 4, 5, accepted[2]}
+    assert all(session.ended(id) for id in (first, *accepted, background))
+    for of_background in (False, True):
+        left = session.engine.scheduler.queue.uninvited(background=of_background)
+        assert (left.requests, left.tokens) == (0, 0)
+    assert session.stats[-1].queued_tokens == 0
+
+
 def test_a_thousand_invalid_requests_leave_nothing_behind() -> None:
     session = Session(limits())
     for _ in range(500):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from banyan_runtime.config import parse
+from banyan_runtime.arguments import parse
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.report import startup_line
 from banyan_runtime.errors import ConfigError
@@ -61,6 +61,12 @@ def test_options_reach_the_engine() -> None:
     )  # fmt: skip
     assert (limits.policy, limits.scheduling_rules, limits.radix, limits.conservativeness) == ("lpm", "sglang", False, 0.5)
     assert (limits.continuous_decodes, limits.max_queued, limits.page_size, limits.max_prefill_tokens) == (3, 7, 16, 99)
+
+
+def test_the_tokens_that_may_wait_follow_the_context_and_the_option() -> None:
+    assert limits_of().max_queued_tokens == 16 << 20
+    assert limits_of(info=replace(INFO, context_len=1 << 20)).max_queued_tokens == 64 << 20
+    assert limits_of("--max-queued-tokens", "5000").max_queued_tokens == 5000
 
 
 def test_the_front_is_told_the_same_limit_that_the_engine_checks() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from banyan_runtime.wire import FinishCode, LogprobRequest
+from banyan_runtime.wire import FinishCode, LogprobRequest, pack_ids
 from tests.engine import invariants
 from tests.engine.session import LOOPS, PAGES, Session, limits
 
@@ -14,10 +14,14 @@ CHUNKS = pytest.mark.parametrize("chunk", [None, 16])
 @CHUNKS
 def test_log_probabilities_come_to_those_who_asked(overlap: bool, page: int, chunk: int | None) -> None:
     session = Session(limits(overlap=overlap, page_size=page, chunk=chunk), lazy=True)
-    wishes = [None, LogprobRequest(output_top=0), None, LogprobRequest(output_top=3), LogprobRequest(0, 1, 2), LogprobRequest(-1, 7, 0)]
+    wishes = [
+        None, LogprobRequest(output_top=0), None, LogprobRequest(output_top=3), LogprobRequest(0, 1, 2), LogprobRequest(-1, 7, 0),
+        LogprobRequest(output_top=0, named=pack_ids([5, 2])), LogprobRequest(1, 1, 2, pack_ids([7])),
+        LogprobRequest(-1, 3, 0, pack_ids([4, 1, 4])),
+    ]  # fmt: skip
     ids = [session.submit([number] * 20, 4 + number, logprobs=wish) for number, wish in enumerate(wishes)]
     session.drain()
-    assert [len(session.scores[id].prompt) for id in ids] == [0, 0, 0, 0, 19, 13]
+    assert [len(session.scores[id].prompt) for id in ids] == [0, 0, 0, 0, 19, 13, 0, 19, 17]
     session.check_texts()
 
 

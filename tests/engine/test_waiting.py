@@ -65,6 +65,34 @@ def test_running_requests_of_lower_priority_give_their_memory_newest_first_and_o
     invariants.check(session.engine)
 
 
+def test_the_row_of_who_is_pushed_aside_for_its_memory_is_free_for_the_next() -> None:
+    session = Session(limits(pool_tokens=64, max_running=2))
+    session.submit([1] * 20, 40)
+    session.turn()
+    session.turn()
+    urgent = [session.submit([2] * 10, 20, priority=1), session.submit([3] * 5, 10, priority=1)]
+    session.turn()
+    assert [session.engine.requests[id].row >= 0 for id in urgent] == [True, True]
+    session.drain()
+
+
+def test_who_is_pushed_aside_is_not_overtaken_by_an_equal_that_its_memory_would_do_for() -> None:
+    session = Session(limits(pool_tokens=200, max_running=8))
+    pushed = session.submit([1] * 100, 60)
+    session.turn()
+    later = session.submit([2] * 60, 30)
+    session.turn()
+    session.submit([9] * 60, 10, priority=3)
+    requests = session.engine.requests
+    session.turn()
+    assert (requests[pushed].retractions, requests[pushed].row) == (1, -1)
+    while requests[pushed].row < 0:
+        assert requests[later].row < 0
+        session.turn()
+    session.drain()
+    assert [session.finishes[id].code for id in (pushed, later)] == [FinishCode.LENGTH] * 2
+
+
 def test_the_highest_priority_there_is_ages_no_further() -> None:
     session = Session(limits(max_running=1, ageing_batches=1))
     for number in range(100):
@@ -198,7 +226,7 @@ def test_a_turn_looks_at_few_of_those_who_wait_whatever_their_priorities(policy:
         assert len(queue) == waiting
         return lines_run(lambda: list(islice(prefill._candidates(), 4)))
 
-    assert cost(9_000) <= cost(1_000) < 3_000
+    assert cost(9_000) <= 1.1 * cost(1_000) < 3_000  # how sets lie in memory is some lines of it
 
 
 def test_equal_priorities_give_way_to_nobody() -> None:
@@ -273,6 +301,19 @@ def test_a_held_request_holds_nobody_up_and_takes_the_place_of_its_arrival(overl
     session.check_texts()
 
 
+def test_one_that_was_held_does_not_hide_the_age_of_equals_behind_it() -> None:
+    session = Session(limits(max_running=1, ageing_batches=4))
+    held = session.submit([1], 1, held=True)
+    patient = session.submit([2], 1)
+    urgent = [session.submit([3], 1, priority=1) for _ in range(6)]
+    while not session.ended(urgent[3]):
+        session.turn()
+    session.proceed(held)
+    session.drain()
+    order = list(session.finishes)
+    assert max(order.index(held), order.index(patient)) < order.index(urgent[5]), "four batches have passed them by"
+
+
 def test_a_request_that_stays_held_is_counted_and_can_be_aborted() -> None:
     session = Session(limits(max_queued=2))
     held = [session.submit([1], held=True) for _ in range(2)]
@@ -288,6 +329,21 @@ def test_a_request_that_stays_held_is_counted_and_can_be_aborted() -> None:
     assert (finish.code, finish.queue_s, finish.prefill_s) == (FinishCode.ABORT, None, None)
     session.drain()
     assert session.stats[-1].held == 0
+
+
+def test_who_came_before_those_that_do_not_fit_is_looked_at_when_it_may_proceed() -> None:
+    session = Session(limits(pool_tokens=64))
+    first = session.submit([1], 3, held=True)
+    session.submit([2], 40)
+    session.submit([3] * 20, 40)  # admission stops here until somebody leaves
+    session.turn()
+    session.turn()
+    assert session.engine.scheduler.prefill.full
+    session.proceed(first)
+    while first not in session.finishes:
+        assert not session.finishes
+        session.turn()
+    session.drain()
 
 
 def test_proceeding_with_an_unknown_request_is_ignored() -> None:

@@ -52,8 +52,8 @@ def completion(*requests: GenerateRequest, **options: Any) -> CompletionPlan:
 def native(*requests: GenerateRequest, **options: Any) -> NativePlan:
     number = len(requests)
     plan = {
-        "rids": (None,) * number, "listed": False, "stream": False, "top_logprobs": (-1,) * number, "logprobs_from": (-1,) * number,
-        "text_in_logprobs": False,
+        "rids": (None,) * number, "listed": False, "stream": False, "top_logprobs": (-1,) * number, "named": (0,) * number,
+        "logprobs_from": (-1,) * number, "text_in_logprobs": False,
     }  # fmt: skip
     return NativePlan(requests=requests, **{**plan, **options})
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from banyan_runtime import wire
+from banyan_runtime.front.deltas import Delta
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.generation import Call, Delta, GenerationGroup
+from banyan_runtime.front.generation import Call
+from banyan_runtime.front.generation_group import GenerationGroup
 from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from tests.front.support import FakeEngine, Front, run

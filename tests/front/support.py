@@ -8,6 +8,7 @@ import functools
 import json
 import random
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +17,6 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import uvicorn
 import uvloop
-import zmq
-import zmq.asyncio
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as kinds
 
@@ -33,6 +32,7 @@ from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.defaults import GenerationDefaults
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.text.tokenizer import Tokenizer as OurTokenizer
+from banyan_runtime.link import Link
 
 T = TypeVar("T")
 CHATML = (
@@ -192,14 +192,12 @@ class FakeEngine:
 
     def __init__(self, folder: Path, **options: int) -> None:
         self.client = EngineClient(**options)
-        self.sockets = zmq.asyncio.Context()
-        self._socket = self.sockets.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._address = f"ipc://{folder}/engine"
+        self._address = f"{folder}/engine"
+        self._heard: deque[bytes] = deque()
 
     async def __aenter__(self) -> Self:
         self.client.bind(self._address)
-        self._socket.connect(self._address)
+        self.link = Link.connect(self._address)
         await self.send(wire.Ready(INFO))
         await self.client.wait_ready()
         return self
@@ -210,7 +208,10 @@ class FakeEngine:
 
     async def send(self, *messages: wire.EngineMessage) -> None:
         for message in messages:
-            await self._socket.send(wire.encode(message))
+            self.link.send(wire.encode(message))
+            while self.link.unsent:
+                await asyncio.sleep(0.001)
+                self.link.flush()
 
     async def step(self, rows: Mapping[int, Sequence[int]] | None = None, *finished: wire.Finish, **columns: Any) -> None:
         """One step: tokens by request, in this order, and requests that end with it."""
@@ -221,7 +222,11 @@ class FakeEngine:
 
     async def next(self) -> wire.FrontMessage:
         """The front's next message."""
-        return wire.decode_front(await self._socket.recv())
+        while not self._heard:
+            self._heard += self.link.receive()
+            if not self._heard:
+                await asyncio.sleep(0.001)
+        return wire.decode_front(self._heard.popleft())
 
     async def submits(self, number: int = 1) -> list[wire.Submit]:
         """The front's next messages, which are new requests."""
@@ -241,8 +246,7 @@ class FakeEngine:
 
     def kill(self) -> None:
         """Vanish, as a killed process does."""
-        self._socket.close()
-        self.sockets.term()
+        self.link.close()
 
 
 class Planned:
@@ -269,7 +273,7 @@ class Front:
         metrics.rejected = self.rejections.append  # type: ignore[method-assign]
         self.preparer = Planned()
         defaults = GenerationDefaults(openai={}, native={}, eos_ids=frozenset({2}))
-        text = Text(tokenizer, None, defaults, None, frozenset(), {})
+        text = Text(tokenizer, None, defaults, None, None, frozenset(), frozenset(), {})
         config = ServerConfig(model_path="tiny", served_model_name=("tiny",))
         self.context = Context(config, engine.client, text, metrics, state, self.preparer)
 
@@ -321,8 +325,13 @@ class Connection:
         return [json.loads(event.removeprefix("data: ")) for event in found if not event.startswith(":")]
 
     async def json(self) -> Any:
-        """The body of a whole answer."""
+        """The body of a whole answer, which is sent in chunks where it is long."""
         _, headers = await self.head()
+        if "content-length" not in headers:
+            body = ""
+            while piece := await self.chunk():
+                body += piece
+            return json.loads(body)
         return json.loads(await self._reader.readexactly(int(headers["content-length"])))
 
     def close(self) -> None:

@@ -56,6 +56,20 @@ def test_a_refusal_within_moments_has_a_status_of_its_own(play: Play, kind: str)
     play(scenario)
 
 
+def test_a_refusal_of_a_ready_server_is_not_counted_as_one_while_loading(play: Play) -> None:
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        for phase, reason in (("loading", "loading"), ("ready", "unavailable"), ("draining", "draining")):
+            connection = await ask(front, address, streaming("chat"))
+            one = await engine.submitted()
+            front.context.state.phase = phase
+            await engine.send(wire.Failed(one, "unavailable", "Too many grammars wait to be compiled."))
+            assert (await connection.head())[0] == 503
+            assert front.rejections.pop() == reason
+            front.context.state.phase = "ready"
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_later_refusal_is_an_error_event_and_counted_as_a_rejection(play: Play, kind: str) -> None:
     async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:

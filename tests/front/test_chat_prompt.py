@@ -85,8 +85,6 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
     source = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Zürich"}'}}
     assert prompt(source, {"role": "assistant", "content": None, "tool_calls": [call]}) == '{"city": "Zürich"}'
-    call["function"] = {"name": "f", "arguments": "{nonsense"}
-    assert "valid JSON" in refused(source, {"role": "assistant", "content": None, "tool_calls": [call]}).message
 
 
 @pytest.mark.parametrize(
@@ -94,10 +92,42 @@ def test_arguments_of_earlier_calls_are_objects_for_the_template() -> None:
     ["[" * 100_000, '{"a":' * 3000 + "1" + "}" * 3000, '{"a":"\\ud800"}', '{"\\ud83d":1}', '{"a":NaN}', '{"a":1e999}', "[1]", " "],
     ids=["brackets", "objects", "half a character", "half a key", "NaN", "infinity", "no object", "nothing"],
 )
-def test_arguments_that_are_no_strict_json_are_refused_by_name(arguments: str) -> None:
+def test_arguments_that_are_no_json_object_stay_the_text_that_the_model_wrote(arguments: str) -> None:
+    source = "{% for c in messages[0].tool_calls %}{{ c.function.arguments }}{% endfor %}"
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    error = refused(CHATML, {"role": "assistant", "content": None, "tool_calls": [call]})
-    assert error.param == "messages[0].tool_calls[0].function.arguments"
+    assert prompt(source, {"role": "assistant", "content": None, "tool_calls": [call]}) == arguments
+
+
+@pytest.mark.parametrize("print_arguments", ["{% for k, v in a | items %}{{ k }}{% endfor %}", "{{ a.items() }}", "{{ a.city.upper() }}"])
+def test_a_template_that_takes_arguments_as_an_object_alone_has_text_refused_by_name(print_arguments: str) -> None:
+    calls = "{% for c in m.tool_calls %}{% set a = c.function.arguments %}{% if a %}" + print_arguments + "{% endif %}{% endfor %}"
+    source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + calls + "{% endfor %}"
+    user, whole, cut = (
+        {"role": "user", "content": "x"},
+        {"name": "f", "arguments": '{"city": "Wien"}'},
+        {"name": "f", "arguments": '{"city": "Wi'},
+    )
+    turn = {"role": "assistant", "content": None, "tool_calls": [{"function": whole}, {"function": cut}]}
+    assert refused(source, user, turn).param == "messages[1].tool_calls[1].function.arguments"
+    older = {"role": "assistant", "content": None, "function_call": cut}
+    assert refused(source, user, older).param == "messages[1].function_call.arguments"
+    other = refused(source, {"role": "system", "content": "x"}, turn)
+    assert (other.param, other.message) == ("messages", "The chat template failed: no system"), "what else is wrong is not blamed on them"
+
+
+def test_a_call_in_older_words_is_a_call_for_the_template() -> None:
+    call = {"name": "now", "arguments": '{"city": "Wien"}'}
+    older: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "now", "content": "9:00"},
+    ]
+    newer: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": [{"function": call}]},
+        {"role": "tool", "name": "now", "content": "9:00"},
+    ]
+    source = "{{ messages | tojson }}"
+    assert prompt(source, *older) == prompt(source, *newer)
+    assert '"tool_calls"' in prompt(source, *older)
 
 
 @pytest.mark.parametrize("source", ["{{ '\\ud800' }}", "{{ raise_exception('\\ud800' * 5000) }}"])

@@ -1,4 +1,4 @@
-"""The front's end of the wire: the test plays the engine behind a real ZeroMQ socket."""
+"""The front's end of the wire: the test plays the engine behind a real link."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from banyan_runtime import wire
-from banyan_runtime.front.engine_client import EngineClient, EngineError, Stream, Tokens
+from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.logprobs import cells_of
-from tests.front.support import STATS, FakeEngine, columns, finish, run, scores
+from banyan_runtime.front.submission import EngineError, Stream, Submission, Tokens
+from tests.front.support import INFO, STATS, FakeEngine, columns, finish, run, scores
 
 GREEDY = wire.Sampling(max_new_tokens=4, temperature=0.0)
 Scenario = Callable[[FakeEngine, EngineClient], Awaitable[None]]
@@ -186,22 +188,24 @@ def test_when_the_engine_dies_every_open_and_every_later_request_fails(tmp_path:
 
 
 ENGINE = """
-import sys, zmq
+import select, sys
 from banyan_runtime import wire
+from banyan_runtime.link import Link
 from tests.front.support import INFO
-socket = zmq.Context().socket(zmq.PAIR)
-socket.connect(sys.argv[1])
-socket.send(wire.encode(wire.Ready(INFO)))
+link = Link.connect(sys.argv[1])
+link.send(wire.encode(wire.Ready(INFO)))
 while True:
-    message = wire.decode_front(socket.recv())
-    if isinstance(message, wire.Submit):
-        socket.send(wire.encode(wire.StepOutput([message.id], wire.pack_ids([1]))))
+    select.select([link], [], [])
+    for raw in link.receive():
+        message = wire.decode_front(raw)
+        if isinstance(message, wire.Submit):
+            link.send(wire.encode(wire.StepOutput([message.id], wire.pack_ids([1]))))
 """
 
 
 def test_a_killed_engine_makes_no_send_raise_and_the_requests_hear_why_it_ended(tmp_path: Path) -> None:
     async def scenario() -> None:
-        client, address = EngineClient(), f"ipc://{tmp_path}/engine"
+        client, address = EngineClient(), f"{tmp_path}/engine"
         client.bind(address)
         path = os.pathsep.join(sys.path)
         engine = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, address, env={**os.environ, "PYTHONPATH": path})
@@ -210,10 +214,10 @@ def test_a_killed_engine_makes_no_send_raise_and_the_requests_hear_why_it_ended(
         for stream in streams:
             assert (await anext(stream)).ids == [1]
         engine.send_signal(signal.SIGKILL)
-        await engine.wait()
-        while not client.lost:
-            late = client.generate([1], GREEDY)
-            late.abort()
+        os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - so that the client does not know yet
+        late = client.generate([1], GREEDY)
+        late.abort()
+        while not client.lost:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
         client.heartbeat()
         streams[0].abort()
@@ -237,6 +241,28 @@ def test_more_open_requests_than_the_bound_are_refused_at_once(tmp_path: Path) -
         assert caught.value.code == "queue_full"
 
     play(tmp_path, scenario, max_open=2)
+
+
+def test_it_is_known_which_requests_the_engine_may_have_no_room_for(tmp_path: Path) -> None:
+    async def scenario(engine: FakeEngine, client: EngineClient) -> None:
+        def submit(tokens: int, priority: int = 0) -> Submission:
+            submission = client.generate([1] * tokens, GREEDY, priority=priority).submission
+            assert submission is not None
+            return submission
+
+        info = msgspec.structs.replace(INFO, max_queued_requests=3, max_queued_tokens=10)
+        await engine.send(wire.Ready(info))
+        await until(lambda: client.info == info)
+        first, second, background = submit(50), submit(1), submit(1, -1)
+        assert [each.may_be_refused for each in (first, second, background)] == [False, True, False], "where none waits any may"
+        await engine.step({first.id: [7]})  # it waits no more
+        await until(lambda: first.first_token is not None)
+        assert [submit(tokens).may_be_refused for tokens in (5, 5, 1)] == [False, True, True]
+        await engine.send(*(wire.Failed(each, "queue_full", "") for each in range(second.id, second.id + 5)))
+        await until(lambda: client.open_requests == 1)
+        assert [submit(tokens, level).may_be_refused for tokens, level in ((11, 0), (11, -1), (11, -1))] == [False, False, True]
+
+    play(tmp_path, scenario)
 
 
 def test_a_request_before_the_engine_is_ready_is_refused_as_unavailable() -> None:

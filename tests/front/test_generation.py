@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from banyan_runtime import wire
-from banyan_runtime.front import generation, turns
-from banyan_runtime.front.chat.events import Event
-from banyan_runtime.front.generation import Call, GenerationGroup
+from banyan_runtime.front import speech, turns
+from banyan_runtime.front.chat.events import Content, Event
+from banyan_runtime.front.generation import Call
+from banyan_runtime.front.generation_group import GenerationGroup
 from banyan_runtime.front.logprobs import PromptTokens, cells_of
-from banyan_runtime.front.plan import GenerateRequest
+from banyan_runtime.front.plan import GenerateRequest, ToolUse
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.wire import FinishCode
 from tests.front.generating import A, B, C, D, E, Play, Reader, World, player, request, text
@@ -48,6 +49,31 @@ def test_several_tokens_of_a_step_reach_their_own_streams_in_order(play: Play) -
         assert await reader.ended is None
         for index, expected in enumerate(("abc", "ea", "d")):
             assert text([delta for at, delta in reader.deltas if at == index]) == expected
+
+    play(scenario)
+
+
+def test_a_stream_whose_grammar_may_be_refused_waits_with_its_status(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        assert not world.start(request())[0].may_be_refused
+        group, reader = world.start(request(constraint=wire.Constraint(wire.Grammar("regex", "a"), param="regex", what="regex")))
+        assert group.may_be_refused
+        _, bound = await world.engine.submits(2)
+        await world.engine.send(wire.Failed(bound.id, "invalid_grammar", "it is endless."))
+        error = await reader.ended
+        assert error is not None
+        assert (error.status, error.param, error.message) == (400, "regex", "Invalid regex in 'regex': it is endless.")
+
+    play(scenario)
+
+
+def test_the_schemas_of_tools_are_read_once_for_all_choices(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        before = speech._schemas.cache_info().misses
+        tools = [ToolUse(format="hermes", schemas=bytes(bytearray(b'{"now": {}, "then": {}}'))) for _ in range(5)]
+        world.start(*(request(tools=one) for one in tools))
+        await world.engine.submits(5)
+        assert speech._schemas.cache_info().misses == before + 1
 
     play(scenario)
 
@@ -100,6 +126,20 @@ def test_a_stop_string_wins_over_the_limit_that_is_reached_with_it(play: Play) -
     play(scenario)
 
 
+@pytest.mark.parametrize(("least", "expected"), [(0, ("a", "stop", "bc")), (4, ("abc", "length", None))])
+def test_a_match_that_the_end_of_the_text_makes_is_one(play: Play, least: int, expected: tuple[str, str, str | None]) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request(stop_regexes=(r"bc\b",), min_new_tokens=least))
+        one = await world.engine.submitted()
+        await world.engine.step({one: [A, B]})
+        await world.engine.step({one: [C]}, finish(one))
+        deltas = await reader.all()
+        assert deltas[-1].finished is not None
+        assert (text(deltas), deltas[-1].finished.reason, deltas[-1].finished.matched) == expected
+
+    play(scenario)
+
+
 def test_stop_strings_do_not_count_before_min_tokens(play: Play) -> None:
     async def scenario(world: World) -> None:
         _, reader = world.start(request(stops=("ab",), min_new_tokens=3))
@@ -117,15 +157,21 @@ def test_stop_strings_do_not_count_before_min_tokens(play: Play) -> None:
 def test_a_parser_that_fails_costs_no_text(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         reasoning_tokens = 0
+        enough = False
+        held = ""
 
         def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
+            self.held += text
             raise RuntimeError("bug")
 
         def finish(self) -> list[Event]:
             raise RuntimeError("bug")
 
+        def rescue(self) -> list[Event]:
+            return [Content(self.held)]
+
     async def scenario(world: World) -> None:
-        monkeypatch.setattr(generation, "_parser", lambda *_: Broken())
+        monkeypatch.setattr(speech, "_parser", lambda *_: Broken())
         _, reader = world.start(request())
         one = await world.engine.submitted()
         await world.engine.step({one: [A, B]})

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from banyan_runtime import wire
-from banyan_runtime.front.engine_client import EngineError
+from banyan_runtime.front.answers import rejection
 from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.submission import EngineError
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.wire import FinishCode
 from tests.front.generating import A, B, C, Play, World, player, request, text
@@ -80,6 +81,46 @@ def test_only_admitted_requests_are_counted_as_requests(play: Play) -> None:
     play(scenario)
 
 
+def test_each_accepted_sequence_has_one_finish_line_and_one_count_however_it_ends(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        caplog.set_level("INFO", "banyan.requests")
+        _, whole = world.start(request())
+        first = await world.engine.submitted()
+        await world.engine.step({first: [A]}, finish(first))
+        await whole.all()
+
+        _, failing = world.start(request(), request())
+        one, two = [submit.id for submit in await world.engine.submits(2)]
+        await world.engine.send(wire.Failed(one, "kv_exhausted", "full"))
+        with pytest.raises(ApiError):
+            await failing.all()
+        assert await world.engine.aborted() == two
+        await world.engine.step(None, finish(two, FinishCode.ABORT))
+
+        left, _ = world.start(request())
+        third = await world.engine.submitted()
+        left.close()
+        assert await world.engine.aborted() == third
+        await world.engine.step(None, finish(third, FinishCode.ABORT))
+
+        _, refused = world.start(request())
+        await world.engine.send(wire.Failed(await world.engine.submitted(), "queue_full", ""))
+        with pytest.raises(ApiError):
+            await refused.all()
+
+        _, orphaned = world.start(request())
+        await world.engine.submitted()
+        world.engine.client.died("exit code -9")
+        with pytest.raises(ApiError):
+            await orphaned.all()
+        reasons = [record.finish_reason for record in world.records]
+        assert sorted(reasons) == ["abort", "abort", "error", "error", "length"]
+        lines = [record.getMessage() for record in caplog.records if record.name == "banyan.requests"]
+        assert [line.split("reason: ")[1].split(",")[0] for line in lines] == reasons
+
+    play(scenario)
+
+
 def test_when_one_of_several_fails_the_others_are_aborted(play: Play) -> None:
     async def scenario(world: World) -> None:
         _, reader = world.start(request(), request(), request())
@@ -112,6 +153,74 @@ def test_when_one_of_several_is_refused_none_runs(play: Play, monkeypatch: pytes
     play(scenario)
 
 
+def test_a_request_of_which_one_sequence_is_refused_counts_as_refused_and_not_as_aborted(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(world: World) -> None:
+        caplog.set_level("INFO", "banyan.requests")
+        _, reader = world.start(request(), request())
+        one, two = [submit.id for submit in await world.engine.submits(2)]
+        await world.engine.send(wire.Failed(two, "queue_full", ""))
+        with pytest.raises(ApiError) as refused:
+            await reader.all()
+        assert await world.engine.aborted() == one
+        await world.engine.step(None, finish(one, FinishCode.ABORT))
+        _, other = world.start(request())
+        third = await world.engine.submitted()
+        await world.engine.step({third: [A]}, finish(third))
+        await other.all()
+        assert [record.finish_reason for record in world.records] == ["length"]
+        assert len(caplog.records) == 1
+        assert rejection(world.context, refused.value) == "queue_full"
+
+    play(scenario)
+
+
+def test_an_error_of_a_sequence_that_was_taken_on_is_no_rejection_too(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request())
+        await world.engine.send(wire.Failed(await world.engine.submitted(), "invalid_grammar", "it is endless"))
+        with pytest.raises(ApiError) as failed:
+            await reader.all()
+        assert failed.value.status == 400
+        assert [record.finish_reason for record in world.records] == ["error"]
+        assert rejection(world.context, failed.value) is None
+
+    play(scenario)
+
+
+def test_the_line_of_a_sequence_without_a_token_tells_no_time_of_one(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        caplog.set_level("INFO", "banyan.requests")
+        left, _ = world.start(request(priority=-1))
+        one = await world.engine.submitted()
+        left.close()
+        assert await world.engine.aborted() == one
+        await world.engine.step(None, finish(one, FinishCode.ABORT))
+        _, probe = world.start(request(max_new_tokens=0))
+        await probe.all()
+        while world.engine.client.open_requests:  # noqa: ASYNC110  the wire has no event for it
+            await asyncio.sleep(0.001)
+        assert all("first token: -, total: " in record.getMessage() for record in caplog.records)
+        assert sorted((record.finish_reason, record.background) for record in world.records) == [("abort", True), ("length", False)]
+
+    play(scenario)
+
+
+def test_a_consumer_that_fails_at_the_end_ends_with_an_error(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        _, broken = world.start(request())
+        broken.add = None  # type: ignore[assignment]
+        one = await world.engine.submitted()
+        await world.engine.step({one: [A]}, finish(one))
+        error = await broken.ended
+        assert error is not None
+        assert error.code == "internal_error"
+        assert len(world.records) == 1
+
+    play(scenario)
+
+
 def test_a_consumer_that_fails_ends_its_own_request_alone(play: Play) -> None:
     async def scenario(world: World) -> None:
         _, broken = world.start(request())
@@ -125,6 +234,22 @@ def test_a_consumer_that_fails_ends_its_own_request_alone(play: Play) -> None:
         assert await world.engine.aborted() == one
         await world.engine.step({two: [C]}, finish(two))
         assert text(await other.all()) == "bc"
+
+    play(scenario)
+
+
+def test_the_first_token_is_counted_when_it_comes_and_that_of_background_is_not(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        seen: list[bool] = []
+        monkeypatch.setattr(world.context.metrics, "first_token", lambda seconds, streaming: seen.append(streaming))
+        _, late = world.start(request(priority=-1))
+        _, soon = world.start(request())
+        one, two = [submit.id for submit in await world.engine.submits(2)]
+        for _ in range(2):
+            await world.engine.step({one: [A], two: [B]})
+            await late.heard()
+            await soon.heard()
+            assert seen == [True]
 
     play(scenario)
 

@@ -11,7 +11,9 @@ import pytest
 
 from banyan_runtime import wire
 from banyan_runtime.front import live, turns
-from banyan_runtime.front.generation import Call, GenerationGroup
+from banyan_runtime.front.current import begin
+from banyan_runtime.front.generation import Call
+from banyan_runtime.front.generation_group import GenerationGroup
 from banyan_runtime.front.live import LiveRequests
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from tests.front.generating import Play, Reader, World, player, request
@@ -53,6 +55,26 @@ def test_an_abort_reaches_what_came_before_it_and_runs_later(abort: Callable[[Li
         assert began(requests, "one", came).aborted  # another choice of the same request
         assert not began(requests, "one", time.monotonic() + 0.001).aborted
         assert began(requests, "two", came).aborted == (abort is LiveRequests.abort_all)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("by", "reached"), [("ada", ["ada"]), ("", ["anybody"]), (None, ["ada", "bob", "anybody", "admin"]), ("eve", [])])
+def test_an_abort_reaches_what_belongs_to_who_asks(by: str | None, reached: list[str], later: bool) -> None:
+    owners = {"ada": "ada", "bob": "bob", "anybody": "", "admin": None}
+
+    async def scenario() -> None:
+        requests, came = LiveRequests(), time.monotonic()
+        if later:
+            requests.abort("one", by)
+        began_by: dict[str, Sequence] = {}
+        for name, owner in owners.items():
+            begin().owner = owner
+            began_by[name] = began(requests, "one", came)
+        if not later:
+            requests.abort("one", by)
+        assert [name for name, sequence in began_by.items() if sequence.aborted] == reached
 
     asyncio.run(scenario())
 

@@ -119,7 +119,10 @@ async def test_while_no_worker_can_be_had_requests_are_refused_soon_and_it_is_to
         told: asyncio.Queue[str] = asyncio.Queue()
         pool.on_lack = told.put_nowait
         (model / "tokenizer.json").rename(tmp_path / "away")
-        psutil.Process(pool._zygote.pid).kill()
+        zygote = psutil.Process(pool._zygote.pid)
+        workers = zygote.children()
+        zygote.kill()
+        assert not psutil.wait_procs(workers, 10)[1]  # until then one of them may answer
         crowd = [refusal(pool, CHAT) for _ in range(6)]  # more than there are places
         async with asyncio.timeout(15):
             assert [facts(error) for error in await asyncio.gather(*crowd)] == [UNAVAILABLE] * 6

@@ -30,6 +30,7 @@ from banyan_runtime.front.text.tokenizer import Tokenizer
 from tests.front.support import engine_info
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +99,12 @@ def test_an_own_id_seeds_a_request_whatever_the_server_calls_it(planner: Planner
     assert (first.envelope.own_id, first.envelope.own_id_param) == ("mine", "rid")
 
 
-def test_the_choices_of_neighbouring_seeds_have_nothing_in_common(planner: Planner) -> None:
+def test_choice_i_of_a_seed_is_that_of_the_seed_i_further(planner: Planner) -> None:
     def seeds(**body: Any) -> list[int]:
         return [request.sampling.seed for request in chat(planner, **body).requests]
 
-    assert seeds(seed=1, n=1) == [1]
-    assert seeds(seed=1, n=4)[:2] == seeds(seed=1, n=2)
-    assert len({*seeds(seed=1, n=4), *seeds(seed=2, n=4), *seeds(n=4)}) == 12
+    assert seeds(seed=1, n=4) == [1, 2, 3, 4]
+    assert len({*seeds(n=4), *seeds(n=4, rid="other")}) == 8
 
 
 def test_the_prompts_of_one_request_draw_apart(planner: Planner) -> None:
@@ -143,6 +143,13 @@ def test_logprobs_of_generate_come_by_item(planner: Planner) -> None:
     )
     assert [request.logprobs for request in made.requests] == [wire.LogprobRequest(2, 1, 2), wire.LogprobRequest(2), None]
     assert (made.top_logprobs, made.logprobs_from, made.text_in_logprobs) == ((2, 2, -1), (0, -1, -1), True)
+    named = native(planner, input_ids=[[5, 6], [7]], return_logprob=True, token_ids_logprob=[4, 9])
+    assert (named.named, {request.logprobs for request in named.requests}) == (
+        (2, 2),
+        {wire.LogprobRequest(0, named=wire.pack_ids([4, 9]))},
+    )
+    each = native(planner, input_ids=[[5, 6], [7]], return_logprob=[True, False], token_ids_logprob=[[4], [9]])
+    assert (each.named, each.requests[0].logprobs) == ((1, 0), wire.LogprobRequest(0, named=wire.pack_ids([4])))
     behind = native(planner, input_ids=[5, 6, 7], return_logprob=True, logprob_start_len=1)
     assert (behind.logprobs_from, behind.requests[0].logprobs) == ((1,), wire.LogprobRequest(0, 2, 0))
     assert refused(planner, "generate", text="a", return_logprob=True, logprob_start_len=50).param == "logprob_start_len"
@@ -160,7 +167,11 @@ def test_logprobs_of_generate_come_by_item(planner: Planner) -> None:
         ("completions", {"logprobs": 21}, "logprobs", "greater than max allowed: 20"),
         ("completions", {"top_logprobs": 1}, "top_logprobs", "Unsupported parameter"),
         ("chat", {"prompt_logprobs": 0}, "prompt_logprobs", "Unsupported parameter"),
-        ("generate", {"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob", "Unsupported parameter"),
+        ("generate", {"text": "a", "token_ids_logprob": [99_999]}, "token_ids_logprob", "Token id 99999 is out of vocabulary"),
+        ("generate", {"text": "a", "token_ids_logprob": ["a"]}, "token_ids_logprob", "expected a list of token ids"),
+        ("generate", {"text": "a", "token_ids_logprob": [1.5]}, "token_ids_logprob", "expected a list of token ids"),
+        ("generate", {"text": ["a", "b"], "token_ids_logprob": [[1]]}, "token_ids_logprob", "1 items for 2 prompts"),
+        ("generate", {"text": "a", "token_ids_logprob": [1] * 129}, "token_ids_logprob", "at most 128 token ids, got 129"),
     ],
 )
 def test_logprobs_that_cannot_be_had_are_refused(
@@ -178,7 +189,16 @@ def test_logprobs_that_cannot_be_had_are_refused(
         ({"reasoning": {"effort": "bogus"}}, "reasoning.effort", "none, minimal"),
         ({"verbosity": "loud"}, "verbosity", "low, medium, high"),
         ({"service_tier": "bogus"}, "service_tier", "auto, default, flex, scale, priority"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed when 'stream' is enabled"),
+        ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name", "'f' is the name of two tools"),
+        ({"functions": [{"description": "x"}]}, "functions[0].name", "'functions[0].name'"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "'g' not found"),
+        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call", "none, auto, or an object"),
+        ({"functions": [{"name": "f"}], "tools": [TOOL]}, "functions", "exclude each other"),
+        ({"function_call": {"name": "f"}}, "function_call", "there are no functions"),
+        ({"functions": [{"name": "f"}], "tool_choice": "required"}, "tool_choice", "exclude each other; with functions, say function_call"),
+        ({"tools": [TOOL], "function_call": {"name": "g"}}, "function_call", "exclude each other; with tools, say tool_choice"),
+        ({"tools": [TOOL], "function_call": "none"}, "function_call", "exclude each other"),
+        ({"tools": [TOOL], "function_call": "required"}, "function_call", "none, auto, or an object"),
         ({"web_search_options": {}}, "web_search_options", "Unsupported parameter"),
         ({"min_tokens": 10**30}, "min_tokens", "min_tokens must be at most"),
         ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "at most max_completion_tokens=5, got 6"),
@@ -196,6 +216,98 @@ def test_what_is_wrong_or_cannot_be_had_is_refused_by_name(planner: Planner, bod
     error = refused(planner, "chat", **body)
     assert error.param == param
     assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "nope"}, "'type' must be one of array, boolean,"),
+        ({"properties": {"many": {"anyOf": [{}] * 20_001}}}, "it has more than 20000 schemas and values of enums in it."),
+        ({"properties": {"many": {"enum": [1] * 20_001}}}, "it has more than 20000 schemas and values of enums in it."),
+        ({"type": "array", "items": {}}, "schema must be a JSON Schema of 'type: \"object\"', got 'type: \"array\"'."),
+        ({"type": ["string", "null"]}, "schema must be a JSON Schema of 'type: \"object\"', got 'type: [\"string\",\"null\"]'."),
+        ({"type": [["object"]]}, "'type' must be one of"),
+        ({"type": "object", "properties": []}, "'properties' must be an object"),
+        ({"type": "object", "properties": {"city": "string"}}, "'properties.city' must be an object, true or false"),
+        ({"type": "object", "properties": {"city": {"type": "str"}}}, "'properties.city.type' must be one of"),
+        ({"type": "object", "properties": {"city": {"type": "string", "required": True}}}, "'properties.city.required' must be a list"),
+        ({"properties": {"many": {"items": {"anyOf": [{"type": "number"}, {"enum": []}]}}}}, "'properties.many.items.anyOf[1].enum' "),
+        ({"$defs": {"a": {"items": [{"type": "x"}]}}}, "'$defs.a.items[0].type' must be"),
+    ],
+)  # fmt: skip
+def test_a_tool_whose_parameters_are_no_schema_is_refused_whether_or_not_it_may_be_called(
+    planner: Planner, schema: dict[str, Any], words: str
+) -> None:
+    error = refused(planner, "chat", tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}], tool_choice="none")
+    assert (error.code, error.param) == ("invalid_function_parameters", "tools[0].function.parameters")
+    assert f"Invalid schema for function 'f': {words}" in error.message
+    older = refused(planner, "chat", functions=[{"name": "f", "parameters": schema}])
+    assert older.param == "functions[0].parameters"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        None,
+        {"properties": {"a": {}}},
+        {"type": "object"},
+        {
+            "type": ["object", "null"],
+            "properties": {"a": True, "type": {"type": "string"}, "required": {"enum": ["x", None]}},
+            "required": [],
+        },
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"const": 1}}, "additionalProperties": False},
+        {"type": "object", "properties": {"a": {"type": "array", "items": [{"type": "string"}], "x-order": [1], "default": {"type": "y"}}}},
+    ],
+)
+def test_a_tool_may_have_any_schema_for_its_parameters(planner: Planner, schema: dict[str, Any]) -> None:
+    chat(planner, tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}], tool_choice="none")
+
+
+@pytest.mark.parametrize("call", [None, "none", "auto"])
+def test_functions_are_tools_in_older_words(tiny_chat: Path, call: str | None) -> None:
+    planner = planner_of(tiny_chat, tool_call_parser="hermes")
+    functions = [{"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}, {"name": "later"}]
+    older = {"functions": functions, "function_call": call}
+    newer = {"tools": [{"type": "function", "function": each} for each in functions], "tool_choice": call}
+    assert chat(planner, **older) == chat(planner, **newer)
+    assert chat(planner, **older).envelope.ignored == ()
+
+
+def test_a_request_brings_its_own_template_where_the_server_lets_it(planner: Planner, tiny_chat: Path) -> None:
+    own = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ tone }}{% endfor %}"
+    error = refused(planner, "chat", chat_template=own)
+    assert (error.code, error.param) == ("unsupported", "chat_template")
+    assert "--trust-request-chat-template" in error.message
+    trusting = planner_of(tiny_chat, trust_request_chat_template=True)
+    assert chat(trusting) == chat(planner)
+    tokenizer = Tokenizer.load(tiny_chat)
+    text = f"{tokenizer.named.get('bos_token', '')}<user>{USER[0]['content']}!"
+    ids = wire.pack_ids(tokenizer.encode(text, add_special_tokens=False))
+    for body in (
+        {"chat_template": own, "chat_template_kwargs": {"tone": "!"}},
+        {"chat_template_kwargs": {"tone": "!", "chat_template": own}},
+    ):
+        assert chat(trusting, **body).requests[0].token_ids == ids
+    for body, param in (
+        ({"chat_template": "{% for"}, "chat_template"),
+        ({"chat_template": "(" * 5000 + "{{ " + "(" * 5000}, "chat_template"),
+        ({"chat_template": "{{ raise_exception('no') }}"}, "chat_template"),
+        ({"chat_template": "{{ ''.__class__.__mro__ }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "{% for"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_kwargs": {"chat_template": [own]}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template": own, "chat_template_kwargs": {"chat_template": own}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template": own, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ):
+        assert refused(trusting, "chat", **body).param == param, body
+
+
+def test_stream_options_have_no_effect_without_a_stream(planner: Planner) -> None:
+    for make in (chat, completion):
+        made = make(planner, stream_options={"include_usage": True})
+        assert made.envelope.ignored == ("stream_options",)
+        assert make(planner, stream=True, stream_options={"include_usage": True}).envelope.ignored == ()
 
 
 @pytest.mark.parametrize("name", ["tools", "documents", "messages", "add_generation_prompt", "chat_template", "eos_token"])
@@ -240,7 +352,7 @@ def test_the_newer_word_of_chat_for_the_most_tokens_wins_and_is_the_one_in_error
 
 
 def test_what_has_no_effect_is_named_and_what_asks_for_nothing_is_not(planner: Planner) -> None:
-    idle = {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "verbosity": "low", "prediction": {"type": "content"}}
+    idle = {"store": True, "metadata": {"a": "b"}, "service_tier": "scale", "verbosity": "low", "prediction": {"type": "content"}}
     made = chat(planner, **idle, prompt_cache_key="k", session_id="s", nonsense=1)
     assert set(made.envelope.ignored) == {*idle, "prompt_cache_key", "session_id", "nonsense"}
     nothing = {"store": False, "metadata": {}, "service_tier": "auto", "verbosity": "medium", "user": "u", "parallel_tool_calls": True}
@@ -379,6 +491,14 @@ def test_tokenizing_there_and_back(planner: Planner) -> None:
     assert refused(planner, "detokenize", tokens=[0] * 1_000_001).code == "array_above_max_length"
 
 
+def test_who_tokenizes_for_another_model_is_told_so(planner: Planner) -> None:
+    asked: dict[Endpoint, dict[str, Any]] = {"tokenize": {"prompt": "a"}, "detokenize": {"tokens": [5]}}
+    for endpoint, fields in asked.items():
+        assert answer(planner, endpoint, model="other", **fields)
+        error = refused(planner, endpoint, model="unheard-of", **fields)
+        assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+
+
 def test_without_a_tokenizer_only_ids_are_planned(tiny_chat: Path) -> None:
     bare = planner_of(tiny_chat, skip_tokenizer_init=True)
     assert native(bare, input_ids=[1, 2], return_logprob=True).requests[0].prompt_tokens == 2
@@ -455,3 +575,19 @@ def test_whatever_values_are_in_whatever_fields_the_plan_is_made_or_refused_and_
             assert wire.decode_front(wire.encode(sent)) == sent, body
             assert all(numpy.isfinite(numpy.float32(getattr(request.sampling, name))) for name in ("temperature", "top_p", "min_p"))
     assert planned > 30
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority", "tier"),
+    [
+        ({}, 0, None),
+        ({"service_tier": "auto"}, 0, "default"),
+        ({"service_tier": "flex"}, -1, "flex"),
+        ({"service_tier": "priority"}, 1, "priority"),
+        ({"service_tier": "flex", "priority": 5}, 5, "flex"),
+    ],
+)
+def test_a_tier_of_service_is_a_priority(planner: Planner, fields: dict[str, Any], priority: int, tier: str | None) -> None:
+    plan = planner.plan("chat", json.dumps({"messages": [{"role": "user", "content": "Hi"}], **fields}).encode(), "r")
+    assert isinstance(plan, ChatPlan)
+    assert (plan.requests[0].priority, plan.envelope.tier) == (priority, tier)

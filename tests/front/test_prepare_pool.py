@@ -244,6 +244,24 @@ async def test_large_requests_leave_a_worker_to_small_ones(tiny_chat: Path) -> N
         await asyncio.gather(*crowd)
 
 
+@pytest.mark.parametrize("name", ["json_schema", "json_sch\\u0065ma"])
+@on_the_loop
+async def test_grammars_leave_a_worker_to_requests_without_one(tiny_chat: Path, name: str) -> None:
+    def endless(number: int) -> bytes:
+        schema = json.dumps({"allOf": [{"type": "string", "pattern": f".*{number + part}.*"} for part in range(1000)]})
+        return f'{{"prompt":"a","{name}":{schema}}}'.encode()
+
+    async with pool_of(tiny_chat) as pool:
+        crowd = [asyncio.create_task(pool.plan("completions", endless(number), "request")) for number in range(4)]
+        await asyncio.sleep(0)
+        for _ in range(5):
+            assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
+        assert not any(task.done() for task in crowd)
+        for task in crowd:
+            task.cancel()
+        await asyncio.wait(crowd)
+
+
 @on_the_loop
 async def test_too_many_that_wait_are_told_to_come_again(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banyan_runtime.front.prepare.pool.MAX_WAITING", 4)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError
 from banyan_runtime.front.chat.events import Content, Event, Reasoning
 from banyan_runtime.front.chat.reasoning import FORMATS, ReasoningFormat, ReasoningParser, Start
+from banyan_runtime.front.text.text import Text
+from tests.front import support
 from tests.front.support import splits
 
 QWEN = FORMATS["qwen3"]
@@ -108,6 +114,22 @@ def test_reasoning_tokens_are_those_between_the_markers(start: Start, tokens: li
 )
 def test_the_end_of_the_prompt_tells_where_the_output_begins(name: str, opening: str, start: Start) -> None:
     assert FORMATS[name].start_state(opening) is start
+
+
+def test_a_server_knows_a_parser_by_any_of_its_names_and_keeps_its_markers(tmp_path: Path) -> None:
+    support.byte_level(tmp_path, added=("<|im_end|>", "<think>", "</think>", "<|channel|>", "<|call|>"))
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("qwen3", "deepseek_r1", "glm47", "mistral"):  # this tokenizer has no [THINK]
+        text = Text.load(ServerConfig(model_path=str(tmp_path), reasoning_parser=name), tmp_path)
+        assert text.reasoning is not None
+        assert text.tokenizer is not None
+        assert text.reasoning.form.start == "<think>"
+        assert text.reasoning.marker_ids == {text.tokenizer.added[marker] for marker in ("<think>", "</think>")}
+    text = Text.load(ServerConfig(model_path=str(tmp_path), reasoning_parser="gpt-oss"), tmp_path)
+    assert text.reasoning is not None
+    assert text.reasoning.marker_ids == {3, 4}  # those of all channels, not only of reasoning
+    with pytest.raises(ConfigError, match="--reasoning-parser=qwen must be one of qwen3, "):
+        Text.load(ServerConfig(model_path=str(tmp_path), reasoning_parser="qwen"), tmp_path)
 
 
 TOKENS = ["<think>", "</think>", "<thi", "nk>", "</", "think>", "a", " ", "\n"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ModelError
+from banyan_runtime.front.chat.template import ChatTemplate
 from banyan_runtime.front.prepare.clock import trial
 from banyan_runtime.front.text.defaults import GenerationDefaults
 from banyan_runtime.front.text.text import Text
@@ -35,6 +37,23 @@ def folder(tmp_path: Path) -> Path:
     support.byte_level(tmp_path)
     rewrite(tmp_path / "config.json", **CONFIG)
     return tmp_path
+
+
+@pytest.mark.parametrize("make", [support.byte_level, support.byte_fallback, support.word_pieces])
+def test_a_tokenizer_taken_over_from_another_process_is_the_one_that_was_loaded(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    folder = make(tmp_path)
+    loaded = Tokenizer.load(folder)
+    assert loaded.whole is not None
+    ours = Tokenizer.restored(folder, loaded.whole)
+    text = "play chess, a 你 and wörds!<|im_end|> ▁a\n"
+    for special in (False, True):
+        ids = loaded.encode(text, add_special_tokens=special)
+        assert ours.encode(text, add_special_tokens=special) == ids
+        assert ours.decode(ids, skip_special_tokens=special) == loaded.decode(ids, skip_special_tokens=special)
+    assert (ours.size, ours.added, ours.special_ids, ours.eos_id, ours.named) == (
+        loaded.size, loaded.added, loaded.special_ids, loaded.eos_id, loaded.named,
+    )  # fmt: skip
+    assert [ours.token_bytes(token) for token in range(ours.size)] == [loaded.token_bytes(token) for token in range(ours.size)]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +142,24 @@ def test_a_template_that_takes_too_much_is_refused_at_the_start(folder: Path, so
     with pytest.raises(ModelError, match=rf"chat_template.jinja: the chat template does not work: .*{message}"):
         Text.load(ServerConfig(model_path=str(folder)), folder, guard=trial)
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
+
+
+@pytest.mark.parametrize("layout", ["files", "list"])
+def test_a_model_with_a_template_of_its_own_for_tools_renders_them_with_that(folder: Path, layout: str) -> None:
+    plain, with_tools = "\n {{ messages[0].content }} \n", " {{ tools[0].name }}: {{ messages[0].content }}\n \n"
+    if layout == "files":
+        (folder / "chat_template.jinja").write_text(plain)
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(with_tools)
+    else:
+        listed = [{"name": "tool_use", "template": with_tools}, {"name": "default", "template": plain}]
+        rewrite(folder / "tokenizer_config.json", chat_template=listed)
+    template = load(folder).template
+    assert template is not None
+    hello = [{"role": "user", "content": "Hello"}]
+    for tools, source in ((None, plain), ([{"name": "now"}], with_tools)):
+        expected = ChatTemplate(source, {}).render(hello, add_generation_prompt=True, variables={"tools": tools})
+        assert template.render(hello, add_generation_prompt=True, variables={"tools": tools}) == expected
 
 
 def test_who_renders_nothing_does_not_even_compile_the_template(folder: Path) -> None:

@@ -146,6 +146,22 @@ def url(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.parametrize("patient", [True, False])
+def test_where_a_refusal_may_come_late_the_status_waits_for_it(patient: bool) -> None:
+    async def begin() -> EventStream:
+        async with contextlib.AsyncExitStack() as stack:
+            stream = EventStream()
+            asyncio.get_running_loop().call_later(3 * event_stream.FIRST_EVENT_S, stream.fail, unavailable("full"), b"")
+            request = Request({"type": "http", EXCHANGE: stack}, receive=asyncio.Event().wait)  # type: ignore[arg-type]
+            return await stream.begin(request, patient=patient)
+
+    if patient:
+        with pytest.raises(ApiError, match="full"):
+            asyncio.run(begin())
+    else:
+        assert asyncio.run(begin()).begun
+
+
 def test_an_idle_stream_is_kept_open_by_comments_between_its_events(url: str) -> None:
     text = httpx.get(f"{url}/stream/slow").text
     first, *comments, second, end = text.split("\n\n")
@@ -334,3 +350,25 @@ def test_a_slow_client_gets_everything_in_order_and_nobody_waits_for_it(site: Si
     with serving(site.app) as url, httpx.stream("GET", f"{url}/flood") as response:
         assert pushed.wait(5)
         assert response.read() == b"".join(lines)
+
+
+def test_work_that_fails_in_the_moment_in_which_it_is_given_up_leaves_no_complaint() -> None:
+    complaints: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+
+        async def failing() -> None:
+            whole.pop().cancel()
+            raise unavailable("not here")
+
+        async def silent() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        whole = [asyncio.ensure_future(while_connected(Request({"type": "http"}, silent), failing()))]
+        await asyncio.wait(whole)
+        gc.collect()
+
+    asyncio.run(run())
+    assert not complaints

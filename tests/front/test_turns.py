@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from banyan_runtime.front import turns
-from banyan_runtime.front.engine_client import Submission
-from banyan_runtime.front.generation import Call, GenerationGroup
+from banyan_runtime.front.generation import Call
+from banyan_runtime.front.generation_group import GenerationGroup
 from banyan_runtime.front.logprobs import Cells, NativeLogprobs
+from banyan_runtime.front.submission import Submission
 from banyan_runtime.front.text.stops import StopMatcher
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from tests.front import answering, generating
@@ -82,7 +83,7 @@ def test_very_many_sequences_are_submitted_and_told_in_turns(play: generating.Pl
 def test_very_many_sequences_end_in_turns(play: generating.Play, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     async def scenario(world: World) -> None:
         client, live = world.engine.client, world.context.live
-        abort, aborted = client._abort, 0
+        abort, aborted = client.abort, 0
 
         def counted(submission: Submission) -> None:
             nonlocal aborted
@@ -92,7 +93,7 @@ def test_very_many_sequences_end_in_turns(play: generating.Play, monkeypatch: py
         call = Call(endpoint="other", streaming=True, received=0.0)
         group = GenerationGroup(world.context, call, [request()] * NUMBER, ["one"] * NUMBER, Reader())
         await world.engine.submits(NUMBER)
-        monkeypatch.setattr(client, "_abort", counted)
+        monkeypatch.setattr(client, "abort", counted)
         with most_in_a_turn(lambda: aborted) as ended:
             ways = {"its reader leaves": group.close, "it is aborted": group.abort, "all are aborted": live.abort_all}
             ways.get(way, lambda: live.abort("one"))()

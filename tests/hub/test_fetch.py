@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
@@ -11,13 +10,11 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -27,7 +24,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
-from banyan_runtime.hub import catalog, fetch, resolve
+from banyan_runtime.hub import catalog, resolve
 from banyan_runtime.hub.inspect import describe, inspect
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, MIDDLE = 64, 4, 2, 2, 96
@@ -145,32 +142,10 @@ def test_a_second_fetch_needs_no_network(shelf: Path, tmp_path: Path) -> None:
 
 
 def test_fetches_at_the_same_time_make_one_model(shelf: Path, tmp_path: Path) -> None:
-    target = tmp_path / "cache" / "tiny"
+    target = tmp_path / "cache" / "models" / "tiny"
     with ThreadPoolExecutor(3) as pool:
-        assert set(pool.map(lambda _: fetch.fetch("tiny", target), range(3))) == {target}
-    assert sorted(path.name for path in target.parent.iterdir()) == [".tiny.lock", "tiny"]
-
-
-def test_fetches_on_a_volume_without_locks_each_end_with_the_whole_model(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    target = tmp_path / "cache" / "tiny"
-    all_converted = threading.Barrier(3)
-
-    def convert(*args: Any) -> None:
-        gguf_convert(*args)
-        all_converted.wait(60)  # all three are about to publish
-
-    gguf_convert = fetch.convert
-    monkeypatch.setattr(fetch, "convert", convert)
-    monkeypatch.setattr(fetch.fcntl, "flock", no_locks)
-    with ThreadPoolExecutor(3) as pool:
-        assert set(pool.map(lambda _: fetch.fetch("tiny", target), range(3))) == {target}
-    assert inspect(target).layers == LAYERS
-    assert sorted(path.name for path in target.parent.iterdir()) == [".tiny.lock", "tiny"]
+        assert set(pool.map(lambda _: resolve("catalog://tiny", str(tmp_path / "cache")), range(3))) == {target}
+    assert sorted(path.name for path in target.parent.iterdir()) == [".tiny.lease", "tiny"]
 
 
 def test_a_wheel_with_another_hash_is_refused_and_not_kept(shelf: Path, tmp_path: Path) -> None:
@@ -259,7 +234,7 @@ def test_ctrl_c_ends_a_download_quietly_and_leaves_nothing(tmp_path: Path, fake_
         _, errors = fetching.communicate(timeout=30)
     assert fetching.returncode == 130
     assert "Traceback" not in errors
-    assert [path.name for path in (tmp_path / "into").iterdir()] == [".smollm2-135m.lock"]
+    assert [path.name for path in (tmp_path / "into").iterdir()] == [".smollm2-135m.lease"]
 
 
 def test_a_folder_without_config_is_no_model_and_is_left_alone(shelf: Path, tmp_path: Path) -> None:
@@ -299,7 +274,7 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"), [("/nowhere/at/all", "no such folder"), ("s3://bucket/model", "only a folder or catalog://NAME can be served")]
+    ("path", "message"), [("/nowhere/at/all", "no such folder"), ("ftp://host/model", "only a folder, catalog://NAME, hf://")]
 )
 def test_a_path_that_is_no_model_is_explained(path: str, message: str) -> None:
     with pytest.raises((ConfigError, ModelError), match=message):

@@ -11,6 +11,7 @@ import pytest
 
 from banyan_operator import api
 from banyan_operator.desired import batch, server
+from banyan_operator.desired.batchjob import Order
 from banyan_operator.kube.objects import is_true, key_of
 from banyan_operator.local.controllers import actions, deployment, job, replicaset
 from banyan_operator.local.objects import Objects
@@ -359,9 +360,12 @@ def children(manifest: Manifest) -> Iterator[Manifest]:
     if isinstance(resource, api.InferenceServer):
         yield from server.children(resource, LOCAL)
         return
-    first = batch.children(resource, LOCAL, server_url="http://127.0.0.1:20000", suspend=False)
+    url, all_jobs = "http://127.0.0.1:20000", [Order("plan"), Order("work"), Order("merge", partial="cancelled")]
+    first = batch.children(resource, LOCAL, all_jobs, server_url=url)
     yield from first
-    yield from batch.children(resource, LOCAL, server_url="http://127.0.0.1:20000", suspend=True, live=first)
+    more = api.parse(merge(manifest, {"spec": {"workers": 7}}))
+    assert isinstance(more, api.BatchJob)
+    yield from batch.children(more, LOCAL, [Order(one.phase, suspend=True) for one in all_jobs], server_url=url, live=first)
 
 
 def test_every_field_that_the_operator_renders_for_its_children_is_carried_out() -> None:

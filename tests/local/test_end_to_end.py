@@ -13,6 +13,7 @@ import openai
 import pytest
 
 LINES = 12
+EMBEDDINGS = "/v1/embeddings"
 MANIFESTS = """
 apiVersion: serving.banyan.dev/v1alpha1
 kind: InferenceServer
@@ -119,6 +120,17 @@ def test_a_batch_with_a_server_of_its_own_needs_no_other_and_until_done_ends_wit
     assert operator.process.wait(120) == 0, operator.log.read_text()
     assert len(results(folder, "own")[0]) == LINES - 1
     assert operator.resource("own")["status"]["phase"] == "Succeeded"
+
+
+def test_a_batch_of_embeddings_has_a_server_of_its_own_that_serves_vectors(folder: Path, tiny_chat: Path, start_operator: Any) -> None:
+    lines = [{"custom_id": f"line-{n}", "method": "POST", "url": EMBEDDINGS, "body": {"input": f"Hello {n}"}} for n in range(LINES)]
+    (folder / "batches" / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "all.yaml").write_text(OWN_SERVER.replace("MODEL", str(tiny_chat)) + f"  endpoint: {EMBEDDINGS}\n")
+    operator = start_operator(folder, "--until-done")
+    assert operator.process.wait(120) == 0, operator.log.read_text()
+    made = [json.loads(line) for line in (folder / "batches" / "own" / "output.jsonl").open()]
+    assert sorted(one["custom_id"] for one in made) == sorted(one["custom_id"] for one in lines)
+    assert all(one["response"]["body"]["data"][0]["embedding"] for one in made)
 
 
 def test_killing_the_operator_leaves_neither_front_nor_engine(folder: Path, tiny_chat: Path, start_operator: Any) -> None:

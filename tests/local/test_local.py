@@ -120,8 +120,8 @@ def test_credentials_come_from_a_secret(tmp_path: Path, stand_in: Any, start_ope
     (secret / "AWS_ACCESS_KEY_ID").write_text("of the secret")
     again = start_operator(manifests, "--until-done", "--secret", f"keys={secret}")
     assert again.process.wait(30) == 0, again.log.read_text()
-    (log,) = (again.state / "logs").glob("nightly-*/worker.log")
-    assert log.read_text() == "None of the secret\n"
+    logs = list((again.state / "logs").glob("nightly--*/worker.log"))
+    assert [log.read_text() for log in logs] == ["None of the secret\n"] * 3  # plan, work, merge
 
 
 def test_a_batch_without_credentials_for_its_bucket_says_how_to_give_them(
@@ -156,9 +156,8 @@ def test_loading_is_shown_while_it_happens(tmp_path: Path, stand_in: Any, start_
 
     operator.wait(ready)
     assert len(percents) >= 2
-    lines = operator.log.read_text()
-    assert "loading: shard 1 of 1" in lines
-    assert f"inferenceserver/chat  Ready  {operator.url('chat')}/v1" in lines
+    operator.wait(lambda: f"inferenceserver/chat  Ready  {operator.url('chat')}/v1" in operator.log.read_text())  # told a moment later
+    assert "loading: shard 1 of 1" in operator.log.read_text()
 
 
 def test_a_killed_server_comes_back_at_the_same_url(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
@@ -253,11 +252,29 @@ def test_a_wrong_edit_is_spoken_of_and_all_stays_as_it_was(tmp_path: Path, stand
     for number, text in enumerate(WRONG.values()):
         file = manifests / f"{number}.yaml"
         file.write_text(text)
-        operator.wait(lambda file=file: f"not applied, all stays as it was: {file}" in operator.log.read_text())
+        operator.wait(lambda file=file: f"not applied, it stays as it was: {file}" in operator.log.read_text())
         assert get(operator.url("chat") + "/who")["pid"] == before
         file.unlink()
     write(manifests, server(stand_in, env={"MODE": "two"}, drain=DRAIN))
     operator.wait(lambda: get(operator.url("chat") + "/who")["env"].get("MODE") == "two")
+
+
+def test_a_wrong_edit_holds_back_nothing_but_itself(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    manifests = write(tmp_path / "m", server(stand_in, drain=DRAIN))
+    write(tmp_path / "n", server(stand_in, "other", drain=DRAIN), server(stand_in, "third", drain=DRAIN))
+    (tmp_path / "n" / "all.yaml").rename(manifests / "others.yaml")
+    operator = start_operator(manifests)
+    operator.wait(lambda: {operator.phase(name) for name in ("chat", "other", "third")} == {"Ready"})
+    third = get(operator.url("third") + "/who")["pid"]
+    write(tmp_path / "n", server(stand_in, "other", env={"MODE": "two"}, drain=DRAIN), server(stand_in, "third", nonsense=1))
+    (tmp_path / "n" / "all.yaml").rename(manifests / "others.yaml")
+    write(manifests, server(stand_in, env={"MODE": "two"}, drain=DRAIN))
+    for name in ("chat", "other"):
+        operator.wait(lambda name=name: get(operator.url(name) + "/who")["env"].get("MODE") == "two")
+    assert get(operator.url("third") + "/who")["pid"] == third
+    said = [line for line in operator.log.read_text().splitlines() if "not applied, it stays as it was" in line]
+    assert len(said) == 1
+    assert "InferenceServer/third: spec.nonsense" in said[0]
 
 
 def test_a_secrets_folder_that_goes_changes_nothing(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from banyan_operator import api
 from banyan_operator.desired import batch, server
+from banyan_operator.desired.batchjob import Order
 from banyan_operator.kube.objects import Key, condition, key_of, owner_reference
 from banyan_operator.local import world
 from banyan_operator.local.accelerators import Accelerators
@@ -32,7 +33,7 @@ def children() -> dict[str, Manifest]:
     job = api.parse(an_own_server_batch())
     assert isinstance(resource, api.InferenceServer)
     assert isinstance(job, api.BatchJob)
-    made = (*server.children(resource, LOCAL), *batch.children(job, LOCAL, server_url=None, suspend=False))
+    made = (*server.children(resource, LOCAL), *batch.children(job, LOCAL, [Order("work")], server_url=None))
     return {one["kind"]: one for one in made}
 
 

@@ -45,7 +45,7 @@ def job(phase: str, percent: int = 41) -> dict[str, Any]:
         "requestCounts": counts,
         "requests": "41/100",
         "progressPercent": percent,
-        "progress": "########------------  41%",
+        "progress": "####------  41%",
         "tokensPerSecond": 18540,
         "etaText": "52m",
         "workers": {"active": 4},
@@ -66,9 +66,15 @@ def test_the_table_has_the_columns_of_kubectl_get() -> None:
         "NAME                   READY   PHASE   MODEL            ACCELERATOR   URL                      AGE",
         "inferenceserver/chat   1/1     Ready   pvc://models/x                 http://127.0.0.1:20000   3m20s",
         "",
-        "NAME               PHASE     PROGRESS                    REQUESTS   FAILED   TOK/S   ETA   WORKERS   AGE",
-        "batchjob/nightly   Running   ########------------  41%   41/100     1        18540   52m   4         38m",
+        "NAME               PHASE     PROGRESS          REQUESTS   FAILED   ETA   AGE",
+        "batchjob/nightly   Running   ####------  41%   41/100     1        52m   38m",
     ]
+
+
+def test_a_batch_of_fifty_thousand_requests_fits_in_eighty_columns() -> None:
+    batch = job("Running")
+    batch["status"] |= {"requests": "20500/50000", "requestCounts": {"failed": 120}}
+    assert max(map(len, render([batch], wide=False, now=NOW).splitlines())) <= 80
 
 
 def test_wide_adds_what_kubectl_adds() -> None:

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model.runner import TorchRunner
+from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import load
 
 VOCAB = 503
@@ -53,6 +53,7 @@ class TinyModel:
 
     folder: Path
     reference: Any
+    runner = "torch"
 
     def generate(self, prompt: list[int], new_tokens: int) -> list[int]:
         """transformers' own greedy continuation, token by token; it ends behind an EOS token."""
@@ -73,10 +74,12 @@ class TinyModel:
             logits = self.reference(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
         return list(logits.argmax(-1).tolist())
 
-    def load(self, **options: Any) -> TorchRunner:
-        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192} | options
+    def load(self, **options: Any) -> ModelRunner:
+        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192, "runner": self.runner} | options
+        if settings["device"] != "cpu":
+            settings["runner"] = "torch"
         runner = load(ServerConfig(model_path=str(self.folder), **settings), self.folder, lambda *_: None)
-        assert isinstance(runner, TorchRunner)
+        assert isinstance(runner, ModelRunner)
         return runner
 
 
@@ -91,6 +94,13 @@ def make(folder: Path, family: str, **changes: Any) -> TinyModel:
                 parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in parameter_name else 0.0))
     reference.save_pretrained(folder)
     return TinyModel(folder, reference)
+
+
+@pytest.fixture(params=["torch", "native"])
+def either_runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Models of the test are loaded with one runner, then with the other."""
+    monkeypatch.setattr(TinyModel, "runner", request.param)
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

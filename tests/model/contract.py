@@ -2,7 +2,8 @@
 
 A play hands out rows, slots and work at random, which no scheduler would do, and keeps nothing but what the seam allows: rows
 change hands, prefixes are shared, slots of a row are exchanged for others that hold the same, requests are retracted and come
-back elsewhere, a row fails in the middle, and a step is launched before the one before it is known.
+back elsewhere, a row fails in the middle, and a step is launched before the one before it is known. Drafts are right as far as
+another play of the same requests knows, and wrong now and then.
 """
 
 from __future__ import annotations
@@ -41,11 +42,15 @@ class Settings:
 
 
 class Play(Driver):
-    """Runs random requests to their ends. `done` holds those that were computed, `failed` those that had to fail."""
+    """Runs random requests to their ends. `done` holds those that were computed, `failed` those that had to fail.
 
-    def __init__(self, runner: Runner, settings: Settings) -> None:
+    `known`: what the requests say, by their seeds; with it some of their tokens are drafted.
+    """
+
+    def __init__(self, runner: Runner, settings: Settings, known: dict[int, list[int]] | None = None) -> None:
         super().__init__(runner, ROWS, CONTEXT, settings.page_size, settings.seed)
         self.settings = settings
+        self.known = known
         self.random = np.random.default_rng(settings.seed)
         self.owners = dict.fromkeys(self.free, 0)
         self.live: list[Request] = []
@@ -53,7 +58,7 @@ class Play(Driver):
         self.poisoned: list[Request] = []
         self.waiting = [self._request(number) for number in range(settings.requests)]
         self.flying: list[tuple[list[Pending], Step, Step, Handle]] = []
-        self.events = dict.fromkeys(("shared", "exchanged", "retracted", "chunked", "mixed", "ahead", "failed"), 0)
+        self.events = dict.fromkeys(("shared", "exchanged", "retracted", "chunked", "mixed", "ahead", "failed", "accepted", "refused"), 0)
 
     def play(self) -> None:
         for _ in range(3000):
@@ -86,7 +91,8 @@ class Play(Driver):
             {}, {}, {"repetition_penalty": 1.4}, {"presence_penalty": 1.5, "frequency_penalty": 0.5},
             {"repetition_penalty": 0.9, "presence_penalty": -0.5},
         ]  # fmt: skip
-        scores: list[dict[str, Any]] = [{}, {"top_logprobs": 0}, {"top_logprobs": TOP, "score_prompt": True}]
+        named = {"named": (7, 2, 7)[: number % 4]}
+        scores: list[dict[str, Any]] = [{}, {"top_logprobs": 0, **named}, {"top_logprobs": TOP, "score_prompt": True, **named}]
         chosen = [options[int(random.integers(len(options)))] for options in (wishes, penalties, scores)]
         if "bias" in self.runner.info.features and random.random() < 0.3:
             chosen.append({"bias": dict.fromkeys(some(3), 4.0)})
@@ -145,7 +151,7 @@ class Play(Driver):
             self.events["retracted"] += 1
 
     def _launch(self) -> None:
-        ready = [r for r in self.live if not r.done and not r.failed and (r.computed < len(r.tokens))]
+        ready = [r for r in self.live if not r.done and not r.failed and (r.computed < len(r.tokens)) and not r.drafts]
         chosen = [r for r in ready if self.random.random() < 0.7]
         if not chosen:
             return
@@ -154,9 +160,11 @@ class Play(Driver):
             left = len(request.tokens) - request.computed
             whole = left == 1 or self.random.random() < 0.5
             work.append((request, left if whole else int(self.random.integers(1, left))))
+            if whole and self.known is not None:
+                request.drafts = self._drafts(request, self.known[request.seed])
         step = read_only(self.build(work))
-        for request, count in work:
-            for page in self._pages(request, request.computed + count)[-(-request.computed // self.page_size) :]:
+        for request, length in zip(chosen, step.kv_lens.tolist(), strict=True):
+            for page in self._pages(request, length)[-(-request.computed // self.page_size) :]:
                 self.owners[page] += 1
         copied = deep_copy(step)
         handle = self.runner.launch(step)
@@ -165,15 +173,31 @@ class Play(Driver):
         self.events["mixed"] += int(len(set(step.query_lens.tolist())) > 1)
         self.events["ahead"] += int((step.token_ids < 0).any())
 
+    def _drafts(self, request: Request, known: list[int]) -> list[int]:
+        """Guesses of what follows, of which fewer are needed than are tokens to come; none where penalties count or a token is in
+        flight."""
+        if request.penalized or -1 in request.output or self.random.random() < 0.3:
+            return []
+        guesses = known[len(request.output) : request.new_tokens - 1][: int(self.random.integers(0, 6))]
+        usable = [token for token in range(self.runner.info.vocab_size) if token != self.settings.poison]
+        return [int(self.random.choice(usable)) if self.random.random() < 0.2 else guess for guess in guesses]
+
     def _settle(self) -> None:
         pending, step, copied, handle = self.flying.pop(0)
         result = handle.result()
         assert len(result.token_ids) == int(step.samples.sum())
         assert same(step, copied), "the runner wrote into a step"
         drawn = result.failed[step.samples > 0]
-        assert ((result.token_ids == -1) == drawn).all()
+        firsts = (np.cumsum(step.samples) - step.samples)[step.samples > 0]
+        assert ((result.token_ids[firsts] == -1) == drawn).all()
         assert drawn.sum() == result.failed.sum(), "only a sequence that samples can fail"
+        before = [(one.request.accepted, one.request.refused) for one in pending]
         self.settle(pending, result)
+        for one, length, (accepted, refused) in zip(pending, step.kv_lens.tolist(), before, strict=True):
+            self.events["accepted"] += one.request.accepted - accepted
+            self.events["refused"] += one.request.refused - refused
+            for page in self._pages(one.request, length)[-(-one.request.computed // self.page_size) :] if one.samples > 1 else ():
+                self._give(page)  # others write there
         self.events["failed"] += int(result.failed.sum())
 
     def _leave(self) -> None:
@@ -224,20 +248,21 @@ def check(request: Request, logits: Logits) -> None:
         assert np.isfinite(edited[token]), f"token {token} at position {position} was forbidden"
         assert could_be_drawn(edited, request, position, token), f"token {token} at position {position}"
         if request.top_logprobs >= 0:
-            check_scores(request.logprobs[index], scores[position - 1 : position], [token], request.top_logprobs)
+            check_scores(request.logprobs[index], scores[position - 1 : position], [token], request.top_logprobs, request.named)
     if request.score_prompt:
         at = 0
         for part in request.prompt_logprobs:
             here = len(part.values)
-            check_scores(part, scores[at : at + here], request.prompt[at + 1 : at + 1 + here], max(request.top_logprobs, 0))
+            check_scores(part, scores[at : at + here], request.prompt[at + 1 : at + 1 + here], max(request.top_logprobs, 0), request.named)
             at += here
         assert at == len(request.prompt) - 1
 
 
-def check_scores(found: Any, scores: F64, tokens: list[int], top: int) -> None:
+def check_scores(found: Any, scores: F64, tokens: list[int], top: int, named: tuple[int, ...]) -> None:
     rows = np.arange(len(tokens))
     np.testing.assert_allclose(found.values, scores[rows, tokens], atol=CLOSE)
-    assert found.top_ids.shape[1] >= top
+    assert found.top_ids.shape[1] >= top + len(named)
+    assert (found.top_ids[:, found.top_ids.shape[1] - len(named) :] == np.array(named, np.int32)).all(), "the named ones come last"
     np.testing.assert_allclose(found.top_values[:, :top], -np.sort(-scores, 1)[:, :top], atol=CLOSE)
     np.testing.assert_allclose(found.top_values, np.take_along_axis(scores, found.top_ids.astype(np.int64), 1), atol=CLOSE)
 

@@ -45,10 +45,14 @@ class Request:
     bias: dict[int, float] = field(default_factory=dict)
     allowed: tuple[int, ...] = ()  # a mask; empty: none
     top_logprobs: int = -1
+    named: tuple[int, ...] = ()  # further tokens beside each
     score_prompt: bool = False  # all positions from 1 on
     output: list[int] = field(default_factory=list)
     computed: int = 0  # tokens in the cache
     told: bool = False  # the runner knows what penalties count
+    drafts: list[int] = field(default_factory=list)  # guesses of what follows, for the next step that draws
+    accepted: int = 0  # drafts that were right
+    refused: int = 0
     scored: int = 0  # prompt positions before this have been scored
     failed: bool = False
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each drawn token
@@ -74,6 +78,7 @@ class Pending:
     request: Request
     drawn: int | None  # which of the request's output tokens
     scored: int  # positions of the prompt
+    samples: int  # tokens drawn; beyond the first with as many drafts
 
 
 class Driver:
@@ -108,28 +113,32 @@ class Driver:
         target.computed = length
 
     def build(self, work: list[tuple[Request, int]]) -> Step:
-        """The step that computes the next `count` tokens of each request; it samples where nothing of the text is left."""
-        for request, count in work:
-            self.hold(request, request.computed + count)
+        """The step that computes the next `count` tokens of each request; it samples where nothing of the text is left, and there
+        the request's drafts are computed too."""
+        drafts = [request.drafts if request.computed + count == len(request.tokens) else [] for request, count in work]
         starts = [request.computed for request, _ in work]
         requests = [request for request, _ in work]
-        ends = [request.computed + count for request, count in work]
-        samples = np.array([end == len(request.tokens) for (request, _), end in zip(work, ends, strict=True)], np.int32)
+        ends = [request.computed + count + len(guesses) for (request, count), guesses in zip(work, drafts, strict=True)]
+        for request, end in zip(requests, ends, strict=True):
+            self.hold(request, end)
+        texts = [np.array((r.tokens + d)[s:e], np.int32) for r, d, s, e in zip(requests, drafts, starts, ends, strict=True)]
+        samples = [1 + len(d) if e >= len(r.tokens) else 0 for r, d, e in zip(requests, drafts, ends, strict=True)]
         return Step(
             mode="decode" if all(count == 1 for _, count in work) else "prefill",
-            token_ids=np.concatenate([np.array(r.tokens[s:e], np.int32) for (r, _), s, e in zip(work, starts, ends, strict=True)]),
+            token_ids=np.concatenate(texts),
             positions=np.concatenate([np.arange(s, e, dtype=np.int32) for s, e in zip(starts, ends, strict=True)]),
-            out_slots=np.concatenate([self.table[r.row, s:e] for (r, _), s, e in zip(work, starts, ends, strict=True)]),
+            out_slots=np.concatenate([self.table[r.row, s:e] for r, s, e in zip(requests, starts, ends, strict=True)]),
             rows=np.array([r.row for r in requests], np.int32),
-            query_lens=np.array([count for _, count in work], np.int32),
+            query_lens=np.array([len(text) for text in texts], np.int32),
             kv_lens=np.array(ends, np.int32),
-            samples=samples,
+            samples=np.array(samples, np.int32),
             sampling=columns(requests),
             updates=self._updates(),
             histories=_histories([request for request, sampled in zip(requests, samples, strict=True) if sampled]),
             banned=ragged([r.banned for r in requests]) if any(r.banned for r in requests) else None,
             top_logprobs=np.array([r.top_logprobs for r in requests], np.int32) if any(r.top_logprobs >= 0 for r in requests) else None,
-            prompt_scores=_prompt_scores(work),
+            prompt_scores=_prompt_scores(work, [len(text) for text in texts]),
+            named=_named(requests) if any(r.named for r in requests) else None,
             bias=_biases(requests) if any(r.bias for r in requests) else None,
             mask=_masks(requests, self.runner.info.vocab_size) if any(r.allowed for r in requests) else None,
             page_size=self.page_size,
@@ -148,19 +157,21 @@ class Driver:
         self.settle(pending, handle.result())
 
     def advance(self, work: list[tuple[Request, int]], step: Step) -> list[Pending]:
-        """Note what a launched step computes; the tokens that it samples are -1 until it is settled."""
+        """Note what a launched step computes; the tokens that it samples are -1 until it is settled. With drafts they are one for
+        now, and nothing of the request can be launched before that."""
         pending = []
         for (request, count), samples in zip(work, step.samples.tolist(), strict=True):
-            pending.append(Pending(request, len(request.output) if samples else None, len(_scored(request, count))))
+            pending.append(Pending(request, len(request.output) if samples else None, len(_scored(request, count)), samples))
             request.scored = max(request.scored, request.computed + count) if request.score_prompt else 0
             request.computed += count
-            request.output += [-1] * samples
+            request.output += [-1] * min(samples, 1)
         return pending
 
     def settle(self, pending: list[Pending], result: StepResult) -> None:
         """Note what a step gave."""
         tokens, drawn, prompts = result.token_ids.tolist(), 0, 0
-        assert len(tokens) == sum(one.drawn is not None for one in pending)
+        assert len(tokens) == sum(one.samples for one in pending)
+        assert result.accepted is not None or all(one.samples <= 1 for one in pending)
         position = 0
         for index, one in enumerate(pending):
             request = one.request
@@ -168,16 +179,24 @@ class Driver:
                 assert result.prompt_logprobs is not None
                 request.prompt_logprobs.append(cut(result.prompt_logprobs, prompts, prompts + one.scored))
                 prompts += one.scored
+            count = min(one.samples, 1) if result.accepted is None else int(result.accepted[index])
+            assert (count > 0) == (one.samples > 0)
+            assert count <= one.samples
             if one.drawn is None:
                 assert not result.failed[index]
                 continue
-            request.output[one.drawn] = tokens[position]
+            request.output[one.drawn : one.drawn + 1] = tokens[position : position + count]
             request.failed |= bool(result.failed[index])
-            position += 1
+            position += one.samples
             if request.top_logprobs >= 0:
                 assert result.logprobs is not None
-                request.logprobs.append(cut(result.logprobs, drawn, drawn + 1))
-                drawn += 1
+                request.logprobs += [cut(result.logprobs, drawn + place, drawn + place + 1) for place in range(count)]
+                drawn += one.samples
+            if one.samples > 1:
+                request.computed += count - 1
+                request.accepted += count - 1
+                request.refused += one.samples - count
+                request.drafts = []
         assert result.logprobs is None or len(result.logprobs.values) == drawn
 
     def run(self, requests: list[Request], chunk: int = 1 << 30) -> None:
@@ -221,6 +240,11 @@ def _biases(requests: list[Request]) -> TokenBiases:
     return TokenBiases(ragged([list(request.bias) for request in requests]), np.array(values, np.float32))
 
 
+def _named(requests: list[Request]) -> np.ndarray:
+    width = max(len(request.named) for request in requests)
+    return np.array([(0,) * (width - len(request.named)) + request.named for request in requests], np.int32)
+
+
 def _masks(requests: list[Request], vocab_size: int) -> TokenMask:
     masked = [request for request in requests if request.allowed]
     words = np.zeros((len(masked), -(-vocab_size // 32)), np.uint32)
@@ -252,12 +276,12 @@ def _scored(request: Request, count: int) -> range:
     return range(max(request.computed, request.scored), end)
 
 
-def _prompt_scores(work: list[tuple[Request, int]]) -> PromptScores | None:
+def _prompt_scores(work: list[tuple[Request, int]], lens: list[int]) -> PromptScores | None:
     at, targets, top, token = list[int](), list[int](), list[int](), 0
-    for request, count in work:
+    for (request, count), length in zip(work, lens, strict=True):
         for position in _scored(request, count):
             at.append(token + position - request.computed)
             targets.append(request.prompt[position + 1])
             top.append(max(request.top_logprobs, 0))
-        token += count
+        token += length
     return PromptScores(np.array(at, np.int32), np.array(targets, np.int32), np.array(top, np.int32)) if at else None

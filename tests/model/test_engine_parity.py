@@ -23,6 +23,7 @@ from banyan_runtime.wire import Failed, Finish, Sampling, StepOutput, Submit, pa
 from .conftest import DEVICES, VOCAB, TinyModel
 
 Models = Callable[[str], TinyModel]
+pytestmark = pytest.mark.usefixtures("either_runner")
 FLIGHT = 32
 
 
@@ -165,7 +166,13 @@ def test_smollm2_in_fp32_answers_as_transformers_does(smollm2: Path) -> None:
         for text in QUESTIONS
     ]
     config = ServerConfig(
-        model_path=str(smollm2), device="cpu", dtype="float32", max_total_tokens=640, chunked_prefill_size=32, schedule_conservativeness=0.1
+        model_path=str(smollm2),
+        runner=TinyModel.runner,
+        device="cpu",
+        dtype="float32",
+        max_total_tokens=640,
+        chunked_prefill_size=32,
+        schedule_conservativeness=0.1,
     )
     runner = load(config, smollm2, lambda *_: None)
     crowd = [asked[i % len(asked)] for i in range(FLIGHT)]
@@ -180,13 +187,16 @@ def test_smollm2_in_fp32_answers_as_transformers_does(smollm2: Path) -> None:
 
 
 @pytest.mark.real_model
-@pytest.mark.skipif(not PackedKernels.supports(torch.bfloat16), reason="no bf16 on this CPU")
-def test_smollm2_in_bf16_says_the_same_alone_and_in_a_crowd(smollm2: Path) -> None:
+def test_smollm2_in_bf16_says_the_same_alone_and_in_a_crowd(smollm2: Path, either_runner: str) -> None:
+    if either_runner == "torch" and not PackedKernels.supports(torch.bfloat16):
+        pytest.skip("no bf16 on this CPU")
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     asked = [tokenizer.encode(text) for text in QUESTIONS]
-    config = ServerConfig(model_path=str(smollm2), device="cpu", dtype="bfloat16", max_total_tokens=2048, chunked_prefill_size=24)
+    config = ServerConfig(
+        model_path=str(smollm2), runner=TinyModel.runner, device="cpu", dtype="bfloat16", max_total_tokens=2048, chunked_prefill_size=24
+    )
     runner = load(config, smollm2, lambda *_: None)
     crowd = serve(runner, config, [asked[i % len(asked)] for i in range(16)], greedy(40))
     assert max(crowd.watched.rows) > 8

@@ -17,11 +17,11 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from banyan_runtime.model import layers, sampler
+from banyan_runtime.model import layers, runner, sampler
 from banyan_runtime.model.attention import products
 from banyan_runtime.model.invariance import LADDER, Measured, RowSizes, agreement
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
-from banyan_runtime.model.runner import TorchRunner
+from banyan_runtime.model.runner import ModelRunner
 
 from .conftest import VOCAB, TinyModel
 from .driver import Driver, Request
@@ -31,7 +31,7 @@ DTYPES = ["float32", "bfloat16"]
 
 
 class Seen:
-    """The logits of every row by its position: what the sampler is given."""
+    """The logits of every row by its position: what the sampler is given. Tokens that need no sampler are drawn by it, too."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
@@ -43,6 +43,7 @@ class Seen:
             return real(logits, columns, positions)  # type: ignore[arg-type]
 
         monkeypatch.setattr(sampler, "sample", record)
+        monkeypatch.setattr(runner, "_wants_likeliest", lambda *_: False)
 
     def take(self) -> dict[tuple[int, int], torch.Tensor]:
         taken, self.logits = self.logits, {}
@@ -78,7 +79,7 @@ def test_logits_are_bit_equal_alone_in_a_crowd_in_chunks_and_behind_a_prefix(
     assert_invariant(tiny_model(family).load(dtype=dtype), seen)
 
 
-def assert_invariant(runner: TorchRunner, seen: Seen) -> None:
+def assert_invariant(runner: ModelRunner, seen: Seen) -> None:
     lengths = [1, 2, 3, 17, 40, 129, 130, 300, 5, 261, 128, 64, 7]
 
     alone = requests(lengths)
@@ -262,9 +263,9 @@ def test_logits_are_bit_equal_with_products_that_round_as_with_amx(
     caplog.set_level(logging.INFO)
     libraries(like_amx, lambda items: int(items in (12, 24)))
     runner = tiny_model("llama").load(dtype=dtype)
-    assert runner._decoder.batch_invariant
-    assert runner._attention.batch_invariant
-    sizes = runner._decoder.rows.sizes or ()
+    assert runner.forward.decoder.batch_invariant
+    assert runner.forward.attention.batch_invariant
+    sizes = runner.forward.decoder.rows.sizes or ()
     assert {16, 32, 512}.isdisjoint(sizes)
     assert f"Batch invariance: layers are computed in blocks of {sizes[0]} to {sizes[-1]} rows, of {len(sizes)} sizes." in caplog.messages
     assert_invariant(runner, seen)
@@ -282,8 +283,8 @@ def test_products_that_round_as_with_amx_show_in_the_logits_where_nothing_is_mea
 def test_a_promise_that_cannot_be_kept_is_not_made(tiny_model: Models, libraries: Install, caplog: pytest.LogCaptureFixture) -> None:
     libraries(lambda rows, row: next(unrepeatable) % 1000, lambda items: 0)
     runner = tiny_model("llama").load()
-    assert not runner._decoder.batch_invariant
-    assert not runner._attention.batch_invariant
+    assert not runner.forward.decoder.batch_invariant
+    assert not runner.forward.attention.batch_invariant
     for what in ("layers are", "attention is"):
         (line,) = (record for record in caplog.records if record.levelname == "WARNING" and what in record.getMessage())
         assert "a request's greedy text may depend on what else runs. Remedy: " in line.getMessage()
@@ -366,7 +367,7 @@ def test_a_row_with_nan_fails_alone_and_leaves_no_trace_in_the_pages_it_held(
     driver = Driver(runner, rows=2, context=64, page_size=16)
     bad, good = requests([32, 30])
     assert bad.prompt[3] not in good.prompt
-    runner._decoder.embed[bad.prompt[3]] = float("nan")
+    runner.forward.decoder.embed[bad.prompt[3]] = float("nan")
     result = runner.launch(driver.build([(bad, 32), (good, 30)])).result()
     assert result.failed.tolist() == [True, False]
     assert result.token_ids[0] == -1

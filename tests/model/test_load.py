@@ -64,7 +64,7 @@ def test_a_promise_that_layers_or_attention_cannot_keep_is_not_made(
     tiny_model: Models, monkeypatch: pytest.MonkeyPatch, part: type[object]
 ) -> None:
     model = tiny_model("qwen2")
-    config = ServerConfig(model_path=str(model.folder), dtype="float32", device="cpu")
+    config = ServerConfig(model_path=str(model.folder), dtype="float32", device="cpu", runner="torch")
     assert load(config, model.folder, lambda *_: None).info.batch_invariant
     monkeypatch.setattr(part, "batch_invariant", False)
     assert not load(config, model.folder, lambda *_: None).info.batch_invariant
@@ -81,7 +81,7 @@ def test_start_up_goes_on_telling_what_it_does_while_products_are_measured(tiny_
     monkeypatch.setattr(layers._MeasuredLayers, "KNOWN", {})
     monkeypatch.setattr(Products, "KNOWN", {})
     model, told, pulses = tiny_model("qwen2"), list[str](), list[str]()
-    config = ServerConfig(model_path=str(model.folder), dtype="float32", device="cpu")
+    config = ServerConfig(model_path=str(model.folder), dtype="float32", device="cpu", runner="torch")
     load(config, model.folder, lambda phase, percent, detail: told.append(detail), lambda: pulses.append(told[-1]))
     assert pulses.count("arranging and measuring the layers") == len(pulses) > 400
 

@@ -136,7 +136,7 @@ def test_a_folder_without_weights_says_what_is_read(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"Cannot find any model weights with `.*`; fetch the model"):
         load(folder)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(ModelError, match=r"only \*.safetensors are read"):
+    with pytest.raises(ModelError, match=r"only \*.safetensors and \*.gguf are read"):
         load(folder)
 
 

@@ -12,6 +12,7 @@ from .driver import Driver, Request
 
 NEW = 64
 Models = Callable[[str], TinyModel]
+pytestmark = pytest.mark.usefixtures("either_runner")
 
 
 def prompt(seed: int, length: int) -> list[int]:

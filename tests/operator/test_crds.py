@@ -32,6 +32,7 @@ GOOD = [
     a_batch(),
     a_batch(apiKeySecretRef={"name": "k"}, s3={"endpoint": "http://s3:9000", "forcePathStyle": True}),
     an_own_server_batch(input={"uri": "s3://abc/in/"}, output={"uri": "s3://abc/out/"}, workers=4),
+    a_batch(input={"uri": None, "failedOf": "s3://abc/before/"}, output={"uri": "s3://abc/out/", "allowUnfenced": True}),
 ]
 BAD = [
     *(a_server(**spec) for spec, _, _ in BAD_SERVERS),
@@ -154,7 +155,6 @@ def test_every_rule_is_broken_by_some_case_above():
     told |= {
         "spec.cancel cannot be unset",
         "spec.server cannot change; make a new BatchJob",
-        "spec.workers cannot change; make a new BatchJob",
     }
     declared = {
         rule["message"] for kind in api.KINDS for _, node in nodes(schema(kind)) for rule in node.get("x-kubernetes-validations", ())
@@ -171,7 +171,7 @@ def test_cancel_workers_and_own_server_rules_on_updates():
     assert list(broken_rules(of_kind, two, one)) == ["spec.server cannot change; make a new BatchJob"]
     assert python_update(two, one) == "spec: spec.server cannot change; make a new BatchJob"
     one, two = (defaulted(of_kind, a_batch(output={"uri": "s3://out/x/"}, workers=workers)) for workers in (1, 2))
-    assert list(broken_rules(of_kind, two, one)) == ["spec.workers cannot change; make a new BatchJob"]
+    assert list(broken_rules(of_kind, two, one)) == []
 
 
 def python_update(new: dict[str, Any], old: dict[str, Any]) -> str:
@@ -186,6 +186,7 @@ def test_every_field_of_a_batch_is_fixed_or_known_to_be_carried_out_on_a_running
         rule["message"].split()[0].removeprefix("spec.") for rule in spec["x-kubernetes-validations"] if "cannot change" in rule["message"]
     }
     assert spec["properties"].keys() - fixed == {
+        "workers",
         "suspend",
         "cancel",
         "deadlineSeconds",

@@ -17,17 +17,20 @@ import yaml
 
 from banyan_operator import api
 from banyan_operator.desired import batch, server
+from banyan_operator.desired.batchjob import Order
 from banyan_operator.desired.drift import settled
 from banyan_operator.desired.metadata import SPEC_HASH
 from banyan_operator.desired.podtemplate import merged
 from banyan_operator.desired.references import references
 from banyan_operator.plan import Manifest, Ref, Settings
-from banyan_runtime import config
+from banyan_runtime import arguments
 from banyan_runtime.batch import options
+from banyan_runtime.batch.lines import ENDPOINTS
 from tests.operator.conftest import LOCAL, SETTINGS, a_batch, a_server, an_own_server_batch
 
 GOLDEN = Path(__file__).parent / "golden"
-URL = "http://tiny.team.svc:80"
+URL = "http://tiny--pods.team.svc:8000"
+ALL_JOBS = (Order("plan"), Order("work"), Order("merge", partial="cancelled"))
 
 EVERYTHING = a_server(
     "full",
@@ -129,16 +132,22 @@ def render(
     parsed = api.parse(manifest)
     if isinstance(parsed, api.InferenceServer):
         return server.children(parsed, settings, live, absent)
-    return batch.children(parsed, settings, server_url=URL, suspend=parsed.spec.suspend, live=live, absent=absent)
+    return batch.children(parsed, settings, ALL_JOBS, server_url=URL, live=live, absent=absent)
 
 
-def workload(children: tuple[Manifest, ...]) -> Manifest:
-    return next(child for child in children if child["kind"] in ("Deployment", "Job"))
+def workload(children: Iterable[Manifest], phase: str = "work") -> Manifest:
+    """The Deployment, or the Job of this phase."""
+    found = [child for child in children if child["kind"] in ("Deployment", "Job")]
+    return next(one for one in found if one["kind"] == "Deployment" or one["metadata"]["name"].endswith(f"-{phase}"))
 
 
-def pod_spec(children: tuple[Manifest, ...]) -> dict[str, Any]:
-    spec: dict[str, Any] = workload(children)["spec"]["template"]["spec"]
+def pod_spec(children: Iterable[Manifest], phase: str = "work") -> dict[str, Any]:
+    spec: dict[str, Any] = workload(children, phase)["spec"]["template"]["spec"]
     return spec
+
+
+def pod_specs(children: Iterable[Manifest]) -> list[dict[str, Any]]:
+    return [child["spec"]["template"]["spec"] for child in children if child["kind"] in ("Deployment", "Job")]
 
 
 def containers(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -164,6 +173,13 @@ def test_children_are_as_in_the_golden_file(name):
     assert text == path.read_text()
 
 
+@pytest.mark.parametrize("way", ["w8a16", "w4a16"])
+def test_quantization_is_asked_of_the_server(way):
+    manifest = a_server(runtime={"quantization": way})
+    assert not api.unsupported(api.parse(manifest), "cluster")
+    assert f"--quantization={way}" in pod_spec(render(manifest))["containers"][0]["args"]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_equal_specs_give_byte_equal_children(name):
     again = json.loads(json.dumps(CASES[name]))
@@ -180,7 +196,11 @@ def test_kubernetes_takes_every_child(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_pods_pass_pod_security_restricted(name):
-    spec = pod_spec(render(CASES[name]))
+    for spec in pod_specs(render(CASES[name])):
+        _is_restricted(spec)
+
+
+def _is_restricted(spec: dict[str, Any]) -> None:
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert spec["securityContext"].get("runAsUser") != 0
@@ -197,22 +217,22 @@ def test_pods_pass_pod_security_restricted(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_pod_gets_a_token_or_lists_a_claim_twice(name):
-    spec = pod_spec(render(CASES[name]))
-    assert spec["automountServiceAccountToken"] is False
-    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume]
-    assert len(claims) == len(set(claims))
-    volumes = {volume["name"] for volume in spec["volumes"]}
-    for container in containers(spec):
-        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    for spec in pod_specs(render(CASES[name])):
+        assert spec["automountServiceAccountToken"] is False
+        claims = [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume]
+        assert len(claims) == len(set(claims))
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        for container in containers(spec):
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_runtime_understands_every_command(name):
-    for container in containers(pod_spec(render(CASES[name]))):
+    for container in (one for spec in pod_specs(render(CASES[name])) for one in containers(spec)):
         argv = expand(container)
         assert not any("$(" in word for word in argv)
         if container["command"] == ["banyan-runtime", "serve"]:
-            parsed = config.parse(argv)
+            parsed = arguments.parse(argv)
             assert (parsed.host, parsed.port) == ("0.0.0.0", 8000)
         else:
             assert container["command"] == ["banyan-runtime", "batch"]
@@ -222,7 +242,7 @@ def test_the_runtime_understands_every_command(name):
 
 def test_what_the_spec_says_reaches_the_server():
     (container,) = pod_spec(render(EVERYTHING))["containers"]
-    parsed = config.parse(expand(container))
+    parsed = arguments.parse(expand(container))
     assert parsed.model_path == "/model/tiny-llama"
     assert parsed.names == ("llama", "llama-1b")
     assert (parsed.dtype, parsed.context_length, parsed.mem_fraction_static) == ("bfloat16", 8192, 0.85)
@@ -250,6 +270,84 @@ def test_what_the_spec_says_reaches_the_worker():
     assert env["AWS_CA_BUNDLE"] == "/config/s3-ca/ca.crt"
 
 
+def test_what_the_spec_says_of_the_work_as_a_whole_reaches_each_phase():
+    manifest = a_batch(
+        input={"uri": None, "failedOf": "s3://batches/before/"},
+        output={"uri": "s3://batches/out/", "allowUnfenced": True},
+        sharding={"targetRequests": 7, "targetBytes": 65536},
+        maxErrorPercent=5,
+        priority=-3,
+    )
+    words = {phase: pod_spec(render(manifest), phase)["containers"][0]["args"] for phase in ("plan", "work", "merge")}
+    for phase, args in words.items():
+        assert {f"--phase={phase}", "--retry-failed=s3://batches/before/", "--output=s3://batches/out/"} <= set(args)
+        assert {"--allow-unfenced", "--priority=-3"} <= set(args)
+        assert not any(one.startswith("--input") for one in args)
+    assert {"--workers=1", "--shard-requests=7", "--shard-bytes=65536", "--max-error-percent=5"} <= set(words["plan"])
+    assert "--server=$(BANYAN_SERVER_URL)" in words["work"]
+    assert "--partial=cancelled" in words["merge"]
+    for phase in ("plan", "merge"):
+        assert not any(one.startswith("--server") for one in words[phase])
+
+
+def test_a_plan_and_a_merge_are_one_pod_each_and_have_no_server_beside_them():
+    children = render(an_own_server_batch(output={"uri": "s3://out/x/"}, workers=4, podTemplate=SIDE))
+    for phase, count in (("plan", 1), ("work", 4), ("merge", 1)):
+        job = workload(children, phase)
+        assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (count, count)
+        names = [one["name"] for one in containers(job["spec"]["template"]["spec"])]
+        assert names == (["server", "worker"] if phase == "work" else ["worker"])
+        labels = job["spec"]["template"]["metadata"]["labels"]
+        assert labels["app.kubernetes.io/component"] == job["metadata"]["labels"]["app.kubernetes.io/component"] == phase
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"requests": {"cpu": "100m", "memory": "256Mi"}}),
+        ({"resources": {"requests": {"cpu": "2"}}}, {"requests": {"memory": "256Mi", "cpu": "2"}}),
+        ({"resources": {"limits": {"memory": "128Mi"}}}, {"requests": {"cpu": "100m"}, "limits": {"memory": "128Mi"}}),
+        (
+            {"podTemplate": {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"memory": "64Mi"}}}]}}},
+            {"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}},
+        ),
+    ],
+)
+def test_every_phase_of_a_batch_requests_a_little_unless_the_spec_says_more_or_less(given, expected):
+    children = render(a_batch(**given))
+    for phase in ("plan", "work", "merge"):
+        (worker,) = pod_spec(children, phase)["containers"]
+        assert worker["resources"] == expected
+
+
+@pytest.mark.parametrize(
+    ("containers", "field"),
+    [
+        ([{"name": "other", "image": "x"}, {"name": "worker", "args": ["--max-concurrency=4"]}], "containers[1].args"),
+        ([{"name": "worker", "command": ["/bin/sh", "-ec", "exec banyan-runtime batch"]}], "containers[0].command"),
+        ([{"name": "worker", "command": ["sh", "-c", 'exec banyan-runtime batch "$@"']}], "containers[0].command"),
+    ],
+)
+def test_a_pod_template_cannot_take_from_the_worker_which_phase_it_is(containers, field):
+    with pytest.raises(api.SpecError, match=re.escape(f"spec.podTemplate.spec.{field}: ")):
+        render(a_batch(podTemplate={"spec": {"containers": containers}}))
+
+
+@pytest.mark.parametrize(
+    "command", [["tini", "--", "banyan-runtime", "batch"], ["sh", "-c", '. /etc/keys && exec banyan-runtime batch "$@"', "batch"]]
+)
+def test_a_pod_template_may_add_to_the_worker(command):
+    worker = {"name": "worker", "command": command, "env": [{"name": "A", "value": "b"}]}
+    children = render(a_batch(podTemplate={"spec": {"containers": [worker]}}))
+    (worker,) = pod_spec(children, "plan")["containers"]
+    assert {"name": "A", "value": "b"} in worker["env"]
+    assert worker["command"] == command
+    assert "--phase=plan" in worker["args"]
+
+
+SIDE = {"spec": {"initContainers": [{"name": "server", "stdin": True}]}}
+
+
 def test_a_worker_with_its_own_server_asks_it_and_waits_as_long_as_it_may_start():
     sidecar, worker = containers(pod_spec(render(CASES["batch-own-server"])))
     assert sidecar["restartPolicy"] == "Always"
@@ -263,10 +361,19 @@ def test_a_worker_with_its_own_server_asks_it_and_waits_as_long_as_it_may_start(
     assert "readOnly" not in mounts["/output"]
 
 
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_server_of_ones_own_serves_what_the_lines_ask_for(endpoint):
+    resource = an_own_server_batch(endpoint=endpoint)
+    assert not api.unsupported(api.parse(resource), "cluster")
+    sidecar, worker = containers(pod_spec(render(resource)))
+    assert options.parse(expand(worker)).endpoint == endpoint
+    assert arguments.parse(expand(sidecar)).serves_vectors is (endpoint == "/v1/embeddings")
+
+
 def test_no_argument_holds_a_literal_address_or_path_but_the_users_own():
     """Local mode rewrites env values; what stands in args it could not."""
     for manifest in CASES.values():
-        for container in containers(pod_spec(render(manifest))):
+        for container in (one for spec in pod_specs(render(manifest)) for one in containers(spec)):
             own = [arg for arg in container["args"] if "$(" not in arg and not arg.startswith(("--endpoint", "--input=s3", "--output=s3"))]
             assert not any(re.search(r"=/|\d+\.\d+\.\d+\.\d+|:\d{4}", arg) for arg in own)
 
@@ -278,7 +385,7 @@ def test_a_dollar_in_a_users_path_is_not_taken_for_a_variable():
 
 def test_files_of_this_machine_reach_the_command_in_local_mode():
     children = render(a_server(model={"uri": "file:///models/tiny"}), LOCAL)
-    assert config.parse(expand(pod_spec(children)["containers"][0])).model_path == "/models/tiny"
+    assert arguments.parse(expand(pod_spec(children)["containers"][0])).model_path == "/models/tiny"
     children = render(a_batch(input={"uri": "file:///in.jsonl"}, output={"uri": "file:///out/"}), LOCAL)
     run = options.parse(expand(pod_spec(children)["containers"][0]))
     assert (run.input, run.output) == ("/in.jsonl", "/out/")

@@ -13,9 +13,11 @@ import yaml
 from banyan_operator import api
 from banyan_operator.api.resources import MAX_NAME, NEW_NAME_RULE
 from banyan_operator.desired import batch, server
+from banyan_operator.desired.batchjob import Order
+from banyan_operator.desired.batchpod import PHASES
 from banyan_operator.desired.difference import difference
 from banyan_operator.desired.metadata import owner
-from banyan_operator.desired.names import work_name
+from banyan_operator.desired.names import Names
 from banyan_operator.kube.objects import Ref
 from banyan_operator.plan import Manifest
 from tests.operator.conftest import SETTINGS, a_batch, a_server, an_own_server_batch, merge
@@ -41,7 +43,7 @@ def children(manifest: Manifest, live: list[Manifest] | None = None) -> tuple[Ma
     parsed = api.parse(manifest)
     if isinstance(parsed, api.InferenceServer):
         return server.children(parsed, SETTINGS, live or ())
-    return batch.children(parsed, SETTINGS, server_url="http://x", suspend=False, live=live or ())
+    return batch.children(parsed, SETTINGS, [Order(phase) for phase in PHASES], server_url="http://x", live=live or ())
 
 
 def random_name(rng: random.Random) -> str:
@@ -100,7 +102,7 @@ def test_objects_keep_the_names_under_which_the_last_release_made_them():
     assert pod["serviceAccountName"] == "full-server"
     assert "full-cache" in [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]]
     found = children(an_own_server_batch(**ALL_OF_A_BATCH), last_release("batch-own-server"))
-    assert names_of(found, "Job") == ["nightly-work"]
+    assert names_of(found, "Job") == ["nightly--plan", "nightly-work", "nightly--merge"]
     assert names_of(found, "ServiceAccount") == ["nightly-batch"]
 
 
@@ -131,7 +133,7 @@ def test_the_job_of_an_earlier_batch_of_this_name_is_not_waited_for():
     again["metadata"]["uid"] = "another"
     parsed = api.parse(again)
     assert isinstance(parsed, api.BatchJob)
-    assert work_name(parsed, [earlier]) == "nightly--work"
+    assert Names.of(parsed, [earlier]).job("work") == "nightly--work"
 
 
 # --- a Job is made once ---
@@ -147,7 +149,7 @@ def test_a_job_that_exists_is_never_changed_but_to_suspend_it_whatever_operator_
     parsed = api.parse(manifest)
     assert isinstance(parsed, api.BatchJob)
     for suspend in (suspended, not suspended, suspended):
-        wanted = batch.children(parsed, SETTINGS, server_url="http://y", suspend=suspend, live=live)
+        wanted = batch.children(parsed, SETTINGS, [Order("work", suspend=suspend)], server_url="http://y", live=live)
         (now,) = (one for one in wanted if one["kind"] == "Job")
         assert {**now["spec"], "suspend": None} == {**job["spec"], "suspend": None}
         changes = difference(owner(parsed), wanted, live)
@@ -157,11 +159,21 @@ def test_a_job_that_exists_is_never_changed_but_to_suspend_it_whatever_operator_
         if applied:
             live[live.index(job)] = job = applied[0]
     job["spec"]["suspend"] = not suspended
-    wanted = batch.children(parsed, SETTINGS, server_url="http://y", suspend=suspended, live=live)
+    wanted = batch.children(parsed, SETTINGS, [Order("work", suspend=suspended)], server_url="http://y", live=live)
     assert [ref.kind for ref in difference(owner(parsed), wanted, live).drifted] == ["Job"], "somebody else's is"
 
 
-def test_a_job_is_not_made_before_it_may_run():
-    parsed = api.parse(a_batch())
-    assert isinstance(parsed, api.BatchJob)
-    assert "Job" not in {one["kind"] for one in batch.children(parsed, SETTINGS, server_url=None, suspend=True)}
+def test_the_workers_of_a_job_that_exists_change_in_one_write_and_nothing_else_does():
+    on_s3 = {"output": {"uri": "s3://out/x/"}}
+    before = api.parse(a_batch(**on_s3, workers=2))
+    after = api.parse(a_batch(**on_s3, workers=5))
+    assert isinstance(before, api.BatchJob)
+    assert isinstance(after, api.BatchJob)
+    live = [one for one in batch.children(before, SETTINGS, [Order("work")], server_url="http://y") if one["kind"] == "Job"]
+    (now,) = (one for one in batch.children(after, SETTINGS, [Order("work")], server_url="http://z", live=live) if one["kind"] == "Job")
+    assert now["spec"] == live[0]["spec"] | {"completions": 5, "parallelism": 5}
+    changes = difference(owner(after), [now], live)
+    assert (changes.apply, changes.drifted) == ([now], [])
+    over = [merge(live[0], {"status": {"conditions": [{"type": "Complete", "status": "True"}]}})]
+    (kept,) = (one for one in batch.children(after, SETTINGS, [Order("work")], server_url="http://z", live=over) if one["kind"] == "Job")
+    assert kept["spec"] == live[0]["spec"], "a Job that is over takes no other number"

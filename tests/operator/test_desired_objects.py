@@ -12,6 +12,7 @@ import pytest
 from banyan_operator import api
 from banyan_operator.api import SpecError
 from banyan_operator.desired import batch, server
+from banyan_operator.desired.batchjob import Order
 from banyan_operator.desired.drift import settled
 from banyan_operator.desired.monitors import wanted_optional
 from banyan_operator.desired.podtemplate import merged
@@ -29,7 +30,7 @@ def render(manifest: Manifest, settings: Settings = IN_CLUSTER, absent: frozense
     if isinstance(parsed, api.InferenceServer):
         children = server.children(parsed, settings, (), absent)
     else:
-        children = batch.children(parsed, settings, server_url="http://x", suspend=False, absent=absent)
+        children = batch.children(parsed, settings, (Order("work"),), server_url="http://x", absent=absent)
     found: dict[str, list[Manifest]] = {}
     for child in children:
         found.setdefault(child["kind"], []).append(child)
@@ -132,6 +133,24 @@ def test_a_spread_constraint_without_what_the_api_server_asks_for_is_told_with_i
             render(manifest)
 
 
+def test_a_batchs_policy_and_monitor_are_of_all_its_pods():
+    """Those that plan and merge reach the storage too, and say how far they are."""
+    manifest = a_batch(metrics={"podMonitor": {"enabled": True}})
+    chosen = policy(manifest)["podSelector"]["matchLabels"]
+    assert chosen == render(manifest)["PodMonitor"][0]["spec"]["selector"]["matchLabels"]
+    parsed = api.parse(manifest)
+    assert isinstance(parsed, api.BatchJob)
+    orders = (Order("plan"), Order("work"), Order("merge"))
+    jobs = [one for one in batch.children(parsed, IN_CLUSTER, orders, server_url="http://x") if one["kind"] == "Job"]
+    assert len(jobs) == 3
+    for job in jobs:
+        assert chosen.items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        not chosen.items()
+        <= render(a_server(manifest["metadata"]["name"]))["Deployment"][0]["spec"]["template"]["metadata"]["labels"].items()
+    )
+
+
 def test_a_batchs_worker_reaches_the_pods_of_its_server():
     (rule,) = (rule for rule in policy(a_batch())["egress"] if "to" in rule)
     (deployment,) = render(a_server("tiny"))["Deployment"]
@@ -142,7 +161,8 @@ def test_monitors_scrape_every_pod_once():
     found = render(a_server(metrics=MONITORED))
     (pods,), (service,) = found["PodMonitor"], found["ServiceMonitor"]
     (deployment,) = found["Deployment"]
-    port = {"port": "http", "path": "/metrics", "interval": "15s"}
+    named = [{"action": "replace", "targetLabel": "inferenceserver", "replacement": "tiny"}]
+    port = {"port": "http", "path": "/metrics", "interval": "15s", "relabelings": named}
     assert pods["spec"] == {"selector": deployment["spec"]["selector"], "podMetricsEndpoints": [port]}
     assert service["spec"]["endpoints"] == [port]
     chosen = [
@@ -153,7 +173,8 @@ def test_monitors_scrape_every_pod_once():
     ]
     assert [one["metadata"]["name"] for one in chosen] == ["tiny"]
     (worker,) = render(a_batch(metrics={"podMonitor": {"enabled": True, "interval": "1m"}}))["PodMonitor"]
-    assert worker["spec"]["podMetricsEndpoints"] == [{"port": "progress", "path": "/metrics", "interval": "1m"}]
+    named = [{"action": "replace", "targetLabel": "batchjob", "replacement": "nightly"}]
+    assert worker["spec"]["podMetricsEndpoints"] == [{"port": "progress", "path": "/metrics", "interval": "1m", "relabelings": named}]
 
 
 def test_labels_of_a_monitor_are_added_and_take_none_of_ours():

@@ -403,7 +403,7 @@ OTHER: dict[str, Any] = {
     "model.servedNames": ["other"],
     "model.chatTemplate.name": "other",
     "model.chatTemplate.key": "other",
-    "model.s3.endpoint": None,  # with s3:// models, which are not built
+    "model.s3.endpoint": None,  # of s3:// models alone
     "model.s3.region": None,
     "model.s3.credentialsSecretRef.name": None,
     "model.s3.caConfigMapRef.name": None,
@@ -414,7 +414,7 @@ OTHER: dict[str, Any] = {
     "model.huggingFace.endpoint": None,
     "runtime.image": "other",
     "runtime.imagePullSecrets": [{"name": "other"}],
-    "runtime.quantization": "awq",
+    "runtime.quantization": "w4a16",
     "runtime.tensorParallelSize": 2,
     "runtime.args": ["--schedule-policy=fcfs"],
     "runtime.env": [{"name": "OTHER", "value": "1"}],

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from banyan_operator import api
+from banyan_operator.desired import batch
+from banyan_operator.desired.batchjob import Because, Order
 from banyan_operator.observed.batch import bar
 from banyan_operator.plan import Manifest, Outcome, Ref, World
 from banyan_operator.times import stamp
 from tests.operator.conftest import DONE, LOCAL, SETTINGS, Turn, a_batch, a_server, an_own_server_batch, controlled, merge, turn
-from tests.operator.test_desired import render, workload
+from tests.operator.test_desired import URL, workload
 
 NOW = 1_700_000_000.0
 BATCH = a_batch()
@@ -22,7 +25,8 @@ PROGRESS = {
     "completed": 400,
     "failed": 12,
     "tokensPerSecond": 185.6,
-    "etaSeconds": 3120,
+    "requestsPerSecond": 0.19,
+    "shards": {"total": 4, "completed": 1, "running": 2},
     "usage": {"promptTokens": 10, "cachedTokens": 2, "completionTokens": 5, "totalTokens": 15},
 }
 PUBLISHED = {
@@ -36,15 +40,22 @@ PUBLISHED = {
 }
 
 
-def job(manifest: Manifest = BATCH, *, suspend: bool = False, **status: Any) -> Manifest:
-    made = merge(manifest, {"spec": {"suspend": False}})
-    live: Manifest = merge(workload(render(made)), {"metadata": {"uid": "j", "generation": 1}, "spec": {"suspend": suspend}})
-    live["spec"] |= {"selector": {"matchLabels": {"batch.kubernetes.io/controller-uid": "j"}}, "backoffLimit": 2147483647}
+def job(manifest: Manifest = BATCH, *, phase: str = "work", suspend: bool = False, partial: Any = None, **status: Any) -> Manifest:
+    """The Job of one phase as it is in the cluster."""
+    parsed = api.parse(merge(manifest, {"spec": {"suspend": False}}))
+    assert isinstance(parsed, api.BatchJob)
+    order = Order(phase, partial=partial)  # type: ignore[arg-type]
+    made = workload(batch.children(parsed, SETTINGS, [order], server_url=URL), phase)
+    live: Manifest = merge(made, {"metadata": {"uid": f"uid-{phase}", "generation": 1}, "spec": {"suspend": suspend}})
+    live["spec"] |= {
+        "selector": {"matchLabels": {"batch.kubernetes.io/controller-uid": live["metadata"]["uid"]}},
+        "backoffLimit": 2147483647,
+    }
     return live | {"status": status}
 
 
-def pod(state: dict[str, Any], phase: str, manifest: Manifest = BATCH, name: str = "nightly--work-0-x") -> Manifest:
-    template = job(manifest)["spec"]["template"]
+def pod(state: dict[str, Any], phase: str, manifest: Manifest = BATCH, name: str = "nightly--work-0-x", of: str = "work") -> Manifest:
+    template = job(manifest, phase=of)["spec"]["template"]
     one = {"name": "worker", "image": "i", "ready": phase == "Running", "started": phase == "Running", "restartCount": 0, "state": state}
     ready = [{"type": "Ready", "status": "True"}] if phase == "Running" else []
     found = {
@@ -54,20 +65,40 @@ def pod(state: dict[str, Any], phase: str, manifest: Manifest = BATCH, name: str
         "spec": {**template["spec"], "nodeName": "n7"},
         "status": {"phase": phase, "conditions": ready, "containerStatuses": [one]},
     }
-    return controlled(found, job(manifest))
+    return controlled(found, job(manifest, phase=of))
 
 
-def running() -> Manifest:
-    return pod({"running": {"startedAt": stamp(NOW - 50)}}, "Running")
+def running(index: int = 0, of: str = "work") -> Manifest:
+    return pod({"running": {"startedAt": stamp(NOW - 50)}}, "Running", name=f"nightly--{of}-{index}-x", of=of)
 
 
-def ended(code: int, words: dict[str, Any]) -> Manifest:
+def ended(code: int, words: dict[str, Any], of: str = "work", index: int = 0) -> Manifest:
     state = {"terminated": {"exitCode": code, "reason": "Error", "message": json.dumps(words), "finishedAt": stamp(NOW - 5)}}
-    return pod(state, "Succeeded" if code == 0 else "Failed")
+    return pod(state, "Succeeded" if code == 0 else "Failed", name=f"nightly--{of}-{index}-x", of=of)
 
 
-def observe(manifest: Manifest, *children: Manifest, settings: Any = SETTINGS, outcome: Outcome = DONE, **world: Any) -> Turn:
-    return turn(manifest, World(children=children, **({"now": NOW, "server": SERVING} | world)), settings, outcome)
+PLAN_WORDS = {"code": "Planned", "message": "", "requestCounts": {"total": 1000, "completed": 0, "failed": 0}, "shards": 4, "fenced": True}
+WORKED = {"code": "Worked", "message": "", "requestCounts": {"total": 1000, "completed": 988, "failed": 12}, "usage": {"totalTokens": 30}}
+
+
+def planned(manifest: Manifest = BATCH) -> Manifest:
+    """The resource whose plan was made, by its status."""
+    return after(observe(manifest, job(manifest, phase="plan", **COMPLETE), ended(0, PLAN_WORDS, of="plan")), manifest)
+
+
+def published(partial: Any = None, code: int = 0, code_word: str = "Succeeded", **words: Any) -> tuple[Manifest, ...]:
+    """The merge, over."""
+    status = COMPLETE if code == 0 else FAILED
+    return job(phase="merge", partial=partial, **status), ended(code, PUBLISHED | {"code": code_word} | words, of="merge")
+
+
+def observe(
+    manifest: Manifest, *children: Manifest, settings: Any = SETTINGS, outcome: Outcome = DONE, progress: Any = None, **world: Any
+) -> Turn:
+    """`progress`: what the first worker says, or by pod name what each does."""
+    said = progress or {}
+    said = said if all(name.startswith("nightly--") for name in said) else {"nightly--work-0-x": said}
+    return turn(manifest, World(children=children, progress=said, **({"now": NOW, "server": SERVING} | world)), settings, outcome)
 
 
 def after(plan: Turn, manifest: Manifest = BATCH) -> Manifest:
@@ -86,7 +117,9 @@ def reasons(plan: Turn) -> list[str]:
 
 AT = {"lastTransitionTime": stamp(NOW - 4)}
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True", **AT}], "completionTime": stamp(NOW - 4)}
-FAILED = {"conditions": [{"type": "Failed", "status": "True", "message": "Job has failed indexes", **AT}], "failed": 1}
+COUNTED = {"conditions": [{"type": "Failed", "status": "True", "message": "Job has failed indexes", **AT}], "failed": 1}
+FAILED = merge(COUNTED, {})
+FAILED["conditions"][0]["reason"] = "PodFailurePolicy"
 SUSPENDED = {"conditions": [{"type": "Suspended", "status": "True", **AT}]}
 
 
@@ -103,15 +136,16 @@ def test_a_running_batch_shows_its_progress():
     status = plan.status
     assert status["phase"] == "Running"
     assert status["requestCounts"] == {"total": 1000, "completed": 400, "failed": 12}
-    assert (status["progressPercent"], status["progress"]) == (41, "########------------  41%")
+    assert (status["progressPercent"], status["progress"]) == (41, "####------  41%")
     assert status["requests"] == "412/1000"
-    assert (status["tokensPerSecond"], status["etaText"]) == (186, "52m")
+    assert status["tokensPerSecond"] == 186
+    assert status["shards"] == {"total": 4, "completed": 1, "running": 2}
     assert status["workers"] == {"desired": 1, "active": 1, "ready": 1, "failed": 0}
     assert status["usage"]["totalTokens"] == 15
     assert status["startTime"] == stamp(NOW - 50)
     assert condition(plan, "Running")["reason"] == "WorkersRunning"
     assert condition(plan, "ProgressKnown")["status"] == "True"
-    assert reasons(plan) == ["Started"]
+    assert reasons(plan) == ["Started", "Planned"]
     assert plan.requeue_after_s == 10
 
 
@@ -126,11 +160,12 @@ NO_NUMBERS: list[Any] = ["soon", 1e20, float("inf"), float("nan"), -5e12, True, 
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-@pytest.mark.parametrize("field", ["phase", "total", "completed", "failed", "tokensPerSecond", "etaSeconds", "usage"])
+@pytest.mark.parametrize("field", ["phase", "total", "completed", "failed", "tokensPerSecond", "requestsPerSecond", "shards", "usage"])
 def test_what_a_worker_says_that_cannot_be_counts_as_not_said(field, value):
     plan = observe(BATCH, job(active=1), running(), progress=PROGRESS | {field: value})
     assert plan.status["phase"] == "Running"
-    assert (field == "etaSeconds") == ("eta" not in plan.status)
+    assert (field == "requestsPerSecond") == ("requestsPerHour" not in plan.status)
+    assert (field == "shards") == ("shards" not in plan.status)
     assert (field == "tokensPerSecond") == ("tokensPerSecond" not in plan.status)
     assert (field in ("total", "completed", "failed")) == (
         plan.status.get("requestCounts") != {"total": 1000, "completed": 400, "failed": 12}
@@ -141,25 +176,30 @@ def test_what_a_worker_says_that_cannot_be_counts_as_not_said(field, value):
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
 def test_last_words_that_cannot_be_are_not_taken_into_the_status(value):
-    words = PUBLISHED | {"requestCounts": {"total": value}, "usage": {"totalTokens": value}}
-    plan = observe(BATCH, job(**COMPLETE), ended(0, words))
+    words = {"requestCounts": {"total": value}, "usage": {"totalTokens": value}}
+    plan = observe(BATCH, job(**COMPLETE), *published(**words))
     assert plan.status["phase"] == "Succeeded"
     assert not plan.status.get("usage")
     assert "total" not in (plan.status.get("requestCounts") or {})
 
 
-def test_publishing_is_merging_and_never_a_hundred_percent():
-    done = PROGRESS | {"phase": "publishing", "completed": 988, "etaSeconds": None}
-    plan = observe(BATCH, job(active=1), running(), progress=done)
+def test_merging_is_never_a_hundred_percent():
+    worked = ended(0, WORKED)
+    plan = observe(BATCH, job(**COMPLETE), worked)
+    assert [one["metadata"]["name"] for one in plan.apply if one["kind"] == "Job"] == ["nightly--merge"]
     assert (plan.status["phase"], plan.status["progressPercent"]) == ("Merging", 99)
-    assert "etaText" not in plan.status
+    merging = observe(after(plan), job(**COMPLETE), worked, job(phase="merge", active=1), running(of="merge"))
+    assert (merging.status["phase"], merging.status["progressPercent"]) == ("Merging", 99)
+    assert condition(merging, "Running")["reason"] == "Merging"
+    assert merging.status["workers"] == {"desired": 0, "active": 0, "ready": 0, "failed": 0}
+    assert "etaText" not in merging.status
 
 
 def test_a_published_batch_has_succeeded_with_the_workers_own_counts():
     before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
-    plan = observe(before, job(**COMPLETE), ended(0, PUBLISHED))
+    plan = observe(before, job(**COMPLETE), *published())
     status = plan.status
-    assert (status["phase"], status["progressPercent"], status["progress"]) == ("Succeeded", 100, "#################### 100%")
+    assert (status["phase"], status["progressPercent"], status["progress"]) == ("Succeeded", 100, "########## 100%")
     assert status["requestCounts"] == PUBLISHED["requestCounts"]
     assert status["usage"]["totalTokens"] == 30
     assert status["completionTime"] == stamp(NOW - 5)
@@ -172,32 +212,69 @@ def test_a_published_batch_has_succeeded_with_the_workers_own_counts():
 
 
 def test_in_local_mode_the_uris_are_files_that_one_can_open():
-    plan = observe(BATCH, job(**COMPLETE), ended(0, PUBLISHED), settings=LOCAL)
+    plan = observe(BATCH, job(**COMPLETE), *published(), settings=LOCAL)
     assert plan.status["outputURI"] == "/data/out/output.jsonl"
     assert plan.status["manifestURI"] == "/data/out/manifest.json"
+
+
+REFUSALS: list[tuple[int, dict[str, Any], str, str, str]] = [
+    (65, {"code": "InputNotFound", "message": "s3://b/x: no such key"}, "InputNotFound", "InputNotFound", "no such key"),
+    (65, {"code": "OutputExists", "message": "results of run 12"}, "OutputExists", "OutputExists", "spec.output"),
+    (77, {"code": "AccessDenied", "message": "403"}, "AccessDenied", "AccessDenied", "credentials"),
+    (64, {"code": "InvalidSpec", "message": "--server=x"}, "InvalidSpec", "InvalidSpec", "--server=x"),
+]
+
+
+@pytest.mark.parametrize(("code", "words", "accepted", "failed", "said"), [*REFUSALS, (1, {}, "Accepted", "PlanFailed", "exit code 1")])
+def test_a_plan_that_fails_fails_the_batch_and_says_whose_turn_it_is(code, words, accepted, failed, said):
+    plan = observe(BATCH, job(phase="plan", **FAILED), ended(code, words, of="plan"))
+    assert plan.status["phase"] == "Failed"
+    assert condition(plan, "Failed")["reason"] == failed
+    assert said in condition(plan, "Failed")["message"]
+    assert condition(plan, "Accepted")["reason"] == accepted
+    assert condition(plan, "Planned")["reason"] == "PlanFailed"
+    complete = condition(plan, "Complete")  # what `kubectl get -o wide` prints as REASON
+    assert (complete["status"], complete["reason"]) == ("False", failed)
+    assert plan.status["lastFailure"]["exitCode"] == code
+    assert "Failed" in reasons(plan)
+    assert not plan.apply
+
+
+def test_a_plan_that_failed_before_it_counted_shows_no_numbers():
+    words = {"code": "InputNotFound", "message": "s3://b/x", "requestCounts": {"total": 0, "completed": 0, "failed": 0}}
+    status = observe(BATCH, job(phase="plan", **FAILED), ended(65, words, of="plan")).status
+    assert status["phase"] == "Failed"
+    assert "requests" not in status
+    assert not status.get("requestCounts")
 
 
 @pytest.mark.parametrize(
     ("code", "words", "accepted", "failed", "said"),
     [
-        (65, {"code": "InputNotFound", "message": "s3://b/x: no such key"}, "InputNotFound", "InputNotFound", "no such key"),
-        (65, {"code": "OutputExists", "message": "results of run 12"}, "OutputExists", "OutputExists", "spec.output"),
-        (77, {"code": "AccessDenied", "message": "403"}, "AccessDenied", "AccessDenied", "credentials"),
-        (64, {"code": "InvalidSpec", "message": "--server=x"}, "InvalidSpec", "InvalidSpec", "--server=x"),
+        *REFUSALS,
         (69, {"code": "ServerGone", "message": "no answer"}, "Accepted", "ServerGone", "no answer"),
         (1, {}, "Accepted", "WorkersFailed", "exit code 1"),
+        (79, {"code": "TooManyErrors", "message": "60 of 100"}, "Accepted", "TooManyErrors", "60 of 100"),
     ],
 )
-def test_a_failed_batch_says_whose_turn_it_is(code, words, accepted, failed, said):
-    plan = observe(BATCH, job(**FAILED), ended(code, words))
-    assert plan.status["phase"] == "Failed"
-    assert condition(plan, "Failed")["reason"] == failed
-    assert said in condition(plan, "Failed")["message"]
-    assert condition(plan, "Accepted")["reason"] == accepted
-    complete = condition(plan, "Complete")  # what `kubectl get -o wide` prints as REASON
-    assert (complete["status"], complete["reason"]) == ("False", failed)
-    assert plan.status["lastFailure"]["exitCode"] == code
-    assert "Failed" in reasons(plan)
+def test_work_that_fails_is_published_as_far_as_it_came_and_then_the_batch_has_failed(code, words, accepted, failed, said):
+    failing = job(**FAILED), ended(code, words)
+    plan = observe(planned(), *failing)
+    (merge_job,) = (one for one in plan.apply if one["kind"] == "Job")
+    partial = "too-many-errors" if code == 79 else "failed"
+    assert f"--partial={partial}" in merge_job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert (plan.status["phase"], condition(plan, "Failed")["status"]) == ("Merging", "False")
+    live = merge(merge_job, {"metadata": {"uid": "uid-merge"}}) | {"status": COMPLETE}
+    said_by_merge = ended(0, PUBLISHED | {"code": "Failed", "requestCounts": {"total": 1000, "completed": 400, "failed": 600}}, of="merge")
+    for children in ((*failing, live, said_by_merge), (live, said_by_merge)):  # the work's Job may be gone by then
+        over = observe(after(plan), *children)
+        assert over.status["phase"] == "Failed"
+        assert condition(over, "Failed")["reason"] == failed
+        assert said in condition(over, "Failed")["message"]
+        assert "What was done is published" in condition(over, "Failed")["message"]
+        assert condition(over, "Accepted")["reason"] == accepted
+        assert over.status["requests"] == "1000/1000"
+        assert over.apply == ()
 
 
 # --- the end is told with the deciding pod's words ---
@@ -205,28 +282,46 @@ def test_a_failed_batch_says_whose_turn_it_is(code, words, accepted, failed, sai
 
 def test_a_job_that_is_complete_is_not_over_before_its_pods_report_was_seen():
     before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
-    waits = observe(before, job(**COMPLETE), running())
-    assert (waits.status["phase"], waits.status["requests"]) == ("Running", "412/1000")
+    merge_job, report = published()
+    waits = observe(before, job(**COMPLETE), ended(0, WORKED), merge_job, running(of="merge"))
+    assert (waits.status["phase"], waits.status["requests"]) == ("Merging", "1000/1000")
     assert (condition(waits, "Complete")["status"], condition(waits, "Complete")["reason"]) == ("False", "WaitingForReport")
     assert "waiting for the worker's pod" in condition(waits, "Complete")["message"]
     assert "completionTime" not in waits.status
-    assert waits.apply == ()
-    seen = observe(after(waits), job(**COMPLETE), ended(0, PUBLISHED))
+    assert [one["kind"] for one in waits.apply] == ["ServiceAccount"]
+    seen = observe(after(waits), job(**COMPLETE), merge_job, report)
     assert (seen.status["phase"], seen.status["requests"]) == ("Succeeded", "1000/1000")
 
 
 def test_a_failed_job_is_not_over_before_the_pod_that_failed_last_was_seen_to_end():
     first = ended(75, {"code": "StorageUnavailable", "message": "S3 is down"})
     second = merge(running(), {"metadata": {"name": "nightly--work-0-y", "uid": "y", "creationTimestamp": stamp(NOW - 30)}})
-    failed = merge(job(**FAILED), {"status": {"failed": 2}})
+    failed = merge(job(**COUNTED), {"status": {"failed": 2}})
     for children in ((failed, first, second), (failed, first)):  # its end is not seen yet; nor that it was made
         waits = observe(BATCH, *children)
         assert waits.status["phase"] == "Running"
         assert condition(waits, "Failed")["status"] == "False"
         assert condition(waits, "Complete")["reason"] == "WaitingForReport"
-    last = merge(ended(65, {"code": "InputInvalid", "message": "line 7"}), {"metadata": {"name": "nightly--work-0-y", "uid": "y"}})
+    last = merge(ended(69, {"code": "ServerGone", "message": "no answer"}), {"metadata": {"name": "nightly--work-0-y", "uid": "y"}})
     last["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = stamp(NOW - 3)
-    assert condition(observe(BATCH, failed, first, last), "Failed")["reason"] == "InputInvalid"
+    assert because(observe(BATCH, failed, first, last)) == "ServerGone"
+
+
+def because(plan: Turn) -> str:
+    """The reason for which a merge is made of what was done."""
+    (made,) = (one for one in plan.apply if one["kind"] == "Job")
+    found = Because.of(made)
+    assert found is not None
+    return found.reason
+
+
+def test_the_worker_whose_end_ended_the_job_is_the_one_that_failed_though_others_ended_later():
+    """One exit code is final for all: the controller deletes the other pods, which save what they have and go."""
+    decided = ended(65, {"code": "InputChanged", "message": "in.jsonl"})
+    others = [merge(ended(143, {"code": "Interrupted", "message": "SIGTERM"}, index=index), {}) for index in (1, 2)]
+    for one in others:
+        one["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = stamp(NOW - 1)
+    assert because(observe(BATCH, merge(job(**FAILED), {"status": {"failed": 3}}), decided, *others)) == "InputChanged"
 
 
 def test_a_pod_that_was_taken_away_is_not_the_one_that_failed():
@@ -234,20 +329,22 @@ def test_a_pod_that_was_taken_away_is_not_the_one_that_failed():
     taken["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
     assert observe(BATCH, job(**FAILED), taken).status["phase"] == "Running"
     last = merge(ended(65, {"code": "InputInvalid", "message": "line 7"}), {"metadata": {"name": "nightly--work-0-y", "uid": "y"}})
-    assert condition(observe(BATCH, job(**FAILED), taken, last), "Failed")["reason"] == "InputInvalid"
+    assert because(observe(BATCH, job(**FAILED), taken, last)) == "InputInvalid"
 
 
 @pytest.mark.parametrize(("job_status", "phase", "kind"), [(COMPLETE, "Succeeded", "Complete"), (FAILED, "Failed", "Failed")])
 def test_a_report_is_waited_for_one_minute_and_then_the_status_says_that_it_never_came(job_status, phase, kind):
     before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
-    early = observe(before, job(**job_status), now=NOW + 50)
-    assert early.status["phase"] == "Running"
+    merge_job = job(phase="merge", **job_status)
+    early = observe(before, job(**COMPLETE), merge_job, now=NOW + 50)
+    assert early.status["phase"] == "Merging"
     assert early.requeue_after_s == pytest.approx(6)
-    late = observe(after(early), job(**job_status), now=NOW + 57)
+    late = observe(after(early), job(**COMPLETE), merge_job, now=NOW + 57)
     assert late.status["phase"] == phase
     assert late.status["requestCounts"]["completed"] == 400
     assert "was never seen: counts are as last known" in condition(late, kind)["message"]
     if phase == "Failed":
+        assert condition(late, "Failed")["reason"] == "MergeFailed"
         assert "Job has failed indexes" in condition(late, kind)["message"]
 
 
@@ -263,17 +360,21 @@ def test_the_words_of_an_earlier_jobs_pod_are_not_those_of_this_one():
     stale = ended(0, PUBLISHED)
     stale["metadata"]["ownerReferences"][0]["uid"] = "j0"
     assert observe(BATCH, job(**COMPLETE), stale).status["phase"] == "Running"
-    assert observe(BATCH, job(active=1), stale, progress=PROGRESS).status["requests"] == "412/1000"
+    theirs = observe(BATCH, job(active=1), stale, progress=PROGRESS)
+    assert not theirs.status.get("requestCounts")
 
 
 def test_a_job_of_somebody_else_ends_nothing():
     foreign = merge(job(**COMPLETE), {"metadata": {"ownerReferences": [{"uid": "x", "controller": True, "kind": "Y", "name": "z"}]}})
     plan = observe(BATCH, foreign, ended(0, PUBLISHED))
+    assert plan.status["phase"] == "Pending"
+    assert "completionTime" not in plan.status
+    plan = observe(planned(), foreign, ended(0, PUBLISHED))
     assert (plan.status["phase"], condition(plan, "Accepted")["reason"]) == ("Pending", "NameConflict")
 
 
 def test_a_status_of_another_run_is_ignored():
-    over = observe(BATCH, job(**COMPLETE), ended(0, PUBLISHED)).status
+    over = observe(BATCH, job(**COMPLETE), *published()).status
     again = merge(BATCH, {"metadata": {"uid": "uid-of-the-next"}}) | {"status": dict(over)}
     plan = observe(again)
     assert plan.status["phase"] == "Pending"
@@ -283,8 +384,8 @@ def test_a_status_of_another_run_is_ignored():
 
 def test_nothing_is_over_while_a_write_has_failed():
     failing = Outcome(failed={Ref("v1", "ServiceAccount", "nightly--batch"): "503"})
-    plan = observe(BATCH, job(**COMPLETE), ended(0, PUBLISHED), outcome=failing)
-    assert plan.status["phase"] == "Running"
+    plan = observe(BATCH, job(**COMPLETE), *published(), outcome=failing)
+    assert plan.status["phase"] == "Merging"
 
 
 def test_between_two_attempts_it_still_runs_and_says_what_went_wrong():
@@ -297,13 +398,13 @@ def test_between_two_attempts_it_still_runs_and_says_what_went_wrong():
 
 
 def test_what_is_over_changes_no_more():
-    over = after(observe(BATCH, job(**COMPLETE), ended(0, PUBLISHED)))
+    over = after(observe(BATCH, job(**COMPLETE), *published()))
     plan = observe(over, now=NOW + 60)
     assert (plan.apply, plan.delete, plan.report.status) == ((), (), None)
 
 
 def test_a_finished_job_is_kept_ten_minutes_for_its_logs():
-    over = after(observe(BATCH, job(**COMPLETE), ended(0, PUBLISHED)))
+    over = after(observe(BATCH, job(**COMPLETE), *published()))
     early = observe(over, job(**COMPLETE), now=NOW + 500)
     assert early.delete == ()
     assert early.requeue_after_s == pytest.approx(95)
@@ -313,7 +414,7 @@ def test_a_finished_job_is_kept_ten_minutes_for_its_logs():
 
 def test_a_finished_batch_with_a_ttl_deletes_itself():
     short = a_batch(ttlSecondsAfterFinished=30)
-    over = after(observe(short, job(short, **COMPLETE), ended(0, PUBLISHED)), short)
+    over = after(observe(short, job(short, **COMPLETE), *published()), short)
     assert observe(over, now=NOW + 10).requeue_after_s == pytest.approx(15)
     assert observe(over, now=NOW + 31).delete == (over,)
 
@@ -374,10 +475,17 @@ def test_a_cancelled_batch_first_stops_then_is_over_with_its_counts():
     for children in not_yet:
         assert observe(after(plan, cancelled), *children).status["phase"] == "Cancelling", children
     assert "nightly--work-0-x" in condition(observe(after(plan, cancelled), *not_yet[3]), "Running")["message"]
-    done = observe(after(plan, cancelled), job(suspend=True, **SUSPENDED))
+    at_rest = job(suspend=True, **SUSPENDED)
+    merging = observe(after(plan, cancelled), at_rest)
+    (merge_job,) = (one for one in merging.apply if one["kind"] == "Job")
+    assert "--partial=cancelled" in merge_job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert merging.status["phase"] == "Cancelling"
+    counts = {"total": 1000, "completed": 399, "failed": 601}
+    done = observe(after(merging, cancelled), at_rest, *published("cancelled", code_word="Cancelled", requestCounts=counts))
     assert done.status["phase"] == "Cancelled"
-    assert done.status["requestCounts"]["completed"] == 400
-    assert condition(done, "Complete")["reason"] == "Cancelled"
+    assert done.status["requestCounts"] == counts
+    assert (condition(done, "Complete")["status"], condition(done, "Complete")["reason"]) == ("True", "Cancelled")
+    assert "What was done by then is published" in condition(done, "Complete")["message"]
     assert reasons(done) == ["Cancelled"]
 
 
@@ -411,13 +519,17 @@ def test_a_cancel_whose_write_failed_goes_on():
     assert "Job nightly--work (503)" in condition(plan, "Running")["message"]
     again = observe(after(plan, cancelled), job(active=1), running())
     assert again.apply[0]["spec"]["suspend"] is True
-    assert observe(cancelled, job(suspend=True, **SUSPENDED), outcome=failing).status["phase"] == "Cancelling"
+    assert observe(cancelled, job(suspend=True, **SUSPENDED), *published("cancelled"), outcome=failing).status["phase"] == "Cancelling"
 
 
 def test_a_job_that_completes_while_it_is_cancelled_has_succeeded():
     before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
     cancelling = after(observe(a_batch(cancel=True) | {"status": before["status"]}, job(active=1), running()), a_batch(cancel=True))
-    plan = observe(cancelling, job(suspend=True, **COMPLETE), ended(0, PUBLISHED))
+    worked = job(suspend=True, **COMPLETE), ended(0, WORKED)
+    plan = observe(cancelling, *worked)
+    (merge_job,) = (one for one in plan.apply if one["kind"] == "Job")
+    assert not any(one.startswith("--partial") for one in merge_job["spec"]["template"]["spec"]["containers"][0]["args"])
+    plan = observe(after(plan, a_batch(cancel=True)), *worked, *published())
     assert (plan.status["phase"], plan.status["requests"]) == ("Succeeded", "1000/1000")
 
 
@@ -448,9 +560,13 @@ def test_a_batch_past_its_deadline_is_stopped_and_expires():
     late = observe(begun, job(limited, active=1), running(), now=NOW + 11)
     assert late.status["phase"] == "Cancelling"
     assert late.requeue_after_s == 10  # a deadline that has passed makes nobody look each second
-    gone = observe(after(late, limited), job(limited, suspend=True, **SUSPENDED), now=NOW + 20)
+    at_rest = job(limited, suspend=True, **SUSPENDED)
+    merging = observe(after(late, limited), at_rest, now=NOW + 20)
+    (merge_job,) = (one for one in merging.apply if one["kind"] == "Job")
+    assert "--partial=expired" in merge_job["spec"]["template"]["spec"]["containers"][0]["args"]
+    gone = observe(after(merging, limited), at_rest, *published("expired"), now=NOW + 20)
     assert gone.status["phase"] == "Expired"
-    assert "Nothing was published" in condition(gone, "Complete")["message"]
+    assert "What was done by then is published" in condition(gone, "Complete")["message"]
 
 
 # --- lost nodes ---
@@ -509,7 +625,8 @@ def test_a_cancel_waits_for_a_worker_on_a_lost_node_and_says_so():
     ],
 )
 def test_work_does_not_begin_before_its_server_serves(server, words):
-    plan = observe(BATCH, server=server)
+    assert [one["metadata"]["name"] for one in observe(BATCH, server=server).apply if one["kind"] == "Job"] == ["nightly--plan"]
+    plan = observe(planned(), job(phase="plan", **COMPLETE), ended(0, PLAN_WORDS, of="plan"), server=server)
     assert all(child["kind"] != "Job" for child in plan.apply)
     assert plan.status["phase"] == "Pending"
     assert condition(plan, "Running")["reason"] == "WaitingForServer"
@@ -537,9 +654,9 @@ def test_the_worker_is_sent_to_the_address_that_the_driver_knows():
         (container,) = plan.apply[-1]["spec"]["template"]["spec"]["containers"]
         return str(next(one["value"] for one in container["env"] if one["name"] == "BANYAN_SERVER_URL"))
 
-    assert url(observe(BATCH, server_url="http://127.0.0.1:20001")) == "http://127.0.0.1:20001"
+    assert url(observe(planned(), server_url="http://127.0.0.1:20001")) == "http://127.0.0.1:20001"
     port = merge(SERVING, {"spec": {"service": {"port": 8080}}})
-    assert url(observe(BATCH, server=port)) == "http://tiny.team.svc:8080"
+    assert url(observe(planned(), server=port)) == "http://tiny--pods.team.svc:8000"  # of the pods, each by its own address
 
 
 def test_a_batch_with_its_own_server_tells_that_it_loads():
@@ -562,9 +679,9 @@ def test_a_batch_with_its_own_server_tells_that_it_loads():
 
 
 def test_the_bar_has_twenty_cells():
-    assert bar(0) == "--------------------   0%"
-    assert bar(41) == "########------------  41%"
-    assert bar(100) == "#################### 100%"
+    assert bar(0) == "----------   0%"
+    assert bar(41) == "####------  41%"
+    assert bar(100) == "########## 100%"
 
 
 def orphaned(manifest: Manifest) -> Manifest:

@@ -275,7 +275,7 @@ def test_a_server_without_a_deployment_runs_nowhere():
         found = conditions(plan)["Progressing"]
         assert (found["status"], found["reason"]) == ("True", "Creating")
         assert "currentRevision" not in plan.status
-    refused = observe(a_server(model={"uri": "hf://not/built"}))
+    refused = observe(a_server(runtime={"quantization": "awq"}))
     assert conditions(refused)["Progressing"]["reason"] == "Unsupported"
 
 
@@ -304,6 +304,18 @@ def test_a_server_whose_pods_all_run_is_ready_with_all_that_printing_needs():
         "Degraded": "False",
     }
     assert plan.requeue_after_s is None or plan.apply  # the other children are missing in this world
+
+
+@pytest.mark.parametrize(("ready_for_s", "again_s"), [(0, 5), (40, 40), (86_400, 300)])
+@pytest.mark.parametrize("body", [None, {"state": "loading", "percent": 98}])
+def test_a_ready_server_whose_last_answer_is_of_before_is_looked_at_again(body, ready_for_s, again_s):
+    """Nothing else would: a pod that is ready and well sends no more news."""
+    world = (deployment(SERVER), pod(SERVER, **READY))
+    told = after(observe(SERVER, *world, readyz=body, now=NOW - ready_for_s), SERVER)
+    assert (told["status"]["phase"], told["status"]["model"].get("contextLength")) == ("Ready", None)
+    assert observe(told, *world, readyz=body).requeue_after_s == again_s
+    says = observe(told, *world, readyz={"state": "ready", "percent": 100, "model": {"contextLength": 2048}})
+    assert (says.status["model"]["contextLength"], says.requeue_after_s) == (2048, None)
 
 
 @pytest.mark.parametrize("value", ["8k", 1.5, -1, True, 2**40, float("nan"), [], {}, "x" * 9000])

@@ -213,10 +213,10 @@ def test_an_invalid_batch_is_pending_and_can_be_corrected():
 
 
 def test_what_is_not_built_is_refused_with_its_field():
-    plan = observe(a_server(model={"uri": "hf://org/model"}))
+    plan = observe(a_server(runtime={"quantization": "awq"}))
     assert plan.apply == ()
     assert accepted(plan)[1] == "Unsupported"
-    assert "spec.model.uri" in accepted(plan)[2]
+    assert "spec.runtime.quantization" in accepted(plan)[2]
 
 
 def test_a_pod_template_that_cannot_be_merged_is_an_invalid_spec():

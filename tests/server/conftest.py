@@ -37,7 +37,12 @@ class ServerProcess:
         self.http = httpx.Client(timeout=30, verify=False)  # no TLS: loading certificates would take longer than most tests
         command = [sys.executable, *program, "serve", "--model-path", str(model), "--served-model-name", MODEL]
         command += ["--port", "0", *flags]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "BANYAN_TERMINATION_LOG": str(self.termination_log), **(environment or {})}
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "BANYAN_TERMINATION_LOG": str(self.termination_log),
+            "BANYAN_CACHE": str(log.with_suffix(".cache")),  # where files are kept, unless a flag says otherwise
+        }
+        variables = {**os.environ, **own, **(environment or {})}
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=variables, start_new_session=True

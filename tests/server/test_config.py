@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from banyan_runtime.config import HARMLESS, REFUSED, Refused, ServerConfig, add_options, flag, parse
+from banyan_runtime.arguments import add_options, parse
+from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
+from banyan_runtime.foreign_options import HARMLESS, REFUSED, Refused
+from banyan_runtime.options import flag
+
+GOLDEN = Path(__file__).parent / "options.golden"
 
 
 def asked(*words: str) -> ServerConfig:
@@ -58,6 +64,11 @@ def test_an_option_without_effect_is_accepted_and_still_checked(name: str) -> No
         (["--json-model-override-args", "[1]"], "--json-model-override-args=[1] must be a JSON object"),
         (["--schedule-policy", "random"], "--schedule-policy=random must be one of fcfs, lpm"),
         (["--api-key", "a", "--api-keys-file", "b"], "--api-key and --api-keys-file exclude each other"),
+        (["--admin-api-key", "a", "--admin-api-keys-file", "b"], "--admin-api-key and --admin-api-keys-file exclude each other"),
+        (["--root-path", "banyan"], "--root-path=banyan must be a path like /banyan"),
+        (["--root-path", "/banyan/"], "--root-path=/banyan/ must be a path like /banyan"),
+        (["--request-timeout", "nan"], "--request-timeout=nan must be at least 0.001"),
+        (["--max-queued-tokens", "0"], "--max-queued-tokens=0 must be at least 1"),
         (["--no-such-option"], "unknown option --no-such-option"),
         (["stray"], "unknown option stray"),
     ],
@@ -90,6 +101,12 @@ def test_every_option_says_what_it_does() -> None:
         assert len(field.metadata["help"]) > 10
 
 
+def test_names_and_defaults_are_those_of_the_golden_file() -> None:
+    fields = dataclasses.fields(ServerConfig)
+    lines = [flag(field.name) + ("" if field.default is dataclasses.MISSING else f" {field.default!r}") for field in fields]
+    assert "\n".join(lines) + "\n" == GOLDEN.read_text(), "scripts name these options: change the golden file by hand, and keep old names"
+
+
 @pytest.mark.parametrize("origin", ["chat.example", "https://chat.example/", "https://chat.example/app", ""])
 def test_what_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"must be \* or origins like https://chat\.example"):
@@ -97,8 +114,8 @@ def test_what_is_no_origin_is_refused(origin: str) -> None:
 
 
 def test_secrets_reach_neither_the_log_nor_the_engine() -> None:
-    config = asked("--api-key", "s3cret-key")
-    assert config.api_key == "s3cret-key"
+    config = asked("--api-key", "s3cret-key", "--admin-api-key", "s3cret-key-too")
+    assert (config.api_key, config.admin_api_key) == ("s3cret-key", "s3cret-key-too")
     for shown in (repr(config), str(config.public()), config.engine_json()):
         assert "s3cret-key" not in shown
 

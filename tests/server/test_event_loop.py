@@ -22,6 +22,7 @@ from tests.server.conftest import MODEL, ServerProcess, StartServer
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 LIMIT_MS: Final = 40.0  # about five times what is measured on a busy machine; each of these requests once took 30 to 60,000
+TRIES: Final = 3  # a host that takes the processor away for a while counts as computing; it does not do so every time
 # Prints the messages; on one that says so it would run for hours.
 TEMPLATE: Final = (
     "{% if 'endless' in messages[0].content %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
@@ -98,6 +99,11 @@ REQUESTS: Final[dict[str, tuple[str, Callable[[], bytes], set[int]]]] = {
     "an endless template": (CHAT, lambda: messages("endless"), {400}),
     "a long text to tokenize": ("/tokenize", lambda: prompt("word " * 300_000), {200}),
     "many ids to detokenize": ("/detokenize", lambda: json.dumps({"tokens": [5] * 500_000}).encode(), {200}),
+    "14 MB behind another response": (
+        "/v1/responses",
+        lambda: b'{"previous_response_id":"resp_x","input":[' + b"[0]," * 3_500_000 + b"[]]}",
+        {404},
+    ),
     "a long command": ("/abort_request", lambda: b'{"rid":[' + b"[]," * 5_000_000 + b"[]]}", {413}),
 }
 
@@ -133,10 +139,15 @@ REQUESTS |= {
 @pytest.mark.parametrize("name", REQUESTS)
 def test_no_request_holds_up_the_tokens_of_others(probed: Probed, name: str) -> None:
     path, body, statuses = REQUESTS[name]
-    status, worst = probed.worst_ms(path, body())
-    print(f"{name}: {status}, {worst:.1f} ms")
-    assert status in statuses
-    assert worst < LIMIT_MS
+    worst = []
+    for _ in range(TRIES):
+        status, took = probed.worst_ms(path, body())
+        worst.append(took)
+        print(f"{name}: {status}, {took:.1f} ms")
+        assert status in statuses
+        if took < LIMIT_MS:
+            return
+    raise AssertionError(f"the event loop computed for {worst} ms at a time, the limit is {LIMIT_MS}")
 
 
 def test_a_client_that_reads_nothing_costs_little_memory(start_server: StartServer) -> None:
@@ -185,7 +196,7 @@ def test_processes_that_tokenize_may_be_killed_at_any_time(probed: Probed) -> No
     first = server.zygote
     first.kill()
     server.eventually(lambda: server.post(CHAT, body).status_code == 200, "an answer")
-    assert server.zygote.pid != first.pid
+    server.eventually(lambda: server.zygote.pid != first.pid, "another process that forks")
     events = probed.events
     server.eventually(lambda: probed.events > events, "tokens of the other stream")
 

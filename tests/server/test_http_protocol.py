@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import re
 import time
@@ -130,9 +131,8 @@ def test_a_client_that_has_ended_its_side_gets_its_answer(server: ServerProcess)
         with RawClient(server.url) as client:
             client.send(post(COMPLETIONS, {**PROMPT, "max_tokens": 50, "stream": stream}))
             client.end()
-            answer = client.rest().replace(CONTINUE, b"")
+            answer = client.rest().replace(CONTINUE, b"")  # all of it: the server ends its side too
         assert answer.startswith(b"HTTP/1.1 200")
-        assert b"connection: close\r\n" in answer
         assert b'"finish_reason":"length"' in answer
 
 
@@ -236,10 +236,20 @@ EFFECTS = [
 ]
 
 
-def test_nothing_that_has_an_effect_is_a_get(server: ServerProcess) -> None:
-    for path in ("/flush_cache", "/abort_request", "/generate"):
+def test_what_has_an_effect_is_no_get(server: ServerProcess) -> None:
+    """But for /flush_cache, which looks itself at who asks."""
+    for path in ("/reset_prefix_cache", "/abort_request", "/generate"):
         response = server.get(path)
         assert (response.status_code, "POST" in response.headers["allow"]) == (405, True)
+
+
+def test_a_compressed_body_is_refused_by_name_and_a_mark_before_utf8_is_none_of_the_body(server: ServerProcess) -> None:
+    packed = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    refused = httpx.post(server.url + COMPLETIONS, content=gzip.compress(json.dumps(PROMPT).encode()), headers=packed)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (415, "unsupported_content_encoding")
+    assert "'gzip'" in refused.json()["error"]["message"]
+    marked = json.dumps(PROMPT).encode("utf-8-sig")
+    assert httpx.post(server.url + COMPLETIONS, content=marked, headers={"Content-Type": "application/json"}).status_code == 200
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "https://127.0.0.1.evil.example", "null", "http://localhost:1", "file://"])
@@ -270,8 +280,13 @@ def test_a_page_that_is_named_may_ask_and_read(narrow: ServerProcess) -> None:
     page = {"Origin": "https://chat.example"}
     asked = httpx.options(narrow.url + COMPLETIONS, headers={**page, "Access-Control-Request-Method": "POST"})
     assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://chat.example")
+    private = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Private-Network": "true"}
+    assert httpx.options(narrow.url + COMPLETIONS, headers={**page, **private}).status_code == 200
     answer = httpx.post(narrow.url + COMPLETIONS, json=PROMPT, headers=page)
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://chat.example")
+    assert {"x-request-id", "request-id", "retry-after", "x-banyan-ignored"} <= set(
+        answer.headers["access-control-expose-headers"].split(", ")
+    )
     assert httpx.post(narrow.url + COMPLETIONS, json=PROMPT, headers={"Origin": "http://chat.example"}).status_code == 403
 
 

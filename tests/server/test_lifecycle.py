@@ -102,10 +102,12 @@ def test_while_it_loads_it_is_alive_says_how_far_it_is_and_refuses_requests(star
     seen: dict[str, int] = {}
     refusals = []
     while READY not in server.log:
+        health = server.status("/health")
         answer = server.get("/readyz")
         body = answer.json()
         if answer.status_code == 503:
             assert server.status("/livez") == 200
+            assert health == 503, "scripts wait for it before they send anything"
             assert 0 <= body["percent"] <= 100
             seen[body["state"]] = seen.get(body["state"], 0) + 1
             refusals.append(
@@ -270,7 +272,7 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(start_ser
     reader = Reader.reading(server, max_tokens=400)
     server.process.terminate()
     server.eventually(lambda: server.get("/readyz").json()["state"] == "draining", "draining")
-    assert server.status("/readyz") == 503
+    assert server.status("/readyz") == server.status("/health") == 503
     assert server.status("/livez") == 200
     refused = server.post("/v1/completions", LONG)
     assert refused.status_code == 503
@@ -387,7 +389,7 @@ def test_a_stopped_engine_fails_livez_until_it_goes_on(start_server: StartServer
     engine.suspend()
     server.eventually(lambda: server.status("/livez") == 503, "a failing /livez", 5)
     readyz = server.get("/readyz")
-    assert (readyz.status_code, readyz.json()["state"]) == (503, "hung")
+    assert (readyz.status_code, readyz.json()["state"], server.status("/health")) == (503, "hung", 503)
     assert re.fullmatch(r"the engine has not answered for [1-9]\d* s", readyz.json()["detail"])
     engine.resume()
     server.eventually(lambda: server.status("/livez") == 200, "recovery", 5)

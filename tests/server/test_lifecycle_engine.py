@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 
-from banyan_runtime import config, wire
+from banyan_runtime import arguments, wire
+from banyan_runtime.link import Link
 from banyan_runtime.server.engine_process import Boot
 
 
@@ -23,12 +27,20 @@ from banyan_runtime.server.engine_process import Boot
 class Bench:
     """A front of a few lines."""
 
-    socket: zmq.Socket[bytes]
+    listening: socket.socket
     process: subprocess.Popen[bytes]
+    heard: deque[bytes] = field(default_factory=deque)
+
+    @functools.cached_property
+    def link(self) -> Link:
+        return Link(self.listening.accept()[0])
 
     def receive(self, limit_s: float = 60.0) -> wire.EngineMessage:
-        assert self.socket.poll(int(limit_s * 1000)), "the engine says nothing"
-        return wire.decode_engine(self.socket.recv())
+        while not self.heard:
+            assert select.select([self.link], [], [], limit_s)[0], "the engine says nothing"
+            self.heard += self.link.receive()
+            assert not self.link.ended, "the engine is gone"
+        return wire.decode_engine(self.heard.popleft())
 
     def until(self, kind: type[wire.EngineMessage]) -> list[wire.EngineMessage]:
         """Everything up to the first message of this kind."""
@@ -38,7 +50,7 @@ class Bench:
         return messages
 
     def send(self, message: wire.FrontMessage) -> None:
-        self.socket.send(wire.encode(message))
+        self.link.send(wire.encode(message))
 
 
 StartEngine = Callable[..., Bench]
@@ -46,35 +58,39 @@ StartEngine = Callable[..., Bench]
 
 @pytest.fixture
 def start_engine(tmp_path: Path, tiny_chat: Path) -> Iterator[StartEngine]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     benches: list[Bench] = []
 
     def start(*flags: str, model: Path = tiny_chat) -> Bench:
         folder = tmp_path / "private"
         folder.mkdir()
-        address = f"ipc://{folder}/engine"
-        socket = context.socket(zmq.PAIR)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(address)
+        address = f"{folder}/engine"
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(address)
+        listening.listen(1)
+        listening.settimeout(60)
         process = subprocess.Popen(
             [sys.executable, "-m", "banyan_runtime.server.engine_process"],
             stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert process.stdin is not None
         boot = Boot(
-            config.parse(["--model-path", str(model), *flags]).engine_json(), str(model), address, str(folder / "pulse"), os.getpid()
+            arguments.parse(["--model-path", str(model), *flags]).engine_json(),
+            str(model),
+            str(model),
+            address,
+            str(folder / "pulse"),
+            os.getpid(),
         )
         process.stdin.write(msgspec.json.encode(boot) + b"\n")
         process.stdin.flush()
-        benches.append(Bench(socket, process))
+        benches.append(Bench(listening, process))
         return benches[-1]
 
     yield start
     for bench in benches:
         bench.process.kill()
         bench.process.communicate()
-        bench.socket.close()
-    context.term()
+        bench.listening.close()
 
 
 def test_it_loads_answers_and_leaves_when_told(start_engine: StartEngine) -> None:
@@ -89,12 +105,14 @@ def test_it_loads_answers_and_leaves_when_told(start_engine: StartEngine) -> Non
     engine.process.send_signal(signal.SIGINT)
     sampling = wire.Sampling(max_new_tokens=5, temperature=0.0)
     engine.send(wire.Submit(7, wire.pack_ids([1, 2, 3]), sampling))
-    steps = [message for message in engine.until(wire.Stats) if isinstance(message, wire.StepOutput)]
+    steps: list[wire.StepOutput] = []
+    while not (steps and steps[-1].finished):
+        steps += [message for message in engine.until(wire.StepOutput) if isinstance(message, wire.StepOutput)]
     assert [step.ids for step in steps] == [[7]] * 5
     assert [finish.code for finish in steps[-1].finished] == [wire.FinishCode.LENGTH]
 
     engine.send(wire.Ping(3))
-    assert engine.receive() == wire.Pong(3)
+    assert engine.until(wire.Pong)[-1] == wire.Pong(3)
     engine.send(wire.Shutdown())
     assert engine.process.wait(10) == 0
 
@@ -140,7 +158,7 @@ def test_bad_model_files_are_a_fatal_message_with_the_exit_code(start_engine: St
 def test_a_bug_is_told_with_its_trace_in_the_log_and_exit_code_70(start_engine: StartEngine) -> None:
     engine = start_engine()
     engine.until(wire.Ready)
-    engine.socket.send(b"\xc1 this is no message")
+    engine.link.send(b"\xc1 this is no message")
     fatal = engine.until(wire.Fatal)[-1]
     assert isinstance(fatal, wire.Fatal)
     assert fatal.exit_code == 70

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,63 @@ def test_neighbours_that_ask_for_nothing_get_the_same_text(exact: ServerProcess)
     both = generate(exact, text=[PROMPT, PROMPT], sampling_params=params, return_logprob=[False, True])
     assert [answer["text"] for answer in both] == [alone, alone]
     assert ["output_token_logprobs" in answer["meta_info"] for answer in both] == [False, True]
+
+
+def test_tokens_are_told_by_their_ids_where_that_is_asked_for(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "temperature": 0, "seed": 1}
+    by_id = {"return_tokens_as_token_ids": True}
+
+    def spelled(token: str) -> str:
+        name, _, number = token.partition(":")
+        assert (name, number.isdigit()) == ("token_id", True), token
+        return number
+
+    plain = client.completions.create(prompt=PROMPT, logprobs=2, echo=True, **asked).choices[0].logprobs
+    named = client.completions.create(prompt=PROMPT, logprobs=2, echo=True, **asked, extra_body=by_id).choices[0].logprobs
+    assert plain is not None
+    assert named is not None
+    assert (named.token_logprobs, named.text_offset) == (plain.token_logprobs, plain.text_offset)
+    assert len(list(map(spelled, named.tokens or []))) == len(plain.tokens or [])
+    for top in (named.top_logprobs or [])[1:]:
+        assert len(list(map(spelled, top))) in (2, 3)
+    stream = client.completions.create(prompt=PROMPT, logprobs=2, echo=True, stream=True, **asked, extra_body=by_id)
+    parts = [chunk.choices[0].logprobs for chunk in stream]
+    assert [token for part in parts if part is not None for token in part.tokens or []] == named.tokens
+    talk: dict[str, Any] = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
+    usual = client.chat.completions.create(**talk, **asked).choices[0].logprobs
+    told = client.chat.completions.create(**talk, **asked, extra_body=by_id).choices[0].logprobs
+    assert usual is not None
+    assert told is not None
+    for one, other in zip(usual.content or [], told.content or [], strict=True):
+        spelled(other.token)
+        assert (one.bytes, one.logprob) == (other.bytes, other.logprob), "the bytes are the token's own"
+        assert other.top_logprobs[0].token == other.token
+
+
+def test_generate_tells_of_tokens_by_name_however_unlikely_they_are(exact: ServerProcess, tiny_chat: Path) -> None:
+    params = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+    ids, wanted = tokenize(exact, prompt=PROMPT), [[700, 3], [11]]
+    options: dict[str, Any] = {"return_logprob": True, "return_text_in_logprobs": True, "sampling_params": params}
+    body = {"input_ids": [ids, ids[:4]], "logprob_start_len": [0, 1], "top_logprobs_num": [2, 0], "token_ids_logprob": wanted, **options}
+    whole = generate(exact, **body)
+    for answer, prompt, start, named in zip(whole, (ids, ids[:4]), (0, 1), wanted, strict=True):
+        meta = answer["meta_info"]
+        first, *scored = meta["input_token_ids_logprobs"]
+        assert first is None
+        table = expected(tiny_chat, prompt + answer["output_ids"])[start:]
+        told = scored + meta["output_token_ids_logprobs"]
+        assert [[token_id for _, token_id, _ in row] for row in told] == [named] * len(table)
+        assert [[value for value, *_ in row] for row in told] == [pytest.approx(row[named].tolist(), abs=NEAR) for row in table]
+        assert told[0][0][2] == exact.post("/detokenize", {"tokens": named[:1]}).json()["text"]
+    alone = generate(exact, text=PROMPT, token_ids_logprob=[318], **options)["meta_info"]
+    assert alone["input_token_ids_logprobs"] == []
+    assert "output_top_logprobs" not in alone
+    assert len(alone["output_token_ids_logprobs"]) == 6
+    without = generate(exact, text=PROMPT, **options)["meta_info"]
+    assert "output_token_ids_logprobs" not in without
+    with exact.http.stream("POST", f"{exact.url}/generate", json={**body, "stream": True}) as stream:
+        events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    for index, answer in enumerate(whole):
+        last = [event for event in events if event["index"] == index][-1]
+        for name in ("input_token_ids_logprobs", "output_token_ids_logprobs", "output_top_logprobs"):
+            assert last["meta_info"].get(name) == answer["meta_info"].get(name), name

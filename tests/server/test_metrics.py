@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from banyan_runtime import exposition, wire
+from banyan_runtime import __version__, exposition, wire
 from banyan_runtime.front.metrics import Metrics, RequestRecord
 from banyan_runtime.front.state import PhaseName, ServerState
 
@@ -17,7 +20,8 @@ GOLDEN = Path(__file__).parent / "metrics.golden"
 INFO = wire.EngineInfo(
     architecture="Qwen3ForCausalLM", model_type="qwen3", dtype="float32", device="cpu", attention_backend="torch_native", vocab_size=896,
     context_len=2048, max_model_len=2048, page_size=16, max_total_tokens=8192, max_req_input_len=2042,
-    max_running_requests=64, weights_bytes=1000, kv_bytes=2000, phase_seconds={"load_weights": 1.5},
+    max_running_requests=64, weights_bytes=1000, kv_bytes=2000, available_bytes=3000, phase_seconds={"load_weights": 1.5},
+    software={"torch": "2.13.0", "cuda": "13.0", "flashinfer": "0.7.1"},
 )  # fmt: skip
 
 
@@ -30,9 +34,10 @@ def step_stats(steps: int) -> wire.StepStats:
 
 
 STATS = wire.Stats(
-    running=3, waiting=5, held=0, kv_used=2048, kv_evictable=1024, kv_free=5120, last_step_unix=1_750_000_000.5, prompt_tokens_computed=11,
+    running=3, waiting=5, held=2, kv_used=2048, kv_evictable=1024, kv_free=5120, last_step_unix=1_750_000_000.5, prompt_tokens_computed=11,
     prompt_tokens_cached=22, generation_tokens=33, preemptions=1, preempted_tokens=44, evicted_tokens=55, new_token_ratio=0.5,
-    gen_throughput=6.25, prefill=step_stats(7), decode=step_stats(8), cpu_seconds=9.5, resident_bytes=4096,
+    gen_throughput=6.25, prefill=step_stats(7), decode=step_stats(8), cpu_seconds=9.5, resident_bytes=4096, background_waiting=1,
+    scheduler_seconds=[0.5, 1.5, 2.5, 3.5, 4.5, 5.5],
 )  # fmt: skip
 
 
@@ -101,16 +106,27 @@ def test_every_series_exists_from_the_start_at_zero_so_that_rates_see_the_first_
     page = metrics()
     page.engine_ready(INFO)
     page.request_finished(record())
+    page.first_token(0.5, streaming=True)
     page.rejected("queue_full")
     page.inter_token_latency(0.01, 4)
+    page.grammar_failed("timeout")
     after = samples(rendered(page, STATS))
-    constant = {"banyan_model_info"}
+    constant = {"banyan_model_info", "banyan_build_info"}
     assert {key for key in after if key[0] not in constant} == {key for key in before if key[0] not in constant}
     events = [
         value for (name, _), value in before.items() if name.endswith(("_total", "_count", "_bucket", "_sum")) and "process" not in name
     ]
     assert len(events) > 300
     assert set(events) == {0}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's package prometheus) is not installed")
+def test_promtool_finds_nothing_wrong_with_our_names() -> None:
+    page = metrics()
+    page.engine_ready(INFO)
+    page.key_names(["ann"])
+    checked = subprocess.run(["promtool", "check", "metrics"], input=rendered(page, STATS), capture_output=True, timeout=60)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
 def test_a_page_stays_below_700_series() -> None:
@@ -123,6 +139,7 @@ def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
     page = metrics()
     page.resident_bytes = lambda: 12_345_678
     page.log_dropped = lambda: 3
+    page.downloaded = lambda: (5, 7)
     page.engine_ready(INFO)
     seen = samples(rendered(page, STATS))
 
@@ -136,6 +153,11 @@ def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
     assert value("banyan_kv_cache_capacity_tokens") == 8192
     assert value("banyan_prompt_tokens_total", source="cached") == 22
     assert value("banyan_generation_tokens_total") == 33
+    waiting = [value("banyan_requests_waiting_by_reason", reason=reason) for reason in ("capacity", "deferred", "grammar")]
+    assert waiting == [4, 1, 2]
+    assert [value("banyan_scheduler_seconds_total", stage=stage) for stage in ("recv", "schedule", "idle")] == [0.5, 1.5, 5.5]
+    assert [value("banyan_device_memory_bytes", kind=kind) for kind in ("weights", "kv_cache", "free")] == [1000, 2000, 3000]
+    assert value("banyan_build_info", version=__version__, torch="2.13.0", cuda="13.0", flashinfer="0.7.1") == 1
     assert value("banyan_engine_last_step_timestamp_seconds") == 1_750_000_000.5
     assert value("banyan_steps_total", phase="decode", graph="false") == 8
     assert value("banyan_step_duration_seconds_bucket", phase="prefill", le="0.002") == 0
@@ -146,6 +168,7 @@ def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
     assert value("banyan_process_resident_memory_bytes", component="engine") == 4096
     assert value("banyan_process_resident_memory_bytes", component="api") == 12_345_678
     assert value("banyan_log_dropped_total") == 3
+    assert (value("banyan_download_bytes"), value("banyan_download_size_bytes")) == (5, 7)
     assert value("banyan_startup_phase_seconds", phase="load_weights") == 1.5
 
 
@@ -180,13 +203,29 @@ def test_a_finished_request_is_counted_once_in_each_of_its_series() -> None:
 
     assert value("banyan_requests_total", endpoint="chat", finish_reason="stop") == 1
     assert value("banyan_requests_total", endpoint="other", finish_reason="abort") == 1
-    assert value("banyan_time_to_first_token_seconds_sum", streaming="true") == 0.5
-    assert value("banyan_time_to_first_token_seconds_count", streaming="false") == 0
     assert value("banyan_request_duration_seconds_sum", streaming="true") == 2.5
     assert value("banyan_time_per_output_token_seconds_sum") == 0.2
     assert value("banyan_decode_duration_seconds_sum") == 2.0
     assert value("banyan_request_prompt_tokens_bucket", le="20.0") == 0
     assert value("banyan_request_prompt_tokens_bucket", le="50.0") == 2
+
+
+def test_background_is_counted_but_how_long_it_waits_is_not_what_readers_wait() -> None:
+    page = metrics()
+    page.request_finished(record(background=True))
+    seen = samples(rendered(page))
+    counted = {name for (name, _), value in seen.items() if name.endswith(("_count", "_total")) and value}
+    assert {"banyan_requests_total", "banyan_request_duration_seconds_count", "banyan_decode_duration_seconds_count"} <= counted
+    assert "banyan_queue_duration_seconds_count" not in counted
+
+
+def test_the_time_to_the_first_token_is_told_when_it_comes() -> None:
+    page = metrics()
+    page.first_token(0.5, streaming=True)
+    page.first_token(0.25, streaming=False)
+    seen = samples(rendered(page))
+    sums = {dict(labels)["streaming"]: value for (name, labels), value in seen.items() if name == "banyan_time_to_first_token_seconds_sum"}
+    assert sums == {"true": 0.5, "false": 0.25}
 
 
 def test_a_duration_that_nobody_knows_is_not_counted_as_zero() -> None:
@@ -208,6 +247,67 @@ def test_a_request_of_one_token_has_no_time_per_token() -> None:
     page = metrics()
     page.request_finished(record(completion_tokens=1))
     assert samples(rendered(page))["banyan_time_per_output_token_seconds_count", frozenset()] == 0
+
+
+def test_grammars_are_counted_by_how_long_they_took_and_why_they_failed() -> None:
+    page = metrics()
+    page.grammar_failed("timeout")
+    page.grammar_failed("a reason nobody knows")
+    counts = [0] * (len(wire.LATENCY_BUCKETS) + 1)
+    counts[4] = 3
+    seen = samples(rendered(page, msgspec.structs.replace(STATS, grammar_seconds=wire.HistogramCounts(counts, 0.25))))
+    assert seen["banyan_grammar_compile_seconds_sum", frozenset()] == 0.25
+    assert seen["banyan_grammar_compile_seconds_bucket", frozenset({("le", "0.01")})] == 0
+    assert seen["banyan_grammar_compile_seconds_bucket", frozenset({("le", "0.02")})] == 3
+    assert seen["banyan_grammar_failures_total", frozenset({("reason", "timeout")})] == 1
+    assert seen["banyan_grammar_failures_total", frozenset({("reason", "invalid")})] == 1
+
+
+def test_requests_and_tokens_are_counted_by_the_name_of_the_key() -> None:
+    page = metrics()
+    page.key_names(["ann", "bob"])
+    page.key_used("ann")
+    page.key_used("")
+    page.request_finished(record(key="ann"))
+    page.request_finished(record(key=None))
+    seen = samples(rendered(page))
+
+    def counted(name: str) -> dict[tuple[str, ...], float]:
+        return {tuple(value for _, value in sorted(labels)): value for (series, labels), value in seen.items() if series == name}
+
+    assert counted("banyan_api_key_requests_total") == {("ann",): 1, ("bob",): 0, ("other",): 1}
+    assert counted("banyan_api_key_tokens_total") == {
+        ("ann", "prompt"): 37, ("ann", "generation"): 11, ("bob", "prompt"): 0, ("bob", "generation"): 0,
+        ("other", "prompt"): 0, ("other", "generation"): 0,
+    }  # fmt: skip
+
+
+def test_without_keys_there_are_no_series_of_keys() -> None:
+    page = metrics()
+    page.request_finished(record())
+    assert "api_key" not in rendered(page).decode()
+
+
+def test_at_most_100_names_of_keys_have_series_of_their_own() -> None:
+    page = metrics()
+    page.key_names(f"name-{number}" for number in range(1000))
+    for number in range(1000):
+        page.key_used(f"name-{number}")
+    seen = samples(rendered(page))
+    requests = {dict(labels)["key"]: value for (name, labels), value in seen.items() if name == "banyan_api_key_requests_total"}
+    assert len(requests) == 101
+    assert requests["name-99"] == 1
+    assert requests["other"] == 900
+
+
+def test_expected_answers_of_a_route_are_counted_from_0() -> None:
+    page = metrics()
+    page.http_expected("/v1/chat/completions", "POST", (200, 500))
+    page.http_started()
+    page.http_finished("/v1/chat/completions", "POST", 500)
+    seen = samples(rendered(page))
+    http = {dict(labels)["code"]: value for (name, labels), value in seen.items() if name == "banyan_http_requests_total"}
+    assert http == {"200": 0, "500": 1}
 
 
 def test_an_unknown_path_or_method_opens_no_series_of_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -64,11 +65,15 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         (CHAT, {"messages": USER, "temperature": 3.0}, "decimal_above_max_value", "temperature", "must be in [0, 2], got 3.0."),
         (CHAT, {"messages": USER, "max_tokens": 0}, "integer_below_min_value", "max_tokens", "max_tokens must be at least 1, got 0."),
         (CHAT, {"messages": USER, "top_logprobs": 1}, "invalid_value", "top_logprobs", "`logprobs` must be set to true"),
-        (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}, "unsupported", "response_format", "'response_format'"),
-        (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "unsupported", "tools", "'tools'"),
-        (CHAT, {"messages": USER, "tool_choice": "required"}, "unsupported", "tool_choice", "'tool_choice'"),
-        (CHAT, {"messages": USER, "logit_bias": {"5": 1}}, "unsupported", "logit_bias", "'logit_bias'"),
-        (CHAT, {"messages": USER, "guided_json": {}, "regex": "a+"}, "unsupported", "regex", "'regex'"),
+        (
+            CHAT,
+            {"messages": USER, "tools": [{"type": "function"}]},
+            "missing_required_parameter",
+            "tools[0].function",
+            "'tools[0].function'",
+        ),
+        (CHAT, {"messages": USER, "tool_choice": "required"}, "invalid_value", "tool_choice", "tool"),
+        (CHAT, {"messages": USER, "guided_json": {}, "regex": "a+"}, "invalid_value", "guided_json", "guided_json"),
         (
             CHAT,
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -120,6 +125,12 @@ def test_an_unknown_model_is_not_found(server: ServerProcess) -> None:
     assert error["message"] == f"The model `gpt-9` does not exist. This server serves {served}."
 
 
+def test_tools_of_free_text_are_refused_by_their_type(server: ServerProcess) -> None:
+    error = refuse(server, CHAT, {"messages": USER, "tools": [{"type": "custom", "custom": {"name": "x"}}]}, 400)
+    assert (error["code"], error["param"]) == ("unsupported", "tools[0].type")
+    assert "use type 'function'" in error["message"]
+
+
 def test_paths_methods_and_media_types_have_the_same_form(server: ServerProcess) -> None:
     missing = httpx.post(f"{server.url}/v1/nothing", json={})
     assert (missing.status_code, error_of(missing)["code"]) == (404, "unknown_url")
@@ -159,14 +170,66 @@ def test_an_error_does_not_repeat_a_clients_megabytes(server: ServerProcess) -> 
     assert len(response.content) < 1000
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "param", "message"),
+    [
+        ({"n": 0}, "integer_below_min_value", "n", "n must be at least 1, got 0."),
+        ({"n": 129}, "integer_above_max_value", "n", "n must be at most 128, got 129."),
+        ({"top_p": 0}, "decimal_below_min_value", "top_p", "top_p must be in (0, 1], got 0"),
+        ({"temperature": -0.1}, "decimal_below_min_value", "temperature", "temperature must be in [0, 2], got -0.1."),
+        ({"presence_penalty": 3}, "decimal_above_max_value", "presence_penalty", "presence_penalty must be in [-2, 2], got 3"),
+        ({"frequency_penalty": -3}, "decimal_below_min_value", "frequency_penalty", "frequency_penalty must be in [-2, 2], got -3"),
+        ({"max_completion_tokens": 0}, "integer_below_min_value", "max_completion_tokens", "must be at least 1, got 0."),
+        ({"stop": ["x"] * 33}, "array_above_max_length", "stop", "at most 32 stop strings are allowed, got 33"),
+        ({"logprobs": True, "top_logprobs": 21}, "integer_above_max_value", "top_logprobs", "Requested sample logprobs of 21, which"),
+        ({"messages": []}, "empty_array", "messages", "Messages cannot be empty."),
+        ({"messages": USER * 2049}, "array_above_max_length", "messages", "at most 2048 messages are allowed, got 2049"),
+    ],
+)  # fmt: skip
+def test_each_limit_has_its_code_and_words(server: ServerProcess, arguments: dict[str, Any], code: str, param: str, message: str) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="None")
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refusal:
+            client.chat.completions.create(**{"model": MODEL, "messages": USER, "stream": stream, **arguments})
+        error = refusal.value
+        assert (error.code, error.param, error.type) == (code, param, "invalid_request_error")
+        assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code", "method", "path", "headers"),
+    [
+        (openai.NotFoundError, 404, "unknown_url", "post", "/nothing", {}),
+        (openai.APIStatusError, 405, None, "get", "/chat/completions", {}),
+        (openai.BadRequestError, 400, None, "post", "/chat/completions", {"Content-Type": "text/plain"}),
+        (openai.APIStatusError, 413, "request_too_large", "post", "/chat/completions", {"X-Size": str(33 << 20)}),
+        (openai.APIStatusError, 431, "headers_too_large", "post", "/chat/completions", {"X-Long": "x" * 20_000}),
+    ],
+)
+def test_what_comes_before_a_body_is_read_reaches_the_sdk_too(
+    server: ServerProcess, kind: type[openai.APIStatusError], status: int, code: str | None, method: str, path: str, headers: dict[str, str]
+) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="None", max_retries=0)
+    body = {"prompt": "x" * int(headers.get("X-Size", "1"))}
+    ask = client.get if method == "get" else functools.partial(client.post, body=body)
+    with pytest.raises(openai.APIStatusError) as refusal:
+        ask(path, cast_to=object, options={"headers": headers})
+    error = refusal.value
+    assert (type(error), error.status_code, error.code, error.type) == (kind, status, code, "invalid_request_error")
+    assert error.request_id
+
+
 def test_the_sdk_raises_its_own_exceptions(server: ServerProcess) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="None", max_retries=0)
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(model=MODEL, messages=USER, temperature=3)  # type: ignore[arg-type]
     assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
     assert bad.value.request_id
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-9", messages=USER)  # type: ignore[arg-type]
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError, match="context_length_exceeded"):
-        client.chat.completions.create(model=MODEL, messages=USER, max_tokens=10_000, stream=True)  # type: ignore[call-overload]
+        client.chat.completions.create(model=MODEL, messages=USER, max_tokens=10_000, stream=True)  # type: ignore[arg-type]
 
 
 def test_broken_bodies_never_break_the_server(server: ServerProcess) -> None:
@@ -214,17 +277,22 @@ def test_with_a_key_everything_but_probes_and_metrics_asks_for_one(start_server:
     keys = tmp_path / "keys"
     keys.write_text("alpha\nbeta\n")
     server = start_server("--api-keys-file", str(keys)).ready()
-    paths: dict[str, Any] = httpx.get(f"{server.url}/openapi.json", headers={"Authorization": "Bearer beta"}).json()["paths"]
-    assert CHAT in paths
+    document = httpx.get(f"{server.url}/openapi.json", headers={"Authorization": "Bearer beta"}).json()
+    closed = [path for path, methods in document["paths"].items() if any("security" in told for told in methods.values())]
+    assert {CHAT, "/docs", "/openapi.json"} <= set(closed)
     with httpx.Client(base_url=server.url) as client:
-        for path in [*paths, "/docs", "/openapi.json", "/nothing"]:
+        for path in [*closed, "/nothing"]:
             for method in ("GET", "POST", "PUT", "DELETE", "HEAD"):
                 response = client.request(method, path.replace("{name}", "x"), json={})
                 assert response.status_code == 401, (method, path)
-                if method != "HEAD":
+                if method == "HEAD":
+                    continue
+                if path.startswith("/v1/messages"):
+                    assert response.json()["error"]["type"] == "authentication_error"
+                else:
                     assert error_of(response)["code"] == "invalid_api_key"
-    for path in ("/livez", "/readyz", "/health", "/ready", "/metrics"):
-        assert httpx.get(server.url + path).status_code == 200
+    for path in set(document["paths"]).difference(closed):
+        assert httpx.get(server.url + path).status_code == 200, path
     for header in ({"Authorization": "bearer alpha"}, {"x-api-key": "beta"}, {"api-key": "alpha"}):
         assert httpx.get(f"{server.url}/v1/models", headers=header).status_code == 200
     with pytest.raises(openai.AuthenticationError, match=r"Incorrect API key provided\."):

@@ -88,3 +88,49 @@ def test_the_last_lines_are_written_before_the_process_ends_at_once() -> None:
     lines = run("logs.configure('api'); log = logging.getLogger('banyan')\nfor n in range(500): log.info(n)\nlogs.exit_now(0)")
     assert len(lines) == 500
     assert time.monotonic() - started < 30
+
+
+def test_what_python_itself_would_write_is_a_json_line_too() -> None:
+    code = (
+        "logs.configure('engine', form='json'); import threading, warnings\n"
+        "warnings.warn('old')\n"
+        "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()\n"
+        "class Bad:\n    def __del__(self): raise ValueError('unraisable')\n"
+        "Bad()\n"
+        "raise KeyError('lost')"
+    )
+    ended = subprocess.run([sys.executable, "-c", PRELUDE + code], stderr=subprocess.PIPE, text=True, timeout=60)
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert ended.returncode == 1
+    assert "UserWarning: old" in lines[0]["msg"]
+    assert [line["exc"].splitlines()[-1] for line in lines[1:]] == [
+        "ZeroDivisionError: division by zero", "ValueError: unraisable", "KeyError: 'lost'",
+    ]  # fmt: skip
+
+
+def test_a_process_that_forks_writes_its_errors_in_the_same_form_without_a_thread() -> None:
+    code = (
+        "import threading; logs.configure_unthreaded('api', form='json'); assert threading.active_count() == 1\n"
+        "logging.getLogger('banyan').info('quiet'); logging.getLogger('banyan').error('no %s', 'worker'); 1 / 0"
+    )
+    ended = subprocess.run([sys.executable, "-c", PRELUDE + code], stderr=subprocess.PIPE, text=True, timeout=60)
+    first, second = map(json.loads, ended.stderr.splitlines())
+    assert (first["level"], first["msg"]) == ("error", "no worker")
+    assert second["exc"].endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_line_says_whom_the_running_code_works_for_unless_it_says_so_itself() -> None:
+    code = (
+        "logs.configure('api', form='json').fields = lambda: {'request_id': 'mine'}; log = logging.getLogger('banyan')\n"
+        "log.info('one'); log.info('two', extra={'request_id': 'other'})"
+    )
+    assert [json.loads(line)["request_id"] for line in run(code)] == ["mine", "other"]
+
+
+def test_last_words_have_the_form_of_the_log() -> None:
+    code = "from banyan_runtime.server import termination; logs.configure('api', form='{}'); termination.say('FATAL: no disk')"
+    (line,) = run(code.format("json"))
+    assert {key: json.loads(line)[key] for key in ("level", "msg", "component")} == {
+        "level": "critical", "msg": "FATAL: no disk", "component": "api",
+    }  # fmt: skip
+    assert run(code.format("text")) == ["FATAL: no disk"]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from banyan_operator import api
+from banyan_operator.desired import batchjob
+from banyan_operator.desired.batchjob import Order
+from banyan_operator.desired.names import Names
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, controller_uid, key_of, owner_reference, uid_of
@@ -51,9 +55,18 @@ CHILDREN_OF_A: Final = (
     ("ServiceAccount", "a--server"),
     ("ServiceAccount", "a--batch"),
     ("Deployment", "a"),
+    ("Job", "a--plan"),
     ("Job", "a--work"),
+    ("Job", "a--merge"),
 )
-BATCH_EDITS: Final[tuple[dict[str, Any], ...]] = ({"suspend": True}, {"suspend": False}, {"cancel": True}, {"cancel": True})
+BATCH_EDITS: Final[tuple[dict[str, Any], ...]] = (
+    {"suspend": True},
+    {"suspend": False},
+    {"cancel": True},
+    {"cancel": True},
+    {"workers": 1},
+    {"workers": 3},
+)
 
 
 class Actors:
@@ -112,7 +125,8 @@ class Actors:
         else:
             spec = {
                 "input": {"uri": "pvc://batches/in/prompts.jsonl"},
-                "output": {"uri": "pvc://batches/out/"},
+                "output": {"uri": "s3://batches/out/"},
+                "workers": rng.choice((1, 1, 2)),
                 "suspend": rng.random() < 0.15,
                 "workerBackoffLimit": rng.choice((0, 1, 6)),
             }
@@ -124,8 +138,24 @@ class Actors:
                 else {"server": {"model": {"uri": "pvc://models/x"}, "cache": rng.choice(({}, CACHE))}}
             )
         meta = {"name": name, "namespace": NAMESPACE}
-        self.server.create({"apiVersion": "serving.banyan.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec})
+        made = self.server.create({"apiVersion": "serving.banyan.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec})
         self._say("makes", kind, name)
+        if kind == kinds.BATCH_JOB.kind and rng.random() < 0.1:
+            self._begun_before(made)
+
+    def _begun_before(self, batch: Manifest) -> None:
+        """A release before phases has made its one Job, and been replaced since."""
+        parsed = api.parse(batch, strict=False)
+        assert isinstance(parsed, api.BatchJob)
+        names = Names.of(parsed)
+        if self.server.get(Key(kinds.JOB.kind, NAMESPACE, names.job("work"))) is not None:
+            return
+        job = batchjob.make(parsed, self.sim.operator.settings, names, Order("work"), server_url="http://a")
+        job["spec"] |= {"completions": 1, "parallelism": 1}
+        (worker,) = job["spec"]["template"]["spec"]["containers"]
+        worker["args"] = [word for word in worker["args"] if not word.startswith("--phase=")]
+        self.server.create(job)
+        self.sim.saw("work of the release before")
 
     def edits_a_server(self) -> None:
         edit = self.rng.choice(POD_EDITS if self.rng.random() < 0.4 else OTHER_EDITS)
@@ -181,6 +211,7 @@ class Actors:
                 spec = {**spec, "replicas": 5} if self.rng.random() < 0.5 else {**spec, "template": _evil(spec["template"])}
             case "Job":
                 spec = {**spec, "suspend": not spec.get("suspend")}
+                self.sim.checks.resumed.add(uid_of(child))
             case "Service":
                 spec = {**spec, "selector": {"evil": "yes"}}
             case _:
@@ -253,7 +284,7 @@ class Actors:
         if kind == "Deployment":
             body = {"spec": {"replicas": 0, "selector": {}, "strategy": {"type": "RollingUpdate"}, "template": template}}
         elif kind == "Job":
-            body = {"spec": {"suspend": True, "backoffLimitPerIndex": 1, "template": template}}
+            body = {"spec": {"suspend": True, "completions": 1, "parallelism": 1, "backoffLimitPerIndex": 1, "template": template}}
         version = kinds.TABLE[[one.kind for one in kinds.TABLE].index(kind)].api_version
         made = self.server.create({"apiVersion": version, "kind": kind, "metadata": meta, **body})
         self.sim.strangers.add(uid_of(made))

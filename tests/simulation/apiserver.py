@@ -13,7 +13,7 @@ from typing import Any, Final
 from banyan_operator.cluster.client import ApiError
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Kind, Manifest
-from banyan_operator.kube.objects import Key, controller_uid, key_of, uid_of
+from banyan_operator.kube.objects import Key, controller_uid, is_true, key_of, uid_of
 from banyan_operator.times import stamp
 from tests.simulation.defaults import defaulted
 from tests.simulation.fields import applied, still_owned
@@ -249,6 +249,9 @@ def _check_fixed(live: Manifest, changed: Manifest) -> None:
     fixed: list[str] = []
     if kind == "Job":
         fixed = [name for name in {**before, **after} if name not in MUTABLE_OF_A_JOB]
+        over = any(is_true(live, one) for one in ("Complete", "Failed"))
+        if not over and before.get("completions") == before.get("parallelism") and after.get("completions") == after.get("parallelism"):
+            fixed.remove("completions")  # an elastic Indexed Job's, in one write with its parallelism
     elif kind == "Deployment":
         fixed = ["selector"]
     elif kind == "Service":

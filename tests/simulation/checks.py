@@ -7,15 +7,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from banyan_operator import api
+from banyan_operator.api.status import MADE
 from banyan_operator.cluster.store import Store
+from banyan_operator.desired.batchjob import partial_of, phase_of
 from banyan_operator.desired.references import references
 from banyan_operator.kube import kinds
-from banyan_operator.kube.addresses import service_url
+from banyan_operator.kube.addresses import pods_url
 from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, condition, controller_uid, is_true, key_of, uid_of
 from banyan_operator.kube.ownership import Owner, whose
 from banyan_operator.observed import events
-from banyan_operator.observed.batch import TERMINAL
+from banyan_operator.observed.batch import TERMINAL, deadline
 from banyan_operator.plan import Outcome, Ref, World
 from banyan_operator.reconcile import decide
 from tests.simulation.controllers import JobTruth
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 PLAN_EVENTS = ("Created", "RolloutStarted", "Scaled")
 RACE_S = 2.0
+SETTLED_S = 30.0  # after a deadline
 PATIENCE_S = 60.0  # for last words that do not come
 
 
@@ -38,6 +41,7 @@ class Checks:
         self._told: dict[str, Manifest] = {}  # Event by name
         self._over: dict[str, str] = {}  # uid of a batch → its terminal phase
         self.spoilt = 0
+        self.resumed: set[str] = set()  # uids of Jobs that a vandal resumed or suspended
         sim.server.changes.append(self._changed)
 
     def pods_may_change(self, uid: str) -> None:
@@ -62,6 +66,8 @@ class Checks:
         young = self.server.now() - _seconds(after["metadata"]["creationTimestamp"]) < RACE_S
         if uid_of(after) in self.sim.strangers and before is not after and not young:
             self.sim.fail(f"{key_of(after)} belongs to {whose(after)} and was changed")
+        if after["kind"] == "Job" and before is None:
+            self._job_made(after)
         if after["kind"] != "Deployment" or before is after:
             return
         uid = controller_uid(after) or ""
@@ -79,6 +85,25 @@ class Checks:
                 self._expect(uid, "RolloutStarted")
             if before["spec"]["replicas"] != after["spec"]["replicas"]:
                 self._expect(uid, "Scaled")
+
+    def _job_made(self, made: Manifest) -> None:
+        """A plan before the work, and a merge after it."""
+        name, batch, phase = key_of(made), controller_uid(made) or "", phase_of(made)
+        works = [(uid, job) for uid, job in self._jobs(batch) if job.phase in ("work", None)]
+        if phase is None:
+            self.sim.fail(f"{name} is of no phase")
+        if phase == "work" and not any(end.code == 0 for _, job in self._jobs(batch) if job.phase == "plan" for end in job.ends):
+            self.sim.fail(f"{name} is made, and nothing was planned")
+        if any(job.phase is None and not job.gone for _, job in works) and phase != "work":
+            self.sim.fail(f"{name} is made for work of a release that had no phases")
+        if phase != "merge":
+            return
+        if partial_of(made) is None and batch not in self.sim.cluster.worked:
+            self.sim.fail(f"{name} is made, and the work is not done")
+        running = [pod for uid, job in works for pod in job.pods if uid not in self.resumed]
+        undecided = [uid for uid, job in works if not (job.finished or job.gone or self._decided(uid) or uid in self.resumed)]
+        if running or undecided:
+            self.sim.fail(f"{name} is made, and the work goes on: {running} {undecided}")
 
     def deleted(self, before: Manifest) -> None:
         if uid_of(before) in self.sim.strangers:
@@ -132,8 +157,12 @@ class Checks:
                 self._succeeded(name, jobs, new)
             case "Failed":
                 self._failed(name, jobs, new)
-            case "Cancelled" if not live["spec"].get("cancel"):
-                self.sim.fail(f"{name}: Cancelled, and nobody asked for it")
+            case "Cancelled":
+                self._ended_early(name, jobs, "cancelled")
+                if not live["spec"].get("cancel"):
+                    self.sim.fail(f"{name}: Cancelled, and nobody asked for it")
+            case "Expired":
+                self._ended_early(name, jobs, "expired")
 
     def _jobs(self, batch: str) -> list[tuple[str, JobTruth]]:
         return [(uid, job) for uid, job in self.sim.cluster.jobs.items() if job.batch == batch]
@@ -147,26 +176,42 @@ class Checks:
         return suspended or is_true(live, "SuccessCriteriaMet") or is_true(live, "FailureTarget")
 
     def _succeeded(self, name: str, jobs: list[JobTruth], new: Mapping[str, Any]) -> None:
-        ends = [(job, end) for job in jobs for end in job.ends if end.code == 0]
+        ends = [(job, end) for job in jobs for end in job.ends if end.code == 0 and job.phase in ("merge", None) and job.partial is None]
         if not ends:
-            self.sim.fail(f"{name}: Succeeded, and no worker did")
+            self.sim.fail(f"{name}: Succeeded, and nothing was published")
             return
         counts = new.get("requestCounts") or {}
         if any(dict(end.counts) == dict(counts) for _, end in ends) or not self._words_are_there(ends):
             return
         self.sim.fail(f"{name}: Succeeded with {counts}, and the worker said {[dict(end.counts) for _, end in ends]}")
 
+    def _ended_early(self, name: str, jobs: list[JobTruth], partial: str) -> None:
+        """With what was done by then, where anything was."""
+        if any(job.phase == "work" for job in jobs) and not any(
+            end.code == 0 for job in jobs if job.phase == "merge" and job.partial == partial for end in job.ends
+        ):
+            self.sim.fail(f"{name}: {partial}, and what was done is not published")
+
     def _failed(self, name: str, jobs: list[JobTruth], new: Mapping[str, Any]) -> None:
+        found = next((one for one in new["conditions"] if one["type"] == "Failed"), {})
+        if found["reason"] == "InternalError":
+            if not any(sum(job.phase == phase for job in jobs) >= MADE for phase in ("plan", "work", "merge")):
+                self.sim.fail(f"{name}: Failed with {found}, and its Jobs were not deleted so often")
+            return
         failed = [job for job in jobs if any(end.code != 0 and not end.ignored for end in job.ends)]
         if not failed:
             self.sim.fail(f"{name}: Failed, and no worker did")
             return
-        ends = [(job, end) for job in failed for end in job.ends[-1:]]
-        found = next((one for one in new["conditions"] if one["type"] == "Failed"), {})
+        works = [job for job in jobs if job.phase == "work" and job.finished == "Failed"]
+        if works and not any(
+            end.word in ("Failed", "TooManyErrors") or end.code for job in jobs if job.phase == "merge" for end in job.ends
+        ):
+            self.sim.fail(f"{name}: Failed, and what was done is not published")
+        ends = [(job, end) for job in failed for end in job.ends if end.code != 0]
         if any(end.text and end.text in found["message"] for _, end in ends):
             return
         if self._words_are_there(ends):
-            self.sim.fail(f"{name}: Failed with {found}, and its worker said {[(end.text, end.code) for _, end in ends]}")
+            self.sim.fail(f"{name}: Failed with {found}, and its workers said {[(end.text, end.code) for _, end in ends]}")
 
     def _words_are_there(self, ends: list[tuple[JobTruth, Any]]) -> bool:
         """Whether the pods still show them, and nobody has waited for them for long."""
@@ -176,6 +221,11 @@ class Checks:
     def worker_runs(self, job: JobTruth, pod: Manifest) -> None:
         if job.batch in self._over:
             self.sim.fail(f"{key_of(pod)}: a worker of a BatchJob that is {self._over[job.batch]} runs")
+        if job.phase != "work":
+            return
+        others = [other for _, other in self._jobs(job.batch) if other is not job and other.phase == "work" and other.pods]
+        if others:
+            self.sim.fail(f"{key_of(pod)}: workers of two Jobs work on one batch")
 
     def _expect(self, uid: str, reason: str) -> None:
         self._expected[uid, reason] = self._expected.get((uid, reason), 0) + 1
@@ -213,7 +263,7 @@ class Checks:
             server = store.get(Key("InferenceServer", key.namespace, resource["spec"]["serverRef"]["name"]))
         parsed = api.parse(resource, strict=False)
         missing = frozenset(ref for ref in references(parsed) if self.server.get(ref.key(key.namespace)) is None)
-        url = service_url(server) if server is not None else None
+        url = pods_url(server) if server is not None else None
         world = World(now=self.server.now(), children=store.children(key), missing=missing, server=server, server_url=url)
         decision = decide(resource, world, self.sim.operator.settings)
         taken, left = {}, []
@@ -272,6 +322,8 @@ class Checks:
         )
         if status["phase"] not in phases or not is_true(resource, "Ready"):
             return f"is {status['phase']}, and all its pods are ready"
+        if ready and "contextLength" not in status["model"]:
+            return "is ready, and does not say what it serves"
         return None
 
     def _services(self, resource: Manifest) -> list[Manifest]:
@@ -280,12 +332,18 @@ class Checks:
     def _batch(self, resource: Manifest, status: Mapping[str, Any]) -> str | None:
         if condition(resource, "Running")["status"] == "True":
             return "its worker runs"
+        ends = deadline(api.parse(resource, strict=False), status)
+        if ends is not None and ends > self.server.now() - SETTLED_S:
+            return "its deadline is still to come"
+        live = [one for one in self.server.controlled(kinds.JOB, uid_of(resource)) if not one["metadata"].get("deletionTimestamp")]
+        if any(not (one["spec"].get("suspend") or self.sim.cluster.jobs[uid_of(one)].finished) for one in live):
+            return "one of its Jobs goes on"
         if condition(resource, "Accepted")["status"] != "True":
             return None
-        if any(job.finished for _, job in self._jobs(uid_of(resource)) if not job.gone):
-            return f"its Job is over, and it is {status['phase']}"
         if resource["spec"].get("suspend") and status["phase"] == "Suspended":
             return None
+        if any(job.finished for _, job in self._jobs(uid_of(resource)) if not job.gone and job.phase != "plan"):
+            return f"one of its Jobs is over, and it is {status['phase']}"
         if condition(resource, "Running")["reason"] == "WaitingForServer":
             return None
         return f"is {status['phase']}, and nothing holds it up: {condition(resource, 'Running')}"

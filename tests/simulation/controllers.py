@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from banyan_operator.desired.batchjob import partial_of, phase_of
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, controller, controller_uid, is_true, key_of, owner_reference, uid_of
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
 LINES: Final = 100  # of a batch
-FINAL_CODES: Final = (64, 65, 77, 78)
+SHARDS: Final = 3
+FINAL_CODES: Final = (64, 65, 77, 78, 79)
+INDEX: Final = "batch.kubernetes.io/job-completion-index"
+MERGED: Final = {"cancelled": "Cancelled", "expired": "Expired", "failed": "Failed", "too-many-errors": "TooManyErrors", None: "Succeeded"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class PodEnd:
     counts: Mapping[str, int]
     text: str
     at: float
+    index: int = 0
     ignored: bool = False  # the pod was disrupted, which is no failure of the work
+    word: str = ""
 
 
 @dataclass
@@ -39,6 +45,8 @@ class JobTruth:
     """All that ever happened to one Job."""
 
     batch: str  # uid of its BatchJob
+    phase: str | None  # None: a release before phases made it
+    partial: str | None  # of a merge
     ends: list[PodEnd] = field(default_factory=list)
     finished: str | None = None  # Complete or Failed
     finished_at: float = 0.0
@@ -56,9 +64,11 @@ class Cluster:
     def __init__(self, sim: Simulation) -> None:
         self.sim, self.server, self.rng, self.loop = sim, sim.server, sim.rng, sim.loop
         self.crashes = 0.0  # share of pods that crash
+        self.silence = 0.5  # share of questions that a server's pod leaves without an answer
         self.speed = {name: self.rng.choice((0.02, 0.3, 2.0)) for name in ("deployment", "job", "kubelet", "gone")}
         self.work_s = self.rng.choice((1.0, 10.0, 40.0))
         self.jobs: dict[str, JobTruth] = {}  # by uid of the Job
+        self.worked: dict[str, dict[str, int]] = {}  # uid of a BatchJob → the counts of its work, once all of it is done
         self._due: set[tuple[str, Key]] = set()
         self._templates: dict[str, Manifest] = {}  # uid of a ReplicaSet → the template it was made from
         self._began: dict[str, float] = {}  # uid of a worker's pod → when it began
@@ -179,7 +189,9 @@ class Cluster:
     # --- Jobs ---
 
     def _truth(self, job: Manifest) -> JobTruth:
-        return self.jobs.setdefault(uid_of(job), JobTruth(batch=controller_uid(job) or ""))
+        if uid_of(job) not in self.jobs:
+            self.jobs[uid_of(job)] = JobTruth(batch=controller_uid(job) or "", phase=phase_of(job), partial=partial_of(job))
+        return self.jobs[uid_of(job)]
 
     def _job(self, live: Manifest) -> None:
         truth = self._truth(live)
@@ -187,21 +199,29 @@ class Cluster:
         open_ = [pod for pod in pods if pod["status"]["phase"] not in ("Succeeded", "Failed")]
         staying = [pod for pod in open_ if not pod["metadata"].get("deletionTimestamp")]
         failures = [end for end in truth.ends if end.code != 0 and not end.ignored]
+        limit, indexes = live["spec"]["backoffLimitPerIndex"], range(live["spec"]["completions"])
+        spent = {index for index in indexes if sum(end.index == index for end in failures) > limit}
         old = live.get("status") or {}
         conditions = {one["type"]: one for one in old.get("conditions") or ()}
         if truth.finished:
             pass
         elif any(end.code == 0 for end in truth.ends):
             self._finish(truth, conditions, "SuccessCriteriaMet", "Complete", open_, "")
-        elif any(end.code in FINAL_CODES for end in failures) or len(failures) > live["spec"]["backoffLimitPerIndex"]:
+        elif any(end.code in FINAL_CODES for end in failures):
+            self._finish(truth, conditions, "FailureTarget", "Failed", open_, "a pod ended so", "PodFailurePolicy")
+        elif len(spent) == len(indexes):
             self._finish(truth, conditions, "FailureTarget", "Failed", open_, "Job has failed indexes")
         elif live["spec"].get("suspend"):
             conditions["Suspended"] = self._condition("Suspended", "True")
         else:
             if "Suspended" in conditions and conditions["Suspended"]["status"] == "True":
                 conditions["Suspended"] = self._condition("Suspended", "False")
-            if not open_:
-                staying = open_ = [self._pod(live, f"{live['metadata']['name']}-0-")]
+            for pod in [pod for pod in staying if _index(pod) not in indexes]:
+                self._delete(pod)
+                staying.remove(pod)
+            for index in sorted(set(indexes) - spent - {_index(pod) for pod in open_}):
+                pod = self._pod(live, f"{live['metadata']['name']}-{index}-", {INDEX: str(index)})
+                staying, open_ = [*staying, pod], [*open_, pod]
         if live["spec"].get("suspend") or truth.finished or "SuccessCriteriaMet" in conditions or "FailureTarget" in conditions:
             for pod in staying:
                 self._delete(pod)
@@ -219,16 +239,25 @@ class Cluster:
         if not truth.finished and ("SuccessCriteriaMet" in conditions or "FailureTarget" in conditions):
             self._soon("job", key_of(live))
 
-    def _finish(self, truth: JobTruth, conditions: dict[str, Manifest], first: str, last: str, open_: list[Manifest], message: str) -> None:
+    def _finish(
+        self,
+        truth: JobTruth,
+        conditions: dict[str, Manifest],
+        first: str,
+        last: str,
+        open_: list[Manifest],
+        message: str,
+        reason: str = "x",
+    ) -> None:
         """In two steps: what decided it is known, then nothing of it runs any more."""
         if first not in conditions:
-            conditions[first] = self._condition(first, "True", message)
+            conditions[first] = self._condition(first, "True", message, reason)
         elif not open_:
             truth.finished, truth.finished_at = last, self.loop.now
-            conditions[last] = self._condition(last, "True", message)
+            conditions[last] = self._condition(last, "True", message, reason)
 
-    def _condition(self, kind: str, status: str, message: str = "") -> Manifest:
-        return {"type": kind, "status": status, "reason": "x", "message": message, "lastTransitionTime": stamp(self.server.now())}
+    def _condition(self, kind: str, status: str, message: str = "", reason: str = "x") -> Manifest:
+        return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": stamp(self.server.now())}
 
     # --- pods ---
 
@@ -236,7 +265,7 @@ class Cluster:
         self._named += 1
         return f"{self._named:05d}"
 
-    def _pod(self, owner: Manifest, prefix: str) -> Manifest:
+    def _pod(self, owner: Manifest, prefix: str, annotations: Mapping[str, str] | None = None) -> Manifest:
         template = owner["spec"]["template"]
         return self.server.create(
             {
@@ -244,6 +273,7 @@ class Cluster:
                 "kind": "Pod",
                 "metadata": {
                     **template["metadata"],
+                    "annotations": {**(template["metadata"].get("annotations") or {}), **(annotations or {})},
                     "name": prefix + self._name(),
                     "namespace": owner["metadata"]["namespace"],
                     "ownerReferences": [owner_reference(owner)],
@@ -344,18 +374,35 @@ class Cluster:
 
     def _works(self, pod: Manifest) -> None:
         """The worker is done, one way or the other."""
-        rng = self.rng
-        if rng.random() < 0.3 + self.crashes:
-            code = rng.choice((1, 1, 64, 65, 69, 75, 77, 78, 137, 143))
-            done = rng.randrange(LINES)
+        rng, job = self.rng, self.jobs.get(controller_uid(pod) or "")
+        phase = job.phase if job is not None else None
+        if rng.random() < (0.3 if phase in (None, "work") else 0.15) + self.crashes:
+            code = rng.choice((1, 1, 64, 65, 69, 75, 77, 78, 137, 143) if phase in (None, "work") else (1, 1, 65, 75, 75, 77, 137, 143))
+            code = 79 if code == 78 and phase == "work" else code
+            done = rng.randrange(LINES) if phase != "plan" else 0
             self._end(pod, code, {"total": LINES, "completed": done, "failed": 0}, disrupted=code == 143 and rng.random() < 0.5)
-        else:
-            failed = rng.randrange(4)
-            self._end(pod, 0, {"total": LINES, "completed": LINES - failed, "failed": failed})
+            return
+        failed = rng.randrange(4)
+        counts = {"total": LINES, "completed": LINES - failed, "failed": failed}
+        match phase:
+            case "plan":
+                self._end(pod, 0, {"total": LINES, "completed": 0, "failed": 0}, word="Planned")
+            case "work":
+                assert job is not None
+                self._end(pod, 0, self.worked.setdefault(job.batch, counts), word="Worked")
+            case "merge":
+                assert job is not None
+                if job.partial is None and rng.random() < 0.1:
+                    self._end(pod, 65, {"total": LINES, "completed": 0, "failed": LINES}, word="AllLinesFailed")
+                else:
+                    self._end(pod, 0, counts, word=MERGED[job.partial])
+            case _:
+                self._end(pod, 0, counts, word="Succeeded")
 
-    def _end(self, pod: Manifest, code: int, counts: Mapping[str, int], *, disrupted: bool = False) -> None:
+    def _end(self, pod: Manifest, code: int, counts: Mapping[str, int], *, disrupted: bool = False, word: str = "Word") -> None:
         text = f"words of {pod['metadata']['name']}"
-        words = f'{{"code": "{"Succeeded" if code == 0 else "Word"}", "message": "{text}", "requestCounts": {_json(counts)}}}'
+        plan = f', "shards": {SHARDS}, "fenced": true' if word == "Planned" else ""
+        words = f'{{"code": "{word}", "message": "{text}", "requestCounts": {_json(counts)}{plan}}}'
         state = {
             "exitCode": code,
             "reason": "Completed" if code == 0 else "Error",
@@ -367,18 +414,27 @@ class Cluster:
             conditions.append({"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "taken"})
         before = pod["status"]["containerStatuses"][0]
         status = {**before, "ready": False, "started": False, "state": {"terminated": state}}
-        self._ended(pod, code, text, counts, ignored=disrupted)
+        self._ended(pod, code, text, counts, ignored=disrupted, word=word)
         self._status(pod, phase="Succeeded" if code == 0 else "Failed", conditions=conditions, containerStatuses=[status])
 
     def _ended(
-        self, pod: Manifest, code: int, text: str, counts: Mapping[str, int] | None = None, *, ignored: bool = False, silent: bool = False
+        self,
+        pod: Manifest,
+        code: int,
+        text: str,
+        counts: Mapping[str, int] | None = None,
+        *,
+        ignored: bool = False,
+        silent: bool = False,
+        word: str = "",
     ) -> None:
         """Note the end of a worker, once. `silent`: without last words."""
         job = self.jobs.get(controller_uid(pod) or "")
         if job is None or any(end.uid == uid_of(pod) for end in job.ends):
             return
         job.pods.discard(uid_of(pod))
-        job.ends.append(PodEnd(pod["metadata"]["name"], uid_of(pod), code, counts or {}, "" if silent else text, self.loop.now, ignored))
+        said, at = "" if silent else text, self.loop.now
+        job.ends.append(PodEnd(pod["metadata"]["name"], uid_of(pod), code, counts or {}, said, at, _index(pod), ignored, word))
 
     def _stopped(self, key: Key, uid: str) -> None:
         """A deleted pod's processes end within its grace period, then it goes."""
@@ -400,16 +456,27 @@ class Cluster:
     # --- what pods answer ---
 
     def readyz(self, pod: Manifest) -> Mapping[str, Any] | None:
-        return {"state": "loading", "percent": 40} if self.rng.random() < 0.5 else None
+        if self.rng.random() < self.silence:
+            return None
+        live = self.server.get(key_of(pod))
+        if live is None or not _is_ready(live):
+            return {"state": "loading", "percent": 40}
+        return {"state": "ready", "percent": 100, "model": {"contextLength": 2048}, "version": "0.1.0"}
 
     def progress(self, pod: Manifest) -> Mapping[str, Any] | None:
+        """Of one worker."""
         live = self.server.get(key_of(pod))
         if live is None or uid_of(live) != uid_of(pod) or live["status"]["phase"] != "Running" or self.rng.random() < 0.3:
             return None
-        return {"phase": "running", "total": LINES, "completed": self._done(uid_of(pod)), "failed": 0, "tokensPerSecond": 5.0}
+        said = {"phase": "running", "total": LINES, "completed": self._done(uid_of(pod)), "failed": 0, "tokensPerSecond": 5.0}
+        return {**said, "requestsPerSecond": 3.0, "shards": {"total": SHARDS, "completed": 0, "running": 1}}
 
     def _done(self, uid: str) -> int:
         return min(LINES - 5, int((self.loop.now - self._began[uid]) * 3))
+
+
+def _index(pod: Manifest) -> int:
+    return int((pod["metadata"].get("annotations") or {}).get(INDEX, 0))
 
 
 def _main(pod: Manifest) -> str:

@@ -4,7 +4,7 @@ together, on the simulated API server."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from banyan_operator.cluster import podclient
@@ -173,8 +173,9 @@ class Operator:
     async def readyz(self, pod: Manifest) -> Mapping[str, Any] | None:
         return self._asked(pod, self.sim.cluster.readyz)
 
-    async def progress(self, pod: Manifest) -> Mapping[str, Any] | None:
-        return self._asked(pod, self.sim.cluster.progress)
+    async def progress(self, pods: Sequence[Manifest]) -> dict[str, Mapping[str, Any]]:
+        said = {str(pod["metadata"]["name"]): self._asked(pod, self.sim.cluster.progress) for pod in pods}
+        return {name: body for name, body in said.items() if body is not None}
 
     def _asked(self, pod: Manifest, ask: Callable[[Manifest], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
         """What the pod said last; nobody asks it more often than every two seconds."""

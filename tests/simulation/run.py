@@ -93,7 +93,7 @@ class Simulation:
         self._numbers = 0
         self._repairs_before = _repairs()
         self._failed: asyncio.Future[None] = self.loop.create_future()
-        self.operator: Operator
+        self.operator = Operator(self, 0, VERSIONS[self.version])  # it never starts
 
     # --- the run ---
 
@@ -134,7 +134,7 @@ class Simulation:
         self.trace("— rest")
         self.resting = True
         self.weather.clear()
-        self.cluster.crashes = 0.0
+        self.cluster.crashes = self.cluster.silence = 0.0
         self.operator.calls_left = None
         until = self.loop.now + PATIENCE_S
         while not self.operator.leads:

@@ -13,7 +13,7 @@ from tests.simulation.run import found_after
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.defect)
 def test_a_defect_that_is_put_back_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch, record_property) -> None:
     plant.patch(monkeypatch)
-    found = found_after(seed=1, most=plant.within)
+    found = found_after(seed=plant.seed, most=plant.within)
     assert found is not None, f"{plant.within} schedules, and nobody noticed"
     number, said = found
     record_property("schedules", number)

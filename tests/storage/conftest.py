@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from banyan_runtime.storage.local import LocalStore
-from banyan_runtime.storage.s3 import S3Settings, S3Store
+from banyan_runtime.storage.s3 import S3Store
+from banyan_runtime.storage.s3_settings import S3Settings
 from banyan_runtime.storage.store import ObjectStore
 from tests.storage import servers
 

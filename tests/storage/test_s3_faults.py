@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
+import queue
+import threading
+import uuid
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from banyan_runtime.storage.s3 import S3Settings, S3Store
-from banyan_runtime.storage.store import Denied, NotFound, Precondition, Unreachable
+from banyan_runtime.storage import s3_settings
+from banyan_runtime.storage.patience import Patience
+from banyan_runtime.storage.probe import Conditions, probe
+from banyan_runtime.storage.s3 import S3Store
+from banyan_runtime.storage.s3_settings import S3Settings
+from banyan_runtime.storage.store import Denied, NotFound, Precondition, Stopped, Unreachable
+from banyan_runtime.storage.unfenced import UnfencedStore
+from tests.storage.answering import Answer, Request, answering
 from tests.storage.servers import Fault, Proxy, S3Server, free_port
 
 BIG = bytes(range(256)) * (11 << 12)
@@ -43,10 +55,10 @@ def test_a_cut_body_is_not_mended_with_another_version(faulty: S3Store, proxy: P
     assert reads == 2
 
 
+@pytest.mark.parametrize("kind", ["lose", "failed"])
 @pytest.mark.parametrize("data", [b"small", BIG], ids=["one put", "multipart"])
-def test_a_create_whose_answer_was_lost_is_known_as_ones_own(faulty: S3Store, proxy: Proxy, data: bytes) -> None:
-    last = b"uploadId=" if data is BIG else b"PUT"
-    proxy.faults = [Fault(lambda head: last in head and (data is not BIG or head.startswith(b"POST")), "lose")]
+def test_a_create_whose_answer_was_lost_is_known_as_ones_own(faulty: S3Store, proxy: Proxy, data: bytes, kind: str) -> None:
+    proxy.faults = [Fault(_publishes(data), kind, times=2)]
     upload = faulty.upload("x")
     upload.write(data)
     assert upload.complete(if_none_match=True).size == len(data)
@@ -56,12 +68,206 @@ def test_a_create_whose_answer_was_lost_is_known_as_ones_own(faulty: S3Store, pr
         faulty.put("x", data, if_none_match=True)
 
 
+@pytest.mark.parametrize("data", [b"small", BIG], ids=["one put", "multipart"])
+def test_a_create_after_a_conflict_is_carried_out_once(faulty: S3Store, proxy: Proxy, data: bytes) -> None:
+    proxy.faults = [Fault(_publishes(data), "conflict"), Fault(_publishes(data), "lose"), Fault(_publishes(data), "unavailable")]
+    upload = faulty.upload("x")
+    upload.write(data)
+    upload.complete(if_none_match=True)
+    assert [fault.times for fault in proxy.faults] == [0, 0, 0]
+    assert faulty.get("x") == data
+
+
+def test_a_store_that_answers_conflict_for_ever_means_that_the_object_exists(faulty: S3Store, proxy: Proxy) -> None:
+    faulty.put("x", b"theirs")
+    proxy.faults = [Fault(_publishes(b""), "conflict", times=99)]
+    with pytest.raises(Precondition):
+        faulty.put("x", b"mine", if_none_match=True)
+    proxy.faults = []
+    assert faulty.get("x") == b"theirs"
+
+
+@pytest.mark.parametrize("data", [b"small", BIG], ids=["one put", "multipart"])
+def test_a_refused_create_is_not_judged_while_the_object_cannot_be_read(faulty: S3Store, proxy: Proxy, data: bytes) -> None:
+    # the write is applied, its answer lost, and the storage is away when it is asked what is there
+    proxy.faults = [Fault(_publishes(data), "lose"), Fault(lambda head: head.startswith(b"HEAD"), "unavailable", times=2)]
+    upload = faulty.upload("x")
+    upload.write(data)
+    upload.complete(if_none_match=True)
+    assert [fault.times for fault in proxy.faults] == [0, 0]
+    assert faulty.get("x") == data
+
+
+def test_a_write_that_ran_out_of_patience_can_be_repeated(weed: S3Server, proxy: Proxy, faulty: S3Store) -> None:
+    store = S3Store(faulty.bucket, weed.settings(proxy.endpoint), Patience(0.0))
+    proxy.faults = [Fault(_publishes(b""), "lose")]
+    upload = store.upload("x")
+    upload.write(b"data")
+    with pytest.raises(Unreachable):
+        upload.complete(if_none_match=True)
+    assert upload.complete(if_none_match=True).size == 4
+
+
+def _publishes(data: bytes) -> Callable[[bytes], bool]:
+    """Picks the request that makes `data` visible."""
+    if data is BIG:
+        return lambda head: head.startswith(b"POST") and b"uploadId=" in head
+    return lambda head: head.startswith(b"PUT")
+
+
 def test_a_replacement_whose_answer_was_lost_is_known_as_ones_own(faulty: S3Store, proxy: Proxy) -> None:
     tag = faulty.put("x", b"old").tag
     proxy.faults = [Fault(lambda head: head.startswith(b"PUT"), "lose")]
     written = faulty.put("x", b"new", if_match=tag)
     assert faulty.head("x").tag == written.tag
     assert faulty.get("x") == b"new"
+
+
+def test_a_delete_whose_answer_was_lost_is_done(faulty: S3Store, proxy: Proxy) -> None:
+    tag = faulty.put("x", b"old").tag
+    proxy.faults = [Fault(lambda head: head.startswith(b"DELETE"), "lose")]
+    faulty.delete("x", if_match=tag)
+    assert proxy.faults[0].times == 0
+    assert list(faulty.list()) == []
+
+
+@pytest.mark.parametrize("kind", ["unavailable", "failed", "lose"])
+def test_every_call_waits_for_the_storage_alike(faulty: S3Store, proxy: Proxy, kind: str) -> None:
+    def broken() -> None:
+        assert all(fault.times == 0 for fault in proxy.faults)
+        proxy.faults = [Fault(lambda head: True, kind, times=2)]
+
+    broken()
+    tag = faulty.put("x", b"data").tag
+    broken()
+    assert faulty.head("x").tag == tag
+    broken()
+    assert faulty.get("x") == b"data"
+    broken()
+    assert [info.key for info in faulty.list()] == ["x"]
+    upload = faulty.upload("big")
+    broken()
+    upload.write(BIG)
+    broken()
+    upload.complete()
+    broken()
+    faulty.delete("x", if_match=tag)
+    upload = faulty.upload("big")
+    upload.write(BIG)
+    broken()
+    upload.abort()
+    broken()
+    # a lost answer to its beginning leaves an upload without an owner: that is what sweeping is for
+    faulty.sweep("", -5)
+    assert "Uploads" not in faulty.client.list_multipart_uploads(Bucket=faulty.bucket)
+    assert faulty.get("big") == BIG
+
+
+@pytest.mark.parametrize("kind", ["hang", "stall"])
+def test_an_answer_that_does_not_come_or_not_to_its_end_is_asked_for_again(
+    weed: S3Server, proxy: Proxy, faulty: S3Store, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(s3_settings, "READ_TIMEOUT_S", 1)
+    store = S3Store(faulty.bucket, weed.settings(proxy.endpoint))
+    faulty.put("x", BIG)
+    proxy.faults = [Fault(lambda head: head.startswith(b"GET"), kind)]
+    assert store.get("x") == BIG
+    assert proxy.faults[0].times == 0
+
+
+def test_a_hanging_storage_is_told_of_while_the_call_blocks_and_a_stop_ends_the_wait(weed: S3Server, proxy: Proxy, faulty: S3Store) -> None:
+    told, stop = queue.Queue[str](), threading.Event()
+    store = S3Store(faulty.bucket, weed.settings(proxy.endpoint), Patience(1000, told.put, stop, first_notice_s=0.1))
+    proxy.faults = [Fault(lambda head: True, "hang", times=99)]
+    outcome = queue.Queue[BaseException | bytes]()
+
+    def read() -> None:
+        try:
+            outcome.put(store.get("x"))
+        except BaseException as error:
+            outcome.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    assert told.get(timeout=20).startswith(f"waiting for the storage at {proxy.endpoint} (no answer yet), ")
+    assert outcome.empty()
+    stop.set()
+    proxy.released.set()  # or the network's own time limit, 20 s
+    assert isinstance(outcome.get(timeout=20), Stopped)
+
+
+CREATE, REPLACE, DELETE = (b"PUT", b"if-none-match"), (b"PUT", b"if-match"), (b"DELETE", b"if-match")
+
+
+@pytest.mark.parametrize(
+    ("careless", "kept"),
+    [
+        ({CREATE, REPLACE, DELETE}, (False, False)),
+        ({CREATE}, (False, False)),
+        ({REPLACE}, (False, False)),
+        ({DELETE}, (True, False)),
+        (set(), (True, True)),
+    ],
+)
+def test_a_storage_that_ignores_conditions_is_found_out(
+    moto: S3Server, careless: set[tuple[bytes, bytes]], kept: tuple[bool, bool]
+) -> None:
+    with contextlib.closing(Proxy(moto.endpoint)) as proxy:  # moto, as it asks for no signatures of what the proxy changes
+        proxy.careless = careless
+        store = S3Store(f"careless-{uuid.uuid4().hex[:12]}", moto.settings(proxy.endpoint))
+        store.client.create_bucket(Bucket=store.bucket)
+        assert probe(store, "out/") == Conditions(*kept)
+        assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("unknown", [{CREATE, REPLACE}, {CREATE}, {REPLACE}])
+def test_a_storage_that_does_not_know_conditions_is_written_to_without_them(moto: S3Server, unknown: set[tuple[bytes, bytes]]) -> None:
+    with contextlib.closing(Proxy(moto.endpoint)) as proxy:
+        proxy.unknown = unknown
+        store = S3Store(f"unknown-{uuid.uuid4().hex[:12]}", moto.settings(proxy.endpoint), part_bytes=5 << 20)
+        store.client.create_bucket(Bucket=store.bucket)
+        assert probe(store, "out/") == Conditions(writes=False, deletes=False)
+        assert list(store.list()) == []
+        proxy.unknown = {CREATE, REPLACE, (b"POST", b"if-none-match"), (b"POST", b"if-match"), DELETE}
+        unfenced = UnfencedStore(store)
+        for data in (b"small", bytes(6 << 20)):
+            tag = unfenced.put("x", b"1", if_none_match=True).tag
+            upload = unfenced.upload("x")
+            upload.write(data)
+            with pytest.raises(Precondition):
+                upload.complete(if_none_match=True)
+            with pytest.raises(Precondition):
+                unfenced.put("absent", b"", if_match=tag)
+            newer = upload.complete(if_match=tag).tag
+            for late in (lambda tag=tag: unfenced.put("x", b"2", if_match=tag), lambda tag=tag: unfenced.delete("x", if_match=tag)):
+                with pytest.raises(Precondition):
+                    late()
+            assert unfenced.get("x") == data
+            unfenced.delete("x", if_match=newer)
+            unfenced.delete("x", if_match=newer)
+
+
+def test_a_sweep_ends_no_upload_outside_its_prefix_whatever_the_server_lists() -> None:
+    uploads = b"".join(
+        b"<Upload><Key>%b</Key><UploadId>u</UploadId><Initiated>2020-01-01T00:00:00Z</Initiated></Upload>" % key
+        for key in (b"other/x", b"out/x")
+    )
+    listing = b"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>%b</ListMultipartUploadsResult>" % uploads
+    with answering(lambda request: Answer(200, listing) if request.method == "GET" else Answer(204, headers={})) as server:
+        assert S3Store("bucket", S3Settings(server.url, "us-east-1", True, "AKID", "SECRET")).sweep("out/", 3600) == 1
+    assert [request.target for request in server.requests if request.method == "DELETE"] == ["/bucket/out/x?uploadId=u"]
+
+
+def test_bytes_that_are_not_those_of_the_object_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [b"corrupted", b"the bytes"]
+
+    def answer(_: Request) -> Answer:
+        checksum = base64.b64encode(zlib.crc32(b"the bytes").to_bytes(4, "big")).decode()
+        return Answer(200, bodies.pop(0), {"ETag": '"t"', "x-amz-checksum-crc32": checksum})
+
+    with answering(answer) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)  # botocore's own, so that it does as with AWS itself
+        assert S3Store("bucket", S3Settings(None, "us-east-1", True, "AKID", "SECRET")).get("x") == b"the bytes"
+    assert bodies == []
 
 
 def test_a_storage_that_throttles_for_a_moment_is_waited_for(faulty: S3Store, proxy: Proxy) -> None:
@@ -73,8 +279,8 @@ def test_a_storage_that_throttles_for_a_moment_is_waited_for(faulty: S3Store, pr
 
 def test_a_storage_that_is_not_there_is_unreachable(weed: S3Server) -> None:
     settings = weed.settings(f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(Unreachable):
-        S3Store("bucket", settings).head("x")
+    with pytest.raises(Unreachable, match="Connection refused"):
+        S3Store("bucket", settings, Patience(0.2)).head("x")
 
 
 def test_a_wrong_secret_is_denied_and_never_shown(weed: S3Server, new_bucket: Callable[[S3Settings], S3Store]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import http.server
 import ipaddress
@@ -15,8 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from banyan_runtime.storage.s3 import S3Settings, S3Store
-from banyan_runtime.storage.store import Unreachable
+from banyan_runtime.storage.open import open_uri
+from banyan_runtime.storage.s3 import S3Store
+from banyan_runtime.storage.s3_settings import S3Settings
+from banyan_runtime.storage.store import StoreError
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +91,30 @@ def test_a_body_goes_to_a_compatible_server_as_it_is(recorder: Recorder, certifi
     assert headers["if-none-match"] == "*"
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
-    with pytest.raises(Unreachable, match="SSL"):
+    with pytest.raises(StoreError, match=r"self-signed certificate.*AWS_CA_BUNDLE"):
         S3Store("bucket", settings(recorder)).put("x", b"the data")
     assert recorder.puts == []
+
+
+def test_the_bundle_of_the_environment_is_trusted(recorder: Recorder, certificate: Path) -> None:
+    environment = {
+        "AWS_ENDPOINT_URL_S3": f"https://127.0.0.1:{recorder.server_address[1]}",
+        "AWS_CA_BUNDLE": str(certificate),
+        "BANYAN_S3_CREDENTIALS_DIR": str(certificate.parent),
+    }
+    (certificate.parent / "AWS_ACCESS_KEY_ID").write_text("AKID")
+    (certificate.parent / "AWS_SECRET_ACCESS_KEY").write_text("SECRET")
+    where = open_uri("s3://bucket/x", environment)
+    where.store.put(where.key, b"the data")
+    assert [body for _, body in recorder.puts] == [b"the data"]
+
+
+@pytest.mark.parametrize("text", [None, "", "no certificate"], ids=["missing", "empty", "of other content"])
+def test_a_bad_bundle_is_named_before_anything_is_sent(recorder: Recorder, tmp_path: Path, text: str | None) -> None:
+    bundle = tmp_path / "ca.pem"
+    if text is not None:
+        bundle.write_text(text)
+    with pytest.raises(StoreError, match=rf"{bundle}.*AWS_CA_BUNDLE"):
+        S3Store("bucket", dataclasses.replace(settings(recorder), ca_bundle=str(bundle)))

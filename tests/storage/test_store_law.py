@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from banyan_runtime.storage.local import LocalStore
+from banyan_runtime.storage.local import LocalStore, LocalUpload
+from banyan_runtime.storage.probe import Conditions, probe
 from banyan_runtime.storage.s3 import S3Store
-from banyan_runtime.storage.store import NotFound, ObjectStore, Precondition
+from banyan_runtime.storage.store import NotFound, ObjectStore, Precondition, StoreError
 
 BIG = bytes(range(256)) * (11 << 12)  # 11 MiB: two parts and a rest at 5 MiB a part
 
@@ -159,6 +161,65 @@ def test_a_listing_holds_every_object_below_the_prefix_once(store: ObjectStore) 
     assert list(store.list("nothing/here")) == []
     store.delete("ab")
     assert "ab" not in [info.key for info in store.list()]
+
+
+def test_a_delete_names_the_version_it_removes(store: ObjectStore) -> None:
+    old = store.put("x", b"1").tag
+    new = store.put("x", b"2").tag
+    with pytest.raises(Precondition):
+        store.delete("x", if_match=old)
+    assert store.get("x") == b"2"
+    store.delete("x", if_match=new)
+    with pytest.raises(NotFound):
+        store.head("x")
+    store.delete("x", if_match=new)  # gone already: as after a delete whose answer was lost
+
+
+def test_of_a_deleter_and_a_writer_one_comes_too_late(store: ObjectStore) -> None:
+    tag = store.put("x", b"old").tag
+    wins = _race(lambda i: store.put("x", f"writer {i}".encode(), if_match=tag) if i % 2 else store.delete("x", if_match=tag))
+    with contextlib.suppress(NotFound):
+        assert store.get("x") == f"writer {wins[0]}".encode()
+        assert len(wins) == 1
+        return
+    assert all(i % 2 == 0 for i in wins)  # who deletes what is gone has no reason to complain
+
+
+def test_every_store_here_keeps_conditions(store: ObjectStore) -> None:
+    assert probe(store, "out/") == Conditions(writes=True, deletes=True)
+    assert list(store.list()) == []
+
+
+def test_what_dead_writers_left_is_swept_and_nothing_else(store: ObjectStore) -> None:
+    store.put("out/a/x", b"stays")
+    inside, beside = store.upload("out/a/y"), store.upload("other/y")
+    for upload in (inside, beside):
+        upload.write(BIG)
+        if isinstance(upload, LocalUpload):
+            upload._file.close()  # as the kernel does for a process that dies
+    assert store.sweep("out/", 40 * 365 * 86_400) == 0  # moto says of every upload that it began in 2010
+    assert store.sweep("out/a", -5) == 1  # servers tell the time in seconds
+    assert store.sweep("out/", -5) == 0
+    assert store.sweep("other/", -5) == 1
+    assert [info.key for info in store.list()] == ["out/a/x"]
+
+
+def test_a_file_whose_writer_lives_is_not_swept(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    upload = store.upload("x")
+    upload.write(b"data")
+    assert store.sweep("", -5) == 0
+    upload.complete()
+    assert store.get("x") == b"data"
+
+
+def test_a_key_of_a_folder_is_a_path(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b", b"data")
+    assert store.path("a/b").read_bytes() == b"data"
+    for key in ("../x", "/x", ""):
+        with pytest.raises(StoreError, match="relative path"):
+            store.path(key)
 
 
 def _race(write: Callable[[int], object]) -> list[int]:

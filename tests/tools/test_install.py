@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 INPUTS = ("constraints.txt", ".ci/constraints-dev.txt", "runtime/pyproject.toml", "operator/pyproject.toml", ".ci/requirements-dev.txt")
+KERNELS = "runtime/banyan_runtime/model/native"
 STUB = f"""#!/bin/bash
 # A Python whose version, environments and pip are those that the test's folder says. It runs our own scripts for real.
 say() {{ cat "$HERE/$1" 2>/dev/null; }}
@@ -47,6 +48,7 @@ class Checkout:
         for name in (*INPUTS, ".ci/install", ".ci/pip-bar"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, root / name)
+        shutil.copytree(ROOT / KERNELS, root / KERNELS, ignore=shutil.ignore_patterns("lib", "__pycache__"))
         self.bin = root / "bin"
         self.bin.mkdir()
         self.python("python3")
@@ -58,9 +60,9 @@ class Checkout:
     def tell(self, what: str, text: str = "") -> None:
         (self.root / what).write_text(text)
 
-    def install(self, **variables: str) -> subprocess.CompletedProcess[str]:
+    def install(self, *flavour: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "HERE": str(self.root), **variables}
-        return subprocess.run([self.root / ".ci" / "install"], env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run([self.root / ".ci" / "install", *flavour], env=environment, capture_output=True, text=True, timeout=60)
 
     def calls(self) -> list[str]:
         """What pip was asked for since the last time, without the options that every call has."""
@@ -80,6 +82,20 @@ def test_a_second_install_does_nothing(checkout: Checkout) -> None:
     assert len(checkout.calls()) == 3
     assert checkout.install().returncode == 0
     assert checkout.calls() == []
+
+
+def test_kernels_that_changed_are_built_anew_with_the_test_tools_only(checkout: Checkout) -> None:
+    lib = checkout.root / KERNELS / "lib"
+    assert checkout.install("dev").returncode == 0
+    lib.mkdir()
+    assert checkout.install("dev").returncode == checkout.install().returncode == 0
+    assert lib.exists(), "nothing changed"
+    with (checkout.root / KERNELS / "src" / "library.cpp").open("a") as source:
+        source.write("// changed\n")
+    assert checkout.install().returncode == 0
+    assert lib.exists(), "a server builds what it needs itself"
+    assert checkout.install("dev").returncode == 0
+    assert not lib.exists()
 
 
 def test_another_torch_is_installed_in_place_of_the_one_that_is_there_and_kept(checkout: Checkout) -> None:

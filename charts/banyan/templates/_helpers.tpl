@@ -108,3 +108,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
   verbs: [get]
 {{- end }}
 {{- end -}}
+
+{{- /* Whose a pod is: the labels by which dashboards and rules tell servers and batches apart. */ -}}
+{{- define "banyan.relabelings" -}}
+- {action: replace, sourceLabels: [__meta_kubernetes_pod_label_serving_banyan_dev_server], targetLabel: inferenceserver}
+- {action: replace, sourceLabels: [__meta_kubernetes_pod_label_serving_banyan_dev_batchjob], targetLabel: batchjob}
+{{- end -}}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -27,6 +28,9 @@ from banyan_operator.api.parts import (
 from banyan_operator.api.rules import Rule, Transition
 from banyan_operator.api.traffic import BatchMonitoring, NetworkPolicy
 
+WORKER_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+"""What a worker asks for where nobody says more: a tenth of a core sends 15,000 short lines a minute, and a phase takes some 100 MiB."""
+
 
 class ServerRef(Model):
     name: ObjectName = Field(description="InferenceServer in the same namespace.")
@@ -47,32 +51,70 @@ class OwnServer(Model):
     probes: StartupProbe = Field(default=StartupProbe(), description="Probe timing.")
 
 
-_NO_DOTS = Rule(
-    "!self.uri.contains('/../') && !self.uri.endsWith('/..')",
-    "uri must not contain .. segments",
-    lambda part: "/../" not in part.uri and not part.uri.endswith("/.."),
-)
+def _no_dots(field: str, uri: Callable[[Any], str | None]) -> Rule:
+    """`uri`: the field's value."""
+    name = api_name(field)
+    return Rule(
+        f"!has(self.{name}) || (!self.{name}.contains('/../') && !self.{name}.endsWith('/..'))",
+        f"{name} must not contain .. segments",
+        lambda part: "/../" not in (uri(part) or "") and not (uri(part) or "").endswith("/.."),
+    )
 
 
 class Input(Model):
-    RULES: ClassVar = (_NO_DOTS,)
+    RULES: ClassVar = (
+        Rule(
+            "has(self.uri) != has(self.failedOf)",
+            "exactly one of input.uri and input.failedOf is required",
+            lambda i: (i.uri is None) != (i.failed_of is None),
+        ),
+        Rule(
+            "!has(self.failedOf) || self.failedOf.endsWith('/')",
+            "input.failedOf must end with /",
+            lambda i: i.failed_of is None or i.failed_of.endswith("/"),
+        ),
+        _no_dots("uri", lambda part: part.uri),
+        _no_dots("failed_of", lambda part: part.failed_of),
+    )
 
-    uri: DataUri = Field(
+    uri: DataUri | None = Field(
+        default=None,
         description="JSON Lines file, or a prefix ending in / whose *.jsonl objects are read in name order. "
-        "Names ending in .gz are gzip. s3://BUCKET/KEY, pvc://CLAIM/PATH, file:///PATH (local mode only)."
+        "Names ending in .gz are gzip. s3://BUCKET/KEY, pvc://CLAIM/PATH, file:///PATH (local mode only).",
+    )
+    failed_of: DataUri | None = Field(
+        default=None,
+        description="In place of uri: spec.output.uri of a run that is over. Its failed lines run again, and the output of this one "
+        "is the completed whole.",
     )
     on_invalid_line: Literal["Record", "Fail"] = Field(
         default="Record", description="Record: one error record per bad line. Fail: the job fails at the first."
     )
 
+    @property
+    def source(self) -> str:
+        """Where lines are read, whichever field names it."""
+        source = self.uri or self.failed_of
+        assert source is not None  # a rule
+        return source
+
 
 class Output(Model):
-    RULES: ClassVar = (Rule("self.uri.endsWith('/')", "output.uri must end with /", lambda o: o.uri.endswith("/")), _NO_DOTS)
+    RULES: ClassVar = (
+        Rule("self.uri.endsWith('/')", "output.uri must end with /", lambda o: o.uri.endswith("/")),
+        _no_dots("uri", lambda part: part.uri),
+    )
 
     uri: DataUri = Field(
-        description="Prefix ending in /; receives output.jsonl, errors.jsonl and manifest.json, all of them once everything is done."
+        description="Prefix ending in /; receives output.jsonl, errors.jsonl and manifest.json, all of them once everything is done. "
+        "Below .banyan/ in it lies how far the work is."
     )
     overwrite: bool = Field(default=False, description="Accept a prefix that holds results of another job.")
+    allow_unfenced: bool = Field(
+        default=False,
+        description="Accept a storage without conditional writes, which cannot keep a worker that was given up for lost from writing. "
+        "One worker only.",
+    )
 
 
 class Sharding(Model):
@@ -101,11 +143,21 @@ class BatchJobSpec(Model):
         ),
         Transition("!oldSelf.cancel || self.cancel", "spec.cancel cannot be unset", lambda new, old: not old.cancel or new.cancel),
         Rule(
-            "!self.output.uri.startsWith('pvc://') || self.workers <= 1",
-            "a pvc:// output allows one worker",
-            lambda s: not s.output.uri.startswith("pvc://") or s.workers <= 1,
+            "self.output.uri.startsWith('s3://') || self.workers <= 1",
+            "several workers need an s3:// output: in a folder the results of one are written in turn",
+            lambda s: s.output.uri.startswith("s3://") or s.workers <= 1,
         ),
-        Rule("self.input.uri != self.output.uri", "input and output must differ", lambda s: s.input.uri != s.output.uri),
+        Rule(
+            "!self.output.allowUnfenced || self.workers <= 1",
+            "output.allowUnfenced allows one worker",
+            lambda s: not s.output.allow_unfenced or s.workers <= 1,
+        ),
+        Rule(
+            "(!has(self.input.uri) || self.input.uri != self.output.uri)"
+            " && (!has(self.input.failedOf) || self.input.failedOf != self.output.uri)",
+            "input and output must differ",
+            lambda s: s.input.source != s.output.uri,
+        ),
     )
 
     server_ref: ServerRef | None = Field(default=None, description="Send requests to this InferenceServer.")
@@ -116,16 +168,15 @@ class BatchJobSpec(Model):
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"] = Field(
         default="/v1/chat/completions",
         description="Endpoint for every line; a line with another url is an error record. "
-        "/v1/embeddings and /v1/responses are not built yet: Accepted=False.",
+        "A server of serverRef has /v1/embeddings with --enable-embeddings or --is-embedding in its runtime.args, a server of one's own "
+        "without.",
     )
     model_name: Annotated[str, Field(max_length=128)] | None = Field(default=None, description="Overrides the model of every line.")
     api_key_secret_ref: ApiKeyRef | None = Field(default=None, description="API key for serverRef.")
     workers: Annotated[int, Format("int32"), Field(ge=1, le=1000)] = Field(
-        default=1, description="Parallel workers. More than 1 is not built yet: Accepted=False."
+        default=1, description="Parallel workers. Can change while they work: what one gives up or loses, the others take over."
     )
-    sharding: Sharding = Field(
-        default=Sharding(), description="How input is cut among workers. Not built yet: other values than the defaults are Accepted=False."
-    )
+    sharding: Sharding = Field(default=Sharding(), description="How input is cut among workers.")
     max_concurrency: Annotated[int, Format("int32"), Field(ge=1, le=4096)] = Field(default=64, description="In-flight requests per worker.")
     request_timeout_seconds: Annotated[int, Format("int32"), Field(ge=1, le=86400)] = 1800
     retries: Retries = Field(default=Retries(), description="Retries of one request.")
@@ -134,24 +185,28 @@ class BatchJobSpec(Model):
     )
     max_error_percent: Annotated[int, Format("int32"), Field(ge=0, le=100)] = Field(
         default=100,
-        description="Share of error records from which the job fails; 100 means never. Others are not built yet: Accepted=False.",
+        description="Share of error records from which the work is ended early, and the job fails with what was done published; "
+        "100 means never.",
     )
     deadline_seconds: Annotated[int, Format("int32"), Field(ge=60, le=31536000)] | None = Field(
         default=None,
-        description="Wall time from the first start, suspended time included; then the job is ended as Expired, without results.",
+        description="Wall time from the first start, suspended time included; then the job is ended as Expired, with what was done by "
+        "then published.",
     )
     ttl_seconds_after_finished: Annotated[int, Format("int32"), Field(ge=0, le=31536000)] | None = Field(
         default=None, description="Delete this resource that long after it finished. Results in storage stay."
     )
     suspend: bool = Field(
-        default=False, description="Stop the worker. Work that was begun is lost: it starts from the beginning when this is false again."
+        default=False, description="Stop the workers. What was done is kept, and the work goes on from there when this is false again."
     )
-    cancel: bool = Field(default=False, description="Stop for good, without results. Cannot be unset.")
+    cancel: bool = Field(default=False, description="Stop for good; what was done by then is published. Cannot be unset.")
     priority: Annotated[int, Format("int32"), Field(ge=-100, le=100)] = Field(
-        default=-10, description="Request priority at the server. Not built yet: other values than the default are Accepted=False."
+        default=-10, description="Priority at the server of requests that name none; those of online users have 0."
     )
     resources: Resources = Field(
-        default=Resources(), description="CPU, memory, ephemeral storage of the runtime container. Accelerators belong in accelerator."
+        default=Resources(),
+        description="CPU, memory, ephemeral storage of the worker container of every phase. Requested where neither a request nor a limit "
+        f"is given: {', '.join(f'{name} {amount}' for name, amount in WORKER_REQUESTS.items())}.",
     )
     scheduling: Scheduling = Field(default=Scheduling(), description="Where pods may run.")
     image: ImageName | None = Field(default=None, description="Worker image. Default: the runtime image of the operator.")
@@ -175,8 +230,8 @@ class BatchJobSpec(Model):
     )
 
 
-MUTABLE: Final = frozenset({"suspend", "cancel", "deadline_seconds", "ttl_seconds_after_finished", "metrics", "network_policy"})
-"""What can change in a BatchJob that exists. All else is in the pods of its Job, which cannot change."""
+MUTABLE: Final = frozenset({"workers", "suspend", "cancel", "deadline_seconds", "ttl_seconds_after_finished", "metrics", "network_policy"})
+"""What can change in a BatchJob that exists. All else is in the pods of its Jobs, which cannot change."""
 
 
 def _fixed(field: str) -> Transition:

@@ -122,13 +122,13 @@ class ModelSource(Model):
 
     uri: ModelUri = Field(
         description="Where the weights are. pvc://CLAIM/PATH, catalog://NAME (a model that the runtime knows by hash and fetches into the "
-        "cache), file:///PATH (local mode only). s3://BUCKET/PREFIX and hf://ORG/NAME[@REVISION] are not built yet: Accepted=False."
+        "cache), s3://BUCKET/PREFIX, hf://ORG/NAME[@REVISION] (fetched into the cache, checked), file:///PATH (local mode only)."
     )
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=8), ListType("set")] = Field(
         default=(), description="Names accepted in the model field of requests. The first is the canonical one. Default: metadata.name."
     )
-    s3: S3Options | None = Field(default=None, description="Options of s3:// URIs, which are not built yet.")
-    hugging_face: HuggingFaceOptions | None = Field(default=None, description="Options of hf:// URIs, which are not built yet.")
+    s3: S3Options | None = Field(default=None, description="Options of s3:// URIs.")
+    hugging_face: HuggingFaceOptions | None = Field(default=None, description="Options of hf:// URIs.")
     chat_template: KeySelector | None = Field(
         default=None, description="ConfigMap key with a Jinja chat template that replaces that of the tokenizer."
     )
@@ -192,6 +192,10 @@ _NO_OWNED_OPTION = FieldRule(
 )
 
 
+QUANTIZATIONS: Final = ("w8a16", "w4a16")
+"""Those that the runtime can do while it loads a model."""
+
+
 PAGE_SIZES: Final = (1, 16, 32, 64)
 _PAGE_SIZE = FieldRule(
     Rule(f"self in {list(PAGE_SIZES)}", f"must be one of {', '.join(map(str, PAGE_SIZES))}", lambda size: size in PAGE_SIZES)
@@ -217,7 +221,11 @@ class Runtime(Model):
     image_pull_secrets: PullSecrets = Field(default=(), description="Pull secrets.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="Weight type.")
     quantization: Annotated[str, Field(pattern=r"^[a-z0-9_-]*$", max_length=32)] | None = Field(
-        default=None, description="Quantization method. Not built yet: Accepted=False where it is set."
+        default=None,
+        description=(
+            "Make weights smaller while they are loaded: w8a16 (8 bits) or w4a16 (4 bits). Others are not built yet: Accepted=False. "
+            "Quantized .gguf files need none."
+        ),
     )
     context_length: Annotated[int, Format("int32"), Field(ge=128, le=16777216)] | None = Field(
         default=None, description="Longest sequence in tokens. Default: the model configuration."

@@ -89,8 +89,8 @@ BATCH_JOB: Final = Kind(
     singular="batchjob",
     plural="batchjobs",
     short="bj",
-    description="A file of OpenAI batch requests, run to completion. Once made, only suspend, cancel, deadlineSeconds, "
-    "ttlSecondsAfterFinished, metrics and networkPolicy can change.",
+    description="A file of OpenAI batch requests, run to completion. Once made, only workers, suspend, cancel, "
+    "deadlineSeconds, ttlSecondsAfterFinished, metrics and networkPolicy can change.",
     spec=BatchJobSpec,
     status=BatchJobStatus,
     columns=(
@@ -98,9 +98,10 @@ BATCH_JOB: Final = Kind(
         Column("Progress", "string", ".status.progress"),
         Column("Requests", "string", ".status.requests"),
         Column("Failed", "integer", ".status.requestCounts.failed"),
-        Column("Tok/s", "integer", ".status.tokensPerSecond"),
+        Column("Tok/s", "integer", ".status.tokensPerSecond", 1),
         Column("ETA", "string", ".status.etaText"),
-        Column("Workers", "integer", ".status.workers.active"),
+        Column("Workers", "integer", ".status.workers.active", 1),
+        Column("Shards", "string", ".status.shardsText", 1),
         Column("Reason", "string", '.status.conditions[?(@.type=="Complete")].reason', 1),
         Column("Output", "string", ".status.outputURI", 1),
         Column("Age", "date", ".metadata.creationTimestamp"),

@@ -127,6 +127,19 @@ class Usage(Model):
     total_tokens: Count64 | None = None
 
 
+MADE = 4
+"""How often one Job of a BatchJob is made: once, and again where somebody deleted it."""
+JobUids = Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MADE), ListType("atomic")]
+
+
+class MadeJobs(Model):
+    """The uids of the Jobs that were seen, by what they do."""
+
+    plan: JobUids = ()
+    work: JobUids = ()
+    merge: JobUids = ()
+
+
 class BatchJobStatus(Model):
     observed_generation: Count64 | None = None
     phase: BatchPhase | None = Field(
@@ -134,17 +147,22 @@ class BatchJobStatus(Model):
     )
     conditions: Conditions = Field(
         default=(),
-        description="Accepted: the spec can be carried out. Running: a worker runs; Unknown with reason NodeLost while its node does not "
-        "answer. Complete: the work is over, published or ended early (reason Succeeded, Cancelled, Expired); else its reason is what "
-        "holds the work up, or why it failed. Failed: the work has failed, with the worker's own reason. Suspended: spec.suspend is true "
-        "and nothing runs any more. Where they have something to say also ProgressKnown (the worker answers), Monitored and Contested.",
+        description="Accepted: the spec can be carried out. Planned: the input was read and cut into shards. Fenced: the storage has "
+        "conditional writes, so that a worker that was given up for lost can spoil nothing. Running: a worker runs; Unknown with reason "
+        "NodeLost while its node does not answer. Complete: the work is over and published, as a whole or ended early (reason Succeeded, "
+        "Cancelled, Expired); else its reason is what holds the work up, or why it failed. Failed: the work has failed, with the "
+        "worker's own reason. Suspended: spec.suspend is true and nothing runs any more. Where they have something to say also "
+        "ProgressKnown (the workers answer), Stalled (nothing was done for half an hour), Monitored and Contested.",
     )
     request_counts: RequestCounts | None = Field(
         default=None,
-        description="Same meaning as in the OpenAI batch object. Of a finished job as its last worker reported them; where that report was "
+        description="Same meaning as in the OpenAI batch object. Of a finished job as its merge reported them; where that report was "
         "never seen, the condition says so, and counts are as last known.",
     )
-    shards: Shards | None = Field(default=None, description="Not built yet, never set.")
+    shards: Shards | None = Field(default=None, description="Parts of the input that workers claim, one at a time.")
+    shards_text: Annotated[str, Field(max_length=24)] | None = Field(
+        default=None, description="COMPLETED/TOTAL for printing: machines read shards."
+    )
     progress_percent: Annotated[int, Format("int32"), Field(ge=0, le=100)] | None = None
     progress: Annotated[str, Field(max_length=32)] | None = Field(
         default=None, description="A bar for printing: machines read progressPercent."
@@ -153,7 +171,10 @@ class BatchJobStatus(Model):
         default=None, description="DONE/TOTAL for printing: machines read requestCounts."
     )
     workers: Workers | None = None
-    tokens_per_second: Count64 | None = Field(default=None, description="Output tokens per second over the last minute.")
+    tokens_per_second: Count64 | None = Field(default=None, description="Output tokens per second over the last minute, of all workers.")
+    requests_per_hour: Count64 | None = Field(
+        default=None, description="Finished requests per hour, a mean in which what is five minutes old weighs half: eta follows from it."
+    )
     eta: Time | None = Field(default=None, description="Expected end.")
     eta_text: Annotated[str, Field(max_length=16)] | None = Field(
         default=None, description="Time left for printing, for example 12m: machines read eta."
@@ -162,11 +183,13 @@ class BatchJobStatus(Model):
     output_uri: Uri | None = None
     errors_uri: Uri | None = None
     manifest_uri: Uri | None = None
-    epoch: Count64 | None = Field(default=None, description="Not built yet, never set.")
     run_id: Annotated[str, Field(max_length=64)] | None = Field(
         default=None, description="Names the run in storage: the same for every attempt of this BatchJob."
     )
-    plan_time: Time | None = Field(default=None, description="Not built yet, never set.")
+    jobs: MadeJobs | None = Field(
+        default=None, description="The Jobs that were made; one that somebody deletes is made again, three times."
+    )
+    plan_time: Time | None = Field(default=None, description="When the plan was made.")
     start_time: Time | None = None
     completion_time: Time | None = None
     last_progress_time: Time | None = None

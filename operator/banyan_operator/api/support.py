@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
-from banyan_operator.api.batchjob import BatchJobSpec, Sharding
+from banyan_operator.api.batchjob import BatchJobSpec
 from banyan_operator.api.inferenceserver import InferenceServerSpec
-from banyan_operator.api.parts import Accelerator, ModelSource, Runtime
+from banyan_operator.api.parts import QUANTIZATIONS, Accelerator, ModelSource, Runtime
 from banyan_operator.api.resources import InferenceServer, Resource
 from banyan_operator.api.validation import Problem
 
 Platform = Literal["cluster", "local"]
-
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
 
 
 def unsupported(resource: Resource, platform: Platform) -> list[Problem]:
@@ -31,29 +29,15 @@ def _batch(spec: BatchJobSpec, platform: Platform) -> list[Problem]:
     if spec.server is not None:
         found += _model("spec.server.model", spec.server.model, platform)
         found += _runtime("spec.server", spec.server.runtime, spec.server.accelerator)
-    for name, uri in (("input", spec.input.uri), ("output", spec.output.uri)):
-        if uri.startswith("file://") and platform == "cluster":
-            found.append(Problem(f"spec.{name}.uri", f"{uri}: file:// exists in local mode only; use s3:// or pvc://"))
-    if spec.workers > 1:
-        found.append(Problem("spec.workers", f"{spec.workers}: more than one worker is not built yet; use 1 and raise spec.maxConcurrency"))
-    if spec.sharding != Sharding():
-        found.append(Problem("spec.sharding", "is not built yet; remove it"))
-    if spec.max_error_percent != 100:
-        found.append(Problem("spec.maxErrorPercent", f"{spec.max_error_percent} is not built yet; remove it"))
-    if spec.priority != -10:
-        found.append(Problem("spec.priority", f"{spec.priority} is not built yet; remove it"))
-    if spec.endpoint not in ENDPOINTS:
-        found.append(Problem("spec.endpoint", f"{spec.endpoint} is not built yet; use one of {', '.join(ENDPOINTS)}"))
+    for path, uri in (("input.uri", spec.input.uri), ("input.failedOf", spec.input.failed_of), ("output.uri", spec.output.uri)):
+        if uri is not None and uri.startswith("file://") and platform == "cluster":
+            found.append(Problem(f"spec.{path}", f"{uri}: file:// exists in local mode only; use s3:// or pvc://"))
     return found
 
 
 def _model(path: str, model: ModelSource, platform: Platform) -> list[Problem]:
     scheme = model.uri.partition("://")[0]
     found: list[Problem] = []
-    if scheme in ("s3", "hf"):
-        found.append(
-            Problem(f"{path}.uri", f"{model.uri}: {scheme}:// is not built yet; copy the model to a claim and use pvc://, or catalog://")
-        )
     if scheme == "file" and platform == "cluster":
         found.append(Problem(f"{path}.uri", f"{model.uri}: file:// exists in local mode only; copy the model to a claim and use pvc://"))
     return found
@@ -68,8 +52,9 @@ def _runtime(path: str, runtime: Runtime, accelerator: Accelerator) -> list[Prob
         found.append(
             Problem(f"{path}.accelerator.count", f"{accelerator.count} devices mean tensor parallelism, which is not built yet; use 1")
         )
-    if runtime.quantization:
-        found.append(Problem(f"{path}.runtime.quantization", f"{runtime.quantization} is not built yet; remove it"))
+    if runtime.quantization and runtime.quantization not in QUANTIZATIONS:
+        known = f"use one of {', '.join(QUANTIZATIONS)}, or remove it (quantized .gguf files need no option)"
+        found.append(Problem(f"{path}.runtime.quantization", f"{runtime.quantization} is not built yet; {known}"))
     cache = runtime.kv_cache
     if cache is not None and cache.dtype != "auto":
         found.append(Problem(f"{path}.runtime.kvCache.dtype", f"{cache.dtype} is not built yet; use auto"))

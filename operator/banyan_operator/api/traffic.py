@@ -17,7 +17,9 @@ UrlPath = Annotated[str, Field(pattern="^/", max_length=256)]
 
 class Auth(Model):
     api_keys_secret_ref: ApiKeysRef | None = Field(
-        default=None, description="Secret whose key holds one API key per line; re-read when it changes, without restart."
+        default=None,
+        description="Secret whose key holds one API key per line, with a name or without (`name: key`); re-read when it changes, without "
+        "restart.",
     )
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from banyan_operator import api as resources
 from banyan_operator.api import BatchJob, Resource
+from banyan_operator.api.status import MADE
 from banyan_operator.cluster import podclient
 from banyan_operator.cluster.client import Api, ApiError
 from banyan_operator.cluster.store import Store
+from banyan_operator.desired.batchpod import PHASES
 from banyan_operator.desired.monitors import wanted_optional
-from banyan_operator.desired.names import work_name
+from banyan_operator.desired.names import Names
 from banyan_operator.desired.references import references
 from banyan_operator.kube import kinds
-from banyan_operator.kube.addresses import service_url
+from banyan_operator.kube.addresses import pods_url
 from banyan_operator.kube.kinds import Manifest
-from banyan_operator.kube.objects import Key, Ref, controller, controller_uid, is_true, uid_of
+from banyan_operator.kube.objects import Key, Ref, controller, controller_uid, is_true, key_of, uid_of
 from banyan_operator.kube.ownership import Owner
 from banyan_operator.observed.batch import is_terminal
 from banyan_operator.plan import World
@@ -42,7 +44,7 @@ class Asker(Protocol):
 
     async def readyz(self, pod: Manifest) -> Mapping[str, Any] | None: ...
 
-    async def progress(self, pod: Manifest) -> Mapping[str, Any] | None: ...
+    async def progress(self, pods: Sequence[Manifest]) -> Mapping[str, Mapping[str, Any]]: ...
 
 
 class References:
@@ -169,21 +171,20 @@ class Gatherer:
             absent = await self._optional.absent(key, resource, parsed)
         children = self._store.children(key)
         if key.kind == kinds.BATCH_JOB.kind:
-            children = (*children, *await self._unshown_jobs(resource, children, _to_stop(resource, parsed)))
-        readyz = progress = None
+            children = (*children, *await self._unshown_jobs(resource, children, _to_find(resource, parsed, children)))
+        readyz, progress = None, dict[str, Mapping[str, Any]]()
         if key.kind == kinds.INFERENCE_SERVER.kind:
             pod = podclient.newest(resource, children, "server")
             readyz = await self._pods.readyz(pod) if pod is not None else None
         else:
-            pod = podclient.newest(resource, children, "worker")
-            progress = await self._pods.progress(pod) if pod is not None else None
+            progress = dict(await self._pods.progress(podclient.reachable(resource, children, "worker")))
         return World(
             now=self._clock(),
             children=children,
             missing=missing,
             absent=absent,
             server=server,
-            server_url=service_url(server) if server is not None else None,
+            server_url=self._pods_url(server) if server is not None else None,
             progress=progress,
             readyz=readyz,
             events=await self._warnings(key.namespace, children),
@@ -203,9 +204,15 @@ class Gatherer:
             return None
         return self._store.get(Key(kinds.INFERENCE_SERVER.kind, key.namespace, name))
 
-    async def _unshown_jobs(self, resource: Manifest, children: Iterable[Manifest], to_stop: str | None) -> list[Manifest]:
+    def _pods_url(self, server: Manifest) -> str:
+        """Of its headless Service, which keeps the name that it was made with."""
+        children = self._store.children(key_of(server))
+        parsed = _parsed(server)
+        return pods_url(server, Names.of(parsed, children).pods_service if parsed is not None else None)
+
+    async def _unshown_jobs(self, resource: Manifest, children: Iterable[Manifest], to_find: Iterable[str]) -> list[Manifest]:
         """Jobs that no watch shows, for they have lost our label, and that nobody would find: those that pods name as theirs,
-        and `to_stop`, the one that must be seen to stand still.
+        and `to_find`, those that must be known to be gone or to stand still.
 
         A child that lost its label is found again where it is to be written; a Job that is not to be made is not.
         """
@@ -213,8 +220,7 @@ class Gatherer:
         uids = {uid_of(child) for child in known}
         owners = [controller(child) for child in known if child["kind"] == kinds.POD.kind]
         names = {one["name"] for one in owners if one and one["kind"] == kinds.JOB.kind and one["uid"] not in uids}
-        if to_stop is not None and not any(child["kind"] == kinds.JOB.kind for child in known):
-            names.add(to_stop)
+        names |= set(to_find)
         mine, namespace = Owner.of(resource), resource["metadata"]["namespace"]
         live = [await self._api.get(kinds.JOB, namespace, name) for name in sorted(names)]
         return [one for one in live if one is not None and uid_of(one) not in uids and mine.may_change(one)]
@@ -249,13 +255,25 @@ def _parsed(resource: Manifest) -> Resource | None:
         return None  # reconcile says what is wrong with it
 
 
-def _to_stop(resource: Manifest, parsed: Resource | None) -> str | None:
-    """The name of the Job that is to stand still, if one is."""
-    if not isinstance(parsed, BatchJob) or is_terminal(resource.get("status") or {}):
-        return None
-    if not (parsed.spec.cancel or parsed.spec.suspend or parsed.spec.deadline_seconds):
-        return None
-    return work_name(parsed)
+def _to_find(resource: Manifest, parsed: Resource | None, children: Iterable[Manifest]) -> tuple[str, ...]:
+    """The names of Jobs that are not among `children`, and on whose absence something follows that cannot be undone: an end, or a
+    merge. (One that is to be made is found when it is made.)"""
+    status: Mapping[str, Any] = resource.get("status") or {}
+    if not isinstance(parsed, BatchJob) or is_terminal(status):
+        return ()
+    made: Mapping[str, Any] = status.get("jobs") or {}
+    stops = parsed.spec.cancel or parsed.spec.suspend or parsed.spec.deadline_seconds
+    names = Names.of(parsed, children)
+    jobs = {names.job(phase) for phase in PHASES}
+    shown = {child["metadata"]["name"] for child in children if child["kind"] == kinds.JOB.kind} & jobs
+    found = []
+    for phase in reversed(PHASES):  # the last that is there decides, whatever came before it
+        if names.job(phase) in shown:
+            break
+        begins = phase == "work" and not shown and not is_true(resource, "Planned")  # a release before phases may have made one
+        if begins or (stops and (phase != "merge" or made.get(phase))) or len(made.get(phase) or ()) >= MADE:
+            found.append(names.job(phase))
+    return tuple(found)
 
 
 def _settled(resource: Manifest, live: Manifest) -> bool:

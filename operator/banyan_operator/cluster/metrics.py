@@ -18,6 +18,7 @@ from banyan_operator.api.status import BatchPhase
 from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
+from banyan_operator.observed.batch import TERMINAL
 from banyan_operator.plan import Manifest
 
 _SECONDS: Final = (
@@ -84,6 +85,8 @@ class Metrics:
         self.job_seconds = Histogram(
             "banyan_batchjob_duration_seconds", "From start to end of a BatchJob.", ["result"], buckets=_JOB_SECONDS, registry=registry
         )
+        for phase in TERMINAL:
+            self.job_seconds.labels(phase.lower())
         for kind in kinds.RESOURCES:
             name = kind.kind.lower()
             for result in ("success", "error", "requeue_after"):

@@ -19,6 +19,7 @@ BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_CAP_S: Final = 300.0
 CONFLICT_DELAY_S: Final = 1.0
 CONFLICTS_FREE: Final = 5  # a conflict on our own write is news, not failure; after so many in a row it is
+OUTDATED: Final = 1024  # times that no longer count, beside those that do: more are swept out
 
 
 def half_to_whole() -> float:
@@ -68,13 +69,15 @@ class Backlog:
     def advance(self, now: float) -> None:
         while self.delayed and self.delayed[0][0] <= now:
             when, key = heapq.heappop(self.delayed)
-            if self.due.get(key) == when:  # else an earlier time was set after this one
+            if self.due.get(key) == when:  # else another time was set after this one, or none
                 del self.due[key]
                 if self.held.get(key, now + 1) <= now:
                     del self.held[key]
                 self.add(key, now)
 
     def next_due(self) -> float | None:
+        while self.delayed and self.due.get(self.delayed[0][1]) != self.delayed[0][0]:
+            heapq.heappop(self.delayed)
         return self.delayed[0][0] if self.delayed else None
 
     def take(self, now: float) -> tuple[Key, float] | None:
@@ -93,9 +96,12 @@ class Backlog:
             self.add(key, now)
 
     def succeeded(self, key: Key) -> None:
-        self.failures.pop(key, None)
-        self.conflicts.pop(key, None)
-        self.held.pop(key, None)
+        """Its newest look says when the next one is due, if any: what earlier ones asked for no longer counts."""
+        for memory in (self.failures, self.conflicts, self.held, self.due):
+            memory.pop(key, None)
+        if len(self.delayed) > 2 * len(self.due) + OUTDATED:
+            self.delayed = [(when, due) for due, when in self.due.items()]
+            heapq.heapify(self.delayed)
 
     def retry_delay(self, key: Key, conflict: bool) -> float:
         """How long to wait after a failure, s."""

@@ -13,7 +13,7 @@ from banyan_operator.cluster.recorder import Recorder
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
-from banyan_operator.kube.objects import Key, key_of
+from banyan_operator.kube.objects import Key, key_of, uid_of
 from banyan_operator.observed.batch import TERMINAL
 from banyan_operator.plan import Report
 
@@ -42,7 +42,7 @@ class Reporter:
         except ApiError as error:
             self._metrics.status_errors.labels(resource["kind"], str(error.status)).inc()
             if error.status == 404:
-                self._concerns(self._store.forget(key_of(resource)))
+                self._forget(resource)
                 return False
             if error.status == 409:  # changed, or made anew, since we read it: the watch is behind
                 await self._read_again(resource)
@@ -57,7 +57,16 @@ class Reporter:
     async def _read_again(self, resource: Manifest) -> None:
         meta = resource["metadata"]
         live = await self._api.get(kinds.of(resource), meta["namespace"], meta["name"])
-        self._concerns(self._store.forget(key_of(resource)) if live is None else self._store.note(live))
+        if live is None:
+            self._forget(resource)
+        else:
+            self._concerns(self._store.note(live))
+
+    def _forget(self, resource: Manifest) -> None:
+        """It is gone. Another of its name may have been made and seen while the answer was on its way: that one stays."""
+        known = self._store.get(key_of(resource))
+        if known is not None and uid_of(known) == uid_of(resource):
+            self._concerns(self._store.forget(key_of(resource)))
 
 
 def _between(start: Any, end: Any) -> float | None:

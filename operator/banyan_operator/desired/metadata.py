@@ -12,6 +12,7 @@ from banyan_operator.kube.objects import OWNER_LABELS, owner_reference
 from banyan_operator.kube.ownership import APPLIED_HASH, Owner
 from banyan_operator.plan import Settings
 
+COMPONENT: Final = "app.kubernetes.io/component"
 SPEC_HASH: Final = f"{GROUP}/spec-hash"
 """On a pod template: 10 hex digits over the template; pods carry it, so it tells which revision a pod is of."""
 SPEC_DIGEST: Final = f"{GROUP}/spec-digest"
@@ -44,13 +45,20 @@ def server_selector(name: str) -> dict[str, str]:
     return _selector("banyan-server", name, "server")
 
 
+def pod_selector(resource: Resource) -> dict[str, str]:
+    """The labels that select all the resource's pods, whatever they do."""
+    return {name: value for name, value in selector(resource).items() if isinstance(resource, InferenceServer) or name != COMPONENT}
+
+
 def _selector(name: str, instance: str, component: str) -> dict[str, str]:
-    return {"app.kubernetes.io/name": name, "app.kubernetes.io/instance": instance, "app.kubernetes.io/component": component}
+    return {"app.kubernetes.io/name": name, "app.kubernetes.io/instance": instance, COMPONENT: component}
 
 
-def labels(resource: Resource) -> dict[str, str]:
+def labels(resource: Resource, component: str | None = None) -> dict[str, str]:
+    """Of a child. `component`: what it does, where that is not what the selector says."""
     return {
         **selector(resource),
+        **({COMPONENT: component} if component is not None else {}),
         "app.kubernetes.io/part-of": "banyan",
         MANAGED_BY_LABEL: FIELD_MANAGER,
         owner_label(resource): resource.metadata.name,
@@ -77,13 +85,14 @@ def child(
     body: dict[str, Any],
     annotations: dict[str, str] | None = None,
     extra_labels: dict[str, str] | None = None,
+    component: str | None = None,
     owned: bool = True,
 ) -> Manifest:
     """One child object, complete with labels, owner and hashes. `body` holds spec, or whatever the kind has instead."""
     metadata: Manifest = {
         "name": name,
         "namespace": resource.metadata.namespace,
-        "labels": {**(extra_labels or {}), **labels(resource)},
+        "labels": {**(extra_labels or {}), **labels(resource, component)},
         "annotations": dict(annotations or {}),
     }
     if owned:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from banyan_operator.api import InferenceServer, Resource
 from banyan_operator.api.traffic import Monitor
-from banyan_operator.desired.metadata import HEADLESS, child, selector
+from banyan_operator.desired.metadata import HEADLESS, child, pod_selector
 from banyan_operator.desired.names import derived
 from banyan_operator.kube.addresses import PROGRESS_PORT_NAME, SERVER_PORT_NAME
 from banyan_operator.kube.kinds import POD_MONITOR, SERVICE_MONITOR, Kind
@@ -35,14 +35,14 @@ def _wanted(resource: Resource) -> Iterator[tuple[Kind, str, Monitor]]:
 
 def _monitor(resource: Resource, settings: Settings, kind: Kind, name: str, how: Monitor) -> Manifest:
     port = SERVER_PORT_NAME if isinstance(resource, InferenceServer) else PROGRESS_PORT_NAME
-    chosen: Manifest = {"matchLabels": selector(resource)}
+    chosen: Manifest = {"matchLabels": pod_selector(resource)}
     points = "podMetricsEndpoints"
     if kind is SERVICE_MONITOR:
         points = "endpoints"
         chosen["matchExpressions"] = [{"key": HEADLESS, "operator": "DoesNotExist"}]  # or every pod is scraped twice
     spec: Manifest = {
         "selector": chosen,
-        points: [{"port": port, "path": "/metrics", "interval": how.interval}],
+        points: [{"port": port, "path": "/metrics", "interval": how.interval, "relabelings": [_named(resource)]}],
     }
     return child(
         resource,
@@ -53,3 +53,9 @@ def _monitor(resource: Resource, settings: Settings, kind: Kind, name: str, how:
         extra_labels=dict(how.additional_labels),
         body={"spec": spec},
     )
+
+
+def _named(resource: Resource) -> Manifest:
+    """Whose the series are, by the label that the chart's dashboards and rules know it by."""
+    label = "inferenceserver" if isinstance(resource, InferenceServer) else "batchjob"
+    return {"action": "replace", "targetLabel": label, "replacement": resource.metadata.name}

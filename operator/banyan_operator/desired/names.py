@@ -7,7 +7,7 @@ another claim.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +29,7 @@ class _Role:
 
 
 _PODS: Final = _Role(SERVICE, "pods", "pods")
-_WORK: Final = _Role(JOB, "work", "work")
+_JOBS: Final = {end: _Role(JOB, end, end) for end in ("plan", "work", "merge")}
 _ACCOUNT: Final = {InferenceServer: _Role(SERVICE_ACCOUNT, "server", "server"), BatchJob: _Role(SERVICE_ACCOUNT, "batch", "batch")}
 _CACHE: Final = {InferenceServer: _Role(CLAIM, "cache", "cache"), BatchJob: _Role(CLAIM, "batch-cache", "cache")}
 
@@ -41,7 +41,7 @@ class Names:
     service_account: str
     cache_claim: str
     pods_service: str
-    work: str
+    jobs: Mapping[str, str]  # phase → name
 
     @staticmethod
     def of(resource: Resource, children: Iterable[Manifest] = (), template: Manifest | None = None) -> Names:
@@ -52,13 +52,12 @@ class Names:
             service_account=_name(resource, _ACCOUNT[kind], known, used),
             cache_claim=_name(resource, _CACHE[kind], known, used),
             pods_service=_name(resource, _PODS, known, used),
-            work=_name(resource, _WORK, known, used),
+            jobs={phase: _name(resource, role, known, used) for phase, role in _JOBS.items()},
         )
 
-
-def work_name(job: BatchJob, children: Iterable[Manifest] = ()) -> str:
-    """The name of the Job that does the work."""
-    return Names.of(job, children).work
+    def job(self, phase: str) -> str:
+        """Of the Job that does one phase of a BatchJob."""
+        return self.jobs[phase]
 
 
 def derived(resource: Resource, end: str) -> str:

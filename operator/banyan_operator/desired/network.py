@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from banyan_operator.api import InferenceServer, Problem, Resource, SpecError
 from banyan_operator.api.parts import ModelSource, S3Options
 from banyan_operator.api.uris import CatalogModel, Remote, locate
-from banyan_operator.desired.metadata import child, selector, server_selector
+from banyan_operator.desired.metadata import child, pod_selector, server_selector
 from banyan_operator.desired.names import derived
 from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
 from banyan_operator.kube.kinds import NETWORK_POLICY
@@ -26,7 +26,7 @@ def network_policy(resource: Resource, settings: Settings) -> Manifest:
     """The policy of a resource that wants one. The kubelet's probes pass in any case."""
     name = resource.metadata.name if isinstance(resource, InferenceServer) else derived(resource, "batch")
     spec: Manifest = {
-        "podSelector": {"matchLabels": selector(resource)},
+        "podSelector": {"matchLabels": pod_selector(resource)},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [_ingress(resource, settings)],
         "egress": [_DNS, *_egress(resource, settings), *resource.spec.network_policy.egress],
@@ -55,7 +55,7 @@ def _egress(resource: Resource, settings: Settings) -> Iterator[Manifest]:
         yield {"to": [{"podSelector": {"matchLabels": server_selector(spec.server_ref.name)}}], "ports": _ports(SERVER_PORT)}
     if spec.server is not None:
         yield from _model(spec.server.model, "spec.server.model", namespace)
-    if any(uri.startswith("s3://") for uri in (spec.input.uri, spec.output.uri)):
+    if any(uri.startswith("s3://") for uri in (spec.input.source, spec.output.uri)):
         yield from _storage(spec.s3, settings.default_storage.get(_STORAGE), "spec.s3", namespace)
 
 

@@ -101,8 +101,9 @@ def escaped(text: str) -> str:
     return text.replace("$(", "$$(")
 
 
-def s3(options: S3Options | None, defaults: Mapping[str, str]) -> tuple[dict[str, str], list[Mount]]:
-    """Environment and files that lead to an S3 store. `defaults` are variables for what the resource leaves open."""
+def s3(options: S3Options | None, defaults: Mapping[str, str], prefix: str = "") -> tuple[dict[str, str], list[Mount]]:
+    """Environment and files that lead to an S3 store. `defaults` are variables for what the resource leaves open; `prefix` sets the
+    volumes apart from those of another store in the same pod."""
     env = dict(defaults)
     found: list[Mount] = []
     if options is None:
@@ -115,10 +116,10 @@ def s3(options: S3Options | None, defaults: Mapping[str, str]) -> tuple[dict[str
         env["BANYAN_S3_FORCE_PATH_STYLE"] = "true"
     if options.credentials_secret_ref:
         env["BANYAN_S3_CREDENTIALS_DIR"] = "/secrets/s3"
-        found.append(secret_files("s3-credentials", options.credentials_secret_ref.name, "/secrets/s3"))
+        found.append(secret_files(f"{prefix}s3-credentials", options.credentials_secret_ref.name, "/secrets/s3"))
     if options.ca_config_map_ref:
         env["AWS_CA_BUNDLE"] = f"/config/s3-ca/{options.ca_config_map_ref.key}"
-        found.append(config_file("s3-ca", options.ca_config_map_ref.name, "/config/s3-ca", options.ca_config_map_ref.key))
+        found.append(config_file(f"{prefix}s3-ca", options.ca_config_map_ref.name, "/config/s3-ca", options.ca_config_map_ref.key))
     return env, found
 
 

@@ -48,7 +48,7 @@ def _reference(field: str, value: Any) -> Ref | None:
             return Ref("v1", "ConfigMap", name)
         case "claimName", str(name):
             return Ref("v1", "PersistentVolumeClaim", name)
-        case "uri", str(uri):
+        case (("uri" | "failedOf"), str(uri)):
             place = locate(uri)
             return Ref("v1", "PersistentVolumeClaim", place.claim) if isinstance(place, ClaimPath) else None
     return None

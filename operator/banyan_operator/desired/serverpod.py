@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from banyan_operator.api import InferenceServer
+from banyan_operator.api import BatchJob, InferenceServer
 from banyan_operator.api.batchjob import OwnServer
 from banyan_operator.api.lifecycle import Drain, Probes
 from banyan_operator.api.parts import Accelerator, ApiKeysRef, Cache, ModelSource, Resources, Runtime, Security
-from banyan_operator.api.uris import ClaimPath, HostPath, locate
+from banyan_operator.api.uris import ClaimPath, HostPath, Remote, locate
 from banyan_operator.desired import podspec
 from banyan_operator.desired.podspec import Mount
 from banyan_operator.kube.addresses import SERVER_PORT, SERVER_PORT_NAME
@@ -44,6 +44,7 @@ class Server:
     api_keys: ApiKeysRef | None = None
     pre_stop_s: int = 0
     sidecar: bool = False
+    vectors: bool = False  # it is asked for embeddings
 
 
 def of_server(server: InferenceServer, cache_claim: str) -> Server:
@@ -65,10 +66,10 @@ def of_server(server: InferenceServer, cache_claim: str) -> Server:
     )
 
 
-def of_own_server(name: str, own: OwnServer, security: Security, cache_claim: str) -> Server:
-    """`name`: of the model, where it was given none."""
+def of_own_server(job: BatchJob, own: OwnServer, cache_claim: str) -> Server:
+    """`own`: that of the job, whose name the model gets where it was given none."""
     return Server(
-        served_names=own.model.served_names or (name,),
+        served_names=own.model.served_names or (job.metadata.name,),
         model=own.model,
         runtime=own.runtime,
         accelerator=own.accelerator,
@@ -77,15 +78,17 @@ def of_own_server(name: str, own: OwnServer, security: Security, cache_claim: st
         cache=own.cache,
         cache_claim=own.cache.claim_name or cache_claim,
         probes=Probes(startup_timeout_seconds=own.probes.startup_timeout_seconds),
-        security=security,
+        security=job.spec.security,
         drain_s=SIDECAR_DRAIN_S,
         sidecar=True,
+        vectors=job.spec.endpoint == "/v1/embeddings",
     )
 
 
 def container(server: Server, image: str, settings: Settings) -> tuple[Manifest, list[Mount]]:
     """The container, and what it mounts."""
-    mounts = _mounts(server)
+    source_env, source_mounts = _source(server.model)
+    mounts = _mounts(server) + source_mounts
     result: Manifest = {
         "name": CONTAINER,
         "image": image,
@@ -93,7 +96,7 @@ def container(server: Server, image: str, settings: Settings) -> tuple[Manifest,
         "command": ["banyan-runtime", "serve"],
         "args": _args(server),
         "ports": [{"name": SERVER_PORT_NAME, "containerPort": SERVER_PORT, "protocol": "TCP"}],
-        "env": podspec.environment(_environment(server), server.runtime.env),
+        "env": podspec.environment(_environment(server) | source_env, server.runtime.env),
         "volumeMounts": podspec.mounts(mounts),
         "startupProbe": _probe("/readyz", STARTUP_PERIOD_S, PROBE_TIMEOUT_S, _startup_failures(server.probes)),
         "livenessProbe": _probe(
@@ -127,6 +130,8 @@ def _args(server: Server) -> list[str]:
         f"--dtype={runtime.dtype}",
         f"--log-level={runtime.log_level}",
     ]
+    if runtime.quantization:
+        args.append(f"--quantization={runtime.quantization}")
     if runtime.context_length is not None:
         args.append(f"--context-length={runtime.context_length}")
     if runtime.memory_percent is not None:
@@ -148,6 +153,8 @@ def _args(server: Server) -> list[str]:
         args.append("--chat-template=$(BANYAN_CHAT_TEMPLATE)")
     if server.api_keys is not None:
         args.append("--api-keys-file=$(BANYAN_API_KEYS_FILE)")
+    if server.vectors:
+        args.append("--enable-embeddings")
     return [*args, *runtime.args]
 
 
@@ -158,7 +165,7 @@ def _model_path(model: ModelSource) -> str:
         case HostPath(path):  # local mode alone: a folder of this very machine, nothing is mounted
             return podspec.escaped(path)
         case _:
-            return model.uri
+            return podspec.escaped(model.uri)
 
 
 def _environment(server: Server) -> dict[str, str]:
@@ -181,6 +188,25 @@ def _environment(server: Server) -> dict[str, str]:
     if server.api_keys is not None:
         env["BANYAN_API_KEYS_FILE"] = f"/secrets/api-keys/{server.api_keys.key}"
     return env
+
+
+def _source(model: ModelSource) -> tuple[dict[str, str], list[Mount]]:
+    """Environment and files with which the runtime fetches an s3:// or hf:// model. Tokens are files: they stay out of the pod's spec."""
+    match locate(model.uri):
+        case Remote("s3"):
+            return podspec.s3(model.s3, {}, "model-")
+        case Remote("hf") if model.hugging_face is not None:
+            options, env, mounts = model.hugging_face, dict[str, str](), list[Mount]()
+            if options.endpoint:
+                env["HF_ENDPOINT"] = options.endpoint
+            if options.token_secret_ref:
+                env["HF_TOKEN_PATH"] = f"/secrets/hf/{options.token_secret_ref.key}"
+                mounts.append(
+                    podspec.secret_files("hf-token", options.token_secret_ref.name, "/secrets/hf", [options.token_secret_ref.key])
+                )
+            return env, mounts
+        case _:
+            return {}, []
 
 
 def _mounts(server: Server) -> list[Mount]:

@@ -14,8 +14,10 @@ PROGRESS_PORT_NAME: Final = "progress"
 SERVICE_PORT: Final = 80
 
 
-def service_url(server: Mapping[str, Any]) -> str:
-    """The base URL of an InferenceServer's Service, as the cluster's DNS knows it."""
+def pods_url(server: Mapping[str, Any], service: str | None = None) -> str:
+    """The base URL of its headless Service: one address a ready pod, for clients that choose a pod themselves.
+
+    `service`: that Service's name, where it is not what it is called now.
+    """
     meta = server["metadata"]
-    port = ((server.get("spec") or {}).get("service") or {}).get("port", SERVICE_PORT)
-    return f"http://{meta['name']}.{meta['namespace']}.svc" + ("" if port == SERVICE_PORT else f":{port}")
+    return f"http://{service or meta['name'] + '--pods'}.{meta['namespace']}.svc:{SERVER_PORT}"

@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from banyan_operator import __version__
@@ -99,6 +99,8 @@ class LocalMode:
         self._woken = asyncio.Event()
         self._stops = 0  # signals received
         self._applied: dict[Key, Manifest] = {}
+        self._contents = contents
+        self._refused: frozenset[str] = frozenset()  # what was said of edits that are not applied
         self._written: Snapshot | None = None
         self._unwritten = ""  # why status.json could not be written
         clock = time.time
@@ -115,7 +117,7 @@ class LocalMode:
         settings = Settings(runtime_image="local", operator_version=__version__, platform="local")
         self._world = LocalWorld(self._objects, self._kubelet, self._asking, ports, settings, folder.name, clock, view.say)
         if not options.fresh:
-            self._remember_finished_jobs(contents)
+            self._remember_jobs(contents)
         self._manifests.changed()
         self._apply(contents)
 
@@ -172,41 +174,62 @@ class LocalMode:
     # --- manifests ---
 
     def _reread(self) -> None:
-        """Take edits of the files over. A file that is wrong changes nothing, and is spoken of once."""
+        """Take edits of the files over. What is wrong holds back nothing but itself, and is spoken of once."""
         if not self._manifests.changed():
             return
         try:
-            self._apply(self._manifests.read())
+            self._apply(self._manifests.read(self._contents))
         except LocalError as error:
-            self._view.say(f"not applied, all stays as it was: {error}")
+            self._tell_refused([str(error)])
         self._kubelet.refresh_files()
 
     def _apply(self, contents: Contents) -> None:
-        """Raises LocalError when a change is refused; then nothing of it is applied."""
+        objects, refused = dict(contents.objects), list(contents.refused)
         for key, manifest in contents.objects.items():
             old = self._applied.get(key)
             if old is not None and old != manifest and key.kind in KINDS:
-                check_change(manifest, old)
-        for key in self._applied.keys() - contents.objects.keys():
+                try:
+                    check_change(manifest, old)
+                except LocalError as error:
+                    refused.append(str(error))
+                    objects[key] = old
+        for key in self._applied.keys() - objects.keys():
             self._objects.delete(key)
-        for key, manifest in contents.objects.items():
+        for key, manifest in objects.items():
             if self._applied.get(key) != manifest:
                 self._objects.apply(manifest)
         for what in contents.ignored:
             self._view.say(f"{what}: local mode has no use for it")
-        self._applied = dict(contents.objects)
+        self._applied = objects
+        self._contents = replace(contents, objects=objects)
+        self._tell_refused(refused)
 
-    def _remember_finished_jobs(self, contents: Contents) -> None:
-        """A BatchJob that has ended stays ended over a restart, as it does in a cluster, unless its spec is another one."""
+    def _tell_refused(self, refused: Sequence[str]) -> None:
+        for text in refused:
+            if text not in self._refused:
+                self._view.say(f"not applied, it stays as it was: {text}")
+        self._refused = frozenset(refused)
+
+    def _remember_jobs(self, contents: Contents) -> None:
+        """A BatchJob is the same over a restart, as it is in a cluster: one that has ended stays ended, unless its spec is another
+        one, and one that was at work goes on where it was, unless its spec changed in what must not change."""
         try:
             before = Snapshot.read(self._folder).resources
         except LocalError:
             return
         for job in before:
             wanted = contents.objects.get(key_of(job))
-            if job["kind"] == "BatchJob" and phase(job) in FINISHED and wanted is not None and wanted["spec"] == job["spec"]:
-                self._objects.restore(wanted, job)
-                self._view.say(f"{label(job)} has ended {_ago(job)}; start with --fresh to run it again")
+            if job["kind"] != "BatchJob" or wanted is None or not job.get("status"):
+                continue
+            if phase(job) in FINISHED:
+                if wanted["spec"] == job["spec"]:
+                    self._objects.restore(wanted, job)
+                    self._view.say(f"{label(job)} has ended {_ago(job)}; start with --fresh to run it again")
+                continue
+            with contextlib.suppress(LocalError):
+                check_change(wanted, job)
+                status = {name: value for name, value in job["status"].items() if name != "jobs"}  # they went with their processes
+                self._objects.restore(wanted, {**job, "status": status})
 
     # --- what is shown ---
 

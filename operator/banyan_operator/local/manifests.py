@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as field_of
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,47 @@ class Contents:
 
     objects: Mapping[Key, Manifest]  # resources, Secrets and ConfigMaps
     ignored: tuple[str, ...]  # 'kind/name' of what local mode has no use for
+    places: Mapping[Key, Path]  # the file or folder of each object
+    refused: tuple[str, ...] = ()  # why a manifest is not taken over; what it was before stays
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What was found so far, put beside what there was before."""
+
+    before: Contents | None
+    objects: dict[Key, Manifest] = field_of(default_factory=dict)
+    ignored: list[str] = field_of(default_factory=list)
+    places: dict[Key, Path] = field_of(default_factory=dict)
+    refused: list[str] = field_of(default_factory=list)
+    held: set[Path] = field_of(default_factory=set)  # places of what is refused
+
+    def take(self, manifest: Manifest, place: Path, where: str) -> None:
+        """Raises LocalError for an object that is there already; as it was before it stays."""
+        key = key_of(manifest)
+        if key in self.objects:
+            if self.before is not None and key in self.before.objects:
+                self.objects[key] = self.before.objects[key]
+            raise LocalError(f"{where} is there twice; remove one")
+        self.objects[key], self.places[key] = manifest, place
+
+    @contextlib.contextmanager
+    def refusing(self, place: Path) -> Iterator[None]:
+        """What is wrong holds back nothing but itself, where something was there before."""
+        try:
+            yield
+        except (LocalError, OSError) as error:
+            if self.before is None:
+                raise
+            self.refused.append(str(error) if isinstance(error, LocalError) else _unreadable(error))
+            self.held.add(place)
+
+    def contents(self) -> Contents:
+        if self.before is not None:  # nobody knows which object a manifest was meant to be that cannot be understood
+            for key, place in self.before.places.items():
+                if place in self.held and key not in self.objects:
+                    self.objects[key], self.places[key] = self.before.objects[key], place
+        return Contents(self.objects, tuple(self.ignored), self.places, tuple(self.refused))
 
 
 class Manifests:
@@ -60,34 +103,29 @@ class Manifests:
         before, self._seen = self._seen, seen
         return seen != before
 
-    def read(self) -> Contents:
-        """Raises LocalError for what is no valid manifest; the message names file, object, field and remedy."""
+    def read(self, before: Contents | None = None) -> Contents:
+        """Raises LocalError for what is no valid manifest; the message names file, object, field and remedy. With `before`, what was
+        read last, a manifest that is wrong is told of in the contents, and what it was stays; so do other objects of its file that are
+        not found any more.
+        """
         try:
-            return self._read()
+            return self._read(_Reading(before))
         except OSError as error:
-            raise LocalError(f"{error.filename}: cannot be read: {error.strerror}") from None
+            raise LocalError(_unreadable(error)) from None
 
-    def _read(self) -> Contents:
-        objects: dict[Key, Manifest] = {}
-        ignored: list[str] = []
+    def _read(self, reading: _Reading) -> Contents:
         for path in self._manifest_files():
-            for document in _documents(path):
-                kind, metadata = document.get("kind", "object without kind"), document.get("metadata")
-                name = f"{kind}/{metadata.get('name', '?') if isinstance(metadata, dict) else '?'}"
-                if not isinstance(kind, str) or (kind not in KINDS and kind not in REFERENCED):
-                    ignored.append(name)
-                    continue
-                where = f"{path}: {name}"
-                manifest = _checked(where, document)
-                if key_of(manifest) in objects:
-                    raise LocalError(f"{where} is there twice; remove one")
-                objects[key_of(manifest)] = manifest
+            with reading.refusing(path):
+                for document in _documents(path):
+                    with reading.refusing(path):
+                        _take(reading, path, document)
         for name, folder in self._secrets.items():
-            secret = _secret(name, folder)
-            objects[key_of(secret)] = secret
-        if not any(key.kind in KINDS for key in objects):
+            with reading.refusing(folder):
+                reading.take(_secret(name, folder), folder, f"--secret {name}={folder}: Secret/{name}")
+        found = reading.contents()
+        if not any(key.kind in KINDS for key in found.objects):
             raise LocalError(f"{', '.join(map(str, self._paths))}: no {' and no '.join(KINDS)} in there")
-        return Contents(objects, tuple(ignored))
+        return found
 
     def _manifest_files(self) -> Iterator[Path]:
         for path in self._paths:
@@ -102,12 +140,27 @@ class Manifests:
             yield from sorted(folder.iterdir())
 
 
+def _take(reading: _Reading, path: Path, document: Manifest) -> None:
+    """Raises LocalError."""
+    kind, metadata = document.get("kind", "object without kind"), document.get("metadata")
+    name = f"{kind}/{metadata.get('name', '?') if isinstance(metadata, dict) else '?'}"
+    if not isinstance(kind, str) or (kind not in KINDS and kind not in REFERENCED):
+        reading.ignored.append(name)
+        return
+    where = f"{path}: {name}"
+    reading.take(_checked(where, document), path, where)
+
+
 def check_change(new: Manifest, old: Manifest) -> None:
     """Raises LocalError when a field changed that must not; in a cluster the API server refuses that."""
     try:
         check_update(parse(new), parse(old))
     except SpecError as error:
         raise LocalError(f"{new['kind']}/{new['metadata']['name']}: {error}") from None
+
+
+def _unreadable(error: OSError) -> str:
+    return f"{error.filename}: cannot be read: {error.strerror}"
 
 
 def _stat(path: Path) -> Any:

@@ -82,6 +82,8 @@ def detail(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> str:
         if status.get("requestCounts", {}).get("failed"):
             parts.append(f"{status['requestCounts']['failed']} failed")
         if phase(resource) not in FINISHED:
+            if (status.get("shards") or {}).get("total", 0) > 1:
+                parts.append(f"{status['shardsText']} shards")
             if status.get("tokensPerSecond"):
                 parts.append(f"{status['tokensPerSecond']} tok/s")
             if status.get("etaText"):

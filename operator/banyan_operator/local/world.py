@@ -104,7 +104,7 @@ class LocalWorld:
             missing=frozenset(self._missing(resource)),
             server=server if kind == "BatchJob" else None,
             server_url=self.server_url(server) if server is not None else None,
-            progress=self._ask(resource, "worker", PROGRESS_PORT, "/progress") if kind == "BatchJob" else None,
+            progress=self._progress(resource) if kind == "BatchJob" else {},
             readyz=self.readyz(resource),
         )
 
@@ -146,10 +146,21 @@ class LocalWorld:
             if ref.kind != "PersistentVolumeClaim" and self._objects.get(key) is None:
                 yield ref
 
+    def _progress(self, resource: Manifest) -> dict[str, Mapping[str, Any]]:
+        """By pod name what each worker last said of itself."""
+        asked = ((pod, self._asked(pod, PROGRESS_PORT, "/progress")) for pod in self._running(resource, "worker"))
+        return {pod["metadata"]["name"]: body for pod, body in asked if body is not None}
+
     def _ask(self, resource: Manifest, container: str, port: int, path: str) -> Mapping[str, Any] | None:
-        pods = [child for child in self._children(resource) if child["kind"] == "Pod" and _runs(child, container)]
+        pods = self._running(resource, container)
         newest = max(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]), default=None)
-        here = self._kubelet.port(newest, port) if newest is not None else None
+        return self._asked(newest, port, path) if newest is not None else None
+
+    def _running(self, resource: Manifest, container: str) -> list[Manifest]:
+        return [child for child in self._children(resource) if child["kind"] == "Pod" and _runs(child, container)]
+
+    def _asked(self, pod: Manifest, port: int, path: str) -> Mapping[str, Any] | None:
+        here = self._kubelet.port(pod, port)
         return self._asking.answer(f"http://{ADDRESS}:{here}{path}") if here is not None else None
 
     def _apply(self, resource: Manifest, plan: Plan) -> Outcome:

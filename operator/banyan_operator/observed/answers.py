@@ -6,12 +6,12 @@ A pod may run any image, and a status that the API server refuses would say noth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from banyan_operator.api.base import Model
-from banyan_operator.api.status import RequestCounts, Usage
+from banyan_operator.api.status import RequestCounts, Shards, Usage
 
 M = TypeVar("M", bound=Model)
 
@@ -24,27 +24,41 @@ MAX_WORDS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A batch worker's GET /progress."""
+    """What the workers of a batch say at GET /progress, taken together.
+
+    Each tells of the whole run as far as it knows, and of its own rates: the one that knows most counts, and rates add up.
+    """
 
     phase: str
     counts: RequestCounts | None
     usage: Usage | None
+    shards: Shards | None
     tokens_per_second: int | None
-    eta_s: float | None
+    requests_per_second: float | None
+    workers: int  # that answered
 
     @staticmethod
-    def of(body: Mapping[str, Any] | None) -> Progress | None:
-        """None where the worker did not answer."""
-        if body is None:
+    def of(bodies: Iterable[Mapping[str, Any]]) -> Progress | None:
+        """None where no worker answered."""
+        known = list(bodies)
+        if not known:
             return None
-        rate = _number(body.get("tokensPerSecond"), MAX_INT32)
+        tokens = _sum(_number(body.get("tokensPerSecond"), MAX_INT32) for body in known)
         return Progress(
-            phase=_text(body.get("phase"), MAX_WORDS),
-            counts=counts(body),
-            usage=usage(body.get("usage")),
-            tokens_per_second=None if rate is None else round(rate),
-            eta_s=_number(body.get("etaSeconds"), MAX_ETA_S),
+            phase=next((text for body in known if (text := _text(body.get("phase"), MAX_WORDS))), ""),
+            counts=_most((counts(body) for body in known), finished),
+            usage=_most((usage(body.get("usage")) for body in known), lambda one: one.total_tokens or 0),
+            shards=_of_all([one for body in known if (one := shards(body.get("shards"))) is not None]),
+            tokens_per_second=None if tokens is None else round(tokens),
+            requests_per_second=_sum(_number(body.get("requestsPerSecond"), MAX_INT32) for body in known),
+            workers=len(known),
         )
+
+
+def _of_all(told: list[Shards]) -> Shards | None:
+    """Each worker knows how many are done of the whole run, and which it works on itself. One that has not read the plan tells of none."""
+    most = max(told, key=lambda one: (one.completed or 0, one.total or 0), default=None)
+    return most and most.model_copy(update={"running": sum(one.running or 0 for one in told)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +97,36 @@ def usage(body: Any) -> Usage | None:
     return _read(Usage, body)
 
 
-def _read(model: type[M], body: Any) -> M | None:
+def shards(body: Any) -> Shards | None:
+    """The numbers of shards in `body`, likewise."""
+    return _read(Shards, body, MAX_INT32)
+
+
+def whole(value: Any) -> int | None:
+    """`value` where it is a number that a status can hold as a count."""
+    return _whole(value, MAX_INT32)
+
+
+def finished(counted: RequestCounts) -> int:
+    """How many requests have had their answer."""
+    return (counted.completed or 0) + (counted.failed or 0)
+
+
+def _most(said: Iterable[M | None], amount: Callable[[M], int]) -> M | None:
+    return max((one for one in said if one is not None), key=amount, default=None)
+
+
+def _sum(numbers: Iterable[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
+
+
+def _read(model: type[M], body: Any, most: int = MAX_INT64) -> M | None:
     if not isinstance(body, Mapping):
         return None
     names = {field.alias for field in model.model_fields.values()}
     present = {key: value for key, value in body.items() if value is not None and key in names}
-    if not present or any(_whole(value, MAX_INT64) is None for value in present.values()):
+    if not present or any(_whole(value, most) is None for value in present.values()):
         return None
     return model.model_validate(present, by_alias=True, by_name=False)
 

@@ -8,181 +8,98 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from banyan_operator.api import BatchJob
-from banyan_operator.api.status import BatchJobStatus, BatchPhase, RequestCounts, Usage, Workers
-from banyan_operator.desired.batch import CONTAINER, run_id, run_of
-from banyan_operator.desired.metadata import owner
-from banyan_operator.kube.kinds import JOB
-from banyan_operator.kube.objects import is_true
-from banyan_operator.observed import answers, diagnosis
-from banyan_operator.observed.answers import Progress, Readiness
-from banyan_operator.observed.conditions import Finding, conditions, messages, no, unknown, yes
-from banyan_operator.observed.diagnosis import Diagnosis, View
-from banyan_operator.observed.ending import Ending, ending
+from banyan_operator.api.status import BatchJobStatus, BatchPhase, Workers
+from banyan_operator.desired.batchjob import partial_of
+from banyan_operator.desired.batchpod import run_id
+from banyan_operator.kube.objects import condition
+from banyan_operator.observed import answers
+from banyan_operator.observed.answers import Progress
+from banyan_operator.observed.conditions import Finding, conditions, no, unknown, yes
+from banyan_operator.observed.counting import Counted, count
+from banyan_operator.observed.course import NOTHING_FAILS, UNREPORTED, Course, Known, Wish
 from banyan_operator.observed.failures import kept, last_failure
-from banyan_operator.observed.pods import End, LastWords, Pod, orphans, pods_of
+from banyan_operator.observed.seen import Seen, view_of
 from banyan_operator.observed.written import Written
-from banyan_operator.plan import Manifest, Settings, World
+from banyan_operator.plan import Settings, World
 from banyan_operator.times import rough, seconds, stamp
 
 TERMINAL: Final = ("Succeeded", "Failed", "Cancelled", "Expired")
-BAR_CELLS: Final = 20
-PLAN_CODES: Final = (64, 65, 77, 78)  # the worker found before any request that it cannot do this
-UNREPORTED: Final = "The report of the worker's pod was never seen: counts are as last known."
+BAR_CELLS: Final = 10  # a row of `kubectl get` is to fit in 80 columns
+STALLED_S: Final = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Why the job is to end before its work is done."""
+class Observed:
+    """One job that is not over in its status, and all that is known of it."""
 
-    ending: BatchPhase
-    ended: BatchPhase
-    message: str
+    job: BatchJob
+    world: World
+    prior: Mapping[str, Any]  # the status as it was
+    settings: Settings
+    seen: Seen
+    known: Known
+    wish: Wish
+    course: Course
 
-
-CANCEL: Final = Stop("Cancelling", "Cancelled", "spec.cancel is true. Nothing was published; progress is as counted.")
-EXPIRE: Final = Stop("Cancelling", "Expired", "spec.deadlineSeconds has passed. Nothing was published; progress is as counted.")
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """What is to become of the work."""
-
-    accepted: Finding
-    hold: Finding | None  # why it has to wait for its server
-    stop: Stop | None  # why it is to end early
+    @property
+    def progress(self) -> Progress | None:
+        """Of those who work on lines now."""
+        work = self.seen.work
+        if work is None or self.seen.now is not work or work.ending is not None:
+            return None
+        names = {pod.name for pod in work.pods if pod.may_run}
+        return Progress.of(body for name, body in self.world.progress.items() if name in names)
 
     @property
     def refused(self) -> bool:
-        return self.accepted.status != "True"
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the world shows of one job."""
-
-    work: Manifest | None  # the Job that this very BatchJob controls
-    pods: tuple[Pod, ...]  # of that Job, newest first
-    left: tuple[Pod, ...]  # of Jobs that are gone, not collected yet
-    ending: Ending | None
-    diagnosis: Diagnosis | None
-    running_since: str | None  # the worker of the newest pod runs since then, as far as its node tells
-    failure: tuple[Pod, End] | None  # the newest worker that failed
-
-    @property
-    def words(self) -> LastWords | None:
-        """Of the worker that published."""
-        end = self.ending.end if self.ending is not None and self.ending.succeeded else None
-        return None if end is None else end.words
-
-    @property
-    def stopping(self) -> tuple[Pod, ...]:
-        """Pods whose processes run or may yet."""
-        return tuple(pod for pod in (*self.pods, *self.left) if pod.may_run)
-
-    @property
-    def at_rest(self) -> bool:
-        """Nothing of it runs, and nothing will: there is no Job, or it is seen suspended, by its controller too."""
-        if self.stopping:
-            return False
-        if self.work is None:
-            return True
-        status = self.work.get("status") or {}
-        suspended = self.work["spec"].get("suspend") and is_true(self.work, "Suspended")
-        return bool(suspended) and not status.get("active") and not status.get("terminating")
+        return self.wish.accepted.status != "True"
 
 
 def is_terminal(prior: Mapping[str, Any]) -> bool:
     return prior.get("phase") in TERMINAL
 
 
-def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> Seen:
-    """Sort the pods, and find what is wrong with them."""
-    view = _view(job, world, prior, settings)
-    work = next((one for one in world.children if one["kind"] == JOB.kind and _is_own(job, one)), None)
-    known = pods_of([] if work is None else [work], world.children)
-    workers = [(pod, container) for pod in known if (container := pod.container(CONTAINER)) is not None]
-    active = [pod for pod in known if pod.active]
-    lost = [one for pod in known if pod.may_run and (one := diagnosis.node_lost(pod, view))]
-    creation = [str(event.get("message") or "") for event in world.events if event.get("reason") == "FailedCreate"]
-    found = lost[0] if lost else diagnosis.creation_diagnosis(creation) if not active else None
-    found = found or diagnosis.worst([pod for pod in active if not pod.ready], view)
-    if found is None and not active:
-        found = diagnosis.worst([pod for pod in known if pod.phase == "Failed"][:1], view)
-    return Seen(
-        work=work,
-        pods=known,
-        left=orphans(world.children),
-        ending=ending(work, known),
-        diagnosis=found,
-        running_since=next((one.running_since for pod, one in workers if one.running_since and pod.may_run and not pod.lost), None),
-        failure=next(((pod, one.ended) for pod, one in workers if one.ended is not None and one.ended.exit_code != 0), None),
-    )
-
-
-def _is_own(job: BatchJob, work: Manifest) -> bool:
-    """Whether a Job does this BatchJob's work: it owns it, or nobody does and it was made for this very run."""
-    mine = owner(job)
-    return mine.controls(work) or (mine.may_change(work) and run_of(work) == run_id(job))
-
-
-def _view(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> View:
-    own = job.spec.server
-    accelerator = own.accelerator if own else None
-    return View(
-        now=world.now,
-        startup_timeout_s=own.probes.startup_timeout_seconds if own else 1800,
-        accelerators=f"{accelerator.count} x {accelerator.resource_name}" if accelerator and accelerator.count else "",
-        local=settings.platform == "local",
-        sole=True,
-        readyz=Readiness.of(world.readyz),
-        events=world.events,
-        told=messages(prior),
-    )
-
-
-def status(
-    job: BatchJob, course: Course, seen: Seen, written: Written, world: World, prior: Mapping[str, Any], settings: Settings
-) -> BatchJobStatus:
-    """The whole status of a job that is not over. `prior`: as it was."""
-    progress = Progress.of(world.progress)
-    phase = _phase(job, course, seen, written, progress, world, prior)
-    counts = _counts(seen, progress, prior)
-    done = (counts.completed or 0) + (counts.failed or 0)
-    over = phase in TERMINAL
-    began = prior.get("startTime") or seen.running_since or _finished(seen)
-    live = progress if phase in ("Running", "Merging") else None
-    percent = 100 if phase == "Succeeded" else min(99, math.floor(100 * done / counts.total)) if counts.total else 0
-    found = _findings(job, course, phase, seen, written, world)
-    uris = _uris(job, seen, settings)
-    eta_s = live.eta_s if live else None
-    job_status = (seen.work or {}).get("status") or {}
-    moved = done != sum((prior.get("requestCounts") or {}).get(key) or 0 for key in ("completed", "failed"))
+def status(one: Observed, written: Written) -> BatchJobStatus:
+    """The whole status of a job that is not over."""
+    job, seen, prior, now = one.job, one.seen, one.prior, one.world.now
+    progress = one.progress
+    counted = count(seen, progress, prior, now)
+    phase = _phase(one, written, progress)
+    over, ended = phase in TERMINAL, seen.now is not None and seen.now.ending is not None
+    live = progress if phase == "Running" else None
+    total = counted.requests.total
+    percent = 100 if phase == "Succeeded" else min(99, math.floor(100 * counted.done / total)) if total else 0
+    last_progress = stamp(now) if counted.moved else prior.get("lastProgressTime")
+    eta_s = counted.eta_s if live else None
+    uris = _uris(one)
+    pods = tuple(pod for stage in seen.stages for pod in stage.pods)
+    view = view_of(job, one.world, prior, one.settings)
     return BatchJobStatus(
         observed_generation=job.metadata.generation,
         phase=phase,
-        conditions=conditions(prior, found, job.metadata.generation, world.now),
-        request_counts=counts,
+        conditions=conditions(prior, _findings(one, phase, written, counted), job.metadata.generation, now),
+        request_counts=counted.requests,
+        shards=counted.shards,
+        shards_text=f"{counted.shards.completed}/{counted.shards.total}" if counted.shards is not None else None,
         progress_percent=percent,
         progress=bar(percent),
-        requests=f"{done}/{counts.total}" if counts.total is not None else None,
-        workers=Workers(
-            desired=0 if over or (course.hold and not seen.stopping) else job.spec.workers,
-            active=0 if over else job_status.get("active") or 0,
-            ready=0 if over else job_status.get("ready") or 0,
-            failed=job_status.get("failed") or (prior.get("workers") or {}).get("failed") or 0,
-        ),
+        requests=f"{counted.done}/{total}" if total is not None else None,
+        workers=_workers(one, over),
         tokens_per_second=live.tokens_per_second if live else None,
-        eta=stamp(world.now + eta_s) if eta_s is not None else None,
+        requests_per_hour=counted.requests_per_hour,
+        eta=stamp(now + eta_s) if eta_s is not None else None,
         eta_text=rough(eta_s) if eta_s is not None else None,
         run_id=run_id(job),
-        usage=_usage(seen, progress) or answers.usage(prior.get("usage")),
+        jobs=one.known.made,
+        usage=counted.usage,
         output_uri=uris.output,
         errors_uri=uris.errors,
         manifest_uri=uris.manifest,
-        start_time=began,
-        completion_time=(_finished(seen) or stamp(world.now)) if over else None,
-        last_progress_time=stamp(world.now) if moved else prior.get("lastProgressTime"),
-        last_failure=last_failure(seen.pods, _view(job, world, prior, settings)) or kept(prior),
+        plan_time=prior.get("planTime") or _planned_at(one),
+        start_time=prior.get("startTime") or _began(seen),
+        completion_time=((seen.now.finished if ended and seen.now is not None else None) or stamp(now)) if over else None,
+        last_progress_time=last_progress,
+        last_failure=last_failure(pods, view) or kept(prior),
     )
 
 
@@ -193,98 +110,172 @@ def deadline(job: BatchJob, prior: Mapping[str, Any]) -> float | None:
 
 
 def bar(percent: int) -> str:
-    """`########------------  41%`"""
+    """`####------  41%`"""
     filled = percent * BAR_CELLS // 100
     return "#" * filled + "-" * (BAR_CELLS - filled) + f" {percent:3d}%"
 
 
-# --- phase and conditions ---
+# --- phase ---
 
 
-def _phase(
-    job: BatchJob, course: Course, seen: Seen, written: Written, progress: Progress | None, world: World, prior: Mapping[str, Any]
-) -> BatchPhase:
-    running = seen.running_since is not None
-    if seen.ending is not None:
-        if not (seen.ending.over(world.now) and written.complete):
-            return "Running"
-        return "Succeeded" if seen.ending.succeeded else "Failed"
-    if course.stop is not None:
-        return course.stop.ended if seen.at_rest and written.complete else course.stop.ending
-    if job.spec.suspend and not running:
-        return "Pending" if course.refused else "Suspended"
-    if course.hold is not None or (course.refused and not running):
+def _phase(one: Observed, written: Written, progress: Progress | None) -> BatchPhase:
+    seen, wish, over = one.seen, one.wish, one.course.over
+    if over is not None and written.complete:
+        return over.phase
+    if seen.merge is not None:
+        if partial_of(seen.merge.job) in ("cancelled", "expired"):
+            return "Cancelling"
+        suspended = one.job.spec.suspend and wish.stop is None and not seen.running and seen.merge.ending is None
+        return "Suspended" if suspended else "Merging"
+    ended = seen.now is not None and seen.now.ending is not None
+    if ended and seen.work is not None:
+        suspended = one.job.spec.suspend and wish.stop is None and not seen.work.alone and seen.work.over(one.world.now)
+        return "Suspended" if suspended else "Running" if seen.work.alone or not seen.work.over(one.world.now) else "Merging"
+    if wish.stop is not None and (not ended or one.known.planned):
+        return "Cancelling"
+    if one.job.spec.suspend and not seen.running and not (ended and not one.known.planned):
+        return "Pending" if one.refused else "Suspended"
+    if seen.work is None:
+        return "Planning" if seen.plan is not None and not one.known.planned and (seen.running or ended or _begun(one)) else "Pending"
+    if wish.hold is not None or (one.refused and not seen.running):
         return "Pending"
-    if running:
-        return "Merging" if progress is not None and progress.phase == "publishing" else "Running"
+    if seen.running:
+        return "Merging" if progress is not None and progress.phase == "publishing" and seen.work.alone else "Running"
     if seen.diagnosis is not None and seen.diagnosis.reason == "NodeLost":
         return "Pending"
     # between two attempts of a worker the job still counts as running; its condition says what went wrong
-    return "Running" if prior.get("startTime") and seen.work is not None else "Pending"
+    return "Running" if _begun(one) else "Pending"
 
 
-def _findings(job: BatchJob, course: Course, phase: BatchPhase, seen: Seen, written: Written, world: World) -> dict[str, Finding]:
-    accepted, running = course.accepted, _running(course, phase, seen)
+def _begun(one: Observed) -> bool:
+    """Whether the stage at work had a worker that ran."""
+    stage, prior = one.seen.now, one.prior
+    assert stage is not None
+    if stage.phase == "plan" or stage.alone:
+        return bool(prior.get("startTime"))
+    return prior.get("phase") == "Running" or bool(prior.get("lastProgressTime")) or stage.failure is not None
+
+
+# --- conditions ---
+
+
+def _findings(one: Observed, phase: BatchPhase, written: Written, counted: Counted) -> dict[str, Finding]:
+    accepted, running, over = one.wish.accepted, _running(one, phase), one.course.over
     if written.pending and phase not in TERMINAL:
         running = replace(running, message=f"{running.message} {written.pending}")
-    complete, failed = no("InProgress", "The work is not over."), no("AsExpected", "Nothing fails.")
-    if phase == "Failed":
-        assert seen.ending is not None
-        failed, refusal = _failed(seen.ending)
-        complete = no(failed.reason, failed.message)
-        accepted = refusal or accepted
-    elif phase == "Succeeded":
-        assert seen.ending is not None
-        complete = yes("Succeeded", "All results are published." + ("" if seen.ending.reported else f" {UNREPORTED}"))
-    elif phase in TERMINAL:
-        assert course.stop is not None
-        complete = yes(phase, course.stop.message)
+    complete, failed = no("InProgress", "The work is not over."), NOTHING_FAILS
+    if phase in TERMINAL:
+        assert over is not None
+        complete, failed, accepted = over.complete, over.failed, over.refusal or accepted
     elif running.status != "True":
         complete = no(running.reason, running.message)
-    found = {
-        "Accepted": accepted,
-        "Running": running,
-        "Complete": complete,
-        "Failed": failed,
-        "Suspended": _suspended(job, seen),
-        **written.found,
-    }
+    found = {"Accepted": accepted, **_of_the_plan(one, phase), "Running": running, "Complete": complete, "Failed": failed}
+    found |= {"Suspended": _suspended(one), **written.found}
     if phase in ("Running", "Merging") and running.status == "True":
-        if world.progress is None:
-            found["ProgressKnown"] = no("WorkersUnreachable", "the worker does not answer on its progress port; counts may be old.")
-        else:
-            found["ProgressKnown"] = yes("Reported", "The worker reports its progress.")
+        found["ProgressKnown"] = _progress_known(one)
+        if (stalled := _stalled(one, counted)) is not None:
+            found["Stalled"] = stalled
     return found
 
 
-def _running(course: Course, phase: BatchPhase, seen: Seen) -> Finding:
+def _of_the_plan(one: Observed, phase: BatchPhase) -> dict[str, Finding]:
+    """Whether there is one, and what it found of the storage."""
+    if one.seen.work is not None and one.seen.work.alone:
+        return {}
+    found: dict[str, Finding] = {}
+    told = {kind: condition({"status": one.prior}, kind) for kind in ("Planned", "Fenced")}
+    plan, over = one.seen.plan, one.course.over
+    if one.known.planned:
+        found["Planned"] = yes("Planned", str(told["Planned"].get("message") or "The work is planned."))
+        if told["Planned"].get("status") != "True" and plan is not None and plan.ending is not None:
+            found["Planned"] = yes("Planned", _plan_message(plan.words) if plan.ending.reported else f"The work is planned. {UNREPORTED}")
+    elif phase == "Failed" and over is not None:
+        found["Planned"] = no("PlanFailed", over.failed.message)
+    else:
+        found["Planned"] = no("Planning", "The work is not planned yet.")
+    unfenced = one.known.told_fenced is False
+    if phase == "Failed" and over is not None and over.failed.reason == "ConditionalWritesUnsupported":
+        unfenced = True
+    if one.known.told_fenced is True:
+        found["Fenced"] = yes("ConditionalWrites", "The storage refuses what a worker writes that was given up for lost.")
+    elif unfenced:
+        found["Fenced"] = no("ConditionalWritesUnsupported", "The storage has no conditional writes: one worker only.")
+    return found
+
+
+def _plan_message(words: Mapping[str, Any]) -> str:
+    counts, shards = answers.counts(words.get("requestCounts")), answers.whole(words.get("shards"))
+    total = counts.total if counts is not None else None
+    return f"{total if total is not None else 'Unknown'} requests in {shards if shards is not None else 'unknown'} shards."
+
+
+def _running(one: Observed, phase: BatchPhase) -> Finding:
+    seen, wish, course = one.seen, one.wish, one.course
+    stage = seen.now
     if phase in TERMINAL:
         return no("Finished", "The work is over.")
-    if seen.ending is not None:
-        return no("WaitingForReport", seen.ending.waiting)
-    if phase == "Cancelling":
-        return no("Cancelling", stopping(seen) or "The Job is being suspended.")
-    if course.refused and seen.running_since is None:
-        return no(course.accepted.reason, course.accepted.message)
+    if stage is not None and stage.ending is not None and (not stage.over(one.world.now) or course.over is not None):
+        return no("WaitingForReport", stage.ending.waiting)
+    if seen.merge is None and phase == "Cancelling":
+        return no("Cancelling", course.waits or stopping(seen) or "The Job is being suspended.")
+    if one.refused and not seen.running:
+        return no(wish.accepted.reason, wish.accepted.message)
     if phase == "Suspended":
         return no("Suspended", f"spec.suspend is true. {stopping(seen)}".strip())
-    if course.hold is not None:
-        return course.hold
-    if seen.diagnosis is not None and seen.diagnosis.reason == "NodeLost":
+    if course.waits:
+        return no("WaitingForPods", f"An earlier Job's worker may still run, and two must not write to one output. {course.waits}")
+    to_work = seen.merge is None and (one.known.planned if seen.work is None else seen.work.ending is None)
+    if wish.hold is not None and to_work:
+        return wish.hold
+    if seen.diagnosis is not None and seen.diagnosis.reason == "NodeLost" and not seen.running:
         return unknown(seen.diagnosis.reason, seen.diagnosis.message)
-    if seen.running_since is not None:
-        return yes("WorkersRunning", "The worker runs.")
-    if seen.diagnosis is not None:
+    if seen.work is not None and stage is seen.work and seen.running:
+        return _at_work(one)
+    if seen.diagnosis is not None and not seen.running:
         return no(seen.diagnosis.reason, seen.diagnosis.message)
+    if seen.merge is not None or phase == "Merging":
+        return no("Merging", "Results are put together and published.")
+    if stage is seen.plan and seen.running:
+        return no("Planning", "The input is read and cut into shards.")
     return no("Starting", "Waiting for the worker's pod.")
 
 
-def _suspended(job: BatchJob, seen: Seen) -> Finding:
-    if not job.spec.suspend:
+def _at_work(one: Observed) -> Finding:
+    work = one.seen.work
+    assert work is not None
+    if work.alone or one.job.spec.workers == 1:
+        return yes("WorkersRunning", "The worker runs.")
+    active = (work.job.get("status") or {}).get("active") or 0
+    why = f" {one.seen.diagnosis.message}" if one.seen.diagnosis is not None else ""
+    return yes("WorkersRunning", f"{active} of {one.job.spec.workers} workers are there.{why}")
+
+
+def _suspended(one: Observed) -> Finding:
+    if not one.job.spec.suspend:
         return no("Resumed", "spec.suspend is false.")
-    if seen.at_rest:
+    if one.wish.stop is not None:  # which does not wait until it is resumed
+        return no("Ending", f"{one.wish.stop.message} It ends although spec.suspend is true.")
+    if one.seen.at_rest:
         return yes("Suspended", "spec.suspend is true, and nothing runs.")
-    return no("Suspending", stopping(seen) or "The Job is being suspended.")
+    return no("Suspending", stopping(one.seen) or "The Job is being suspended.")
+
+
+def _progress_known(one: Observed) -> Finding:
+    progress = one.progress
+    if progress is None:
+        return no("WorkersUnreachable", "no worker answers on its progress port; counts may be old.")
+    return yes("Reported", "The worker reports its progress." if one.job.spec.workers == 1 else "Workers report their progress.")
+
+
+def _stalled(one: Observed, counted: Counted) -> Finding | None:
+    """Since the workers run, or since something was done last."""
+    if counted.moved:
+        return None
+    running = condition({"status": one.prior}, "Running")
+    since = seconds(running.get("lastTransitionTime")) if running.get("status") == "True" else None
+    if since is None or one.world.now - max(since, seconds(one.prior.get("lastProgressTime")) or 0.0) < STALLED_S:
+        return None
+    return yes("NoProgress", f"no request was finished for {round(STALLED_S / 60)} minutes. See the workers' logs, and the server's.")
 
 
 def stopping(seen: Seen) -> str:
@@ -295,34 +286,18 @@ def stopping(seen: Seen) -> str:
     return f"Waiting for pod {seen.stopping[0].name} to end{lost[0] if lost else ''}."
 
 
-def _failed(ending: Ending) -> tuple[Finding, Finding | None]:
-    """The Failed condition, and the Accepted one where the worker found that the spec asks for what cannot be."""
-    tail = "" if ending.reported else f" {UNREPORTED}"
-    container = ending.pod.container(CONTAINER) if ending.pod is not None else None
-    if ending.pod is None or container is None or ending.end is None:
-        why = f" (pod {ending.pod.name}: {ending.pod.reason or ending.pod.disrupted or 'failed'})" if ending.pod is not None else ""
-        return yes("WorkersFailed", f"{ending.message or 'The Job failed'}{why}. Make a new BatchJob to try again.{tail}"), None
-    found = diagnosis.crash(ending.pod, container, ending.end, View(now=0.0, startup_timeout_s=0.0, accelerators=""))
-    refusal = no(found.reason, found.message) if ending.end.exit_code in PLAN_CODES else None
-    return yes("WorkersFailed" if found.reason == "CrashLoop" else found.reason, found.message + tail), refusal
+# --- the rest ---
 
 
-# --- counts ---
-
-
-def _counts(seen: Seen, progress: Progress | None, prior: Mapping[str, Any]) -> RequestCounts:
-    """From the worker that published, else from one that runs or has just failed, else what was known before."""
-    said = answers.counts(seen.words.details.get("requestCounts")) if seen.words is not None else None
-    said = said or (progress.counts if progress is not None else None)
-    if said is None and progress is None and seen.failure is not None:
-        said = answers.counts(seen.failure[1].words.details.get("requestCounts"))
-    return said or answers.counts(prior.get("requestCounts")) or RequestCounts()
-
-
-def _usage(seen: Seen, progress: Progress | None) -> Usage | None:
-    if seen.words is not None and seen.words.details:
-        return answers.usage(seen.words.details.get("usage"))
-    return progress.usage if progress is not None else None
+def _workers(one: Observed, over: bool) -> Workers:
+    job_status = (one.seen.work.job.get("status") or {}) if one.seen.work is not None else {}
+    idle = over or one.seen.merge is not None
+    return Workers(
+        desired=0 if idle or (one.wish.hold and not one.seen.stopping) else one.job.spec.workers,
+        active=0 if idle else job_status.get("active") or 0,
+        ready=0 if idle else job_status.get("ready") or 0,
+        failed=job_status.get("failed") or (one.prior.get("workers") or {}).get("failed") or 0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,10 +309,10 @@ class Uris:
     manifest: str
 
 
-def _uris(job: BatchJob, seen: Seen, settings: Settings) -> Uris:
+def _uris(one: Observed) -> Uris:
     """As the spec says it; in local mode as the worker says it, which are files that one can open."""
-    base = job.spec.output.uri
-    told = seen.words.details if settings.platform == "local" and seen.words is not None else {}
+    base, stage = one.job.spec.output.uri, one.seen.now
+    told = stage.words if one.settings.platform == "local" and stage is not None else {}
     return Uris(
         output=str(told.get("output") or f"{base}output.jsonl"),
         errors=str(told.get("errors") or f"{base}errors.jsonl"),
@@ -345,7 +320,13 @@ def _uris(job: BatchJob, seen: Seen, settings: Settings) -> Uris:
     )
 
 
-def _finished(seen: Seen) -> str | None:
-    """When the worker ended that decided it."""
-    ends = [container.ended.finished for pod in seen.pods if (container := pod.container(CONTAINER)) and container.ended]
-    return max((end for end in ends if end), default=None)
+def _began(seen: Seen) -> str | None:
+    """When the first worker ran, as far as that is still seen."""
+    running = [stage.running_since for stage in seen.stages if stage.running_since]
+    ended = [stage.finished for stage in seen.stages if stage.finished]
+    return min((*running, *ended), default=None)
+
+
+def _planned_at(one: Observed) -> str | None:
+    plan = one.seen.plan
+    return plan.finished if one.known.planned and plan is not None else None

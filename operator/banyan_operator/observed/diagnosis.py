@@ -223,7 +223,7 @@ def _starting(pod: Pod, view: View) -> Diagnosis | None:
 
 # --- how a process of ours ended ---
 
-_WORD: Final = re.compile(r"^[A-Z][a-zA-Z]+$")
+_WORD: Final = re.compile(r"[A-Z][a-zA-Z]{1,63}")  # of any image: what is longer no status takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +250,7 @@ _WORKER_EXITS: Final = {
     75: _Exit("TemporaryFailure", "something it depends on is down", "The worker is started again"),
     77: _Exit("AccessDenied", "access to input or output is refused", "Check the credentials and their rights, then make a new BatchJob"),
     78: _Exit("RuntimeConfigInvalid", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
+    79: _Exit("TooManyErrors", "more requests failed than spec.maxErrorPercent allows", "See the errors file"),
     143: _Exit("Interrupted", "the worker was stopped before it was done", "The worker is started again"),
 }
 
@@ -267,7 +268,7 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     known = (_WORKER_EXITS if container.name == "worker" else _SERVER_EXITS).get(end.exit_code)
     if known is not None:
         # the worker's own word is finer than its exit code: InputNotFound, OutputExists …
-        reason = code if container.name == "worker" and _WORD.match(code) else known.reason
+        reason = code if container.name == "worker" and _WORD.fullmatch(code) else known.reason
         return _at(pod, container, reason, known.what, text, known.step, end)
     what = f"the {container.name} ended with exit code {end.exit_code}" + (" (killed)" if end.exit_code == 137 else "")
     step = f"See 'kubectl logs {pod.name} -c {container.name} --previous'" if not view.local else "See its log"

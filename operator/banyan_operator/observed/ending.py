@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from banyan_operator.desired.batch import CONTAINER
+from banyan_operator.desired.batchjob import FINAL_CODES
+from banyan_operator.desired.batchpod import CONTAINER
 from banyan_operator.kube.objects import condition, is_true
 from banyan_operator.observed.pods import End, Pod
 from banyan_operator.plan import Manifest
@@ -14,6 +15,9 @@ from banyan_operator.times import seconds, stamp
 
 REPORT_S: Final = 60.0
 """How long after a Job's end its deciding pod is waited for: watches of two kinds lag by different times, and a pod can be deleted."""
+
+DECIDED: Final = {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}
+"""What a Job says as soon as its end is certain, by its final condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +53,30 @@ def ending(work: Manifest | None, workers: Sequence[Pod]) -> Ending | None:
     """None while the Job goes on. `workers`: its own pods."""
     if is_true(work, "Complete") or is_true(work, "SuccessCriteriaMet"):
         pod = next((pod for pod in workers if (end := _worker_end(pod)) is not None and end.exit_code == 0), None)
-        return Ending(True, "", pod, pod is not None, _due(work, "Complete"))
+        return Ending(True, "", pod, pod is not None, _due(work, "Complete", workers))
     if is_true(work, "Failed") or is_true(work, "FailureTarget"):
         assert work is not None
         said = condition(work, "Failed") or condition(work, "FailureTarget")
         ended = [pod for pod in workers if not pod.may_run or _worker_end(pod) is not None]
         failed = [pod for pod in ended if (end := _worker_end(pod)) is None or end.exit_code != 0]
         counted = [pod for pod in failed if pod.disrupted is None]  # those that were taken away do not count as failures
+        final = [pod for pod in counted if (end := _worker_end(pod)) is not None and end.exit_code in FINAL_CODES]
+        if final and said.get("reason") == "PodFailurePolicy":  # that one ended the Job, and the others with it, which end later
+            return Ending(False, str(said.get("message") or ""), max(final, key=_ended_at), True, _due(work, "Failed", workers))
         pod = max(counted or failed, key=_ended_at, default=None)
         all_seen = len(ended) == len(workers) and len(counted) >= ((work.get("status") or {}).get("failed") or 0)
-        return Ending(False, str(said.get("message") or ""), pod, pod is not None and all_seen, _due(work, "Failed"))
+        return Ending(False, str(said.get("message") or ""), pod, pod is not None and all_seen, _due(work, "Failed", workers))
     return None
 
 
-def _due(work: Manifest | None, kind: str) -> float | None:
+def _due(work: Manifest | None, kind: str, workers: Sequence[Pod]) -> float | None:
+    """`kind`: the Job's final condition. It comes when all pods have ended: of those on a node that does not answer, perhaps never."""
     found: Mapping[str, Any] = condition(work, kind)
+    if not found and work is not None:
+        status, open_pods = work.get("status") or {}, [pod for pod in workers if pod.may_run]
+        left = (status.get("active") or 0) + (status.get("terminating") or 0)
+        if open_pods and all(pod.lost for pod in open_pods) and left <= len(open_pods):
+            found = condition(work, DECIDED[kind])
     if found.get("status") != "True":
         return None
     return (seconds(found.get("lastTransitionTime")) or 0.0) + REPORT_S

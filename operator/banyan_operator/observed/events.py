@@ -17,6 +17,8 @@ _QUIET: Final = EARLY | {
     "Suspending",
     "Suspended",
     "Cancelling",
+    "Planning",
+    "Merging",
     "Finished",
     "Cancelled",
     "Expired",
@@ -45,13 +47,15 @@ def of_server(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
 def of_batch(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
     """What happened to a BatchJob between two statuses."""
     before, after = prior.get("phase"), new.get("phase")
-    events = _troubles(prior, new, ("Running",), ("Contested",))
+    events = _troubles(prior, new, ("Running",), ("Stalled", "Contested"))
     if new.get("startTime") and not prior.get("startTime"):
-        events.append(Event("Normal", "Started", "The worker runs"))
+        events.append(Event("Normal", "Started", "The work has begun"))
+    if _condition(new, "Planned").get("status") == "True" != _condition(prior, "Planned").get("status"):
+        events.append(Event("Normal", "Planned", str(_condition(new, "Planned").get("message") or "")))
     if after == "Suspended" != before:
-        events.append(Event("Normal", "Suspended", "spec.suspend is true: the worker is stopped"))
-    if before == "Suspended" and after in ("Pending", "Running"):
-        events.append(Event("Normal", "Resumed", "The worker is started again"))
+        events.append(Event("Normal", "Suspended", "spec.suspend is true: nothing of it runs, what was done is kept"))
+    if before == "Suspended" and after in ("Pending", "Planning", "Running", "Merging"):
+        events.append(Event("Normal", "Resumed", "The work goes on"))
     if before != after and after in _ENDINGS:
         kind, reason = _ENDINGS[after]
         counts = new.get("requestCounts") or {}

@@ -20,7 +20,9 @@ def last_failure(pods: Iterable[Pod], view: View) -> LastFailure | None:
     found: list[tuple[str, Pod, Container, End]] = []
     for pod in pods:
         for container in pod.containers:
-            ends = [end for end in (container.ended, container.last_end) if end is not None and end.exit_code != 0]
+            ends = [
+                end for end in (container.ended, container.last_end) if end is not None and end.exit_code != 0 and not _told_to_end(end)
+            ]
             found += [(end.finished or "", pod, container, end) for end in ends]
     if not found:
         return None
@@ -35,6 +37,11 @@ def last_failure(pods: Iterable[Pod], view: View) -> LastFailure | None:
         exit_code=end.exit_code,
         count=max(container.restarts, 1),
     )
+
+
+def _told_to_end(end: End) -> bool:
+    """A batch's worker that ended in good order because somebody wanted it to: suspension, fewer workers, a drained node."""
+    return end.exit_code == 143 and end.words.code == "Interrupted"
 
 
 def kept(prior: Mapping[str, Any]) -> LastFailure | None:

@@ -33,7 +33,7 @@ class LastWords:
         line = text.strip().splitlines()[-1] if text.strip() else ""
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter where it is nested a thousand deep
             found = None
         if not isinstance(found, dict):
             return LastWords("", text.strip()[-300:], {})

@@ -8,18 +8,21 @@ from typing import Any, Final
 
 from banyan_operator.api import BatchJob, SpecError
 from banyan_operator.desired import batch as desired_batch
-from banyan_operator.desired.batch import run_id, run_of
+from banyan_operator.desired.batchjob import is_over, run_of
+from banyan_operator.desired.batchpod import run_id
 from banyan_operator.desired.difference import Difference, difference
 from banyan_operator.desired.metadata import owner
 from banyan_operator.desired.monitors import wanted_optional
-from banyan_operator.desired.names import work_name
-from banyan_operator.kube.addresses import service_url
+from banyan_operator.desired.names import Names
+from banyan_operator.kube.addresses import pods_url
 from banyan_operator.kube.kinds import JOB
-from banyan_operator.kube.objects import Ref, condition, is_true
+from banyan_operator.kube.objects import condition, is_true
 from banyan_operator.observed import batch as observed_batch
 from banyan_operator.observed import events
-from banyan_operator.observed.batch import CANCEL, EXPIRE, Course, Seen, Stop
+from banyan_operator.observed.batch import Observed
 from banyan_operator.observed.conditions import Finding, no
+from banyan_operator.observed.course import CANCEL, EXPIRE, Stop, Wish, course, known
+from banyan_operator.observed.seen import Seen, see
 from banyan_operator.observed.written import contested_until, written
 from banyan_operator.plan import Manifest, Outcome, Plan, Report, Settings, World
 from banyan_operator.reconcile.common import MISSING, MISSING_S, WAIT_S, WATCH_S, Decision, acceptable, blocking, carried_out, if_changed
@@ -32,68 +35,70 @@ def decide_batch(job: BatchJob, resource: Manifest, world: World, stored: Mappin
     prior = stored if stored.get("runID", run_id(job)) == run_id(job) else {}  # a copy's, or a backup's: it is of another run
     if observed_batch.is_terminal(prior):
         return _finished(job, resource, world, prior)
-    seen = observed_batch.see(job, world, prior, settings)
-    hold, stop = _left(seen) or _hold(job, world, seen.work), _stop(job, world, prior)
-    accepted = _of_another_run(job, world) or acceptable(job, world, settings)
+    seen = see(job, world, prior, settings)
+    memory = known(job, prior, seen, world.now)
+    hold, stop = _hold(job, world, seen), _stop(job, world, prior)
+    wish = Wish(_of_another_run(job, world) or acceptable(job, world, settings), hold, stop)
+    way = course(job, seen, memory, wish, world.now)
     changes = Difference()
-    # work that is to end early is suspended whatever else is wrong with its spec, and nothing is made for it any more
-    if seen.ending is None and accepted.reason != "NameConflict" and (accepted.status == "True" or stop is not None):
+    # work that is to stop is suspended whatever else is wrong with its spec, and where it ends early nothing but a merge is made for it
+    accepted, stops = wish.accepted, stop is not None or job.spec.suspend
+    if way.over is None and accepted.reason != "NameConflict" and (accepted.status == "True" or stops):
         try:
-            suspend = job.spec.suspend or hold is not None or stop is not None
-            url = world.server_url or (service_url(world.server) if world.server is not None else None)
-            wanted = desired_batch.children(job, settings, server_url=url, suspend=suspend, live=world.children, absent=world.absent)
-            if stop is not None:
+            url = world.server_url or (pods_url(world.server) if world.server is not None else None)
+            wanted = desired_batch.children(job, settings, way.orders, server_url=url, live=world.children, absent=world.absent)
+            if accepted.status != "True" or (stop is not None and not any(order.phase == "merge" for order in way.orders)):
                 wanted = tuple(one for one in wanted if one["kind"] == JOB.kind)
             changes = difference(owner(job), wanted, world.children)
         except SpecError as error:
-            accepted = no("InvalidSpec", str(error))
-    return BatchDecision(job, world, stored, prior, settings, seen, Course(accepted, hold, stop), changes)
+            wish = replace(wish, accepted=no("InvalidSpec", str(error)))
+    return BatchDecision(Observed(job, world, prior, settings, seen, memory, wish, way), stored, changes)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    job: BatchJob
-    world: World
-    stored: Mapping[str, Any]  # the status as it is
-    prior: Mapping[str, Any]  # the same, where it is of this run
-    settings: Settings
-    seen: Seen
-    course: Course
+    observed: Observed
+    stored: Mapping[str, Any]  # the status as it is, of whatever run
     changes: Difference
 
     @property
     def plan(self) -> Plan:
         if blocking(self.changes):
             return Plan()
-        tidy = not self.course.refused and self.course.stop is None
+        tidy = not self.observed.refused and self.observed.wish.stop is None
         delete = tuple(one for one in self.changes.delete if one["kind"] != JOB.kind) if tidy else ()
         return Plan(tuple(self.changes.apply), delete, frozenset(self.changes.drifted))
 
     def report(self, outcome: Outcome) -> Report:
-        course = replace(self.course, accepted=carried_out(self.course.accepted, self.changes, outcome))
-        came = written(owner(self.job), wanted_optional(self.job), self.world, outcome, self.prior)
-        status = observed_batch.status(self.job, course, self.seen, came, self.world, self.prior, self.settings).dump()
+        one = self.observed
+        wish = replace(one.wish, accepted=carried_out(one.wish.accepted, self.changes, outcome))
+        one = replace(one, wish=wish)
+        came = written(owner(one.job), wanted_optional(one.job), one.world, outcome, one.prior)
+        status = observed_batch.status(one, came).dump()
         return Report(
             status=if_changed(status, self.stored),
-            events=(*self.changes.events, *events.of_batch(self.prior, status)),
-            requeue_after_s=self._look_again(course, status),
+            events=(*self.changes.events, *events.of_batch(one.prior, status)),
+            requeue_after_s=self._look_again(one, status),
         )
 
-    def _look_again(self, course: Course, status: Mapping[str, Any]) -> float | None:
-        now, watch_s = self.world.now, WATCH_S[self.settings.platform]
+    def _look_again(self, one: Observed, status: Mapping[str, Any]) -> float | None:
+        job, now, watch_s = one.job, one.world.now, WATCH_S[one.settings.platform]
         if status["phase"] in observed_batch.TERMINAL:
-            ttl = self.job.spec.ttl_seconds_after_finished
+            ttl = job.spec.ttl_seconds_after_finished
             return KEEP_JOB_S if ttl is None else min(KEEP_JOB_S, ttl)
         due: list[float] = []
-        if course.accepted.reason in MISSING.values():
+        if one.wish.accepted.reason in MISSING.values():
             due.append(MISSING_S)
-        elif not course.refused and (course.hold is not None or self.changes.waiting):
+        elif not one.refused and (one.wish.hold is not None or one.course.waits or self.changes.waiting):
             due.append(min(WAIT_S, watch_s))
-        elif not course.refused and status["phase"] != "Suspended":
+        elif not one.refused and status["phase"] != "Suspended":
             due.append(watch_s)
-        ends = observed_batch.deadline(self.job, status)
-        report_due = self.seen.ending.due if self.seen.ending is not None else None
-        due += [max(1.0, at - now) for at in (ends, report_due, contested_until(status)) if at is not None and at > now]
+        ends = observed_batch.deadline(job, status)
+        stage = one.seen.now
+        report_due = stage.ending.due if stage is not None and stage.ending is not None and not stage.over(now) else None
+        due += [max(1.0, at - now) for at in (report_due, contested_until(status)) if at is not None and at > now]
+        if ends is not None and one.wish.stop is None:  # which may be over when its start is first heard of
+            due.append(max(1.0, ends - now))
         return min(due, default=None)
 
 
@@ -116,45 +121,37 @@ def _finished(job: BatchJob, resource: Manifest, world: World, prior: Mapping[st
     due = [] if ttl is None else [ended + ttl]
     left = [one for one in difference(owner(job), [], world.children).delete if one["kind"] == JOB.kind]
     if world.now < ended + KEEP_JOB_S:
-        if any(_is_over(one) for one in left):
+        if any(_stands_still(one) for one in left):
             due.append(ended + KEEP_JOB_S)
-        left = [one for one in left if not _is_over(one)]  # made by a write whose answer was lost: it must not run
+        left = [one for one in left if not _stands_still(one)]  # made by a write whose answer was lost: it must not run
     return Finished(Plan(delete=tuple(left)), max(1.0, min(due) - world.now) if due else None)
 
 
-def _is_over(work: Manifest) -> bool:
-    ends = ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget")
-    return bool(work["spec"].get("suspend")) or any(is_true(work, one) for one in ends)
-
-
-def _left(seen: Seen) -> Finding | None:
-    """Why the work has to wait for pods of a Job that is gone: two workers must not write to one output."""
-    if seen.work is not None or not seen.stopping:
-        return None
-    step = "" if seen.stopping[0].deleted else " Nobody ends it: delete the pod, or wait until its work is done."
-    text = "An earlier Job's worker may still run, and two must not write to one output."
-    return no("WaitingForPods", f"{text} {observed_batch.stopping(seen)}{step}")
+def _stands_still(job: Manifest) -> bool:
+    return bool(job["spec"].get("suspend")) or is_over(job)
 
 
 def _of_another_run(job: BatchJob, world: World) -> Finding | None:
     """A Job of this name that was left behind by another BatchJob: its workers write for that one's run."""
-    name, mine = work_name(job, world.children), owner(job)
+    names, mine = Names.of(job, world.children).jobs.values(), owner(job)
     for one in world.children:
-        if Ref.of(one) == Ref.to(JOB, name) and not mine.controls(one) and mine.may_change(one) and run_of(one) != run_id(job):
-            text = f"Job {name} was left by another BatchJob of this name and writes for its run"
-            return no("NameConflict", f"{text}. Delete it: kubectl delete job {name}")
+        name = one["metadata"]["name"]
+        if one["kind"] != JOB.kind or name not in names or mine.controls(one) or not mine.may_change(one) or run_of(one) == run_id(job):
+            continue
+        text = f"Job {name} was left by another BatchJob of this name and writes for its run"
+        return no("NameConflict", f"{text}. Delete it: kubectl delete job {name}")
     return None
 
 
-def _hold(job: BatchJob, world: World, work: Manifest | None) -> Finding | None:
+def _hold(job: BatchJob, world: World, seen: Seen) -> Finding | None:
     """Why the work has to wait for its InferenceServer."""
     if job.spec.server_ref is None:
         return None
     name = job.spec.server_ref.name
     if world.server is None or world.server["metadata"].get("deletionTimestamp"):
         return no("WaitingForServer", f"InferenceServer {name} does not exist in namespace {job.metadata.namespace}. Create it.")
-    if work is not None and not work["spec"].get("suspend"):
-        return None  # it has begun: the worker itself waits out what is temporary, and a server that is not accepted serves on
+    if seen.work is not None and seen.work.begun:
+        return None  # the worker itself waits out what is temporary, and a server that is not accepted serves on
     accepted = condition(world.server, "Accepted")
     if accepted.get("status") == "False":
         return no("WaitingForServer", f"InferenceServer {name} is not accepted: {accepted.get('message')}")

@@ -18,7 +18,8 @@ from banyan_operator.observed import server as observed_server
 from banyan_operator.observed.conditions import Finding, no
 from banyan_operator.observed.written import contested_until, written
 from banyan_operator.plan import Event, Manifest, Outcome, Plan, Report, Settings, World
-from banyan_operator.reconcile.common import MISSING, MISSING_S, WAIT_S, WATCH_S, acceptable, blocking, carried_out, if_changed
+from banyan_operator.reconcile.common import MISSING, MISSING_S, UNTOLD_S, WAIT_S, WATCH_S, acceptable, blocking, carried_out, if_changed
+from banyan_operator.times import seconds
 
 
 def decide_server(server: InferenceServer, world: World, prior: Mapping[str, Any], settings: Settings) -> ServerDecision:
@@ -87,6 +88,10 @@ class ServerDecision:
         quiet = accepted.status == "False" or (settled and ready) or self.server.spec.paused
         told_until = contested_until(status)
         due = [] if quiet else [WATCH_S[self.settings.platform]]
+        untold = quiet and status.get("readyReplicas") and not status["model"].get("contextLength")
+        if untold:  # its last answer is older than its readiness, or got lost
+            since = seconds(condition({"status": status}, "Ready").get("lastTransitionTime")) or 0.0
+            due.append(min(max(self.world.now - since, UNTOLD_S[0]), UNTOLD_S[1]))
         due += [] if told_until is None else [max(1.0, told_until - self.world.now)]
         return min(due, default=None)
 

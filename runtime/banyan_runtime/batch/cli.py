@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
+import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Final, TypeVar
@@ -12,51 +16,98 @@ from typing import Any, Final, TypeVar
 import msgspec
 import uvloop
 
-from banyan_runtime.batch import sink as sinks
-from banyan_runtime.batch.client import Client
 from banyan_runtime.batch.display import Display, display
-from banyan_runtime.batch.errors import Interrupted, from_store
+from banyan_runtime.batch.documents import FOLDER
+from banyan_runtime.batch.errors import AllLinesFailed, Interrupted, InvalidSpec, TooManyErrors, Unfinished, from_store
+from banyan_runtime.batch.hands import Hands
 from banyan_runtime.batch.instrumented import InstrumentedStore
-from banyan_runtime.batch.lines import LineParser
 from banyan_runtime.batch.options import Options, parse
+from banyan_runtime.batch.order import Order
 from banyan_runtime.batch.progress import Progress
-from banyan_runtime.batch.records import MANIFEST, OUTPUT, Manifest
+from banyan_runtime.batch.records import ERRORS, MANIFEST, OUTPUT, Manifest
+from banyan_runtime.batch.run import Run
+from banyan_runtime.batch.sender import Expected, Sender, Target
 from banyan_runtime.batch.server import OwnServer, own_server, wait_ready
-from banyan_runtime.batch.source import Scan, Source
 from banyan_runtime.batch.status import serve_status
-from banyan_runtime.batch.worker import Job, Worker, check
 from banyan_runtime.errors import UserError
 from banyan_runtime.server import termination
+from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.open import Location, open_uri
+from banyan_runtime.storage.patience import Patience
 from banyan_runtime.storage.s3 import S3Store
 from banyan_runtime.storage.store import StoreError
 
 EXIT_SIGINT: Final = 130
+THREADS: Final = 8  # calls to the storage at a time
+FIRST_S: Final = 20.0  # how long a storage may be away that was never there
+WRITE_S: Final = 10.0  # of the grace period, kept for the last checkpoint
+LAST_S: Final = 5.0  # of that, kept for ending whatever the storage does
+CODES: Final = {
+    "completed": "Succeeded",
+    "cancelled": "Cancelled",
+    "expired": "Expired",
+    "failed": "Failed",
+    "too-many-errors": "TooManyErrors",
+}
 
 T = TypeVar("T")
+Done = Manifest | dict[str, Any]
+"""What a phase came to: the manifest, or the last words of one that does not publish."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one batch; returns the exit code."""
     progress = Progress()
     try:
-        manifest = uvloop.run(_until_signal(parse(argv), progress))
+        options = parse(argv)
+        done = uvloop.run(_Command(options, progress).until_signal())
+        return _publish_words(done, options) if isinstance(done, Manifest) else _say_words(done)
     except UserError as error:
-        termination.write_termination(_words(progress, type(error).__name__, str(error)))
+        words = _words(progress, type(error).__name__, str(error))
+        if isinstance(error, _PublishedFailure):
+            words |= error.words
+        termination.write_termination(words)
         termination.say(f"FATAL: {error}")
-        return error.exit_code
+        return _leave(error.exit_code)
     except Exception as error:
         termination.write_termination(_words(progress, "InternalError", f"{type(error).__name__}: {error}"))
         termination.say(traceback.format_exc().rstrip())
-        return termination.EXIT_INTERNAL
-    counts = manifest.request_counts
-    message = f"{counts.completed} of {counts.total} requests completed, {counts.failed} failed"
-    words = {"code": "Succeeded", "message": message, "output": manifest.output.uri, "errors": manifest.errors.uri}
-    words["manifest"] = manifest.output.uri.removesuffix(OUTPUT) + MANIFEST
-    termination.write_termination(words | {"requestCounts": msgspec.to_builtins(counts), "usage": msgspec.to_builtins(manifest.usage)})
-    files = [f"{file.uri}  {file.lines} lines, {file.bytes} bytes" for file in (manifest.output, manifest.errors)]
-    termination.say("\n".join([message, *files]))
-    return 0
+        return _leave(termination.EXIT_INTERNAL)
+
+
+class _PublishedFailure(UserError):
+    """A run that failed and has published what there is."""
+
+    words: dict[str, Any]
+
+
+def _publish_words(manifest: Manifest, options: Options) -> int:
+    counts, usage = msgspec.to_builtins(manifest.request_counts), msgspec.to_builtins(manifest.usage)
+    told = manifest.request_counts
+    message = f"{told.completed} of {told.total} requests completed, {told.failed} failed"
+    if (lacking := told.total - told.completed - told.failed) > 0:
+        message += f", {lacking} not run"
+    files = {"output": manifest.output.uri, "errors": manifest.errors.uri}
+    files["manifest"] = manifest.output.uri.removesuffix(OUTPUT) + MANIFEST
+    code, exit_code = CODES[manifest.outcome], 0
+    if manifest.outcome == "too-many-errors":
+        exit_code = TooManyErrors.exit_code
+        message += f": more than --max-error-percent={options.max_error_percent}"
+    elif manifest.outcome == "completed" and told.completed == 0:
+        code, exit_code = AllLinesFailed.__name__, AllLinesFailed.exit_code
+        message += f"; the first reasons are in {manifest.errors.uri}"
+    elif manifest.outcome == "failed":
+        exit_code = 0  # whoever asked for a partial merge knows that the run failed
+    termination.write_termination({"code": code, "message": message, **files, "requestCounts": counts, "usage": usage})
+    lines = [f"{file.uri}  {file.lines} lines, {file.bytes} bytes" for file in (manifest.output, manifest.errors)]
+    termination.say("\n".join([message if exit_code == 0 else f"FATAL: {message}", *lines]))
+    return _leave(exit_code)
+
+
+def _say_words(words: dict[str, Any]) -> int:
+    termination.write_termination(words)
+    termination.say(str(words["message"]))
+    return _leave(0)
 
 
 def _words(progress: Progress, code: str, message: str) -> dict[str, Any]:
@@ -65,108 +116,247 @@ def _words(progress: Progress, code: str, message: str) -> dict[str, Any]:
     return {"code": code, "message": message, "requestCounts": counts, "usage": usage}
 
 
-async def _until_signal(options: Options, progress: Progress) -> Manifest:
-    """Run; SIGTERM and Ctrl-C cancel the run, which then leaves nothing behind."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(_run(options, progress))
-    received: list[signal.Signals] = []
-
-    def stop(number: signal.Signals) -> None:
-        if not received:  # a second signal must not disturb the cleaning up
-            task.cancel()
-        received.append(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not received:
-            raise
-        error = Interrupted(f"stopped by {received[0].name}; nothing was published")
-        error.exit_code = EXIT_SIGINT if received[0] is signal.SIGINT else Interrupted.exit_code
-        raise error from None
+def _leave(code: int) -> int:
+    """End although calls hang in the network: their threads are daemons, but the resolver's are joined by the interpreter."""
+    if any(thread.is_alive() for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
-async def _run(options: Options, progress: Progress) -> Manifest:
-    """Fail early and cheaply: key, input and output are looked at before a server is started or waited for."""
-    shown = display()
-    async with contextlib.AsyncExitStack() as stack:
-        stack.callback(shown.close)
-        if options.progress_port is not None:
-            port = await stack.enter_async_context(serve_status(progress, options.progress_host, options.progress_port))
-            shown.say(f"progress and metrics on http://{options.progress_host}:{port}/progress and /metrics")
-        api_key = options.api_key()
-        source = await asyncio.to_thread(lambda: Source.find(_open(options.input, progress)))
-        output = _open(options.output, progress, folder=True)
-        outputs = await asyncio.to_thread(lambda: sinks.prepare(output, run=options.run_id, overwrite=options.overwrite))
-        if isinstance(outputs, Manifest):
-            shown.say("this run has published its results already")
-            return outputs
-        if not outputs.fenced:
-            shown.say(f"warning: {output.uri} is in a storage without conditional writes; let no second run write there")
-        async with _server(options) as server:
-            batch = _batch(options, server, api_key, source, outputs, progress, shown)
-            return await (batch if isinstance(server, str) else _while_alive(batch, server))
+class _Command:
+    """One execution of the command."""
 
+    def __init__(self, options: Options, progress: Progress) -> None:
+        self._options = options
+        self._progress = progress
+        self._shown: Display = display()
+        self._patience = Patience(min(FIRST_S, options.storage_timeout), self._notice)
+        self._hands = Hands(THREADS, "batch-storage")
+        self._run: Run | None = None
+        self._task: asyncio.Task[Done] | None = None
+        self._signals: list[signal.Signals] = []
+        self._until = 0.0  # when the grace period ends
 
-async def _batch(
-    options: Options,
-    server: str | OwnServer,
-    api_key: str | None,
-    source: Source,
-    outputs: sinks.Outputs,
-    progress: Progress,
-    shown: Display,
-) -> Manifest:
-    """Check the input while the server gets ready, then run."""
-    parser = LineParser(options.endpoint, options.model)
-    scanning = asyncio.ensure_future(asyncio.to_thread(_scan, source, parser, options.on_invalid_line == "fail"))
-    try:
+    async def until_signal(self) -> Done:
+        """Run; the first SIGTERM or Ctrl-C ends it in good order, the second at once."""
+        loop = asyncio.get_running_loop()
+        self._task = asyncio.ensure_future(self._execute())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            return await self._task
+        except (asyncio.CancelledError, UserError) as error:
+            if not self._signals or (isinstance(error, UserError) and not isinstance(error, Interrupted)):
+                raise
+            raise self._interrupted() from None
+        finally:
+            self._hands.close()
+
+    def _interrupted(self) -> Interrupted:
+        name = f" --run-id {self._run.name}" if self._run is not None and self._run.name else ""
+        kept = f"what is finished is kept, and the same command goes on{f' (with{name} from anywhere)' if name else ''}"
+        error = Interrupted(f"stopped by {self._signals[0].name}; nothing was published, {kept}")
+        error.exit_code = EXIT_SIGINT if self._signals[0] is signal.SIGINT else Interrupted.exit_code
+        return error
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            self._end_now()
+        grace_s = self._options.grace_s
+        self._until = time.monotonic() + grace_s
+        loop = asyncio.get_running_loop()
+        loop.call_later(max(0.0, grace_s - LAST_S), self._patience.stop.set)
+        killer = threading.Timer(max(0.5, grace_s - 1.0), self._end_now)
+        killer.daemon = True
+        killer.start()
+        phase = self._progress.phase
+        if phase == "running" and self._run is not None:
+            self._shown.say(f"stopping: {self._progress.in_flight} lines in flight have {self._grace():.0f} s; once more to stop at once")
+            self._run.quit()
+        elif phase == "publishing":
+            self._shown.say("stopping when the results are published; once more to stop at once")
+        else:
+            if self._run is not None:
+                self._run.quit()
+            self._patience.stop.set()
+            assert self._task is not None
+            self._task.cancel()
+
+    def _grace(self) -> float:
+        """How long lines in flight may still take, seconds."""
+        return max(0.0, self._until - time.monotonic() - WRITE_S)
+
+    def _end_now(self) -> None:
+        error = self._interrupted()
+        termination.write_termination(_words(self._progress, Interrupted.__name__, str(error)))
+        termination.say(f"FATAL: {error}")
+        os._exit(error.exit_code)
+
+    def _notice(self, text: str) -> None:
+        self._progress.waiting_for = text if text.startswith("waiting") else ""
+        self._shown.say(text)
+
+    # --- phases ---
+
+    async def _execute(self) -> Done:
+        """Fail early and cheaply: key, input and output are looked at before a server is started or waited for."""
+        options, progress, shown = self._options, self._progress, self._shown
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(shown.close)
+            if options.progress_port is not None:
+                port = await stack.enter_async_context(serve_status(progress, options.progress_host, options.progress_port))
+                shown.say(f"progress and metrics on http://{options.progress_host}:{port}/progress and /metrics")
+            api_key = options.api_key()
+            run = self._run = Run(self._order(), progress, self._hands, shown.say)
+            if (manifest := await self._show_while(run.claim())) is not None:
+                shown.say("this run has published its results already")
+                return manifest
+            self._patience.limit_s = options.storage_timeout  # it was there: if it goes, it will come back
+            try:
+                return await self._phases(run, api_key)
+            except BaseException:
+                if options.phase == "all":
+                    await _briefly(run.release())
+                raise
+
+    async def _phases(self, run: Run, api_key: str | None) -> Done:
+        options, progress = self._options, self._progress
+        if options.phase == "plan":
+            plan = await self._show_while(run.plan())
+            progress.total = plan.total
+            words = _words(progress, "Planned", f"{plan.total} requests in {len(plan.shards)} shards")
+            return words | {"shards": len(plan.shards), "fenced": progress.fenced}
+        if options.phase != "merge":
+            await self._work(run, api_key)
+        else:
+            progress.total = (await self._show_while(run.plan())).total
+        if options.phase == "work":
+            return _words(progress, "Worked", f"all {progress.shards.total} shards have ended")
+        progress.phase = "publishing"
+        manifest = await self._show_while(run.merge(options.partial or run.stopped))
+        progress.phase = "done"
+        self._shown.working(progress)
+        return manifest
+
+    async def _work(self, run: Run, api_key: str | None) -> None:
+        """Scan the input while the server gets ready, then work."""
+        options = self._options
+        planning = asyncio.ensure_future(run.plan())
+        try:
+            async with _server(options) as server:
+                work = self._work_with(run, planning, server, api_key)
+                await (work if isinstance(server, str) else _while_alive(work, server))
+        finally:
+            planning.cancel()
+
+    async def _work_with(self, run: Run, planning: asyncio.Future[Any], server: str | OwnServer, api_key: str | None) -> None:
+        options, progress = self._options, self._progress
         url = server if isinstance(server, str) else server.url
-        await wait_ready(url, shown, patience_s=options.server_timeout)
+        waiting = asyncio.ensure_future(wait_ready(url, self._shown, patience_s=options.server_timeout, api_key=api_key))
+        await asyncio.wait([planning, waiting], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if planning.done():
+                planning.result()  # no need to wait for a server if the input is bad
+            await waiting
+            plan = await self._show_while(planning)
+        finally:
+            waiting.cancel()
         if isinstance(server, OwnServer):
-            parser = LineParser(options.endpoint, await server.model_name())  # it has but one, whatever the lines call it
-        scan = await _shown(scanning, progress, shown)
-    except BaseException:
-        source.stop()
-        scanning.cancel()
-        raise
-    if not scan.all_ids_checked:
-        shown.say("warning: the input is too long to check all custom_ids; later duplicates are sent")
-    job = Job(options.run_id, options.endpoint, options.max_concurrency, options.policy)
-    sink = await asyncio.to_thread(sinks.Sink, outputs, options.run_id)
-    async with Client(url, options.endpoint, api_key=api_key, timeout_s=options.request_timeout) as client:
-        run = Worker(job, client, sink, progress).run(source, parser, scan)
-        return await _shown(asyncio.ensure_future(run), progress, shown)
+            run.use_model(await server.model_name())  # it has but one, whatever the lines call it
+        names = frozenset(plan.models) if plan.models is not None else None
+        models = names if options.model is None else frozenset({options.model})
+        served, left = await run.begun()
+        expected = Expected(left, models, served_before=served)
+        target = Target(url, options.endpoint, api_key, options.request_timeout, options.max_concurrency)
+        async with Sender(target, expected, options.policy) as sender:
+            progress.ask_load = lambda: sender.load
+            progress.begin(plan.total, time.monotonic())
+            done = await self._show_while(run.work(sender, self._grace))
+            progress.end(time.monotonic())
+        if not done and run.stopped == "too-many-errors" and options.phase == "work":
+            raise TooManyErrors(f"{progress.failed} of {plan.total} lines failed: more than --max-error-percent={plan.max_error_percent}")
+        if not done and run.stopped is None:
+            raise Interrupted("stopped")
+        if not done and options.phase == "work":
+            raise Unfinished(f"the run was ended: {run.stopped}")
+
+    def _order(self) -> Order:
+        options = self._options
+        output = self._open(options.output, folder=True)
+        if options.input is not None:
+            _refuse_own_results(self._open(options.input), output, options.input)
+        return Order(
+            output=output,
+            endpoint=options.endpoint,
+            input=None if options.input is None else self._open(options.input),
+            completes=None if options.retry_failed is None else self._open(options.retry_failed, folder=True),
+            open_uri=self._open,
+            model=options.model,
+            priority=options.priority,
+            strict=options.on_invalid_line == "fail",
+            overwrite=options.overwrite,
+            run=options.run_id,
+            allow_unfenced=options.allow_unfenced,
+            max_error_percent=options.max_error_percent,
+            patience=self._patience,
+            cut=options.cut,
+            pace=options.pace,
+        )
+
+    def _open(self, uri: str, *, folder: bool = False) -> Location:
+        try:
+            place = open_uri(uri if not folder or uri.endswith("/") else uri + "/", patience=self._patience)
+        except StoreError as error:
+            raise from_store(error, reading=not folder) from error
+        return Location(InstrumentedStore(place.store, self._progress), place.key) if isinstance(place.store, S3Store) else place
+
+    async def _show_while(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+        """Await `work` and keep the display fresh."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                self._shown.working(self._progress)
+                await asyncio.wait([task], timeout=self._shown.refresh_s)
+        except asyncio.CancelledError:
+            task.cancel()
+            return await task  # cleans up and raises
+        self._shown.working(self._progress)
+        return task.result()
 
 
-def _scan(source: Source, parser: LineParser, strict: bool) -> Scan:
-    scan = source.scan(parser)
-    if strict:
-        check(scan, source, parser)
-    return scan
+def _refuse_own_results(source: Location, output: Location, named: str) -> None:
+    """What is read must not be what is written."""
+    place, results = _place(source), _place(output)
+    if place in [f"{results}/{name}" for name in (OUTPUT, ERRORS, MANIFEST)]:
+        raise InvalidSpec(f"--input={named}: it is one of the files that results are written to; choose another --output")
+    if place == results:
+        raise InvalidSpec(f"--input={named}: it is the folder that results are written to; choose another --output")
+    if f"{place}/".startswith(f"{results}/{FOLDER}/"):
+        raise InvalidSpec(f"--input={named}: {FOLDER}/ holds what runs remember of their work; give a file of requests")
 
 
-async def _shown(task: asyncio.Future[T], progress: Progress, shown: Display) -> T:
-    """Await `task` and keep the display fresh."""
-    try:
-        while not task.done():
-            shown.working(progress)
-            await asyncio.wait([task], timeout=shown.refresh_s)
-    except asyncio.CancelledError:
-        task.cancel()
-        return await task  # cleans up and raises, or carries a publication to its end
-    shown.working(progress)
-    return task.result()
+def _place(where: Location) -> str:
+    store = where.store
+    if isinstance(store, LocalStore):
+        return str((store.path(where.key) if where.key else store.root).resolve())
+    return where.uri.rstrip("/")
 
 
-async def _while_alive(batch: Coroutine[None, None, Manifest], server: OwnServer) -> Manifest:
+async def _briefly(work: Coroutine[Any, Any, None]) -> None:
+    """Do it if it takes no time: the process is about to end."""
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(work, 2.0)
+
+
+async def _while_alive(batch: Coroutine[None, None, None], server: OwnServer) -> None:
     """The result of `batch`, unless our own server ends before."""
     running, watching = asyncio.ensure_future(batch), asyncio.ensure_future(server.watch())
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
-    running.cancel()  # it cleans up, or carries a publication to its end
+    running.cancel()  # it records what is finished
     watching.cancel()
     await asyncio.wait([running, watching])
     if running.cancelled() and not watching.cancelled():
@@ -181,13 +371,6 @@ async def _server(options: Options) -> AsyncIterator[str | OwnServer]:
         yield options.server
         return
     names = () if options.model is None else ("--served-model-name", options.model)
-    async with own_server(options.model_path, (*names, *options.server_arguments)) as server:
+    vectors = ("--enable-embeddings",) if options.endpoint == "/v1/embeddings" else ()
+    async with own_server(options.model_path, (*names, *vectors, *options.server_arguments)) as server:
         yield server
-
-
-def _open(uri: str, progress: Progress, *, folder: bool = False) -> Location:
-    try:
-        place = open_uri(uri if not folder or uri.endswith("/") else uri + "/")
-    except StoreError as error:
-        raise from_store(error, reading=not folder) from error
-    return Location(InstrumentedStore(place.store, progress), place.key) if isinstance(place.store, S3Store) else place

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
+import random
+import ssl
 import time
 from dataclasses import dataclass
 from typing import Final, Self
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
+from banyan_runtime import __version__
+from banyan_runtime.batch.connection import Broken, ConnectFailed, Cut, Pool
+from banyan_runtime.batch.endpoints import Endpoints, Resolve
 from banyan_runtime.batch.errors import InvalidSpec
 from banyan_runtime.batch.records import Usage
 from banyan_runtime.batch.retries import Trouble
 
-MAX_ANSWER_BYTES: Final = 64 << 20
-CONNECT_S: Final = 5.0
-KEEPALIVE_S: Final = 4.0  # below uvicorn's 5 s, so a kept connection is not closed by the server just when it is used again
+HEALTH_PATHS: Final = ("/readyz", "/livez", "/v1/models")
+HEALTH_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +44,85 @@ class NoAnswer:
 
 
 class Client:
-    """Posts bodies to one endpoint of one server, keeping connections alive."""
+    """Posts bodies to one endpoint of one server, at whichever of its addresses, keeping connections alive."""
 
-    def __init__(self, server: str, endpoint: str, *, api_key: str | None, timeout_s: float) -> None:
-        self._url = base_url(server) + endpoint
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
-            headers=headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+    def __init__(self, server: str, endpoint: str, *, api_key: str | None, timeout_s: float, resolve: Resolve | None = None) -> None:
+        url = urlsplit(base_url(server))
+        assert url.hostname
+        self._host = url.hostname
+        self._path = url.path
+        self._timeout_s = timeout_s
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._port = url.port or (443 if self._tls else 80)
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise InvalidSpec("--api-key-file: the key holds characters that an HTTP header cannot carry; it must be one line of ASCII")
+        more = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._common = f"Host: {url.netloc}\r\nUser-Agent: banyan-runtime/{__version__}\r\nAccept: application/json\r\n{more}"
+        content = f"{self._common}Content-Type: application/json\r\nContent-Length: "
+        self._post_head = f"POST {self._path}{endpoint} HTTP/1.1\r\n{content}".encode()
+        self._pools: dict[str, Pool] = {}
+        self.endpoints = Endpoints(self._host, self._port, resolve=resolve)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        await self.endpoints.close()
+        for pool in self._pools.values():
+            pool.close()
 
-    async def post(self, body: bytes) -> Answer | NoAnswer:
-        """Send one request and read its answer."""
+    async def choose(self, key: bytes = b"", *, avoid: str = "") -> str:
+        """The address for a line whose prompt begins with `key`; '' while the server's name cannot be resolved."""
         try:
-            async with self._session.post(self._url, data=body, allow_redirects=False) as response:
-                data = bytearray()
-                async for piece in response.content.iter_any():
-                    data += piece
-                    if len(data) > MAX_ANSWER_BYTES:
-                        return NoAnswer(Trouble.BROKEN, f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
-                headers = response.headers
-                return read_answer(response.status, bytes(data), headers.get("x-request-id", ""), headers.get("retry-after"))
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            return NoAnswer(Trouble.UNREACHABLE, f"cannot connect ({error.__class__.__name__})")
+            return await self.endpoints.choose(key, (random.random(), random.random()), avoid=avoid)
+        except OSError:
+            return ""
+
+    async def post(self, body: bytes, address: str) -> Answer | NoAnswer:
+        """Send one request to one of the server's addresses and read its answer."""
+        if not address:
+            return NoAnswer(Trouble.UNREACHABLE, f"cannot resolve the name {self._host}")
+        balancer = self.endpoints.balancer
+        balancer.begin(address)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reply = await self._pool(address).exchange(b"%b%d\r\n\r\n%b" % (self._post_head, len(body), body))
+        except ConnectFailed as error:
+            balancer.eject(address, time.monotonic())
+            return NoAnswer(Trouble.UNREACHABLE, f"cannot connect ({error})")
+        except Cut as error:
+            balancer.eject(address, time.monotonic())
+            return NoAnswer(Trouble.CUT, str(error))
+        except Broken as error:
+            return NoAnswer(Trouble.BROKEN, str(error))
         except TimeoutError:
             return NoAnswer(Trouble.BROKEN, "the request timed out")
-        except (aiohttp.ClientError, OSError) as error:
-            return NoAnswer(Trouble.BROKEN, f"the connection broke ({error.__class__.__name__})")
+        finally:
+            balancer.end(address)
+        request_id, retry_after = (reply.headers.get(name, b"").decode("latin-1") for name in (b"x-request-id", b"retry-after"))
+        return read_answer(reply.status, reply.body, request_id, retry_after or None)
+
+    async def well(self) -> bool:
+        """Whether the server says that it is ready for requests, by the first of its health paths that it has."""
+        for path in HEALTH_PATHS:
+            try:
+                async with asyncio.timeout(HEALTH_S):
+                    address = await self.choose()
+                    if not address:
+                        return False
+                    reply = await self._pool(address).exchange(f"GET {self._path}{path} HTTP/1.1\r\n{self._common}\r\n".encode())
+            except (ConnectFailed, Broken, TimeoutError):
+                return False
+            if reply.status not in (404, 405):
+                return reply.status == 200
+        return True  # none of them, and yet it answers: that is all it can say
+
+    def _pool(self, address: str) -> Pool:
+        for gone in [known for known in self._pools if known not in self.endpoints.balancer.known and known != address]:
+            self._pools.pop(gone).close()
+        if (pool := self._pools.get(address)) is None:
+            pool = self._pools[address] = Pool(address, self._port, tls=self._tls, name=self._host)
+        return pool
 
 
 class _Head(msgspec.Struct):
@@ -83,6 +132,7 @@ class _Head(msgspec.Struct):
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -95,6 +145,8 @@ class _Usage(msgspec.Struct):
     output_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
 
 
 _head = msgspec.json.Decoder(_Head)
@@ -139,6 +191,13 @@ def base_url(server: str) -> str:
         raise InvalidSpec(f"--server={server}: give a URL like http://HOST:PORT")
     if "@" in rest or "?" in rest or "#" in rest:
         raise InvalidSpec(f"--server={scheme}://{rest.rpartition('@')[2]}: no credentials, '?' or '#' here; use --api-key-file for a key")
+    try:
+        url = urlsplit(server)
+        sensible = bool(url.hostname) and url.port != 0  # reading the port checks it
+    except ValueError:
+        sensible = False
+    if not sensible or not server.isascii() or not server.isprintable() or " " in server:
+        raise InvalidSpec(f"--server={server}: that is no address; give a URL like http://HOST:PORT")
     return server.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -157,5 +216,7 @@ def _read_usage(raw: msgspec.Raw | msgspec.UnsetType) -> Usage | None:
     except msgspec.MsgspecError:
         return None
     prompt, completion = said.prompt_tokens or said.input_tokens or 0, said.completion_tokens or said.output_tokens or 0
-    details = said.prompt_tokens_details or said.input_tokens_details
-    return Usage(prompt, (details and details.cached_tokens) or 0, completion, said.total_tokens or prompt + completion)
+    read = said.prompt_tokens_details or said.input_tokens_details or _Details()
+    written = said.completion_tokens_details or said.output_tokens_details or _Details()
+    total = said.total_tokens or prompt + completion
+    return Usage(prompt, read.cached_tokens or 0, completion, total, written.reasoning_tokens or 0)

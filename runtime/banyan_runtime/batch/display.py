@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Final, Never, Protocol
 
 from tqdm import tqdm
@@ -57,11 +59,13 @@ class Bar:
         bar.n = report.completed + report.failed
         eta = "-" if report.eta_seconds is None else duration(report.eta_seconds)
         phase = "" if report.phase == "running" else f", {report.phase}"
-        bar.set_postfix_str(f"{report.failed} failed, {report.tokens_per_second:.0f} tok/s, ETA {eta}{phase}", refresh=False)
+        state = f", waiting for {report.waiting_for}" if report.waiting_for else phase
+        bar.set_postfix_str(f"{report.failed} failed, {report.tokens_per_second:.0f} tok/s, ETA {eta}{state}", refresh=False)
         bar.refresh()
 
     def say(self, text: str) -> None:
-        tqdm.write(text, file=sys.stderr)
+        with _audience():
+            tqdm.write(text, file=sys.stderr)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -98,7 +102,8 @@ class Lines:
             self.say(summary(progress))
 
     def say(self, text: str) -> None:
-        print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+        with _audience():
+            print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         pass
@@ -111,6 +116,15 @@ class Lines:
         return True
 
 
+@contextlib.contextmanager
+def _audience() -> Iterator[None]:
+    """A closed pipe or a full log disk must not end a run: nobody hears it any more, that is all."""
+    try:
+        yield
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
 def summary(progress: Progress) -> str:
     """One line that says where a run is."""
     report = progress.report(time.monotonic())
@@ -118,7 +132,7 @@ def summary(progress: Progress) -> str:
     return (
         f"batch phase={report.phase} done={report.completed + report.failed}/{'?' if report.total is None else report.total} "
         f"ok={report.completed} err={report.failed} inflight={progress.in_flight} limit={progress.limit} "
-        f"tok/s={report.tokens_per_second:.0f} eta={eta}"
+        f"tok/s={report.tokens_per_second:.0f} eta={eta}{f' waiting for {report.waiting_for}' if report.waiting_for else ''}"
     )
 
 

@@ -3,9 +3,12 @@ BatchJob's condition."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from banyan_runtime.errors import AccessError, ConfigError, InputError, UnavailableError, UserError
 from banyan_runtime.storage.open import BadUri
-from banyan_runtime.storage.store import Denied, NotFound, StoreError, Throttled, Unreachable
+from banyan_runtime.storage.store import Damaged, Denied, NotFound, Stopped, StoreError, Throttled, Unreachable
 
 
 class InvalidSpec(ConfigError):
@@ -26,6 +29,30 @@ class InputChanged(InputError):
 
 class OutputExists(InputError):
     """There are results of another run where this run's should go."""
+
+
+class ResultsDamaged(InputError):
+    """What the run keeps in storage, its finished lines among it, cannot be read any more."""
+
+
+class AllLinesFailed(InputError):
+    """Not one line succeeded. What the server said of each is published."""
+
+
+class ConditionalWritesUnsupported(ConfigError):
+    """The storage ignores the conditions of writes, so two writers could not be told apart."""
+
+
+class TooManyErrors(UserError):
+    """More lines failed than --max-error-percent allows."""
+
+    exit_code = 79
+
+
+class Unfinished(UserError):
+    """There is work left that this process was not asked to do."""
+
+    exit_code = 75
 
 
 class OutputNotFound(ConfigError):
@@ -75,10 +102,23 @@ def from_store(error: StoreError, *, reading: bool) -> UserError:
     """What a store's error means for a run: `reading` the input, or writing results."""
     if isinstance(error, BadUri):
         return InvalidSpec(str(error))
+    if isinstance(error, Stopped):
+        return Interrupted(str(error))
     if isinstance(error, Denied):
         return AccessDenied(str(error))
     if isinstance(error, Throttled | Unreachable):
         return StorageUnavailable(str(error))
+    if isinstance(error, Damaged):
+        return ResultsDamaged(str(error))
     if isinstance(error, NotFound):
         return InputNotFound(str(error)) if reading else OutputNotFound(str(error))
     return InvalidSpec(str(error))
+
+
+@contextlib.contextmanager
+def store_errors(*, reading: bool) -> Iterator[None]:
+    """Raise a store's errors as what they mean for a run."""
+    try:
+        yield
+    except StoreError as error:
+        raise from_store(error, reading=reading) from error

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 MAX_LINE_BYTES: Final = 16 << 20
+PREFIX_BYTES: Final = 256  # of a prompt, by which lines are put beside each other
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _BOM: Final = b"\xef\xbb\xbf"
 _BLANK: Final = b" \t\r\n"
@@ -24,14 +25,18 @@ class RawLine:
 
     number: int
     data: bytes | None  # without line end; None: longer than MAX_LINE_BYTES
+    start: int = 0  # offset of its first byte in the object
 
 
 class LineSplitter:
     """Cuts blocks of bytes into lines; a BOM, `\\r\\n`, blank lines and a missing last newline are all fine."""
 
-    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    def __init__(self, *, number: int = 1, start: int = 0, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        """`number`, `start`: number and offset of the first line that is fed."""
         self._max = max_line_bytes
-        self._number = 0
+        self._number = number - 1
+        self._start = start  # of the line that is being collected
+        self._length = 0  # of it, so far
         self._rest = bytearray()
         self._too_long = False
 
@@ -49,6 +54,7 @@ class LineSplitter:
         yield from self._line()
 
     def _keep(self, piece: bytes) -> None:
+        self._length += len(piece)
         if len(self._rest) + len(piece) > self._max:
             self._too_long = True
             self._rest.clear()
@@ -57,25 +63,29 @@ class LineSplitter:
 
     def _line(self) -> Iterator[RawLine]:
         self._number += 1
-        data, too_long = bytes(self._rest), self._too_long
+        data, too_long, start = bytes(self._rest), self._too_long, self._start
         self._rest.clear()
         self._too_long = False
+        self._start += self._length + 1
+        self._length = 0
         if too_long:
-            yield RawLine(self._number, None)
+            yield RawLine(self._number, None, start)
             return
         if self._number == 1:
             data = data.removeprefix(_BOM)
         if data := data.strip(_BLANK):
-            yield RawLine(self._number, data)
+            yield RawLine(self._number, data, start)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A line that can be sent: `body` is the JSON of the HTTP request, byte for byte as in the file unless renamed."""
+    """A line that can be sent: `body` is the JSON of the HTTP request, byte for byte as in the file unless something is put in."""
 
     number: int
     custom_id: str
     body: bytes
+    prefix: bytes = b""  # how its prompt begins, tools first, as templates print them; lines with a common prompt have a common one
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,12 @@ class _Envelope(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     stream: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    priority: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 _envelope = msgspec.json.Decoder(_Envelope)
@@ -109,10 +125,14 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class LineParser:
-    """Makes requests of lines. `endpoint` is one of ENDPOINTS; `model` replaces the model that a line names."""
+    """Makes requests of lines. `endpoint` is one of ENDPOINTS; `model` replaces the model that a line names; `priority` is put into
+    bodies that name none.
+    """
 
     endpoint: str
     model: str | None = None
+    priority: int | None = None
+    force_priority: bool = False  # also into bodies that name one
 
     def parse(self, raw: RawLine) -> Request | Invalid:
         """The request of one line, or why there is none."""
@@ -124,15 +144,15 @@ class LineParser:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return Invalid(raw.number, None, "invalid_json_line", "This line is not parseable as valid JSON.")
         custom_id = _text(envelope.custom_id)
-        problem = self._problem(envelope, custom_id)
-        if problem is not None or custom_id is None:
-            code, message, param = problem or ("invalid_custom_id", "custom_id must be a string.", "custom_id")
-            return Invalid(raw.number, custom_id, code, message, param)
-        body = bytes(envelope.body) if isinstance(envelope.body, msgspec.Raw) else b""
-        return Request(raw.number, custom_id, self._with_model(body))
+        head = self._head(envelope, custom_id)
+        if isinstance(head, tuple):
+            return Invalid(raw.number, custom_id, *head)
+        assert custom_id is not None
+        assert isinstance(envelope.body, msgspec.Raw)
+        return Request(raw.number, custom_id, self._amended(envelope.body, head), _prefix(head), self.model or _text(head.model))
 
-    def _problem(self, envelope: _Envelope, custom_id: str | None) -> tuple[str, str, str | None] | None:
-        """(code, message, param) of the first thing wrong with an envelope."""
+    def _head(self, envelope: _Envelope, custom_id: str | None) -> _Body | tuple[str, str, str | None]:
+        """What matters of the body, or (code, message, param) of the first thing that is wrong with the line."""
         for name in ("custom_id", "method", "url", "body"):
             if getattr(envelope, name) is msgspec.UNSET:
                 return "missing_required_parameter", f"Missing required parameter: '{name}'.", name
@@ -143,23 +163,32 @@ class LineParser:
         url = _text(envelope.url)
         if url is None or not same_endpoint(url, self.endpoint):
             return "url_mismatch", f"url must be the batch's endpoint, {self.endpoint}.", "url"
-        return self._body_problem(envelope.body)
+        return self._body(envelope.body)
 
-    def _body_problem(self, body: msgspec.Raw | msgspec.UnsetType) -> tuple[str, str, str | None] | None:
+    def _body(self, body: msgspec.Raw | msgspec.UnsetType) -> _Body | tuple[str, str, str | None]:
         try:
             head = _body.decode(body if isinstance(body, msgspec.Raw) else b"")
         except (msgspec.MsgspecError, RecursionError):
             return "invalid_body", "body must be a JSON object.", "body"
         if isinstance(head.stream, msgspec.Raw) and bytes(head.stream) not in (b"false", b"null"):
             return "stream_not_supported", "stream must be false or absent: a batch has no one to stream to.", "body.stream"
-        return None
+        return head
 
-    def _with_model(self, body: bytes) -> bytes:
-        if self.model is None:
-            return body
+    def _amended(self, body: msgspec.Raw, head: _Body) -> bytes:
+        put: dict[str, object] = {} if self.model is None else {"model": self.model}
+        named = isinstance(head.priority, msgspec.Raw) and bytes(head.priority) != b"null"
+        if self.priority is not None and (self.force_priority or not named):
+            put["priority"] = self.priority
+        if not put:
+            return bytes(body)
         fields = _fields.decode(body)
-        fields["model"] = msgspec.Raw(_encoder.encode(self.model))
-        return _encoder.encode(fields)
+        return _encoder.encode(fields | {name: msgspec.Raw(_encoder.encode(value)) for name, value in put.items()})
+
+
+def _prefix(head: _Body) -> bytes:
+    prompt = next((part for part in (head.messages, head.prompt, head.input) if isinstance(part, msgspec.Raw)), b"")
+    tools = bytes(head.tools)[:PREFIX_BYTES] if isinstance(head.tools, msgspec.Raw) else b""
+    return (tools + bytes(prompt)[:PREFIX_BYTES])[:PREFIX_BYTES]
 
 
 def same_endpoint(url: str, endpoint: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from banyan_runtime.batch.instrumented import DIRECTIONS, OPERATIONS
 from banyan_runtime.batch.progress import Progress
 from banyan_runtime.exposition import Page
 
@@ -13,7 +14,6 @@ class Metrics:
         self._progress = progress
         self._page = page = Page({})
         statuses = ("completed", "failed", "cancelled", "expired")
-        operations = ("get", "put", "list", "head", "multipart")
         self._lines = page.cells("banyan_batch_lines_total", "counter", "Input lines with an outcome.", status=statuses)
         self._remaining = page.cell("banyan_batch_lines_remaining", "gauge", "Input lines without an outcome.")
         self._retries = page.cell("banyan_batch_line_retries_total", "counter", "Tries beyond a line's first.")
@@ -23,10 +23,10 @@ class Metrics:
             "banyan_batch_tokens_total", "counter", "Tokens of answered lines.", kind=("prompt", "cached", "completion")
         )
         self._errors = page.cells(
-            "banyan_batch_s3_errors_total", "counter", "Failed storage calls, after the client's retries.", operation=operations
+            "banyan_batch_s3_errors_total", "counter", "Failed storage calls, after the client's retries.", operation=OPERATIONS
         )
         self._bytes = page.cells(
-            "banyan_batch_s3_bytes_total", "counter", "Bytes read from and written to the storage.", direction=("read", "write")
+            "banyan_batch_s3_bytes_total", "counter", "Bytes read from and written to the storage.", direction=DIRECTIONS
         )
 
     def text(self) -> bytes:

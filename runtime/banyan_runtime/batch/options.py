@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
-import uuid
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from banyan_runtime.batch.client import base_url
+from banyan_runtime.batch.documents import Reason
 from banyan_runtime.batch.errors import InvalidSpec
 from banyan_runtime.batch.lines import ENDPOINTS
+from banyan_runtime.batch.order import Pace
+from banyan_runtime.batch.planner import Cut
 from banyan_runtime.batch.retries import RetryPolicy
 
+PHASES: Final = ("all", "plan", "work", "merge")
+REASONS: Final[tuple[Reason, ...]] = ("cancelled", "expired", "failed", "too-many-errors")
+GRACE_S: Final = 30.0
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EPILOG = "What follows '--' goes to the server that --model-path starts ('banyan-runtime serve --help')."
 _ABOUT = (
     "Send the requests of a JSONL file to a server and write output.jsonl, errors.jsonl and, last, manifest.json. "
@@ -26,7 +33,8 @@ _ABOUT = (
 class Options:
     """The command line, checked."""
 
-    input: str
+    input: str | None  # one of input and retry_failed is set
+    retry_failed: str | None
     output: str
     server: str | None  # one of server and model_path is set
     model_path: str | None
@@ -42,7 +50,19 @@ class Options:
     max_attempts: int
     max_backoff: float
     server_timeout: float
-    run_id: str
+    storage_timeout: float
+    run_id: str | None
+    phase: str
+    partial: Reason | None
+    workers: int
+    shard_requests: int
+    shard_bytes: int
+    lease_seconds: float
+    checkpoint_seconds: float
+    max_error_percent: int
+    priority: int | None
+    allow_unfenced: bool
+    grace_s: float  # between SIGTERM and the end
     server_arguments: tuple[str, ...]
 
     @property
@@ -54,6 +74,19 @@ class Options:
             silence_s=self.server_timeout,
         )
 
+    @property
+    def cut(self) -> Cut:
+        return Cut(self.shard_requests, self.shard_bytes, self.workers)
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(
+            max_concurrency=self.max_concurrency,
+            checkpoint_s=self.checkpoint_seconds,
+            lease_s=self.lease_seconds,
+            workers=self.workers,
+        )
+
     def api_key(self) -> str | None:
         """The key in --api-key-file. Raises InvalidSpec."""
         if self.api_key_file is None:
@@ -62,14 +95,23 @@ class Options:
             key = Path(self.api_key_file).read_text().strip()
         except OSError as error:
             raise InvalidSpec(f"--api-key-file={self.api_key_file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidSpec(f"--api-key-file={self.api_key_file}: it holds no text, so no key") from error
         if not key:
             raise InvalidSpec(f"--api-key-file={self.api_key_file}: the file is empty")
+        if any(character.isspace() for character in key):  # a server's own file, perhaps: names and keys
+            raise InvalidSpec(f"--api-key-file={self.api_key_file}: it holds more than a key; give a file that holds the key alone")
         return key
 
 
 def parse(argv: Sequence[str]) -> Options:
     """The options of a command line. Raises InvalidSpec."""
     words = list(argv)
+    for word in words:
+        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in word):
+            raise InvalidSpec(
+                f"{word!a}: an argument must be UTF-8; what is read and written under this name could not be named in the results"
+            )
     cut = words.index("--") if "--" in words else len(words)
     words, arguments = words[:cut], tuple(words[cut + 1 :])
     values = vars(_parser().parse_args(words))
@@ -77,8 +119,27 @@ def parse(argv: Sequence[str]) -> Options:
         raise InvalidSpec("arguments after '--' are for the server that --model-path starts; remove them")
     if values["server"] is not None:
         base_url(values["server"])
-    run_id = values.pop("run_id") or os.environ.get("BANYAN_RUN_ID") or uuid.uuid4().hex
-    return Options(**values, run_id=run_id, server_arguments=arguments)
+    for name in ("input", "output", "retry_failed"):
+        if values[name] == "":
+            raise InvalidSpec(f"--{name.replace('_', '-')}: the path is empty")
+    needs_server = values["phase"] in ("all", "work")
+    if needs_server and values["server"] is None and values["model_path"] is None:
+        raise InvalidSpec(f"--phase={values['phase']} sends requests: give --server or --model-path")
+    if values["partial"] is not None and values["phase"] != "merge":
+        raise InvalidSpec(f"--partial={values['partial']} belongs to --phase=merge")
+    if values["allow_unfenced"] and values["workers"] > 1:
+        raise InvalidSpec(f"--allow-unfenced: a storage without conditional writes bears one worker, not --workers={values['workers']}")
+    run_id = values.pop("run_id") or os.environ.get("BANYAN_RUN_ID") or None
+    if run_id is not None and not _RUN_ID.fullmatch(run_id):
+        raise InvalidSpec(f"--run-id={run_id}: letters, digits, '.', '_' and '-', 64 at most, beginning with a letter or digit")
+    return Options(**values, run_id=run_id, grace_s=_grace(os.environ.get("BANYAN_GRACE_SECONDS")), server_arguments=arguments)
+
+
+def _grace(text: str | None) -> float:
+    try:
+        return min(86400.0, max(2.0, float(text))) if text else GRACE_S
+    except ValueError:
+        raise InvalidSpec(f"BANYAN_GRACE_SECONDS={text}: must be a number of seconds") from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -92,9 +153,13 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, metavar: str | None, help: str, **more: object) -> None:
         parser.add_argument(name, metavar=metavar, help=help, **more)  # type: ignore[arg-type]
 
-    add("--input", "URI", "A .jsonl or .jsonl.gz file, or a folder of them: s3://BUCKET/KEY, file:///PATH, a path.", required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    files = "A .jsonl or .jsonl.gz file, or a folder of them: s3://BUCKET/KEY, file:///PATH, a path."
+    what.add_argument("--input", metavar="URI", help=files)
+    failed = "Output folder of a finished run, whose failed lines run again; the new output holds what succeeded in either."
+    what.add_argument("--retry-failed", metavar="URI", help=failed)
     add("--output", "URI", "Folder for the results: s3://BUCKET/PREFIX/, file:///PATH/, a path.", required=True)
-    where = parser.add_mutually_exclusive_group(required=True)
+    where = parser.add_mutually_exclusive_group()
     where.add_argument("--server", metavar="URL", help="A running server, http://HOST:PORT.")
     where.add_argument("--model-path", metavar="DIR", help="Start a server for this model, for this run alone; it answers every line.")
     add("--endpoint", None, "What every line calls. [%(default)s]", default=ENDPOINTS[0], choices=ENDPOINTS)
@@ -116,7 +181,43 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-attempts", "N", "Tries of a line, not counting 429 and 503. [%(default)s]", type=_number(int, 1, 100), default=5)
     add("--max-backoff", "S", "Longest wait between tries, seconds. [%(default)g]", type=_number(float, 0, 3600), default=60.0)
     add("--server-timeout", "S", "Seconds a server may be stuck in its start, or serve nothing. [%(default)g]", type=seconds, default=600.0)
-    add("--run-id", "ID", "Identity of the run; one that has published already ends at once. Default: $BANYAN_RUN_ID, else random.")
+    add("--storage-timeout", "S", "Seconds the storage may be away. [%(default)g]", type=seconds, default=600.0)
+    add(
+        "--run-id",
+        "ID",
+        "Identity of the run: all who give it work together, and one that has published ends at once. Default: $BANYAN_RUN_ID, else a new "
+        "one, or that of the run which the same command has left unfinished.",
+    )
+    add(
+        "--phase",
+        None,
+        "Which part of a run to do: count and cut the input, send lines, publish. [%(default)s]",
+        choices=PHASES,
+        default="all",
+    )
+    add("--partial", None, "With --phase merge: end what is unfinished first, and say this of it.", choices=REASONS)
+    several = "How many processes will work on the run, so that there are shards for all; starts none: give each --run-id. [%(default)s]"
+    add("--workers", "N", several, type=_number(int, 1, 1000), default=1)
+    add("--shard-requests", "N", "Lines of a shard, at most. [%(default)s]", type=_number(int, 1, 1_000_000), default=1000)
+    add("--shard-bytes", "N", "Bytes of a shard, about. [%(default)s]", type=_number(int, 65536, 1 << 30), default=64 << 20)
+    add(
+        "--lease-seconds",
+        "S",
+        "A worker that was not heard of for so long loses its shards. [%(default)g]",
+        type=_number(float, 1, 3600),
+        default=60.0,
+    )
+    add(
+        "--checkpoint-seconds",
+        "S",
+        "Finished lines are in S3 after so long, at most. [%(default)g]",
+        type=_number(float, 0.1, 600),
+        default=15.0,
+    )
+    percent = "Share of failed lines beyond which the run ends; 100: never. [%(default)s]"
+    add("--max-error-percent", "P", percent, type=_number(int, 0, 100), default=100)
+    add("--priority", "N", "Priority of each request that names none. Default: none is added.", type=_number(int, -100, 100))
+    parser.add_argument("--allow-unfenced", action="store_true", help="Accept a storage that ignores the conditions of writes.")
     return parser
 
 

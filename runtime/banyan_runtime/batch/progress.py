@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import msgspec
 
-from banyan_runtime.batch.records import RequestCounts, Usage
+from banyan_runtime.batch.records import Record, RequestCounts, Usage
+from banyan_runtime.batch.sender import Load
 
-Phase = Literal["starting", "running", "publishing", "done"]
+Phase = Literal["starting", "planning", "running", "publishing", "done"]
 RATE_WINDOW_S: Final = 30.0
 
 _Sample = tuple[float, int, int]  # seconds, lines, tokens
+
+
+class Shards(msgspec.Struct, frozen=True):
+    """Of the whole run, but `running` of this worker."""
+
+    total: int = 0
+    completed: int = 0
+    running: int = 0
 
 
 class Report(msgspec.Struct, frozen=True, rename="camel"):
@@ -28,19 +38,29 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
     requests_per_second: float
     eta_seconds: int | None
     usage: Usage
+    shards: Shards
+    fenced: bool
+    waiting_for: str
 
 
 @dataclass(slots=True)
 class Progress:
-    """The counters of one run. `now` is always given, in seconds of one monotonic clock."""
+    """The counters of one run: lines, usage and shards of all its workers as far as this one knows, rates of its own work.
+    `now` is always given, in seconds of one monotonic clock.
+    """
 
     phase: Phase = "starting"
     total: int | None = None
     completed: int = 0
     failed: int = 0
-    in_flight: int = 0
-    limit: int = 0
-    retries: int = 0
+    ask_load: Callable[[], Load] = Load  # the sender's
+    lines_read: int = 0  # while the input is scanned
+    shards: Shards = field(default_factory=Shards)
+    workers: int = 1
+    fenced: bool = True
+    waiting_for: str = ""  # the server or the storage, while it is away
+    done_here: int = 0
+    tokens_here: int = 0
     usage: Usage = field(default_factory=Usage)
     storage_errors: Counter[str] = field(default_factory=Counter)  # by operation
     storage_bytes: Counter[str] = field(default_factory=Counter)  # by direction: read, write
@@ -49,13 +69,30 @@ class Progress:
     _last: _Sample | None = None  # when the last line had its outcome
 
     @property
+    def load(self) -> Load:
+        return self.ask_load()
+
+    @property
+    def in_flight(self) -> int:
+        return self.load.in_flight
+
+    @property
+    def limit(self) -> int:
+        return self.load.limit
+
+    @property
+    def retries(self) -> int:
+        return self.load.retries
+
+    @property
     def counts(self) -> RequestCounts:
         return RequestCounts(self.completed + self.failed if self.total is None else self.total, self.completed, self.failed)
 
-    @property
-    def tokens(self) -> int:
-        """Generated tokens; for embeddings, which generate none, those that were read."""
-        return self.usage.completion_tokens or self.usage.prompt_tokens
+    def did(self, record: Record) -> None:
+        """This worker finished a line. Tokens are those generated; for embeddings, which generate none, those that were read."""
+        self.done_here += 1
+        if record.usage is not None:
+            self.tokens_here += record.usage.completion_tokens or record.usage.prompt_tokens
 
     def report(self, now: float) -> Report:
         done = self.completed + self.failed
@@ -67,7 +104,18 @@ class Progress:
         elif self.total is not None and lines_per_s > 0:
             eta = int((self.total - done) / lines_per_s) + 1
         return Report(
-            self.phase, self.total, self.completed, self.failed, percent, round(tokens_per_s, 1), round(lines_per_s, 2), eta, self.usage
+            self.phase,
+            self.total,
+            self.completed,
+            self.failed,
+            percent,
+            round(tokens_per_s, 1),
+            round(lines_per_s, 2),
+            eta,
+            self.usage,
+            self.shards,
+            self.fenced,
+            self.waiting_for or self.load.waiting_for,
         )
 
     def begin(self, total: int, now: float) -> None:
@@ -83,7 +131,7 @@ class Progress:
         self._last = self._sample(now)
 
     def _sample(self, now: float) -> _Sample:
-        return now, self.completed + self.failed, self.tokens
+        return now, self.done_here, self.tokens_here
 
     def _rates(self, now: float) -> tuple[float, float]:
         """Lines and tokens per second over the last RATE_WINDOW_S, at one sample a second at most; in the end, over all."""

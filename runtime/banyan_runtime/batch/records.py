@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
 from banyan_runtime.batch.lines import Invalid
+from banyan_runtime.storage.store import Damaged
 
 OUTPUT: Final = "output.jsonl"
 ERRORS: Final = "errors.jsonl"
 MANIFEST: Final = "manifest.json"
 
+T = TypeVar("T")
+
 Kind = Literal["output", "error"]
+Outcome = Literal["completed", "cancelled", "expired", "failed", "too-many-errors"]
+
+
+def decoded(data: bytes, kind: type[T], name: str, remedy: str) -> T:
+    """What the object `name` below the output holds. Raises Damaged, with `remedy`, for what no run has written."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(name, f"this is not what a run writes there ({error}); {remedy}") from error
 
 
 class Usage(msgspec.Struct, rename="camel"):
@@ -23,12 +35,14 @@ class Usage(msgspec.Struct, rename="camel"):
     cached_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+    reasoning_tokens: int = 0  # of the completion tokens
 
-    def add(self, other: Usage) -> None:
-        self.prompt_tokens += other.prompt_tokens
-        self.cached_tokens += other.cached_tokens
-        self.completion_tokens += other.completion_tokens
-        self.total_tokens += other.total_tokens
+    def add(self, other: Usage, sign: int = 1) -> None:
+        self.prompt_tokens += sign * other.prompt_tokens
+        self.cached_tokens += sign * other.cached_tokens
+        self.completion_tokens += sign * other.completion_tokens
+        self.total_tokens += sign * other.total_tokens
+        self.reasoning_tokens += sign * other.reasoning_tokens
 
 
 class RequestCounts(msgspec.Struct):
@@ -114,12 +128,57 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
     input: list[InputFile]
     output: ResultFile
     errors: ResultFile
-    request_counts: RequestCounts
+    request_counts: RequestCounts  # lines that were not run count in neither completed nor failed
     usage: Usage
+    outcome: Outcome = "completed"
+    retry_of: str | None = None  # the run whose failed lines this one ran again
+    state: Literal["complete"] = "complete"
 
     def encode(self) -> bytes:
         return msgspec.json.format(_encoder.encode(self), indent=2) + b"\n"
 
     @staticmethod
     def decode(data: bytes) -> Manifest:
-        return msgspec.json.decode(data, type=Manifest)
+        return decoded(data, Manifest, MANIFEST, "remove it, or choose another output")
+
+
+class Publishing(msgspec.Struct, frozen=True, rename="camel"):
+    """What stands in the manifest's place while results of an earlier run are replaced."""
+
+    run: str
+    nonce: str
+    state: Literal["publishing"] = "publishing"
+
+    def encode(self) -> bytes:
+        return _encoder.encode(self)
+
+
+class ManifestHead(msgspec.Struct, frozen=True):
+    run: str = ""
+    state: str = "complete"  # manifests of the first release do not say it
+
+    @property
+    def complete(self) -> bool:
+        return self.state == "complete"
+
+
+def manifest_head(data: bytes) -> ManifestHead | None:
+    """Whose manifest this is; None for what is no manifest."""
+    try:
+        return decoded(data, ManifestHead, MANIFEST, "")
+    except Damaged:
+        return None
+
+
+_NOT_RUN: Final = {
+    "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
+    "failed": ("batch_failed", "This request was not executed because the batch failed."),
+    "too-many-errors": ("batch_failed", "This request was not executed because too many others failed."),
+}
+
+
+def not_run(record: str, custom_id: str | None, outcome: Outcome) -> Record:
+    """The run ended before the line was executed."""
+    code, message = _NOT_RUN[outcome]
+    return Record("error", _encoder.encode(_Line(record, custom_id, None, _Error(code, message))) + b"\n")

@@ -27,6 +27,7 @@ POLL_S: Final = 0.3
 PROBE_TIMEOUT_S: Final = 5.0
 STOP_S: Final = 15.0  # after SIGTERM; the batch has no request open then
 LOG_TAIL_LINES: Final = 20
+_THERE: Final = frozenset({200, 401, 403, 404, 405})
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -36,20 +37,21 @@ class _Readiness(msgspec.Struct):
     detail: str = ""
 
 
-async def wait_ready(server: str, display: Display, *, patience_s: float) -> None:
-    """Return once GET /readyz says 200 (or 404: a server that has no such path). Raises ServerNotReady after `patience_s`
-    without any change in what it answers.
+async def wait_ready(server: str, display: Display, *, patience_s: float, api_key: str | None = None) -> None:
+    """Return once GET /readyz says 200, or that there is no such path or that it is not for us: there is a server, and the lines
+    will show. Raises ServerNotReady after `patience_s` without any change in what it answers.
     """
     url = base_url(server) + "/readyz"
     seen: _Readiness | None = None
     changed = time.monotonic()
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         while True:
             readiness = _Readiness(detail="no answer yet")
             try:
                 async with session.get(url) as response:
-                    if response.status in (200, 404):
+                    if response.status in _THERE:
                         return
                     with contextlib.suppress(msgspec.MsgspecError):
                         readiness = msgspec.json.decode(await response.read(), type=_Readiness)

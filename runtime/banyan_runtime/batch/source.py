@@ -1,110 +1,104 @@
-"""The input of a run: one object, or all `*.jsonl` and `*.jsonl.gz` below a folder, read by ranges and checked line by line.
+"""The input of a run: one object, or all `*.jsonl` and `*.jsonl.gz` below a folder, read by ranges.
 
-Everything blocks; `LineReader` brings it to the event loop, a chunk at a time. All reads are tied to the version of the
-object that was first seen, so two passes over the input see the same lines.
+Everything blocks. All reads are tied to the version of the object that was first seen, so two passes over the input, and two workers
+of a run, see the same lines.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from banyan_runtime.batch.duplicates import IdCensus, Suspects
+from banyan_runtime.batch.documents import FOLDER, OWNER, InputObject, Shard
 from banyan_runtime.batch.errors import InputChanged, InputInvalid, InputNotFound, Interrupted, from_store
-from banyan_runtime.batch.lines import Invalid, LineParser, LineSplitter, RawLine, Request
-from banyan_runtime.batch.records import InputFile
-from banyan_runtime.storage.open import Location
-from banyan_runtime.storage.store import ObjectInfo, Precondition, StoreError, Throttled, Unreachable
+from banyan_runtime.batch.lines import LineSplitter, RawLine
+from banyan_runtime.batch.records import ERRORS, MANIFEST, OUTPUT
+from banyan_runtime.storage.open import Location, open_together
+from banyan_runtime.storage.store import NotFound, ObjectInfo, Precondition, StoreError, Throttled, Unreachable
 
 BLOCK_BYTES: Final = 8 << 20
-CHUNK_BYTES: Final = 1 << 20  # of requests, handed to the event loop at once
-CHUNK_LINES: Final = 256
 PATIENCE_S: Final = 120.0  # how long a storage that was there may be away
-MAX_PROBLEMS: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """What one pass over the input found."""
-
-    total: int  # lines that are not blank
-    suspects: Suspects  # custom_ids that may occur twice
-    problems: list[Invalid]  # the first MAX_PROBLEMS lines that cannot be sent
-    all_ids_checked: bool
 
 
 class Source:
     """Input objects, in key order. Raises the errors of `batch.errors`."""
 
-    def __init__(self, location: Location, objects: list[ObjectInfo]) -> None:
+    def __init__(self, location: Location, objects: Sequence[ObjectInfo]) -> None:
         self._location = location
         self._objects = objects
         self._stopped = threading.Event()
 
     @staticmethod
     def find(location: Location) -> Source:
-        """Look the input up."""
+        """Look the input up. Results of earlier runs that lie below an input folder are not input."""
         try:
             if not location.is_folder:
                 return Source(location, [location.store.head(location.key)])
-            objects = [info for info in location.store.list(location.key) if info.key.endswith((".jsonl", ".jsonl.gz"))]
+            found = list(location.store.list(location.key))
         except StoreError as error:
             raise from_store(error, reading=True) from error
+        objects = [info for info in found if info.key.endswith((".jsonl", ".jsonl.gz"))]
+        results = _results(info.key for info in found)
+        objects = [info for info in objects if info.key not in results and f"{FOLDER}/" not in info.key]
         if not objects:
             raise InputNotFound(f"{location.uri}: no *.jsonl or *.jsonl.gz below this folder")
         return Source(location, sorted(objects, key=lambda info: info.key))
+
+    @staticmethod
+    def of(location: Location, objects: Iterable[InputObject]) -> Source:
+        """The input as a plan names it. `location`: where in its store it was found."""
+        return Source(location, [ObjectInfo(one.key, one.bytes, one.tag) for one in objects])
+
+    @staticmethod
+    def opened(objects: Sequence[InputObject], open_uri: Callable[[str], Location]) -> Source:
+        """The input as a plan or a manifest names it, found by its URIs alone."""
+        places = open_together([one.uri for one in objects], open_uri)
+        return Source(places[0], [ObjectInfo(place.key, one.bytes, one.tag) for place, one in zip(places, objects, strict=True)])
+
+    def check(self) -> None:
+        """Look whether all objects are there as they were. Raises InputNotFound and InputChanged."""
+        for info in self._objects:
+            uri = self._location.store.uri(info.key)
+            try:
+                tag = self._location.store.head(info.key).tag
+            except NotFound as error:
+                raise InputNotFound(f"{error}; a run is completed with the very input that it had, at the same place") from error
+            except StoreError as error:
+                raise from_store(error, reading=True) from error
+            if tag != info.tag:
+                raise InputChanged(f"{uri}: it is not what it was when the run began that is to be completed")
 
     def stop(self) -> None:
         """Let a pass that is under way in another thread fail at its next block, as its result is not wanted any more."""
         self._stopped.set()
 
     @property
-    def files(self) -> list[InputFile]:
-        return [InputFile(self._location.store.uri(info.key), info.tag, info.size) for info in self._objects]
+    def objects(self) -> list[InputObject]:
+        return [InputObject(info.key, self._location.store.uri(info.key), info.tag, info.size) for info in self._objects]
 
-    def scan(self, parser: LineParser) -> Scan:
-        """Count and check all lines."""
-        total = 0
-        census = IdCensus()
-        problems: list[Invalid] = []
-        for raw in self._lines():
-            total += 1
-            line = parser.parse(raw)
-            if isinstance(line, Request):
-                census.add(line.custom_id)
-            elif len(problems) < MAX_PROBLEMS:
-                problems.append(line)
-        if not total:
-            raise InputInvalid(f"{self._location.uri}: the input holds no request line")
-        return Scan(total, census.suspects(), problems, census.complete)
+    @property
+    def uri(self) -> str:
+        return self._location.uri
 
-    def items(self, parser: LineParser, suspects: Suspects) -> Iterator[Request | Invalid]:
-        """Every line once, in order. Of lines with one custom_id the first that can be sent is sent, the others are invalid."""
-        for raw in self._lines():
-            line = parser.parse(raw)
-            if isinstance(line, Request) and suspects.seen_before(line.custom_id):
-                message = f"The custom_id '{line.custom_id}' occurs in an earlier line; it must be unique in the file."
-                yield Invalid(line.number, line.custom_id, "duplicate_custom_id", message, "custom_id")
-            else:
-                yield line
+    def lines(self, number: int) -> Iterator[RawLine]:
+        """All lines of object `number`. Offsets of a compressed one are those of what it unpacks to."""
+        info = self._objects[number]
+        blocks = self._blocks(info, 0, info.size)
+        return _split(LineSplitter(), _unzip(info.key, blocks) if is_packed(info.key) else blocks)
 
-    def _lines(self) -> Iterator[RawLine]:
-        for info in self._objects:
-            splitter = LineSplitter()
-            blocks = self._blocks(info)
-            for block in _unzip(info.key, blocks) if info.key.endswith(".gz") else blocks:
-                yield from splitter.feed(block)
-            yield from splitter.finish()
+    def shard(self, shard: Shard) -> Iterator[RawLine]:
+        """The lines of a shard."""
+        info = self._objects[shard.object]
+        if is_packed(info.key):
+            return self.lines(shard.object)
+        return _split(LineSplitter(number=shard.number, start=shard.start), self._blocks(info, shard.start, shard.end))
 
-    def _blocks(self, info: ObjectInfo) -> Iterator[bytes]:
-        for start in range(0, info.size, BLOCK_BYTES):
-            end = min(start + BLOCK_BYTES, info.size)
+    def _blocks(self, info: ObjectInfo, first: int, last: int) -> Iterator[bytes]:
+        for start in range(first, last, BLOCK_BYTES):
+            end = min(start + BLOCK_BYTES, last)
             block = self._read(info, start, end)
             if len(block) != end - start:
                 raise InputChanged(f"{self._location.store.uri(info.key)}: it became shorter while it was read")
@@ -127,6 +121,24 @@ class Source:
                 raise from_store(error, reading=True) from error
 
 
+def is_packed(key: str) -> bool:
+    return key.endswith(".gz")
+
+
+def _results(keys: Iterable[str]) -> set[str]:
+    """Which of `keys` are results of a run: output.jsonl and errors.jsonl beside a manifest or an owner."""
+    known = set(keys)
+    folders = {key.removesuffix(MANIFEST) for key in known if key.rpartition("/")[2] == MANIFEST}
+    folders |= {key.removesuffix(OWNER) for key in known if key.endswith(OWNER)}
+    return {folder + name for folder in folders for name in (OUTPUT, ERRORS)}
+
+
+def _split(splitter: LineSplitter, blocks: Iterable[bytes]) -> Iterator[RawLine]:
+    for block in blocks:
+        yield from splitter.feed(block)
+    yield from splitter.finish()
+
+
 def _unzip(key: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Gzip, of one member or several, in bounded memory whatever it unpacks to."""
     unzip = zlib.decompressobj(wbits=31)
@@ -142,32 +154,3 @@ def _unzip(key: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
         raise InputInvalid(f"{key}: not valid gzip ({error})") from error
     if not unzip.eof:
         raise InputInvalid(f"{key}: the gzip data end too early; the file is cut")
-
-
-class LineReader:
-    """The lines of a source on the event loop: one chunk is handed out while the next is read in `threads`."""
-
-    def __init__(self, items: Iterator[Request | Invalid], threads: Executor) -> None:
-        self._items = items
-        self._threads = threads
-
-    async def __aiter__(self) -> AsyncIterator[Request | Invalid]:
-        loop = asyncio.get_running_loop()
-        pending = loop.run_in_executor(self._threads, self._take)
-        try:
-            while chunk := await pending:
-                pending = loop.run_in_executor(self._threads, self._take)
-                for item in chunk:
-                    yield item
-        finally:
-            pending.cancel()  # nobody will ask for what it reads, nor for why it failed
-
-    def _take(self) -> list[Request | Invalid]:
-        chunk: list[Request | Invalid] = []
-        size = 0
-        for item in self._items:
-            chunk.append(item)
-            size += len(item.body) if isinstance(item, Request) else 0
-            if len(chunk) >= CHUNK_LINES or size >= CHUNK_BYTES:
-                break
-        return chunk

@@ -6,6 +6,7 @@ The one predicate of admission. `EngineLimits.check` and `max_new` bound every r
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 from banyan_runtime.engine.in_batch_prefix import InBatchPrefixes
@@ -90,3 +91,4 @@ class Selection:
     computing: InBatchPrefixes = field(default_factory=InBatchPrefixes)  # keys that are not in the tree yet
     cached: int = 0  # prompt tokens found in the tree
     held_back: int = 0  # requests that wait for a prefix in `computing`
+    pushed: float = -math.inf  # the highest level of those who were pushed aside for it

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from banyan_runtime.engine.constraints import masks_of
 from banyan_runtime.engine.memory.tables import STOP_COLUMNS, Tables, ragged
 from banyan_runtime.engine.request import Request
-from banyan_runtime.step import F32, I32, U64, Bool, Histories, PromptScores, Ragged, SamplingColumns, Step
+from banyan_runtime.step import F32, I8, I32, U64, Bool, Histories, PromptScores, Ragged, SamplingColumns, Step, TokenBiases
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,15 @@ class ScheduledBatch:
     step: Step
     requests: list[Request]
     chunk: int | None = None  # prompt tokens that it could have had
+    background: bool = False  # nobody online is in it
 
 
 class StepBuilder:
     """Builds the steps over the rows of `tables`."""
 
-    def __init__(self, tables: Tables, page_size: int) -> None:
+    def __init__(self, tables: Tables, page_size: int, vocab_size: int) -> None:
         rows = len(tables.length)
+        self._vocab_size = vocab_size
         self._tables = tables
         self._page_size = page_size
         self._floats: F32 = np.zeros((6, rows), dtype=np.float32)  # in the order of SamplingColumns, without top_k
@@ -70,7 +73,10 @@ class StepBuilder:
         samples = ((kv_lens == tables.length[rows]) & (tables.max_new[rows] > 0)).astype(np.int32)
         ids = [tables.tokens[request.row, start : start + len(part)] for request, start, part in zip(requests, starts, slots, strict=True)]
         positions = [np.arange(start, start + len(part), dtype=np.int32) for start, part in zip(starts, slots, strict=True)]
-        sampled = [request for request, count in zip(requests, samples.tolist(), strict=True) if count]
+        drawn = np.flatnonzero(samples).tolist()
+        sampled = [requests[index] for index in drawn]
+        constrained = [index for index in drawn if requests[index].matcher is not None]
+        young = (kv_lens < self._free_from[rows]) & (samples > 0)
         return Step(
             mode="prefill",
             token_ids=np.concatenate(ids),
@@ -83,14 +89,18 @@ class StepBuilder:
             sampling=self._sampling(rows),
             updates=tables.take_changes(),
             histories=self._histories(sampled),
-            banned=_banned(requests, (kv_lens < self._free_from[rows]) & (samples > 0)),
+            banned=_banned(requests, young),
+            bias=_biases(requests),
+            mask=masks_of(requests, constrained, young, self._vocab_size),
             top_logprobs=_unless_none(np.where(samples > 0, self._top_logprobs[rows], np.int32(-1))),
             prompt_scores=self._scores(requests, starts, lens),
+            named=_named(requests),
+            pooling=_pooling(requests),
             page_size=self._page_size,
         )
 
-    def decode(self, requests: Sequence[Request], rows: I32, positions: I32, slots: I32) -> Step:
-        """A step in which each row computes the token at its position, unknown where it is still being sampled.
+    def decode(self, requests: list[Request], rows: I32, positions: I32, slots: I32, guesses: list[list[int]] | None = None) -> Step:
+        """A step in which each row computes the token at its position, unknown where it is still being sampled, and its guesses.
 
         `rows` is the same object as long as the batch has the same rows in the same order.
         """
@@ -102,19 +112,29 @@ class StepBuilder:
             batch = self._decode = _DecodeBatch(rows, requests, self._sampling(rows), top, free_from)
         token_ids = tables.tokens[rows, positions]
         token_ids[tables.length[rows] < kv_lens] = -1
+        young = kv_lens < batch.free_from
+        lens = batch.ones
+        if guesses is not None:
+            lens = np.array([1 + len(guess) for guess in guesses], dtype=np.int32)
+            token_ids = np.array([id for token, guess in zip(token_ids.tolist(), guesses, strict=True) for id in (token, *guess)], np.int32)
+            kv_lens = positions + lens
+            positions = np.arange(len(token_ids), dtype=np.int32) + np.repeat(kv_lens - np.cumsum(lens, dtype=np.int32), lens)
         return Step(
             mode="decode",
             token_ids=token_ids,
             positions=positions,
             out_slots=slots,
             rows=rows,
-            query_lens=batch.ones,
+            query_lens=lens,
             kv_lens=kv_lens,
-            samples=batch.ones,
+            samples=lens,
             sampling=batch.sampling,
             updates=tables.take_changes(),
-            banned=batch.banned(kv_lens),
+            banned=batch.banned(young),
+            bias=batch.bias,
+            mask=masks_of(requests, batch.constrained, young, self._vocab_size),
             top_logprobs=batch.top_logprobs,
+            named=batch.named,
             page_size=self._page_size,
         )
 
@@ -165,17 +185,19 @@ class _DecodeBatch:
         self.sampling = sampling
         self.top_logprobs = top_logprobs
         self.ones: I32 = np.ones(len(rows), dtype=np.int32)
+        self.bias = _biases(requests)
+        self.named = _named(requests)
+        self.constrained = [index for index, request in enumerate(requests) if request.matcher is not None]
+        self.free_from = free_from
         self._requests = requests
-        self._free_from = free_from
         self._any_young = bool(free_from.any())
         self._young: Bool | None = None  # who may not stop yet, and what that forbids
         self._banned: Ragged | None = None
 
-    def banned(self, kv_lens: I32) -> Ragged | None:
+    def banned(self, young: Bool) -> Ragged | None:
         """Made anew only when somebody has grown long enough."""
         if not self._any_young:
             return None
-        young = kv_lens < self._free_from
         if self._young is None or not np.array_equal(young, self._young):
             self._young, self._banned = young, _banned(self._requests, young)
             self._any_young = self._banned is not None
@@ -183,10 +205,36 @@ class _DecodeBatch:
 
 
 def _banned(requests: Sequence[Request], young: Bool) -> Ragged | None:
-    """The stop ids of those who may not stop yet."""
-    if not young.any():
+    """The stop ids of those who may not stop yet. Of those who obey a grammar their masks say it."""
+    bans = [early and request.matcher is None for request, early in zip(requests, young.tolist(), strict=True)]
+    if not any(bans):
         return None
-    return ragged([request.stop_ids if early else request.stop_ids[:0] for request, early in zip(requests, young.tolist(), strict=True)])
+    return ragged([request.stop_ids if ban else request.stop_ids[:0] for request, ban in zip(requests, bans, strict=True)])
+
+
+def _biases(requests: Sequence[Request]) -> TokenBiases | None:
+    """logit_bias of those who asked for it."""
+    if not any(len(request.bias_ids) for request in requests):
+        return None
+    return TokenBiases(ragged([request.bias_ids for request in requests]), np.concatenate([request.bias_values for request in requests]))
+
+
+def _named(requests: Sequence[Request]) -> I32 | None:
+    """The further tokens whose log probabilities somebody wants, in the last columns of each row."""
+    width = max((len(request.named) for request in requests), default=0)
+    if not width:
+        return None
+    table = np.zeros((len(requests), width), dtype=np.int32)
+    for row, request in zip(table, requests, strict=True):
+        row[width - len(request.named) :] = request.named
+    return table
+
+
+def _pooling(requests: Sequence[Request]) -> I8 | None:
+    """Whose vector is wanted."""
+    if not any(request.pooling for request in requests):
+        return None
+    return np.array([request.pooling for request in requests], dtype=np.int8)
 
 
 def _unless_none(top_logprobs: I32) -> I32 | None:

@@ -11,27 +11,28 @@ WELL_UNDER: Final = 0.5  # of the target: a step twice as large would still meet
 class Chunk:
     """`size` is `most` (None: whole prompts, and it stays so) or less, as the steps before turned out; whole pages.
 
-    `target_s` is how long a prefill step should take; 0: it does not matter.
+    `target_s` is how long a prefill step should take, 0: it does not matter; none is cut below `least` tokens for it.
     """
 
-    def __init__(self, most: int | None, page_size: int, target_s: float) -> None:
+    def __init__(self, most: int | None, page_size: int, target_s: float, least: int = SMALLEST_CHUNK) -> None:
         self.size = most
+        self._least = least
         self._most = most
         self._page = page_size
-        self._target_s = target_s
+        self.target_s = target_s
 
     def learn(self, tokens: int, seconds: float, size: int | None) -> None:
         """A prefill step of so many tokens, formed under the chunk `size`, took so long."""
-        if self.size is None or self._most is None or size is None or not self._target_s:
+        if self.size is None or self._most is None or size is None or not self.target_s:
             return
-        fitting = int(tokens * self._target_s / max(seconds, 1e-9))
-        if seconds > self._target_s:
+        fitting = int(tokens * self.target_s / max(seconds, 1e-9))
+        if seconds > self.target_s:
             self._set(min(self.size, fitting))
-        elif seconds < WELL_UNDER * self._target_s and tokens > size - self._page:
+        elif seconds < WELL_UNDER * self.target_s and tokens > size - self._page:
             # the chunk was what bound it; a step that was shorter for want of prompts tells nothing about longer ones
             self._set(max(self.size, min(2 * size, fitting)))
 
     def _set(self, size: int) -> None:
         assert self._most is not None
-        least = -(-SMALLEST_CHUNK // self._page) * self._page
+        least = -(-self._least // self._page) * self._page
         self.size = min(max(size - size % self._page, least), self._most)

@@ -15,10 +15,28 @@ from banyan_runtime.step import RunnerInfo
 from banyan_runtime.wire import EngineInfo
 
 SHORTEST_POOL: Final = 16  # tokens; with fewer a server could not even warm up
+QUEUED_TOKENS: Final = 16 << 20  # by default, prompt tokens that may wait: 64 MiB of ids
+QUEUED_CONTEXTS: Final = 64  # and as much as so many of the longest prompts, where that is more
 AGEING_BATCHES: Final = 64  # prefill batches that pass a request by before it counts as one priority higher
 CHUNK_CPU: Final = 2048  # tokens; SGLang's tier for the smallest devices
 CHUNK_CUDA: Final = 8192
 PREFILL_STEP_CPU_S: Final = 2.0  # a stream that pauses for longer looks broken
+
+
+@dataclass(frozen=True)
+class BackgroundLimits:
+    """What background work (`background.py`) may have beside online requests."""
+
+    rows_beside: int = 4  # of a decode step with online rows, at least 1
+    prefill_every: int = 128  # decode steps with online rows for each prefill step of background: it delays less than 1 % of tokens
+    step_s: float = 0.15  # what a step of background alone may take at most while online requests come now and then, seconds
+    alone_step_s: float = 0.5  # what a prefill step of it should take while none come, for the first that does; seconds
+    lately_s: float = 10.0  # how long after the last online request the next one is expected, seconds
+
+    @staticmethod
+    def of(device: str) -> BackgroundLimits:
+        """Rows that make a decode step about a quarter longer, and steps of which one is no long wait, as measured."""
+        return BackgroundLimits() if device.startswith("cpu") else BackgroundLimits(rows_beside=32, step_s=0.05)
 
 
 @dataclass(frozen=True)
@@ -29,7 +47,8 @@ class EngineLimits:
     pool_tokens: int
     page_size: int = 1
     max_running: int = 256
-    max_queued: int = 10_000
+    max_queued: int = 10_000  # online requests that wait, and as many of background
+    max_queued_tokens: int = 16 << 20  # of their prompts, as well
     max_prefill_tokens: int = 16_384
     chunk: int | None = None  # longest piece of a prompt per step, whole pages; None: whole prompts
     prefill_step_s: float = 0.0  # what a prefill step should take at most, seconds; 0: `chunk` stays as it is
@@ -42,13 +61,15 @@ class EngineLimits:
     decode_log_interval: int = 40
     overlap: bool = False  # one step in flight while the next is scheduled
     graphs: bool = False  # for the log line only
+    draft_tokens: int = 0  # tokens of a request in a decode step, its last one and guesses; 0: nothing is guessed. Not with `overlap`
+    background: BackgroundLimits = BackgroundLimits()
     vocab_size: int = 1 << 31
 
     @staticmethod
     def of(config: ServerConfig, info: RunnerInfo) -> EngineLimits:
         """The limits that `config` asks for on the device and model of `info`.
 
-        Raises ConfigError when the pool is smaller than one chunk of work makes sense with.
+        Raises ConfigError when the pool is smaller than one chunk of work makes sense with, and for drafts that cannot be checked.
         """
         page = config.page_size
         pool = info.pool_tokens - info.pool_tokens % page
@@ -58,6 +79,12 @@ class EngineLimits:
             )
         rows = config.max_running_requests or min(max(int(pool / info.context_len * 512), 2048), 4096)
         cpu = info.device.startswith("cpu")
+        drafts = config.speculative_algorithm is not None
+        if drafts and "drafts" not in info.features:
+            raise ConfigError(
+                f"--speculative-algorithm={config.speculative_algorithm} needs a runner that can check drafts, which this one cannot; "
+                "remove the flag"
+            )
         chunk = config.chunked_prefill_size or (CHUNK_CPU if cpu else CHUNK_CUDA)
         return EngineLimits(
             context_len=info.context_len,
@@ -65,6 +92,7 @@ class EngineLimits:
             page_size=page,
             max_running=min(rows, pool // page),  # each takes a page at least
             max_queued=config.max_queued_requests,
+            max_queued_tokens=config.max_queued_tokens or max(QUEUED_TOKENS, QUEUED_CONTEXTS * info.context_len),
             max_prefill_tokens=config.max_prefill_tokens,
             chunk=None if chunk < 0 else -(-chunk // page) * page,
             prefill_step_s=config.prefill_step_seconds if config.prefill_step_seconds is not None else PREFILL_STEP_CPU_S * cpu,
@@ -74,8 +102,10 @@ class EngineLimits:
             conservativeness=config.schedule_conservativeness,
             continuous_decodes=config.num_continuous_decode_steps,
             decode_log_interval=config.decode_log_interval,
-            overlap=not config.disable_overlap_schedule and not cpu,
+            overlap=not config.disable_overlap_schedule and not cpu and not drafts,
             graphs=info.graphs,
+            draft_tokens=config.speculative_num_draft_tokens if drafts else 0,
+            background=BackgroundLimits.of(info.device),
             vocab_size=info.vocab_size,
         )
 
@@ -106,6 +136,10 @@ class EngineLimits:
             f"({prompt_len} in the prompt, {max_new} in the completion).{why}"
         )
 
+    def has_room(self, waiting: int, tokens: int, prompt_len: int) -> bool:
+        """Whether one more may wait beside so many requests with so many prompt tokens. Where none waits, any may."""
+        return waiting < self.max_queued and (not waiting or tokens + prompt_len <= self.max_queued_tokens)
+
     def engine_info(self, info: RunnerInfo) -> EngineInfo:
         """What the front is told."""
         return EngineInfo(
@@ -121,8 +155,11 @@ class EngineLimits:
             max_total_tokens=self.pool_tokens,
             max_req_input_len=self.max_model_len,
             max_running_requests=self.max_running,
+            max_queued_requests=self.max_queued,
+            max_queued_tokens=self.max_queued_tokens,
             weights_bytes=info.weights_bytes,
             kv_bytes=info.kv_bytes,
+            available_bytes=info.available_bytes,
             batch_invariant=info.batch_invariant,
             features=tuple(sorted(info.features)),
             phase_seconds=info.phase_seconds,

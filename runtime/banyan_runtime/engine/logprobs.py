@@ -40,7 +40,9 @@ def prompt_scores(step: Step, result: StepResult) -> Iterator[tuple[int, int, To
         start = end
 
 
-def columns(scores: TokenLogprobs, width: int) -> LogprobColumns:
-    """With the `width` likeliest tokens beside each."""
-    width = min(width, scores.top_ids.shape[1])
-    return LogprobColumns(scores.values.tobytes(), width, scores.top_ids[:, :width].tobytes(), scores.top_values[:, :width].tobytes())
+def columns(scores: TokenLogprobs, width: int, named: int = 0) -> LogprobColumns:
+    """With the `width` likeliest tokens beside each, and the last `named` of those that were named."""
+    ids, values = scores.top_ids[:, :width], scores.top_values[:, :width]
+    if named:
+        ids, values = np.hstack([ids, scores.top_ids[:, -named:]]), np.hstack([values, scores.top_values[:, -named:]])
+    return LogprobColumns(scores.values.tobytes(), ids.shape[1], ids.tobytes(), values.tobytes())

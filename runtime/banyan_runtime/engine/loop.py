@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
+from banyan_runtime.engine.constraints import Grammars, Pending
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.memory.prefixes import ID_BYTES
 from banyan_runtime.engine.memory.tables import SLACK
 from banyan_runtime.engine.policy import POLICIES
-from banyan_runtime.engine.report import Report
+from banyan_runtime.engine.report import Drafted, Report
 from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.results import Results
 from banyan_runtime.engine.rules import RULES
 from banyan_runtime.engine.scheduler import Scheduler
+from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
 from banyan_runtime.step import I32, Handle, Runner, TableShape
 from banyan_runtime.wire import (
     Abort,
@@ -44,6 +46,7 @@ from banyan_runtime.wire import (
 )
 
 STATS_INTERVAL_S: Final = 0.1
+GRAMMAR: Final = "invalid_grammar"  # the code of a failure that the request's own grammar brings about
 
 
 @dataclass(slots=True)
@@ -57,8 +60,18 @@ class _Launched:
 class Engine:
     """Every request that is submitted ends in exactly one Finish or Failed. `clock` gives seconds and never goes back."""
 
-    def __init__(self, runner: Runner, limits: EngineLimits, clock: Callable[[], float], log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        limits: EngineLimits,
+        clock: Callable[[], float],
+        log: Callable[[str], None],
+        grammars: Grammars | None = None,
+    ) -> None:
+        assert not (limits.overlap and limits.draft_tokens), "what comes next is guessed from what the step in flight gives"
         self._runner = runner
+        self._pending = None if grammars is None else Pending(grammars)
+        self._constrained: set[int] = set()  # requests with a matcher, by id
         self._limits = limits
         self._clock = clock
         self.memory = KvMemory(
@@ -74,7 +87,7 @@ class Engine:
         self.scheduler = Scheduler(
             limits,
             self.memory,
-            StepBuilder(self.memory.tables, limits.page_size),
+            StepBuilder(self.memory.tables, limits.page_size, limits.vocab_size),
             POLICIES[limits.policy](),
             RULES[limits.scheduling_rules](),
             self._report,
@@ -109,7 +122,11 @@ class Engine:
 
     def turn(self) -> list[EngineMessage]:
         """Decide, launch and process: at most one step is launched. Returns what the front must know."""
+        if self._pending is not None:
+            self._proceed_with_grammars(self._pending)
         if self._busy:
+            while self._constrained and self._in_flight:  # what comes next depends on what the step in flight gives
+                self._process(self._in_flight.popleft())
             batch = self._decide()
             if batch is not None:
                 self._launch(batch)
@@ -148,7 +165,10 @@ class Engine:
         return self._report.stats(
             running=self.scheduler.running_count,
             waiting=len(self.scheduler.queue),
+            background_running=self.scheduler.background_count,
+            background_waiting=len(self.scheduler.queue) - self.scheduler.queue.online,
             held=len(self.scheduler.queue.held),
+            queued_tokens=sum(self.scheduler.queue.uninvited(background=background).tokens for background in (False, True)),
             kv_used=memory.used,
             kv_evictable=memory.prefixes.evictable,
             kv_free=memory.pages.free_tokens,
@@ -160,13 +180,17 @@ class Engine:
         now = self._clock()
         assert submit.id not in self.requests, f"request {submit.id} is there already"
         request = Request(submit, arrival=self._arrivals, received_at=now)
-        refusal = self._refusal(request)
+        refusal = self._refusal(submit, request)
         if refusal is not None:
             self._out.append(Failed(id=submit.id, code=refusal[0], message=refusal[1]))
             return
         self._arrivals += 1
         self._wake(now)
         self.requests[submit.id] = request
+        if submit.constraint is not None:
+            assert self._pending is not None, "refused otherwise"
+            request.held = True
+            self._pending.ask(request, submit.constraint)
         self.scheduler.prefill.add(request)
 
     def _wake(self, now: float) -> None:
@@ -174,10 +198,28 @@ class Engine:
             self._busy = True
             self._report.busy(now)
 
-    def _refusal(self, request: Request) -> tuple[str, str] | None:
+    def _proceed_with_grammars(self, pending: Pending) -> None:
+        for request, answer in pending.decided():
+            now = self._clock()
+            self._wake(now)
+            self._report.grammar_decided(now - request.received_at)
+            if isinstance(answer, GrammarBusy):
+                self._fail(request, "unavailable", str(answer))
+            elif isinstance(answer, GrammarError):
+                self._fail(request, GRAMMAR, str(answer))
+            else:
+                request.matcher = answer
+                self._constrained.add(request.id)
+                self.scheduler.prefill.proceed(request)
+
+    def _refusal(self, submit: Submit, request: Request) -> tuple[str, str] | None:
         """The (code, message) with which a new request is turned away, or None."""
         refusal = self._limits.refusal(request.prompt_len, request.max_new)
-        if refusal is None and self.scheduler.queue.uninvited >= self._limits.max_queued:
+        missing = self._missing(submit)
+        if refusal is None and missing:
+            refusal = "unsupported", f"This server cannot compute what the request asks for ({missing})."
+        waiting = self.scheduler.queue.uninvited(background=request.background)
+        if refusal is None and not self._limits.has_room(waiting.requests, waiting.tokens, request.prompt_len):
             refusal = "queue_full", "The request queue is full."
         if refusal is None and not _all_in(request.token_ids, self._limits.vocab_size):
             refusal = "invalid_value", f"Token ids must be in [0, {self._limits.vocab_size})."
@@ -213,9 +255,12 @@ class Engine:
             self._out.append(output)
         if step.mode == "prefill":
             seconds = self._report.prefill_done(len(step.token_ids), launched.started, now)
-            self.scheduler.prefill.chunk.learn(len(step.token_ids), seconds, launched.batch.chunk)
         else:
-            self._report.decode_done(len(step.rows), launched.started, now, used=self.memory.used, queued=len(self.scheduler.queue))
+            used, queued = self.memory.used, len(self.scheduler.queue)
+            right = 0 if result.accepted is None else int(result.accepted.sum()) - len(step.rows)
+            drafts = Drafted(len(step.token_ids) - len(step.rows), right)
+            seconds = self._report.decode_done(len(step.rows), drafts, launched.started, now, used=used, queued=queued)
+        self.scheduler.learn(launched.batch, seconds)
 
     def _end(self, request: Request, code: FinishCode, now: float, finished: list[Finish]) -> None:
         state = State.ABORTED if code is FinishCode.ABORT else State.FINISHED
@@ -234,8 +279,22 @@ class Engine:
             )
         )
 
+    def _missing(self, submit: Submit) -> str | None:
+        """What a request asks for that is not there."""
+        features = self._runner.info.features
+        if submit.constraint is not None and (self._pending is None or "mask" not in features):
+            return "a grammar"
+        if submit.sampling.bias_ids and "bias" not in features:
+            return "logit_bias"
+        if submit.pooling and "pooling" not in features:
+            return "embeddings"
+        return None
+
     def _fail_row(self, request: Request) -> None:
-        self._fail(request, "internal_error", "The model computed no valid probabilities for this request (NaN).")
+        if request.trouble:
+            self._fail(request, GRAMMAR, f"The grammar of the output failed: {request.trouble}")
+        else:
+            self._fail(request, "internal_error", "The model computed no valid probabilities for this request (NaN).")
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         """End one request with an error; what it computed is not to be trusted, so it is not cached."""
@@ -245,6 +304,7 @@ class Engine:
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.id]
+        self._constrained.discard(request.id)
 
     def _look_around(self) -> None:
         """What a turn owes beside its step: memory is counted, and the front hears how things are."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from banyan_runtime.engine.admission import Budget, PrefillChunk, Selection, Verdict
+from banyan_runtime.engine.background import Background
 from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
 from banyan_runtime.engine.chunk import Chunk
 from banyan_runtime.engine.in_batch_prefix import InBatchPrefixes
@@ -43,6 +44,7 @@ class Prefill:
         report: Report,
         running: Running,
         ratio: NewTokenRatio,
+        background: Background,
         preempt: Callable[[Sequence[Request]], None],
     ) -> None:
         self._limits = limits
@@ -53,6 +55,7 @@ class Prefill:
         self._report = report
         self._running = running
         self._ratio = ratio
+        self._background = background
         self._preempt = preempt
         self.queue = WaitingQueue(limits.ageing_batches)
         self.chunked: Request | None = None  # the one whose prompt is computed over several steps
@@ -75,6 +78,8 @@ class Prefill:
         """What a held request waited for is there."""
         self._arrives(request.priority)
         self.queue.proceed(request)
+        if self.full and self.queue and next(self._candidates()) is request:
+            self.full = False  # it came before those who do not fit
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Preempted requests wait again; what they waited before still counts."""
@@ -93,6 +98,20 @@ class Prefill:
         self._computing.pop(request.id, None)
         if self.chunked is request:
             self.chunked = None
+
+    @property
+    def online(self) -> bool:
+        """Whether a prompt that is not background waits or is being computed."""
+        return self.queue.online > 0 or (self.chunked is not None and not self.chunked.background)
+
+    def learn(self, batch: ScheduledBatch, seconds: float) -> None:
+        """A prefill step took so long."""
+        tokens = len(batch.step.token_ids)
+        if batch.background:
+            self._background.learn_prefill(tokens, seconds, batch.chunk)
+        else:
+            self.chunk.learn(tokens, seconds, batch.chunk)
+            self._background.learn_online(seconds)
 
     def take_over(self) -> None:
         """Share what the chunk has computed; let the requests of the last prefill step run."""
@@ -119,24 +138,43 @@ class Prefill:
         """A step of prompts, with its slots allocated; None when nobody can be admitted."""
         if self.chunked is None and (self.full or not self.queue):
             return None
+        if self.chunked is not None and self.chunked.background and self.queue.online:
+            self._preempt([self.chunked])  # what is computed of it stays cached, so it loses little
+        background = not self.online
+        if background and self._running.online and not self._background.may_prefill:
+            return None
         memory, running = self._memory, len(self._running)
         room = self._limits.max_running - running
-        chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value, self.chunk.size))
+        rows = self._background.rows(now) if background else None
+        spare = None if rows is None else rows - self._running.background
+        if spare is not None and spare <= 0:
+            return None
+        size = self._background.chunk(now) if background else self.chunk.size
+        chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value, size))
         chosen.computing = self._prefixes_in_computation()
         if self.chunked is not None and self._let_pass(self.chunked, chosen):
             chosen.computing = self._prefixes_in_computation()
         if self.chunked is not None and not self._continue_chunk(self.chunked, chosen):
             return None
         for request in self._candidates():
+            if self.queue.aged(request) <= chosen.pushed:
+                break  # who was pushed aside comes before it
+            if request.background is not background or (spare is not None and spare <= len(chosen.chunks) < room):
+                break
             if len(chosen.chunks) >= room:
                 self.full = True
-                self._make_way(request, chosen, rows=1)  # its row is free when no step in flight has it
-                break
+                others = 0 if background else min(self.queue.online - len(chosen.admitted), self._running.background)
+                if not self._make_way(request, chosen, rows=max(others, 1)):
+                    break
+                room = self._limits.max_running - len(self._running)
+            # a row that a step in flight has is free when that is through
             if memory.tables.free_rows == 0 or chosen.held_back >= HELD_BACK_AT_MOST:
                 break
             verdict = self._try_admit(request, chosen, now)
             if request.state is not State.PREFILL and verdict is Verdict.NO_TOKEN and self._make_way(request, chosen, rows=0):
-                self._try_admit(request, chosen, now)
+                room = self._limits.max_running - len(self._running)
+                if self._try_admit(request, chosen, now) is Verdict.ROOM:
+                    continue
                 break
             if verdict is not Verdict.ROOM:
                 # a request held back fits in the next turn, however full it is now
@@ -144,7 +182,9 @@ class Prefill:
                 break
         if not chosen.chunks:
             return None
-        return self._step_of(chosen, running)
+        if background:
+            self._background.prefilled()
+        return self._step_of(chosen, running, size, background)
 
     def _arrives(self, priority: int) -> None:
         """Admission stopped for those who wait, but a request of this priority may stand before them, and fit."""
@@ -303,14 +343,17 @@ class Prefill:
         if missing > 0 or len(victims) < rows:
             return False
         self._preempt(victims)
+        chosen.pushed = max(chosen.pushed, *map(self.queue.aged, victims))
         chosen.budget.withdraw(promised)
         self.full = False
         return True
 
-    def _step_of(self, chosen: Selection, running: int) -> ScheduledBatch:
+    def _step_of(self, chosen: Selection, running: int, size: int | None, background: bool) -> ScheduledBatch:
         requests = [chunk.request for chunk in chosen.chunks]
         self.queue.admit(chosen.admitted)
         self.batches += 1
+        for chunk in chosen.chunks:
+            self._report.prompt_tokens(*chunk.request.tell(chunk.start, chunk.start + chunk.count))
         self._report.prefill_batch(
             requests=len(requests),
             computed=sum(self._memory.whole_pages(chunk.count) for chunk in chosen.chunks),
@@ -321,4 +364,4 @@ class Prefill:
         )
         slots = [self._memory.extend(chunk.request, chunk.start + chunk.count) for chunk in chosen.chunks]
         self._last = requests
-        return ScheduledBatch(self._builder.prefill(requests, [chunk.start for chunk in chosen.chunks], slots), requests, self.chunk.size)
+        return ScheduledBatch(self._builder.prefill(requests, [chunk.start for chunk in chosen.chunks], slots), requests, size, background)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.step import RunnerInfo
-from banyan_runtime.wire import STEP_SECONDS_BUCKETS, STEP_TOKENS_BUCKETS, HistogramCounts, Stats, StepStats
+from banyan_runtime.wire import LATENCY_BUCKETS, STEP_SECONDS_BUCKETS, STEP_TOKENS_BUCKETS, HistogramCounts, Stats, StepStats
 
 GIB = 1 << 30
 
@@ -21,6 +22,13 @@ def startup_line(limits: EngineLimits, info: RunnerInfo) -> str:
     )
 
 
+class Drafted(NamedTuple):
+    """Tokens that were guessed."""
+
+    tokens: int
+    right: int  # of them, with all before them
+
+
 class Report:
     """Log lines and counters of one engine. Times are seconds on the engine's clock."""
 
@@ -29,11 +37,19 @@ class Report:
         self._total = limits.pool_tokens
         self._interval = limits.decode_log_interval
         self._graphs = limits.graphs
+        self._drafts = limits.draft_tokens > 0
         self._window_start = now  # of the decode throughput; idle time is moved out of it
         self._window_tokens = 0
+        self._window_rows = 0  # in the steps of the window
+        self._window_drafted = Drafted(0, 0)
+        self._accept_len = 0.0
+        self._accept_rate = 0.0
+        self.draft_tokens = 0
+        self.draft_tokens_accepted = 0
         self._idle_since: float | None = now
         self._prefill = _StepCounts()
         self._decode = _StepCounts()
+        self._grammars = HistogramCounts(counts=[0] * (len(LATENCY_BUCKETS) + 1))
         self._last_step = now
         self._throughput = 0.0
         self.prompt_tokens_computed = 0
@@ -42,9 +58,13 @@ class Report:
         self.preemptions = 0
         self.preempted_tokens = 0
 
-    def prefill_batch(self, *, requests: int, computed: int, cached: int, used: int, running: int, queued: int) -> None:
-        self.prompt_tokens_computed += computed
+    def prompt_tokens(self, cached: int, computed: int) -> None:
+        """So many tokens of a prompt are computed, or need not be. Each token of a prompt is counted once."""
         self.prompt_tokens_cached += cached
+        self.prompt_tokens_computed += computed
+
+    def prefill_batch(self, *, requests: int, computed: int, cached: int, used: int, running: int, queued: int) -> None:
+        """A prefill step is launched; `computed` in whole pages, as SGLang writes it."""
         self._log(
             f"Prefill batch. #new-seq: {requests}, #new-token: {computed}, #cached-token: {cached}, "
             f"token usage: {used / self._total:.2f}, #running-req: {running}, #queue-req: {queued}"
@@ -65,27 +85,42 @@ class Report:
         self._last_step = now
         return seconds
 
-    def decode_done(self, requests: int, started: float, now: float, *, used: int, queued: int) -> None:
-        """One decode step is through; every `decode_log_interval` of them there is a line."""
-        self._decode.add(requests, now - max(started, self._last_step))
+    def decode_done(self, requests: int, drafts: Drafted, started: float, now: float, *, used: int, queued: int) -> float:
+        """One decode step is through; every `decode_log_interval` of them there is a line. Returns as `prefill_done`."""
+        seconds = now - max(started, self._last_step)
+        self._decode.add(requests + drafts.tokens, seconds)
         self._last_step = now
-        self._window_tokens += requests
+        self._window_tokens += requests + drafts.right
+        self._window_rows += requests
+        self._window_drafted = Drafted(self._window_drafted.tokens + drafts.tokens, self._window_drafted.right + drafts.right)
+        self.draft_tokens += drafts.tokens
+        self.draft_tokens_accepted += drafts.right
         if self._decode.steps % self._interval:
-            return
+            return seconds
         elapsed = now - self._window_start
         self._throughput = self._window_tokens / elapsed if elapsed > 0 else 0.0
+        self._accept_len = self._window_tokens / max(self._window_rows, 1)
+        self._accept_rate = self._window_drafted.right / max(self._window_drafted.tokens, 1)
         self._window_start = now
-        self._window_tokens = 0
+        self._window_tokens = self._window_rows = 0
+        self._window_drafted = Drafted(0, 0)
+        accepted = f"accept len: {self._accept_len:.2f}, accept rate: {self._accept_rate:.2f}, " if self._drafts else ""
         self._log(
-            f"Decode batch. #running-req: {requests}, #token: {used}, token usage: {used / self._total:.2f}, "
+            f"Decode batch. #running-req: {requests}, #token: {used}, token usage: {used / self._total:.2f}, {accepted}"
             f"cuda graph: {self._graphs}, gen throughput (token/s): {self._throughput:.2f}, #queue-req: {queued}"
         )
+        return seconds
+
+    def grammar_decided(self, seconds: float) -> None:
+        """A request has waited so long for its grammar, which is there or never will be."""
+        _observe(self._grammars, LATENCY_BUCKETS, seconds)
 
     def trouble(self, line: str) -> None:
         self._log(line)
 
     def idle(self, now: float) -> None:
         self._idle_since = now
+        self._throughput = self._accept_len = self._accept_rate = 0.0
 
     def busy(self, now: float) -> None:
         """Work has come; time spent idle does not count into the throughput."""
@@ -94,14 +129,29 @@ class Report:
             self._idle_since = None
 
     def stats(
-        self, *, running: int, waiting: int, held: int, kv_used: int, kv_evictable: int, kv_free: int, evicted_tokens: int, ratio: float
+        self,
+        *,
+        running: int,
+        waiting: int,
+        background_running: int,
+        background_waiting: int,
+        held: int,
+        queued_tokens: int,
+        kv_used: int,
+        kv_evictable: int,
+        kv_free: int,
+        evicted_tokens: int,
+        ratio: float,
     ) -> Stats:
         """A snapshot. The process that owns the engine adds what needs the system: `last_step_unix` is still on the
         engine's clock, `cpu_seconds` and `resident_bytes` are 0."""
         return Stats(
             running=running,
             waiting=waiting,
+            background_running=background_running,
+            background_waiting=background_waiting,
             held=held,
+            queued_tokens=queued_tokens,
             kv_used=kv_used,
             kv_evictable=kv_evictable,
             kv_free=kv_free,
@@ -114,10 +164,15 @@ class Report:
             evicted_tokens=evicted_tokens,
             new_token_ratio=ratio,
             gen_throughput=self._throughput,
+            draft_tokens=self.draft_tokens,
+            draft_tokens_accepted=self.draft_tokens_accepted,
+            accept_len=self._accept_len,
+            accept_rate=self._accept_rate,
             prefill=self._prefill.snapshot(),
             decode=self._decode.snapshot(),
             cpu_seconds=0.0,
             resident_bytes=0,
+            grammar_seconds=_copy(self._grammars),
         )
 
 
@@ -137,9 +192,13 @@ class _StepCounts:
     def snapshot(self) -> StepStats:
         return StepStats(
             steps=self.steps,
-            seconds=HistogramCounts(counts=[*self._seconds.counts], sum=self._seconds.sum),
-            tokens=HistogramCounts(counts=[*self._tokens.counts], sum=self._tokens.sum),
+            seconds=_copy(self._seconds),
+            tokens=_copy(self._tokens),
         )
+
+
+def _copy(histogram: HistogramCounts) -> HistogramCounts:
+    return HistogramCounts(counts=[*histogram.counts], sum=histogram.sum)
 
 
 def _observe(histogram: HistogramCounts, buckets: Sequence[float], value: float) -> None:

@@ -11,8 +11,10 @@ from typing import Final
 
 import numpy as np
 
+from banyan_runtime.engine.constraints import Matcher
+from banyan_runtime.engine.drafts import Text
 from banyan_runtime.engine.memory.prefixes import Node
-from banyan_runtime.step import I32
+from banyan_runtime.step import F32, I32, Pooling
 from banyan_runtime.wire import PRIORITY_AT_MOST, LogprobRequest, Sampling, Submit, unpack_ids
 
 
@@ -43,20 +45,25 @@ class Request:
     __slots__ = (
         "admitted_at",
         "arrival",
+        "bias_ids",
+        "bias_values",
         "cached_tokens",
         "first_token_at",
         "held",
         "held_back",
         "id",
         "key",
+        "matcher",
         "max_new",
         "merged",
+        "named",
         "node",
         "output_top",
         "outputs",
         "passes",
         "passes_from",
         "place",
+        "pooling",
         "prefix_ids",
         "priority",
         "prompt_len",
@@ -69,7 +76,10 @@ class Request:
         "sampling",
         "state",
         "stop_ids",
+        "text",
         "token_ids",
+        "told",
+        "trouble",
         "unscored",
         "waited",
     )
@@ -84,12 +94,19 @@ class Request:
         self.sampling: Sampling = submit.sampling
         self.max_new = submit.sampling.max_new_tokens
         self.stop_ids: I32 = np.array(submit.sampling.stop_token_ids, dtype=np.int32)
+        self.bias_ids: I32 = unpack_ids(submit.sampling.bias_ids)
+        self.bias_values: F32 = np.frombuffer(submit.sampling.bias_values, dtype="<f4")
+        self.pooling = submit.pooling
+        self.matcher: Matcher | None = None  # what its output must obey, once its grammar is compiled
+        self.text: Text | None = None  # what its drafts are found in, where it has any
+        self.trouble = ""  # why its grammar admits nothing more
         self.prefix_ids = submit.prefix_ids  # what the prefix cache compares in place of the prompt, if not the prompt itself
         self.key = submit.prefix_ids or submit.token_ids  # as bytes: what the prefix cache compares
         self.token_ids: I32 = unpack_ids(submit.token_ids)  # prompt and output as of the last time it waited; no copy
         self.prompt_len = len(self.token_ids)
         self.output_top = logprobs.output_top
         self.prompt_top = logprobs.prompt_top
+        self.named: I32 = unpack_ids(logprobs.named)
         self.unscored = max(logprobs.prompt_from, 1) if logprobs.prompt_from >= 0 else self.prompt_len
         """First prompt position whose log probability is wanted and was not told yet; prompt_len: none is."""
         self.merged = False  # whether it is among those that decode
@@ -102,6 +119,7 @@ class Request:
         self.first_token_at: float | None = None
         self.cached_tokens = 0  # at first admission
         self.retractions = 0
+        self.told = 0  # leading prompt tokens that are counted, as cached or as computed
         self.held = submit.held  # waits for something other than memory
         self.place = 0  # among the newcomers of its priority
         self.held_back = False  # whether it waits, or has waited, for a prefix that another one computes
@@ -115,18 +133,32 @@ class Request:
         self.state = state
 
     @property
+    def background(self) -> bool:
+        """Whether it runs in what online requests leave (`background.py`)."""
+        return self.priority < 0
+
+    @property
     def over(self) -> bool:
         return not _NEXT[self.state]
 
     @property
     def matchable(self) -> int:
         """How many of its leading tokens may come from the prefix cache: not the last one, whose logits are wanted, nor one
-        whose logits score a token of the prompt."""
+        whose logits score a token of the prompt. A vector over all tokens needs all of them computed."""
+        if self.pooling not in (Pooling.NONE, Pooling.LAST):
+            return 0
         return (self.unscored if self.unscored < self.prompt_len else len(self.token_ids)) - 1
 
     def scored_by(self, start: int, end: int) -> tuple[int, int]:
         """The range of prompt positions to be scored when the tokens at positions `start` up to `end` are computed."""
         return max(self.unscored, start + 1), min(end + 1, self.prompt_len)
+
+    def tell(self, start: int, end: int) -> tuple[int, int]:
+        """How many tokens of its prompt are known for the first time to come from the cache, and to be computed, now that those at
+        positions `start` up to `end` are computed. Over its whole life they add up to the prompt, however often it was retracted."""
+        start, end = max(self.told, min(start, self.prompt_len)), max(self.told, min(end, self.prompt_len))
+        cached, self.told = start - self.told, end
+        return cached, end - start
 
     def key_of(self, tokens: I32) -> bytes:
         """What the prefix cache compares in place of `tokens`, the first ones of this request."""

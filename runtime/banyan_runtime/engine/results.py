@@ -12,8 +12,9 @@ from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.memory.tables import Tables
 from banyan_runtime.engine.prefill import Prefill
 from banyan_runtime.engine.request import Request
+from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.step import I32, Bool, Step, StepResult
-from banyan_runtime.wire import Finish, FinishCode, PromptLogprobs, StepOutput, pack_ids
+from banyan_runtime.wire import Finish, FinishCode, PromptLogprobs, StepOutput, Vector, pack_ids
 
 
 class Results:
@@ -45,6 +46,8 @@ class Results:
         kv_lens, failed = step.kv_lens.tolist(), result.failed.tolist()
         scores = self._prompt_scores(batch, result)
         ids, told, ended, told_counts = list[int](), list[int](), list[Finish](), list[int]()
+        pooled = {} if step.pooling is None else {index: place for place, index in enumerate(np.flatnonzero(step.pooling).tolist())}
+        vectors: list[Vector] = []
         for index, (request, row, count) in enumerate(zip(batch.requests, step.rows.tolist(), counts.tolist(), strict=True)):
             if not tables.live[row]:
                 continue  # a request that was released meanwhile
@@ -56,6 +59,9 @@ class Results:
                     request.first_token_at = now
                 first = starts[index]
                 count, code = self._note_tokens(request, drawn[first : first + count])
+                code = self._obey(request, drawn[first : first + count], code)
+                if request.over:
+                    continue
                 ids.append(request.id)
                 told.extend(range(first, first + count))
                 told_counts.append(count)
@@ -64,9 +70,29 @@ class Results:
                 elif step.mode == "prefill":
                     self._memory.store(request, kv_lens[index])
             elif not request.max_new and kv_lens[index] == request.prompt_len:
+                if index in pooled:
+                    assert result.vectors is not None
+                    vectors.append(Vector(request.id, result.vectors[pooled[index]].astype("<f4").tobytes()))
                 self._end(request, FinishCode.LENGTH, now, ended)
+        if result.accepted is not None:
+            self._memory.trim(step.rows[tables.live[step.rows]])
         several = told_counts if len(told) > len(ids) else []
-        return _output(step, result, ids, np.array(told, dtype=np.int32), ended, several, scores)
+        return _output(step, result, ids, np.array(told, dtype=np.int32), ended, several, scores, vectors)
+
+    def _obey(self, request: Request, tokens: list[int], code: FinishCode | None) -> FinishCode | None:
+        """Show a request's grammar its tokens, which end the request by `code`; returns by what they do. A request that its
+        grammar has failed is over."""
+        matcher = request.matcher
+        if matcher is None or code is FinishCode.STOP:
+            return code
+        try:
+            if all(matcher.accept(token) for token in tokens):
+                return FinishCode.COMPLETE if matcher.is_terminated else code
+            request.trouble = "the model generated what it does not admit"
+        except GrammarError as error:
+            request.trouble = str(error)
+        self._fail(request)
+        return None
 
     def _note_tokens(self, request: Request, tokens: list[int]) -> tuple[int, FinishCode | None]:
         """Append tokens to a row up to the one that ends it; returns how many were taken."""
@@ -87,6 +113,7 @@ class Results:
             for index in np.flatnonzero(result.failed & live).tolist():
                 self._fail(requests[index])
             live &= ~result.failed
+        complete = self._obey_each(batch, token_ids, live) if batch.step.mask is not None else []
         told: I32 | None = None
         if live.all():
             if self._members is None or self._members.rows is not rows:
@@ -101,13 +128,33 @@ class Results:
         tables.tokens[members.rows, lengths] = token_ids
         lengths += 1
         tables.length[members.rows] = lengths
-        ending = (lengths >= members.ends) | (members.stops == token_ids).any(axis=0) | members.many_stops
+        ending = lengths >= members.ends
+        for stops in members.stops:  # mostly none, one or two
+            ending |= stops == token_ids
+        if members.many_stops is not None:
+            ending |= members.many_stops
         ended: list[Finish] = []
-        for index in np.flatnonzero(ending).tolist():
+        for request in complete:
+            self._end(request, FinishCode.COMPLETE, now, ended)
+        for index in ending.nonzero()[0].tolist():
+            if requests[index].over:
+                continue
             code = _finish_code(requests[index], int(token_ids[index]), int(lengths[index]))
             if code is not None:
                 self._end(requests[index], code, now, ended)
         return _output(batch.step, result, members.ids, told, ended)
+
+    def _obey_each(self, batch: ScheduledBatch, token_ids: I32, live: Bool) -> list[Request]:
+        """Show the grammars of a step's rows their tokens. Returns whose grammar is complete; whose has failed is not live."""
+        assert batch.step.mask is not None
+        complete = list[Request]()
+        for index in np.flatnonzero((batch.step.mask.masks >= 0) & live).tolist():
+            request, token = batch.requests[index], int(token_ids[index])
+            stops = FinishCode.STOP if token in request.sampling.stop_token_ids else None
+            if self._obey(request, [token], stops) is FinishCode.COMPLETE:
+                complete.append(request)
+            live[index] = not request.over
+        return complete
 
     def _prompt_scores(self, batch: ScheduledBatch, result: StepResult) -> list[PromptLogprobs]:
         """What the front is told of prompt tokens, each once, however often a prompt is computed."""
@@ -116,7 +163,7 @@ class Results:
             request = batch.requests[index]
             if self._memory.tables.live[batch.step.rows[index]] and not result.failed[index]:
                 request.unscored = start + len(scores.values)
-                told.append(PromptLogprobs(request.id, start, columns(scores, request.prompt_top)))
+                told.append(PromptLogprobs(request.id, start, columns(scores, request.prompt_top, len(request.named))))
         return told
 
 
@@ -128,8 +175,9 @@ class _Members:
         self.rows = rows
         self.ids: list[int] = tables.ids[rows].tolist()
         self.ends: I32 = tables.prompt[rows] + tables.max_new[rows]  # length at which a row is done
-        self.stops: I32 = np.ascontiguousarray(stops[(stops >= 0).any(axis=1)])  # [as many as there are, rows]
-        self.many_stops: Bool = stops[-1] >= 0  # there may be more of them than columns
+        self.stops: list[I32] = list(np.ascontiguousarray(stops[(stops >= 0).any(axis=1)]))  # each [rows]
+        many = stops[-1] >= 0
+        self.many_stops: Bool | None = many if many.any() else None  # there may be more of them than columns
 
 
 def _output(
@@ -140,6 +188,7 @@ def _output(
     finished: list[Finish],
     counts: list[int] | None = None,
     prompt_logprobs: list[PromptLogprobs] | None = None,
+    vectors: list[Vector] | None = None,
 ) -> StepOutput | None:
     """Which of the drawn tokens (`told`; None: all) are whose."""
     if not (ids or finished or prompt_logprobs):
@@ -154,6 +203,7 @@ def _output(
         scored=scored,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs or [],
+        vectors=vectors or [],
     )
 
 

@@ -23,6 +23,8 @@ class Running:
         self.requests: list[Request] = []
         self._dead = 0
         self._rows: I32 | None = None
+        self._online: tuple[I32, int] | None = None  # rows, and how many of them are online
+        self._part: tuple[I32, int, list[Request], I32] | None = None
 
     def __len__(self) -> int:
         """With those that ended."""
@@ -38,6 +40,33 @@ class Running:
         if self._rows is None:
             self._rows = np.array([request.row for request in self.requests if not request.over], dtype=np.int32)
         return self._rows
+
+    @property
+    def online(self) -> int:
+        """Those that live and are not background."""
+        rows = self.rows
+        if self._online is None or self._online[0] is not rows:
+            self._online = rows, int(np.count_nonzero(self._tables.level[rows] >= 0))
+        return self._online[1]
+
+    @property
+    def background(self) -> int:
+        """Those that live and are background."""
+        return self.living - self.online
+
+    def part(self, background: int | None) -> tuple[list[Request], I32]:
+        """Those online and so many of background, the first ones; None: everybody. Everybody among `requests` lives.
+
+        Their rows are the same object as long as they are the same in the same order.
+        """
+        rows = self.rows
+        if background is None or self.background <= background:
+            return self.requests, rows
+        if self._part is None or self._part[0] is not rows or self._part[1] != background:
+            behind = self._tables.level[rows] < 0
+            index = np.flatnonzero(~behind | (np.cumsum(behind) <= background))
+            self._part = rows, background, [self.requests[place] for place in index.tolist()], rows[index]
+        return self._part[2], self._part[3]
 
     def merge(self, fresh: Iterable[Request]) -> None:
         """These run, too."""

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from banyan_runtime.engine.background import Background
 from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
+from banyan_runtime.engine.drafts import Drafts
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
 from banyan_runtime.engine.policy import Policy
@@ -21,6 +23,7 @@ from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.retraction import RETRACT_DECODE_STEPS, NewTokenRatio, keep_order
 from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.engine.running import Running
+from banyan_runtime.step import I32, Step
 
 
 class Scheduler:
@@ -36,8 +39,12 @@ class Scheduler:
         self._report = report
         self.ratio = NewTokenRatio(limits.conservativeness)
         self.running = Running(memory.tables)
-        self.prefill = Prefill(limits, memory, builder, policy, rules, report, self.running, self.ratio, self._preempt_for_priority)
+        self.background = Background(limits)
+        self.prefill = Prefill(
+            limits, memory, builder, policy, rules, report, self.running, self.ratio, self.background, self._preempt_for_priority
+        )
         self.queue = self.prefill.queue
+        self.drafts = Drafts(limits.draft_tokens) if limits.draft_tokens else None
         self.failed: list[tuple[Request, str, str]] = []  # (request, code, message), for the loop to report
         self._prefills_in_a_row = 0
         self._decodes_in_a_row = 0
@@ -45,11 +52,23 @@ class Scheduler:
     def schedule(self, now: float) -> ScheduledBatch | None:
         """The next step, with its slots allocated; None when there is nothing to compute."""
         self.prefill.take_over()
+        self.background.look(online=self.prefill.online or self.running.online > 0, now=now)
         for form in self._order():
             batch = form(now)
             if batch is not None:
                 return batch
         return None
+
+    def learn(self, batch: ScheduledBatch, seconds: float) -> None:
+        """A step took so long."""
+        step = batch.step
+        if step.mode == "prefill":
+            self.prefill.learn(batch, seconds)
+            return
+        if batch.background:
+            self.background.learn(len(step.rows), seconds)
+        if self.drafts is not None:
+            self.drafts.learn(len(step.token_ids), seconds)
 
     def release(self, request: Request, state: State, *, keep: bool) -> bool:
         """End `request` in whatever phase it is, and take back all it holds; with `keep`, what it computed stays cached.
@@ -90,9 +109,16 @@ class Scheduler:
         """Requests that hold memory."""
         return int(np.count_nonzero(self._memory.tables.live))
 
+    @property
+    def background_count(self) -> int:
+        """Those of them that are background."""
+        tables = self._memory.tables
+        return int(np.count_nonzero(tables.live & (tables.level < 0)))
+
     def _order(self) -> tuple[Callable[[float], ScheduledBatch | None], ...]:
-        """Prefill first, unless running requests have waited long enough for their next token."""
-        if self.running.living:
+        """Prefill first, unless running requests have waited long enough for their next token. Background waits for whoever is
+        online."""
+        if self.running.online if self.prefill.online else self.running.living:
             bound = self._rules.prefills_in_a_row(self.prefill.chunked is not None)
             overdue = bound is not None and self._prefills_in_a_row >= bound
             if overdue or 0 < self._decodes_in_a_row < self._limits.continuous_decodes:
@@ -112,20 +138,39 @@ class Scheduler:
             self.prefill.full = False
         if not len(running):
             return None
-        need = memory.decode_need(running.rows)
+        beside = self.background.rows(now)
+        requests, rows = running.part(beside)
+        need = memory.decode_need(rows)
         if memory.pages.free_tokens < need:
             memory.evict(need)
         if memory.pages.free_tokens < need:
             self._retract()
-            if not len(running) or memory.pages.free_tokens < memory.decode_need(running.rows):
+            if not len(running):
+                return None
+            requests, rows = running.part(beside)
+            if memory.pages.free_tokens < memory.decode_need(rows):
                 return None
         else:
             self.ratio.decay()
-        rows = running.rows
-        positions, slots = memory.extend_each(rows)
+        step = self._decode_step(requests, rows)
         self._prefills_in_a_row = 0
         self._decodes_in_a_row += 1
-        return ScheduledBatch(self._builder.decode(running.requests, rows, positions, slots), running.requests)
+        online = running.online > 0
+        self.background.decoded(online=online)
+        return ScheduledBatch(step, requests, background=not online)
+
+    def _decode_step(self, requests: list[Request], rows: I32) -> Step:
+        """With guesses, where they are worth it and fit beside what everybody needs; nobody leaves for them."""
+        memory = self._memory
+        guesses = None if self.drafts is None else self.drafts.propose(requests, rows, memory.tables)
+        if guesses is None:
+            return self._builder.decode(requests, rows, *memory.extend_each(rows))
+        fitting = memory.fitting(rows, [len(guess) for guess in guesses])
+        guesses = [guess[:count] for guess, count in zip(guesses, fitting, strict=True)]
+        positions = memory.tables.allocated[rows]
+        ends = [first + 1 + len(guess) for first, guess in zip(positions.tolist(), guesses, strict=True)]
+        slots = [memory.extend(request, end) for request, end in zip(requests, ends, strict=True)]
+        return self._builder.decode(requests, rows, positions, np.concatenate(slots), guesses)
 
     def _retract(self) -> None:
         """The pool is full: send requests back to the queue until the others have room for some steps."""

@@ -12,7 +12,7 @@ import itertools
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -23,13 +23,18 @@ from starlette.types import Receive, Scope, Send
 
 from banyan_runtime import wire
 from banyan_runtime.front.admission import admit
+from banyan_runtime.front.auth import KEY_NAME
 from banyan_runtime.front.body import read_body
+from banyan_runtime.front.chat.events import ToolEvent
 from banyan_runtime.front.context import Context
+from banyan_runtime.front.deadline import Deadline
+from banyan_runtime.front.deltas import Consumer, Delta, Finished
 from banyan_runtime.front.errors import ApiError, ClientGone, invalid
 from banyan_runtime.front.event_stream import PART_BYTES, EventStream
-from banyan_runtime.front.generation import Call, Consumer, Delta, Finished, GenerationGroup
+from banyan_runtime.front.generation import Call
+from banyan_runtime.front.generation_group import GenerationGroup
 from banyan_runtime.front.logprobs import Row
-from banyan_runtime.front.plan import Endpoint, GenerateRequest
+from banyan_runtime.front.plan import AnswerPlan, Endpoint, GenerateRequest
 from banyan_runtime.front.transport import while_connected
 from banyan_runtime.front.turns import Turn
 
@@ -53,11 +58,24 @@ def ignored(names: Sequence[str]) -> dict[str, str]:
 
 def rejection(context: Context, error: ApiError) -> str | None:
     """The label under which a refused request is counted; None for what is no refusal."""
+    if error.taken_on:
+        return None
     if error.code in _REJECTIONS:
         return _REJECTIONS[error.code]
     if error.code == "unavailable":
+        if context.state.phase in ("ready", "dead"):
+            return "unavailable"  # or a part of it, which has no time or does not answer
         return "draining" if context.state.draining else "loading"
     return "invalid" if 400 <= error.status < 500 else None
+
+
+def grammar_failure(error: ApiError) -> str | None:
+    """The label under which a grammar that cannot be used is counted; None for what is none."""
+    if error.code not in ("invalid_grammar", "invalid_json_schema"):
+        return None
+    if "could not be compiled within" in error.message:
+        return "timeout"
+    return "unsupported" if "not supported" in error.message else "invalid"
 
 
 # --- the way to an answer ---
@@ -70,29 +88,54 @@ class Answer(Protocol):
         """Raises ApiError, and ClientGone when nobody waits any more."""
         ...
 
+    def expire(self) -> None:
+        """Its time is over."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """When a request came, and the id it has unless it brings its own."""
+    """When a request came and must be over, whose key it came with (`auth.KEY_NAME`), and the id it has unless it brings its own."""
 
     received: float = field(default_factory=time.monotonic)  # monotonic seconds
+    deadline: Deadline = field(default_factory=Deadline)
+    key: str | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 async def answer(
-    context: Context, http: Request, endpoint: Endpoint, kind: type[P], start: Callable[[Context, Arrival, P], Answer]
+    context: Context,
+    http: Request,
+    endpoint: Endpoint,
+    kind: type[P],
+    start: Callable[[Context, Arrival, P], Answer],
+    enrich: Callable[[bytearray], Awaitable[bytes | bytearray]] | None = None,
 ) -> Response:
-    """Read the body, have it planned, start the plan, and wait for the answer. Raises ApiError, ClientGone."""
-    arrival = Arrival()
+    """Read the body, have it planned, start the plan, and wait for the answer. `enrich` adds to the body what the server knows.
+    Raises ApiError, ClientGone."""
+    received = time.monotonic()
+    deadline = Deadline.of(context.config, http, received)
+    arrival = Arrival(received=received, deadline=deadline, key=http.scope.get(KEY_NAME))
     # Body and plan get no names in this frame, which lives as long as the request.
-    under_way = start(context, arrival, await _planned(context, http, endpoint, kind, arrival))
+    under_way = start(context, arrival, await deadline.wait(_planned(context, http, endpoint, kind, arrival, enrich)))
+    deadline.watch(http, under_way.expire)
     return await under_way.response(http)
 
 
-async def _planned(context: Context, http: Request, endpoint: Endpoint, kind: type[P], arrival: Arrival) -> P:
-    body = await read_body(http)
+async def _planned(
+    context: Context,
+    http: Request,
+    endpoint: Endpoint,
+    kind: type[P],
+    arrival: Arrival,
+    enrich: Callable[[bytearray], Awaitable[bytes | bytearray]] | None,
+) -> P:
+    body: bytes | bytearray = await read_body(http)
     admit(context)
     assert context.preparer is not None, "admitted before it was ready"
+    if enrich is not None:
+        assert isinstance(body, bytearray)
+        body = await enrich(body)
     plan = await while_connected(http, context.preparer.plan(endpoint, body, arrival.id))
     assert isinstance(plan, kind)
     return plan
@@ -113,6 +156,27 @@ class Start:
         return GenerationGroup(self.context, self.call, self.requests, self.ids, consumer)
 
 
+# --- without the engine ---
+
+
+class Given:
+    """An answer that its plan holds already."""
+
+    def __init__(self, plan: AnswerPlan) -> None:
+        self._response = Response(plan.body, headers=ignored(plan.ignored), media_type="application/json")
+
+    def expire(self) -> None:
+        """It is there already."""
+
+    async def response(self, http: Request) -> Response:
+        return self._response
+
+
+def given(context: Context, arrival: Arrival, plan: AnswerPlan) -> Answer:
+    """Starts what needs no start: for `answer`."""
+    return Given(plan)
+
+
 # --- whole ---
 
 
@@ -124,6 +188,8 @@ class Outcome:
     logprobs: list[Row] = field(default_factory=list)
     prompt_logprobs: list[wire.PromptLogprobs] = field(default_factory=list)
     finished: Finished | None = None
+    tools: list[ToolEvent] = field(default_factory=list)
+    vector: bytes = b""  # float32, where one was asked for
     _content: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
 
@@ -131,10 +197,12 @@ class Outcome:
         self._content.append(delta.content)
         if delta.reasoning:
             self._reasoning.append(delta.reasoning)
+        self.tools += delta.tools
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.finished = delta.finished
+        self.vector = delta.vector
 
     @property
     def content(self) -> str:
@@ -185,6 +253,9 @@ class Whole:
         self._group = start.group(self._collector)
         self._body = body
         self._headers = ignored(start.ignored)
+
+    def expire(self) -> None:
+        self._group.expire()
 
     async def response(self, http: Request) -> Response:
         try:
@@ -271,6 +342,13 @@ class SnapshotWriter(Frame, Protocol):
         ...
 
 
+def fail(context: Context, stream: EventStream, error: ApiError, event: bytes) -> None:
+    """The last event of a stream tells of this error."""
+    if stream.begun and (reason := rejection(context, error)) is not None:
+        context.metrics.rejected(reason)  # before that, the error is an answer, and counted as such
+    stream.fail(error, event)
+
+
 class _Stream(ABC, Generic[W]):
     """An answer in events."""
 
@@ -280,21 +358,30 @@ class _Stream(ABC, Generic[W]):
         self._writer = writer
         self._stream = EventStream(writer.opening(), ignored(start.ignored))
         self._push = self._stream.push if len(start.requests) == 1 else self._stream.push_soon  # a step's choices leave in one write
-        self._stream.on_close = start.group(self).close
+        self._group: GenerationGroup | None = start.group(self)
+        self._stream.on_close = self._close
 
     @abstractmethod
     def add(self, index: int, delta: Delta) -> None: ...
 
+    def expire(self) -> None:
+        if self._group is not None:
+            self._group.expire()
+
+    def _close(self) -> None:
+        group, self._group = self._group, None  # it holds this stream: no cycle for the garbage collector
+        if group is not None:
+            group.close()
+
     async def response(self, http: Request) -> Response:
-        return await self._stream.begin(http)
+        assert self._group is not None
+        return await self._stream.begin(http, patient=self._group.may_be_refused)
 
     def end(self, error: ApiError | None) -> None:
         if error is None:
-            self._stream.end(self._writer.closing() + DONE)
+            self._stream.end(self._writer.closing())
             return
-        if self._stream.begun and (reason := rejection(self._context, error)) is not None:
-            self._context.metrics.rejected(reason)  # before that, the error is an answer, and counted as such
-        self._stream.fail(error, self._writer.error(error) + DONE)
+        fail(self._context, self._stream, error, self._writer.error(error))
 
 
 class Streamed(_Stream[DeltaWriter]):

@@ -5,137 +5,153 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from banyan_runtime import __version__
-from banyan_runtime.front.answers import rejection
-from banyan_runtime.front.auth import Auth, Keys
+from banyan_runtime.front import docs
+from banyan_runtime.front.answers import grammar_failure, rejection
+from banyan_runtime.front.anthropic.errors import error_response
+from banyan_runtime.front.auth import KEY_NAME, OWNER, Access
 from banyan_runtime.front.context import Context
+from banyan_runtime.front.current import current
 from banyan_runtime.front.errors import ApiError, ClientGone, internal, unknown_url, wrong_method
-from banyan_runtime.front.native import control, generate, info, tokenize
-from banyan_runtime.front.native.schema import DetokenizeRequest, NativeGenerateRequest, TokenizeRequest
-from banyan_runtime.front.openai import chat, completions, models
-from banyan_runtime.front.openai.schema import ChatRequest, CompletionRequest
-from banyan_runtime.front.ops.routes import router as ops_router
 from banyan_runtime.front.origins import Origins
-from banyan_runtime.front.parsing import RequestModel
+from banyan_runtime.front.routes import CHAT_FIELDS, MESSAGES, ROUTES, UNSERVED, Route
 from banyan_runtime.front.transport import CLIENT_CLOSED, Exchange
 
 log = logging.getLogger("banyan")
 
-Handler = Callable[[Context, Request], Awaitable[Response]]
+_EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-banyan-ignored")  # headers that pages may read
+
 _ID: Final = "banyan.request_id"  # in the scope
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
-_ROUTES: Final[tuple[tuple[str, tuple[str, ...], Handler, type[RequestModel] | None], ...]] = (
-    ("/v1/models", ("GET",), models.list_models, None),
-    ("/v1/models/{name:path}", ("GET",), models.one_model, None),
-    ("/v1/chat/completions", ("POST",), chat.chat_completions, ChatRequest),
-    ("/v1/completions", ("POST",), completions.completions, CompletionRequest),
-    ("/generate", ("POST", "PUT"), generate.generate, NativeGenerateRequest),
-    ("/model_info", ("GET",), info.model_info, None),
-    ("/get_model_info", ("GET",), info.model_info, None),
-    ("/server_info", ("GET",), info.server_info, None),
-    ("/get_server_info", ("GET",), info.server_info, None),
-    ("/version", ("GET",), info.version, None),
-    ("/flush_cache", ("POST",), control.flush_cache, None),
-    ("/abort_request", ("POST",), control.abort_request, control.AbortRequest),
-    ("/tokenize", ("POST",), tokenize.tokenize, TokenizeRequest),
-    ("/v1/tokenize", ("POST",), tokenize.tokenize, TokenizeRequest),
-    ("/detokenize", ("POST",), tokenize.detokenize, DetokenizeRequest),
-    ("/v1/detokenize", ("POST",), tokenize.detokenize, DetokenizeRequest),
-)
-_REFERENCE: Final = "#/components/schemas/{model}"
-
 
 def create_app(context: Context) -> FastAPI:
-    """The application over one front process. Raises ConfigError when the API keys cannot be read."""
-    keys = Keys.of(context.config)
+    """The application over one front process."""
+    config = context.config
     middleware = [
-        Middleware(_RequestIds),
+        Middleware(_Heads),
         Middleware(Exchange),
         Middleware(_HeadAsGet),
     ]
-    origins = context.config.cors_allow_origins
+    origins = config.cors_allow_origins
     if origins:
-        cors: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
-        middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), **cors))
-    if keys is not None:
-        middleware.append(Middleware(Auth, keys=keys, metrics=context.metrics))
-    else:
+        cors: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "allow_private_network": True}
+        middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), expose_headers=_EXPOSED, **cors))
+    if not context.gate.asks_users:
         middleware.append(Middleware(Origins, allowed=origins))
-    app = FastAPI(title="Banyan", version=__version__, middleware=middleware, redirect_slashes=False)
-    for path, methods, handler, model in _ROUTES:
-        app.add_api_route(
-            path,
-            _endpoint(context, handler),
-            methods=list(methods),
-            name=handler.__name__,
-            operation_id=f"{handler.__name__}{path.replace('/', '_').replace('{name:path}', 'name')}",
-            response_class=Response,
-            openapi_extra=None if model is None else _body_schema(model),
-        )
-    app.include_router(ops_router(context))
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.openapi = functools.cache(functools.partial(_describe, app))  # type: ignore[method-assign]
+    app = FastAPI(
+        title="Banyan",
+        version=__version__,
+        middleware=middleware,
+        servers=[{"url": config.root_path}] if config.root_path else None,
+        openapi_url=None,  # it is a route like others
+        redirect_slashes=False,
+    )
+    if config.root_path:
+        app.add_middleware(_Under, root=config.root_path)  # outermost
+    for route in ROUTES:
+        if route.when(config):
+            _add(app, context, route)
+    app.add_exception_handler(HTTPException, functools.partial(_on_http_exception, context))
+    models = [route.body for route in ROUTES if isinstance(route.body, type)]
+    app.openapi = functools.cache(functools.partial(docs.describe, app, models, CHAT_FIELDS))  # type: ignore[method-assign]
     return app
 
 
-def _endpoint(context: Context, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Bind a handler to its context, and turn what it raises into an answer."""
+def _add(app: FastAPI, context: Context, route: Route) -> None:
+    endpoint = _endpoint(context, route)
+    _, _, parameters = compile_path(route.path)
+    for method in route.methods.split():
+        app.add_api_route(
+            route.path,
+            endpoint,
+            methods=[method],
+            name=route.handler.__name__,
+            operation_id=re.sub(r"\W+", "_", f"{route.handler.__name__}_{method.lower()}{route.path}").strip("_"),
+            response_class=Response,
+            responses=route.told.answers(list(parameters), context.gate),
+            openapi_extra=route.told.operation(list(parameters), context.gate),
+        )
 
-    @functools.wraps(handler, assigned=("__doc__", "__name__"), updated=())
+
+def _endpoint(context: Context, route: Route) -> Callable[[Request], Awaitable[Response]]:
+    """Bind a handler to its context and its class, and turn what it raises into an answer."""
+
+    @functools.wraps(route.handler, assigned=("__doc__", "__name__"), updated=())
     async def endpoint(request: Request) -> Response:
+        refusal = _barred(context, request, route.access)
+        if refusal is not None:
+            return route.refuse(refusal, request.scope[_ID])
         try:
-            return await handler(context, request)
+            return await route.handler(context, request)
         except ApiError as error:
             reason = rejection(context, error)
             if reason is not None:
                 context.metrics.rejected(reason)
+            if (failure := grammar_failure(error)) is not None:
+                context.metrics.grammar_failed(failure)
             if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
                 log.error("request %s failed: %s %s", request.scope[_ID], request.method, request.scope["path"], exc_info=error)
-            return error.response()
+            return route.refuse(error, request.scope[_ID])
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED)  # for the log and the counters: nobody reads it
 
     del endpoint.__wrapped__  # FastAPI would read the handler's parameters instead
+    endpoint.access = route.access  # type: ignore[attr-defined]
     return endpoint
 
 
-def _body_schema(model: type[RequestModel]) -> dict[str, Any]:
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}}
-    }
+def _barred(context: Context, request: Request, access: Access) -> ApiError | None:
+    """The refusal of who may not ask for this; None: go on."""
+    refusal = context.gate.check(request.scope, access)
+    current().owner = request.scope[OWNER]
+    if (name := request.scope[KEY_NAME]) is not None:
+        context.metrics.key_used(name)
+    if refusal is None:
+        return None
+    context.metrics.rejected("auth")
+    return refusal
 
 
-def _describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document. Handlers read their bodies themselves, so their schemas are put in here."""
-    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    models = [(model, "validation") for *_, model in _ROUTES if model is not None]
-    _, schemas = models_json_schema(list(dict.fromkeys(models)), ref_template=_REFERENCE)  # type: ignore[arg-type]
-    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
-    return document
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+async def _on_http_exception(context: Context, request: Request, error: Exception) -> Response:
+    """What no route answers. Who has no key does not learn what there is."""
     assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return unknown_url(request.method, request.url.path).response()
+    refusal = _barred(context, request, Access.USER) or _unrouted(request, error)
+    path = request.scope["path"]
+    return error_response(refusal, request.scope[_ID]) if path.startswith(f"{MESSAGES}/") or path == MESSAGES else refusal.response()
+
+
+def _unrouted(request: Request, error: HTTPException) -> ApiError:
+    method, path = request.method, request.url.path
+    if error.status_code == 404 or request.scope["path"] in UNSERVED:
+        return unknown_url(method, path)
     if error.status_code == 405:
-        return wrong_method(request.method, request.url.path, (error.headers or {}).get("Allow", "")).response()
-    return ApiError(error.status_code, str(error.detail), headers=error.headers).response()
+        return wrong_method(method, path, _allowed(request))
+    return ApiError(error.status_code, str(error.detail), headers=error.headers)
+
+
+def _allowed(request: Request) -> str:
+    """The methods of a path, each of which may be a route of its own."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return ", ".join(sorted(methods))
 
 
 class _HeadAsGet:
@@ -153,8 +169,23 @@ class _HeadAsGet:
         scope["route"] = get.get("route")  # for the counters
 
 
-class _RequestIds:
-    """ASGI middleware, the outermost of the application: gives each request an id, and no exception gets past it."""
+class _Under:
+    """ASGI middleware: takes `root` away from the paths that begin with it."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (scope["path"] + "/").startswith(self._root + "/"):
+            scope["path"] = scope["path"][len(self._root) :] or "/"
+            scope["raw_path"] = quote(scope["path"], safe="/:@!$&'()*+,;=-._~").encode()
+        await self._app(scope, receive, send)
+
+
+class _Heads:
+    """ASGI middleware, the outermost of the application: each request has an id, each answer says it and how long it took, and no
+    exception gets past."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -164,14 +195,16 @@ class _RequestIds:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = scope[_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        started = False
+        request_id = scope[_ID] = current().id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        started, received = False, time.monotonic()
 
         async def named(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = request_id  # the latter is what Anthropic's clients read
+                headers["openai-processing-ms"] = str(round((time.monotonic() - received) * 1000))
             await send(message)
 
         try:

@@ -1,105 +1,87 @@
-"""API keys. Closed by default: with a key configured, every path but the probes and metrics asks for one."""
+"""Who may ask for what. Closed by default: each route names its class, and what has no route is a matter for those with a key."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import logging
-import time
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Final
+import enum
+from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.errors import ConfigError
-from banyan_runtime.front.errors import bad_key
-from banyan_runtime.front.metrics import Metrics
+from banyan_runtime.front.errors import ApiError, bad_key, forbidden
+from banyan_runtime.front.keys import InternalKey, Keys, fingerprint, presented_key
 
-OPEN_PATHS: Final = frozenset({"/livez", "/health", "/healthz", "/health_generate", "/readyz", "/ready", "/metrics", "/metrics/load"})
-LOOK_AGAIN_S: Final = 1.0  # how often the file of keys is looked at
-log = logging.getLogger("banyan")
+INTERNAL: Final = "banyan.internal"  # in the scope, True: a process of this server asks
+KEY_NAME: Final = "banyan.key_name"  # in the scope: whose key it is, "" for a valid one without a name; None: no valid key was needed
+OWNER: Final = "banyan.owner"  # in the scope: who asks, by the name of the key or what else tells it from others; "" for whoever has
+# none, and None for an admin and for this server itself, who are nobody's equals
+_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip", "via")
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})  # not all of 127/8: meshes put others' requests there (127.0.0.6)
 
 
-class Keys:
-    """The valid keys, held as digests. `file` is read again when it changes; a file that went bad keeps the old keys."""
+class Access(enum.Enum):
+    """The class of a route."""
 
-    def __init__(self, keys: Iterable[str], file: Path | None) -> None:
-        self._fixed = frozenset(_digest(key) for key in keys)
-        self._file = file
-        self._stamp: tuple[int, int, int] | None = None
-        self._looked = 0.0
-        self._read_keys: frozenset[bytes] = frozenset()
-        if file is not None:
-            try:
-                self._read(file)
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"--api-keys-file={file} cannot be used: {error}") from error
+    OPEN = "open"  # probes and metrics: everybody
+    USER = "user"  # who has a key, where keys are configured; else everybody
+    INTERNAL = "internal"  # as USER, and this server's own processes
+    ADMIN = "admin"  # who has an admin key; where none is configured, users on this machine
 
-    @staticmethod
-    def of(config: ServerConfig) -> Keys | None:
-        """None: no key is asked for."""
-        if config.api_key is None and config.api_keys_file is None:
+
+class Gate:
+    """Decides from a request's key and address."""
+
+    def __init__(self, config: ServerConfig, internal: InternalKey) -> None:
+        """Raises ConfigError when the keys cannot be read."""
+        self._users = Keys.of_users(config)
+        self._admins = Keys.of_admins(config)
+        self._internal = internal
+
+    @property
+    def asks_users(self) -> bool:
+        """Whether who uses the server needs a key."""
+        return self._users is not None
+
+    @property
+    def asks_admins(self) -> bool:
+        """Whether who operates the server needs a key."""
+        return self._admins is not None
+
+    @property
+    def names(self) -> set[str]:
+        """Of the keys that have one."""
+        return {name for keys in (self._users, self._admins) if keys is not None for name in keys.names}
+
+    def check(self, scope: Scope, access: Access) -> ApiError | None:
+        """The refusal, or None; then the scope tells who asks."""
+        scope[KEY_NAME], scope[OWNER] = None, ""
+        if access is Access.OPEN:
             return None
-        return Keys([config.api_key] if config.api_key else [], Path(config.api_keys_file) if config.api_keys_file else None)
-
-    def valid(self, key: str) -> bool:
-        """Takes as long for a wrong key as for a right one."""
-        self._look()
-        given = _digest(key)
-        matches = [hmac.compare_digest(given, known) for known in self._fixed | self._read_keys]
-        return any(matches)
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        if self._file is None or now - self._looked < LOOK_AGAIN_S:
-            return
-        self._looked = now
-        try:
-            status = self._file.stat()
-            if (status.st_mtime_ns, status.st_size, status.st_ino) != self._stamp:
-                self._read(self._file)
-                log.info("read %d API keys from %s", len(self._read_keys), self._file)
-        except (OSError, ValueError) as error:
-            log.warning("%s cannot be read, so the keys stay as they are: %s", self._file, error)
-
-    def _read(self, file: Path) -> None:
-        status = file.stat()
-        keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-        keys = [key for key in keys if key and not key.startswith("#")]
-        self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-        if not keys:
-            raise ValueError("it holds no key (one a line)")
-        self._read_keys = frozenset(_digest(key) for key in keys)
+        key = presented_key(Headers(scope=scope))
+        admin = None if key is None or self._admins is None else self._admins.owner(key)
+        user = None if key is None or self._users is None else self._users.owner(key)
+        scope[KEY_NAME] = admin if user is None else user
+        if admin is not None:
+            scope[OWNER] = None
+            return None
+        if user is not None:
+            assert key is not None
+            scope[OWNER] = user or fingerprint(key)
+        if access is Access.INTERNAL and key is not None and self._internal.valid(key):
+            scope[INTERNAL], scope[OWNER] = True, None
+            return None
+        if access is Access.ADMIN and self._admins is not None:
+            return bad_key() if user is None else forbidden("this path takes an admin key")
+        if self._users is not None and user is None:
+            return bad_key()
+        if access is Access.ADMIN and not _on_this_machine(scope):
+            return forbidden("without --admin-api-keys-file this path answers on the loopback address only")
+        return None
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def presented_key(headers: Headers) -> str | None:
-    """The key of a request: Bearer, Anthropic's `x-api-key`, or Azure's `api-key`."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    return headers.get("x-api-key") or headers.get("api-key")
-
-
-class Auth:
-    """ASGI middleware: 401 for whoever has no valid key."""
-
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
-        self._app = app
-        self._keys = keys
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            key = presented_key(Headers(scope=scope))
-            if key is None or not self._keys.valid(key):
-                self._metrics.rejected("auth")
-                await bad_key().response()(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+def _on_this_machine(scope: Scope) -> bool:
+    """Whether the client is. A proxy on this machine that passes others' requests on says so."""
+    client: Any = scope.get("client")
+    headers = Headers(scope=scope)
+    return client is not None and client[0] in _LOOPBACK and not any(name in headers for name in _FORWARDED)

@@ -8,10 +8,11 @@ from typing import Any, Final
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from banyan_runtime.front.errors import ClientGone, malformed_json, media_type, too_large
+from banyan_runtime.front.errors import ClientGone, content_encoding, malformed_json, media_type, too_large
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 MAX_COMMAND_BYTES: Final = 64 * 1024
+_BOM: Final = b"\xef\xbb\xbf"  # some programs put it before UTF-8
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytearray:
@@ -19,6 +20,8 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytearray:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise media_type()
+    if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+        raise content_encoding(encoding)
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise too_large(limit)
@@ -30,6 +33,8 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytearray:
                 raise too_large(limit)
     except ClientDisconnect:
         raise ClientGone from None
+    if body.startswith(_BOM):
+        del body[: len(_BOM)]
     return body
 
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from banyan_runtime.config import ServerConfig
+from banyan_runtime.front.auth import Gate
 from banyan_runtime.front.engine_client import EngineClient
+from banyan_runtime.front.keys import InternalKey
 from banyan_runtime.front.live import LiveRequests
 from banyan_runtime.front.metrics import Metrics
+from banyan_runtime.front.openai.responses.store import ResponseStore
+from banyan_runtime.front.ops.probe import GenerationProbe
 from banyan_runtime.front.plan import Preparer
+from banyan_runtime.front.relay import Backend
+from banyan_runtime.front.request_log import Discreet, RequestLog
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
+
+if TYPE_CHECKING:
+    from banyan_runtime.front.openai.responses.run import Run
 
 
 @dataclass(slots=True)
@@ -25,5 +35,19 @@ class Context:
     metrics: Metrics
     state: ServerState
     preparer: Preparer | None = None
+    batch_host: Backend | None = None  # None: this process has none
+    internal_key: InternalKey = field(default_factory=InternalKey)
     live: LiveRequests = field(default_factory=LiveRequests)
+    request_log: RequestLog = field(default_factory=Discreet)
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    responses_live: dict[str, Run] = field(default_factory=dict)  # those in the background
+    probe: GenerationProbe = field(init=False)
+    gate: Gate = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, the `created` of the model cards
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError when the API keys cannot be read."""
+        self.gate = Gate(self.config, self.internal_key)
+        if self.gate.asks_users:
+            self.metrics.key_names(self.gate.names)
+        self.probe = GenerationProbe(self.client)

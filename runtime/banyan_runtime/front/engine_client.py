@@ -1,6 +1,6 @@
 """The front's end of the wire: requests go to the engine, what comes back goes to the listener of each request.
 
-Runs on the event loop alone. The socket is watched by its file descriptor and drained in one go, so a burst of steps costs
+Runs on the event loop alone. The link is watched by its file descriptor and drained in one go, so a burst of steps costs
 one wake-up, and each listener is called once with everything that the burst brought. What takes longer than a turn goes on in
 further ones. Whatever way a request ends (finished, failed, aborted, engine gone), its entry here is gone too.
 """
@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
-from types import TracebackType
-from typing import Protocol, Self
-
-import msgspec
-import zmq
+from pathlib import Path
 
 from banyan_runtime import wire
-from banyan_runtime.front.logprobs import Row, rows_of
+from banyan_runtime.front.logprobs import rows_of
+from banyan_runtime.front.submission import EngineError, Listener, Stream, Submission, Unstarted
 from banyan_runtime.front.turns import in_turns
+from banyan_runtime.link import Link
 
 log = logging.getLogger("banyan")
 
@@ -29,131 +28,11 @@ LatencyObserver = Callable[[float, int], None]
 """Called as (seconds between two tokens of a request, number of requests with this gap)."""
 
 
-class EngineError(Exception):
-    """A request that cannot be answered. `code` is a row of the HTTP error table (queue_full, unavailable, internal_error ...);
-    `engine_died`: the whole engine is gone, and the message says why."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-class Tokens(msgspec.Struct, frozen=True, gc=False):
-    """What one request got since its listener was last told. `finish` comes with the last of a request, whose `ids` may be empty."""
-
-    ids: list[int]
-    finish: wire.Finish | None = None
-    logprobs: Sequence[Row] = ()  # of each of `ids`, where the request asked for them
-    prompt_logprobs: Sequence[wire.PromptLogprobs] = ()
-
-
-class Listener(Protocol):
-    """Who waits for one request. Called on the event loop, from within the client: it must not wait, and may abort or submit.
-
-    After the Tokens with `finish`, or after `on_failure`, nothing more comes.
-    """
-
-    def on_tokens(self, tokens: Tokens) -> None: ...
-
-    def on_failure(self, error: EngineError) -> None: ...
-
-
-class Submission:
-    """One request in the engine. After `abort()` its listener still hears of the end: a `Finish` (code ABORT, or the end it just
-    reached), which tells what was cached and how long it waited."""
-
-    __slots__ = ("_client", "_error", "_finish", "_ids", "_listener", "_logprobs", "_prompt_logprobs", "first_token", "id", "last_token")
-
-    def __init__(self, client: EngineClient, request_id: int, listener: Listener) -> None:
-        self.id = request_id
-        self.first_token: float | None = None  # monotonic seconds
-        self.last_token = 0.0
-        self._client = client
-        self._listener = listener
-        self._ids: list[int] = []  # from here on: what the listener has not been told yet
-        self._finish: wire.Finish | None = None
-        self._error: EngineError | None = None
-        self._logprobs: list[Row] | None = None
-        self._prompt_logprobs: list[wire.PromptLogprobs] | None = None
-
-    def abort(self) -> None:
-        """End the request in the engine, unless it has ended. Never waits, never raises."""
-        self._client._abort(self)
-
-    def _deliver(self) -> None:
-        """Tell the listener. A listener that fails costs its own request, no other."""
-        try:
-            self._tell()
-        except Exception:
-            log.exception("what the engine sent for a request could not be handled")
-            self._client._abort(self)
-            self._client._forget(self)
-            with contextlib.suppress(Exception):
-                self._listener.on_failure(EngineError("internal_error", "Internal server error"))
-
-    def _tell(self) -> None:
-        ids, finish = self._ids, self._finish
-        if ids or finish is not None or self._prompt_logprobs is not None:
-            tokens = Tokens(ids, finish, self._logprobs or (), self._prompt_logprobs or ())
-            self._ids, self._logprobs, self._prompt_logprobs = [], None, None
-            self._listener.on_tokens(tokens)
-        if self._error is not None:
-            error, self._error = self._error, None
-            self._listener.on_failure(error)
-
-
-class Stream:
-    """The tokens of one request, for who only wants to read them: an async iterator of `Tokens`, to be read by one task.
-
-    Raises EngineError when the request fails. Use it as `async with client.generate(...) as stream`; leaving the block early
-    aborts.
-    """
-
-    def __init__(self) -> None:
-        self._news: asyncio.Queue[Tokens | EngineError] = asyncio.Queue()
-        self._over = False
-        self.submission: Submission | None = None
-
-    @property
-    def id(self) -> int:
-        assert self.submission is not None
-        return self.submission.id
-
-    def on_tokens(self, tokens: Tokens) -> None:
-        self._news.put_nowait(tokens)
-
-    def on_failure(self, error: EngineError) -> None:
-        self._news.put_nowait(error)
-
-    def abort(self) -> None:
-        assert self.submission is not None
-        self.submission.abort()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Tokens:
-        if self._over:
-            raise StopAsyncIteration
-        news = await self._news.get()
-        if isinstance(news, EngineError):
-            self._over = True
-            raise news
-        self._over = news.finish is not None
-        return news
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.abort()
-
-
 class EngineClient:
-    """Speaks to one engine process over one ZeroMQ PAIR.
+    """Speaks to one engine process over one `Link`.
 
-    `max_open` bounds the requests between submission and end, so a hung engine cannot fill the memory of the front.
+    `max_open` bounds the requests between submission and end, so a hung engine cannot fill the memory of the front. Background
+    (a priority below 0) is counted apart, so that it keeps nobody else out.
     """
 
     def __init__(self, *, max_open: int = 20_000, clock: Callable[[], float] = time.monotonic) -> None:
@@ -167,17 +46,19 @@ class EngineClient:
         self._clock = clock
         self._info: wire.EngineInfo | None = None
         self._open: dict[int, Submission] = {}
+        self._open_background: set[int] = set()  # those of them that are background
+        self._unstarted = {False: Unstarted(), True: Unstarted()}  # online, background
         self._untold: dict[Submission, None] = {}  # whose listeners must hear of something
         self._draining = False  # what has come is being taken in, and told
         self._flushes: dict[int, asyncio.Future[bool]] = {}
         self._next_id = 1
         self._ping: tuple[int, float] | None = None  # the unanswered one: number, monotonic seconds
         self._dead: str | None = None  # why the engine is gone
-        self.lost = False  # nobody is at the other end of the socket any more; whoever watches the process will say why
+        self.lost = False  # nobody is at the other end of the link any more; whoever watches the process will say why
         self._ready = asyncio.Event()
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._socket: zmq.Socket[bytes] | None = None
-        self._fd = -1
+        self._listening: socket.socket | None = None  # until the engine has come
+        self._link: Link | None = None
+        self._waiting = False  # for room for what is unsent
 
     # --- for requests ---
 
@@ -200,6 +81,8 @@ class EngineClient:
         logprobs: wire.LogprobRequest | None = None,
         priority: int = 0,
         salt: str = "",
+        constraint: wire.Constraint | None = None,
+        pooling: int = 0,
     ) -> Submission:
         """Start one request; `token_ids` as wire.pack_ids makes them, not kept here. `listener` hears of it later, never from
         within this call. Raises EngineError at once when the engine is gone, not there yet, or far too busy."""
@@ -207,12 +90,18 @@ class EngineClient:
             raise EngineError("engine_died", self._dead)
         if self._info is None:
             raise EngineError("unavailable", "The model is still loading.")
-        if len(self._open) >= self.max_open:
+        behind, background = priority < 0, self._open_background
+        if (len(background) if behind else len(self._open) - len(background)) >= self.max_open:
             raise EngineError("queue_full", "The request queue is full.")
-        submission = Submission(self, self._next_id, listener)
+        size, unstarted = len(wire.unpack_ids(token_ids)), self._unstarted[behind]
+        submission = Submission(self, self._next_id, listener, size, unstarted.may_fill(self._info, size))
+        unstarted.add(size)
         self._next_id += 1
         self._open[submission.id] = submission
-        self._send(wire.Submit(submission.id, token_ids, sampling, priority, salt, logprobs=logprobs))
+        if behind:
+            background.add(submission.id)
+        asked = wire.Submit(submission.id, token_ids, sampling, priority, salt, logprobs=logprobs, constraint=constraint, pooling=pooling)
+        self._send(asked)
         return submission
 
     def generate(self, token_ids: wire.TokenIds | list[int], sampling: wire.Sampling, *, priority: int = 0, salt: str = "") -> Stream:
@@ -220,6 +109,15 @@ class EngineClient:
         stream = Stream()
         stream.submission = self.submit(stream, wire.pack_ids(token_ids), sampling, priority=priority, salt=salt)
         return stream
+
+    def abort(self, submission: Submission) -> None:
+        """End it in the engine, unless it has ended; its listener still hears of that."""
+        if submission.id in self._open and self._dead is None:
+            self._send(wire.Abort(submission.id))
+
+    def forget(self, submission: Submission) -> None:
+        """Its listener hears nothing more."""
+        self._close(submission.id)
 
     async def flush(self, timeout_s: float = 20.0) -> bool:
         """Empty the prefix cache; False when the engine refuses because requests run or wait."""
@@ -240,18 +138,31 @@ class EngineClient:
     # --- for the composition root ---
 
     def bind(self, address: str) -> None:
-        """Listen for the engine at a ZeroMQ address. Needs the running event loop."""
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        # Sends never wait: what may be outstanding is bounded by max_open, not by the socket.
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(address)
-        fd = self._socket.getsockopt(zmq.FD)
-        assert isinstance(fd, int)
-        self._fd = fd
-        asyncio.get_running_loop().add_reader(self._fd, self._drain)
+        """Listen for the engine at a path. Needs the running event loop."""
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(address)
+        self._listening.listen(1)
+        self._listening.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listening.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        """The engine has come; nobody else is let in."""
+        assert self._listening is not None
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:  # it is gone again
+            return
+        self._stop_listening()
+        self._link = Link(connection)
+        asyncio.get_running_loop().add_reader(self._link.fileno(), self._drain)
+
+    def _stop_listening(self) -> None:
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening.fileno())
+            with contextlib.suppress(OSError):  # the folder may be gone
+                Path(self._listening.getsockname()).unlink()
+            self._listening.close()
+            self._listening = None
 
     async def wait_ready(self) -> wire.EngineInfo:
         """Wait for the engine's Ready. Raises EngineError when it ends before."""
@@ -287,44 +198,62 @@ class EngineClient:
     def fail_open(self, code: str, message: str) -> None:
         """End every open request with an EngineError; a living engine is told to drop them."""
         submissions, self._open = list(self._open.values()), {}
+        self._open_background.clear()
+        self._unstarted = {False: Unstarted(), True: Unstarted()}
         for submission in submissions:
             if self._dead is None:
                 self._send(wire.Abort(submission.id))
-            submission._error = EngineError(code, message)
-            submission._deliver()
+            submission.error = EngineError(code, message)
+            submission.deliver()
 
     def close(self) -> None:
-        if self._socket is None or self._context is None:
-            return
-        asyncio.get_running_loop().remove_reader(self._fd)
-        self._socket.close()
-        self._context.term()
-        self._socket = self._context = None
+        self._stop_listening()
+        if self._link is not None:
+            self._unwatch(self._link)
+            self._link.close()
+            self._link = None
 
     # --- the wire ---
 
-    def _abort(self, submission: Submission) -> None:
-        if submission.id in self._open and self._dead is None:
-            self._send(wire.Abort(submission.id))
+    def _close(self, request_id: int) -> Submission | None:
+        """It has ended. None: it had before."""
+        submission = self._open.pop(request_id, None)
+        if submission is not None and submission.first_token is None:
+            self._started(submission)
+        self._open_background.discard(request_id)
+        return submission
 
-    def _forget(self, submission: Submission) -> None:
-        self._open.pop(submission.id, None)
+    def _started(self, submission: Submission) -> None:
+        """It waits no more in the engine's queue."""
+        self._unstarted[submission.id in self._open_background].remove(submission.size)
 
     def _send(self, message: wire.FrontMessage) -> None:
         """Send, or drop what nobody would read. Never waits, never raises: how a request ends is told to its listener."""
-        if self._socket is None:
+        if (link := self._link) is None or self.lost:
             return
-        try:
-            self._socket.send(wire.encode(message), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            # Sends have no limit, so this is a peer that is gone. What it was is for `died` to say, which fails all that is open.
-            if not self.lost:
-                log.warning("the engine cannot be reached: %s", error)
+        link.send(wire.encode(message))  # what may be outstanding is bounded by max_open
+        if link.unsent and not self._waiting:
+            self._waiting = True
+            asyncio.get_running_loop().add_writer(link.fileno(), self._flush)
+
+    def _flush(self) -> None:
+        """There is room for what is unsent."""
+        assert self._link is not None
+        self._link.flush()
+        if not self._link.unsent:
+            self._waiting = False
+            asyncio.get_running_loop().remove_writer(self._link.fileno())
+
+    def _lose(self, link: Link) -> None:
+        """The engine is gone. What it was is for `died` to say, which fails all that is open."""
+        if not self.lost:
             self.lost = True
-            return
-        # ZeroMQ's descriptor is edge-triggered: sending may swallow the edge of a message that came meanwhile.
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            asyncio.get_running_loop().call_soon(self._drain)
+            self._unwatch(link)
+
+    def _unwatch(self, link: Link) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(link.fileno())
+        loop.remove_writer(link.fileno())
 
     def _drain(self) -> None:
         """Take in all that has come, then tell the listeners."""
@@ -333,30 +262,24 @@ class EngineClient:
             in_turns(self._drained())
 
     def _drained(self) -> Iterator[None]:
-        """`_drain`, piece by piece. It ends when nothing is left to be taken in or told, so that a wake-up meanwhile is not lost."""
-        while True:
-            while (raw := self._next_message()) is not None:
+        """`_drain`, piece by piece. What comes while listeners are told is there at the next wake-up."""
+        more = True
+        while more and (link := self._link) is not None and not self.lost:
+            for raw in link.receive():
                 self.last_heard = self._clock()
                 try:
                     self._receive(wire.decode_engine(raw))
                 except Exception:
                     log.exception("a message of the engine could not be handled")
                 yield
-            if not self._untold:
-                self._draining = False
-                return
-            untold, self._untold = self._untold, {}
-            for submission in untold:
-                submission._deliver()
-                yield
-
-    def _next_message(self) -> bytes | None:
-        if self._socket is None:
-            return None
-        try:
-            return self._socket.recv(zmq.NOBLOCK)
-        except zmq.ZMQError:  # Again: that was all
-            return None
+            more = link.more
+            if link.ended:
+                self._lose(link)
+        untold, self._untold = self._untold, {}
+        for submission in untold:
+            submission.deliver()
+            yield
+        self._draining = False
 
     def _receive(self, message: wire.EngineMessage) -> None:
         match message:
@@ -365,8 +288,8 @@ class EngineClient:
             case wire.Stats():
                 self.stats = message
             case wire.Failed():
-                if (submission := self._open.pop(message.id, None)) is not None:
-                    submission._error = EngineError(message.code, message.message)
+                if (submission := self._close(message.id)) is not None:
+                    submission.error = EngineError(message.code, message.message)
                     self._untold[submission] = None
             case wire.Pong():
                 if self._ping is not None and self._ping[0] == message.seq:
@@ -396,26 +319,30 @@ class EngineClient:
             if submission is None:
                 continue
             if submission.first_token is None:
+                self._started(submission)
                 submission.first_token = now
             elif len(ids) == 1:
                 gaps[submission.last_token] = gaps.get(submission.last_token, 0) + 1
             elif ids:
                 self.on_inter_token_latency((now - submission.last_token) / len(ids), len(ids))
             submission.last_token = now
-            if submission._ids:
-                submission._ids += ids
+            if submission.ids:
+                submission.ids += ids
             else:
-                submission._ids = ids
+                submission.ids = ids
             untold[submission] = None
         if output.logprobs is not None:
             self._score(output, tokens)
         for part in output.prompt_logprobs:
             if (submission := submissions.get(part.id)) is not None:
-                submission._prompt_logprobs = [*(submission._prompt_logprobs or ()), part]
+                submission.prompt_logprobs = [*(submission.prompt_logprobs or ()), part]
                 untold[submission] = None
+        for vector in output.vectors:
+            if (submission := submissions.get(vector.id)) is not None:
+                submission.vector = vector.values
         for finish in output.finished:
-            if (submission := submissions.pop(finish.id, None)) is not None:
-                submission._finish = finish
+            if (submission := self._close(finish.id)) is not None:
+                submission.finish = finish
                 untold[submission] = None
         for last, requests in gaps.items():
             self.on_inter_token_latency(now - last, requests)
@@ -429,9 +356,9 @@ class EngineClient:
         ]
         for at, row in zip(scored, rows_of(output.logprobs, [tokens[at] for at in scored]), strict=True):
             if (submission := self._open.get(owners[at])) is not None:
-                if submission._logprobs is None:
-                    submission._logprobs = []
-                submission._logprobs.append(row)
+                if submission.logprobs is None:
+                    submission.logprobs = []
+                submission.logprobs.append(row)
 
 
 def _cut(tokens: list[int], counts: list[int]) -> list[list[int]]:

@@ -13,9 +13,10 @@ from typing import Any, Final, Literal
 import msgspec
 from starlette.responses import Response
 
-from banyan_runtime.front.engine_client import EngineError
+from banyan_runtime.front.submission import EngineError
 
 ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
+NO_RETRY: Final = {"x-should-retry": "false"}  # it would end the same way; OpenAI's clients try again what is 500 and above
 _ECHOED: Final = 200  # characters of a client's input that an error may repeat
 
 
@@ -23,14 +24,24 @@ class ApiError(Exception):
     """A request that is answered with an error."""
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        beside: Sequence[str] = (),
     ) -> None:
+        """`beside`: the other fields that the message names."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+        self.beside = beside
+        self.taken_on = False  # the request was: its end is counted, and it is no rejection
 
     @property
     def type(self) -> ErrorType:
@@ -85,6 +96,11 @@ def media_type() -> ApiError:
     return ApiError(400, "Unsupported Media Type: Only 'application/json' is allowed")
 
 
+def content_encoding(given: str) -> ApiError:
+    message = f"Content-Encoding '{given[:_ECHOED]}' is not supported: send the body as it is."
+    return ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
+
+
 def too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
 
@@ -97,8 +113,8 @@ def invalid_type(param: str, reason: str) -> ApiError:
     return ApiError(400, f"Invalid type for '{param}': {reason}", code="invalid_type", param=param)
 
 
-def invalid(param: str, message: str, code: str | None = "invalid_value") -> ApiError:
-    return ApiError(400, message, code=code, param=param)
+def invalid(param: str, message: str, code: str | None = "invalid_value", beside: Sequence[str] = ()) -> ApiError:
+    return ApiError(400, message, code=code, param=param, beside=beside)
 
 
 def unsupported(param: str, reason: str = "this server does not have it yet") -> ApiError:
@@ -125,11 +141,19 @@ def bad_key() -> ApiError:
     return ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
+def forbidden(why: str) -> ApiError:
+    return ApiError(403, f"Forbidden: {why}.", code="insufficient_permissions")
+
+
 # --- the server's state ---
 
 
 def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="unavailable", headers={"Retry-After": "5"})
+
+
+def queue_full() -> ApiError:
+    return ApiError(429, "The request queue is full.", code="queue_full", headers={"Retry-After": "1"})
 
 
 def shutting_down() -> ApiError:
@@ -138,13 +162,30 @@ def shutting_down() -> ApiError:
 
 def internal() -> ApiError:
     # The message has no detail; the log has the trace under the same request id.
-    return ApiError(500, "Internal server error", code="internal_error")
+    return ApiError(500, "Internal server error", code="internal_error", headers=NO_RETRY)
+
+
+def waited_too_long() -> ApiError:
+    return ApiError(503, "Request waiting timeout reached.", code="timeout", headers={"Retry-After": "1"})
+
+
+def ran_too_long() -> ApiError:
+    return ApiError(504, "Request running timeout reached.", code="timeout", headers=NO_RETRY)
+
+
+def bad_grammar(param: str, what: str, name: str, reason: str) -> ApiError:
+    """What a client asked its output to be cannot be used. `what` was written in the field `param`; `name`: a schema's, if it has one."""
+    reason = " ".join(reason.split())[:1000]
+    if what == "schema":
+        named = f" '{name}'" if name else ""
+        return invalid(param, f"Invalid schema for {param}{named}: {reason}", "invalid_json_schema")
+    return invalid(param, f"Invalid {what} in '{param}': {reason}", "invalid_grammar")
 
 
 def of_engine(error: EngineError, param: str) -> ApiError:
     """The answer for a request that the engine would not or could not go on with."""
     if error.code == "queue_full":
-        return ApiError(429, "The request queue is full.", code="queue_full", headers={"Retry-After": "1"})
+        return queue_full()
     if error.code == "unavailable":
         return unavailable(error.message)
     if error.code == "kv_exhausted":
@@ -154,6 +195,10 @@ def of_engine(error: EngineError, param: str) -> ApiError:
     if error.code == "context_length_exceeded":
         note = "" if "context_length_exceeded" in error.message else " (context_length_exceeded)"
         return ApiError(400, error.message + note, code="context_length_exceeded", param=param)
+    if error.code == "invalid_grammar":
+        return ApiError(400, f"Invalid grammar in '{param}': {error.message}", code="invalid_grammar", param=param)
+    if error.code == "unsupported":
+        return ApiError(400, error.message, code="unsupported", param=param)
     if error.code == "engine_died":
         return ApiError(500, f"The engine has ended: {error.message}", code="internal_error")
     return internal()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.transport import EXCHANGE, HALF_CLOSED, gone
+from banyan_runtime.front.transport import EXCHANGE, HALF_CLOSED, gone, while_connected
 from banyan_runtime.front.turns import Turn
 
 log = logging.getLogger("banyan.requests")
@@ -28,6 +28,11 @@ PART_BYTES: Final = 64 << 10
 MAX_UNSENT: Final = 16 << 20  # bytes that wait for a client; the engine does not wait for it
 _UNMADE: Final = 1024  # bytes that events which are not made yet count for
 _COMMENT: Final = b": keep-alive\n\n"
+
+
+def named(kind: str, data: bytes) -> bytes:
+    """One event with a name; `data` is one line."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
 class EventStream(Response):
@@ -114,11 +119,15 @@ class EventStream(Response):
 
     # --- for the handler and the server ---
 
-    async def begin(self, request: Request) -> EventStream:
-        """Wait a moment for the first event. Raises the error that comes in its place: the status is still open."""
+    async def begin(self, request: Request, *, patient: bool = False) -> EventStream:
+        """Wait a moment for the first event, `patient`: until it comes. Raises the error that comes in its place: the status is
+        still open. Raises ClientGone."""
         request.scope[EXCHANGE].callback(self.close)
         try:
-            await asyncio.wait({self._first}, timeout=FIRST_EVENT_S)
+            if patient:
+                await while_connected(request, asyncio.wait({self._first}))
+            else:
+                await asyncio.wait({self._first}, timeout=FIRST_EVENT_S)
             if self._refusal is not None:
                 raise self._refusal
         except BaseException:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Final, Protocol
 
+from banyan_runtime.front.current import current
 from banyan_runtime.front.turns import in_turns
 
 REMEMBERED: Final = 65_536  # ids, of a few MB: more than are aborted while one request is read and planned
@@ -22,13 +23,15 @@ class LiveRequests:
     """The sequences that somebody waits for. Several may share an id: the choices of one request. A request of many sequences
     stands here too where the client has given it an id.
 
+    Each belongs to who asked for it: an abort `by` somebody reaches what is theirs, by None whosever it is.
+
     An abort holds for every request that came before it. One that is still read, planned or submitted does not stand here yet, nor
     is its id known; so it is remembered what was aborted when.
     """
 
     def __init__(self) -> None:
-        self._by_id: dict[str, dict[Abortable, None]] = {}
-        self._aborted_at: dict[int, float] = {}  # hash of an id, which may be long: monotonic seconds; the newest last
+        self._by_id: dict[str, dict[Abortable, str | None]] = {}  # with their owners
+        self._aborted_at: dict[int, float] = {}  # hash of an id, which may be long, and of who asked: monotonic seconds
         self._all_aborted_at = -math.inf  # monotonic seconds
 
     def __contains__(self, request_id: str) -> bool:
@@ -39,8 +42,10 @@ class LiveRequests:
 
     def add(self, request_id: str, sequence: Abortable, received: float) -> None:
         """A sequence of a request that came at `received`, in monotonic seconds; it is aborted if that was asked for since."""
-        self._by_id.setdefault(request_id, {})[sequence] = None
-        if max(self._all_aborted_at, self._aborted_at.get(hash(request_id), -math.inf)) >= received:
+        owner = current().owner
+        self._by_id.setdefault(request_id, {})[sequence] = owner
+        aborts = (self._aborted_at.get(hash((request_id, by)), -math.inf) for by in (owner, None))
+        if max(self._all_aborted_at, *aborts) >= received:
             sequence.abort()
 
     def remove(self, request_id: str, sequence: Abortable) -> None:
@@ -50,21 +55,24 @@ class LiveRequests:
         if not sequences:
             self._by_id.pop(request_id, None)
 
-    def abort(self, request_id: str) -> None:
-        """End all sequences of this id; whoever reads them sees them finish with reason abort. No error for an unknown id."""
-        self._aborted_at.pop(hash(request_id), None)
-        self._aborted_at[hash(request_id)] = time.monotonic()
+    def abort(self, request_id: str, by: str | None = None) -> None:
+        """End all sequences of this id; whoever reads them sees them finish with reason abort. No error for an id that is not known, or
+        another's."""
+        asked = hash((request_id, by))
+        self._aborted_at.pop(asked, None)
+        self._aborted_at[asked] = time.monotonic()
         if len(self._aborted_at) > REMEMBERED:
             del self._aborted_at[next(iter(self._aborted_at))]
-        in_turns(self._aborted([request_id]))
+        in_turns(self._aborted([request_id], by))
 
     def abort_all(self) -> None:
         """End all that have come by this moment."""
         self._all_aborted_at = time.monotonic()
-        in_turns(self._aborted(list(self._by_id)))
+        in_turns(self._aborted(list(self._by_id), None))
 
-    def _aborted(self, request_ids: list[str]) -> Iterator[None]:
+    def _aborted(self, request_ids: list[str], by: str | None) -> Iterator[None]:
         for request_id in request_ids:
-            for sequence in tuple(self._by_id.get(request_id, ())):
-                sequence.abort()
-                yield
+            for sequence, owner in tuple(self._by_id.get(request_id, {}).items()):
+                if by is None or by == owner:
+                    sequence.abort()
+                    yield

@@ -31,8 +31,14 @@ _REMEMBERED: Final = 65_536  # tokens whose JSON is kept
 _to_json: Final = msgspec.json.Encoder().encode
 
 Row = bytes
-"""A token and the likeliest ones at its place, likeliest first, perhaps more than were asked for: the ids of them all (int32), then
-their log probabilities (float32)."""
+"""A token and the likeliest ones at its place, likeliest first, perhaps more than were asked for, and last those that its request
+named: the ids of them all (int32), then their log probabilities (float32)."""
+
+
+def mean_of(rows: Sequence[Row]) -> float:
+    """The mean log probability of tokens; that of none is 0."""
+    values = [np.frombuffer(row, dtype="<f4", count=1, offset=len(row) // 2)[0] for row in rows]
+    return float(np.mean(values)) if values else 0.0
 
 
 def rows_of(columns: wire.LogprobColumns, token_ids: Sequence[int]) -> list[Row]:
@@ -53,17 +59,18 @@ def rows_of(columns: wire.LogprobColumns, token_ids: Sequence[int]) -> list[Row]
 class Cells:
     """At most `SLICE` cells (but a row at least), ready to be written."""
 
-    ids: npt.NDArray[np.int32]  # [tokens, 1 + width]: each token, and the likeliest at its place
+    ids: npt.NDArray[np.int32]  # [tokens, 1 + width]: each token, and the likeliest at its place, or those that were named
     values: npt.NDArray[np.float32] | None  # as `ids`; None: nothing comes before these tokens (width 0)
 
 
-def cells_of(rows: Sequence[Row], top: int) -> Iterator[Cells]:
-    """The tokens with the `top` likeliest beside each, slice by slice."""
-    step = _rows_at_a_time(top)
+def cells_of(rows: Sequence[Row], top: int, *, named: int = 0) -> Iterator[Cells]:
+    """The tokens with the `top` likeliest beside each, or with the `named` ones that the request named, slice by slice."""
+    step = _rows_at_a_time(named or top)
     for start in range(0, len(rows), step):
         # The width is that of a whole step of the engine, so it changes with the neighbours.
         for size, run in itertools.groupby(rows[start : start + step], len):
-            table = np.frombuffer(b"".join(run), dtype="<i4").reshape(-1, 2, size // 8)[:, :, : 1 + top]
+            table = np.frombuffer(b"".join(run), dtype="<i4").reshape(-1, 2, size // 8)
+            table = np.concatenate([table[:, :, :1], table[:, :, -named:]], axis=2) if named else table[:, :, : 1 + top]
             yield Cells(table[:, 0], table[:, 1].view("<f4"))
 
 
@@ -82,9 +89,11 @@ class PromptTokens:
         self._first = first
         self._ids = wire.unpack_ids(token_ids)[first:].copy()
 
-    def cells(self, parts: Iterable[wire.PromptLogprobs], top: int) -> Iterator[Cells]:
-        """Put together what the chunks of the prompt brought, slice by slice; what none of them brought has no values."""
-        position, end, step = self._first, self._first + len(self._ids), _rows_at_a_time(top)
+    def cells(self, parts: Iterable[wire.PromptLogprobs], top: int, *, named: int = 0) -> Iterator[Cells]:
+        """Put together what the chunks of the prompt brought, slice by slice; what none of them brought has no values. `top` and
+        `named` as in `cells_of`."""
+        position, end, step = self._first, self._first + len(self._ids), _rows_at_a_time(named or top)
+        beside = slice(-named, None) if named else slice(top)
         scored = min(position + 1, end)
         for part in (*parts, None):
             start = end if part is None else max(part.start, scored)
@@ -101,8 +110,8 @@ class PromptTokens:
                 chosen = slice(begin - part.start, min(begin + step, stop) - part.start)
                 told, scores = self._of(begin, min(begin + step, stop))[:, None], values[chosen, None]
                 if ids is not None:
-                    told = np.concatenate([told, ids[chosen, :top]], axis=1)
-                    scores = np.concatenate([scores, likely.reshape(-1, width)[chosen, :top]], axis=1)
+                    told = np.concatenate([told, ids[chosen, beside]], axis=1)
+                    scores = np.concatenate([scores, likely.reshape(-1, width)[chosen, beside]], axis=1)
                 yield Cells(told, scores)
             position = max(position, stop)
 
@@ -128,11 +137,11 @@ class _Memory(dict[int, Any]):
 
 
 class _Spelling:
-    """The tokens of a vocabulary as answers write them."""
+    """The tokens of a vocabulary as answers write them: as texts, or (`as_ids`) as token_id:123."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
         def text(token_id: int) -> bytes:
-            return _to_json(tokenizer.token_text(token_id))
+            return b'"token_id:%d"' % token_id if as_ids else _to_json(tokenizer.token_text(token_id))
 
         self.text = _Memory(text)
         self.length = _Memory(lambda token_id: len(tokenizer.token_text(token_id)))
@@ -141,7 +150,7 @@ class _Spelling:
         self.native_close = _Memory(lambda token_id: b",%d,%b]" % (token_id, text(token_id)))
 
 
-_spelling: Final = functools.lru_cache(maxsize=2)(_Spelling)
+_spelling: Final = functools.lru_cache(maxsize=4)(_Spelling)
 _BARE: Final = _Memory(lambda token_id: b",%d,null]" % token_id)
 
 
@@ -166,9 +175,9 @@ def json_list(parts: Iterable[bytes]) -> Iterator[bytes]:
 # --- chat completions ---
 
 
-def chat_content(tokenizer: Tokenizer, rows: Sequence[Row], top: int) -> Iterator[bytes]:
+def chat_content(tokenizer: Tokenizer, rows: Sequence[Row], top: int, *, as_ids: bool = False) -> Iterator[bytes]:
     """`choices[].logprobs.content` of chat completions, with the `top` likeliest tokens beside each, in parts."""
-    spelling = _spelling(tokenizer)
+    spelling = _spelling(tokenizer, as_ids)
     return json_list(_chat_entries(spelling, cells) for cells in cells_of(rows, top))
 
 
@@ -189,10 +198,11 @@ def _chat_entries(spelling: _Spelling, cells: Cells) -> bytes:
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of one choice of completions, whose offsets go on from call to call."""
+    """`choices[].logprobs` of one choice of completions, whose offsets (into the text, however tokens are written) go on from
+    call to call."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._spelling = _spelling(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        self._spelling = _spelling(tokenizer, as_ids)
         self._offset = 0  # characters of all tokens before
 
     def parts(self, cells: Callable[[], Iterator[Cells]]) -> Iterator[bytes]:
@@ -259,7 +269,7 @@ class NativeLogprobs:
         return self._triples(numbers, ids, [b","] * len(ids))
 
     def tops(self, cells: Cells) -> bytes:
-        """The likeliest tokens at each place; null where the token itself has no value."""
+        """The tokens beside each token; null where the token itself has no value."""
         ids = cells.ids[:, 1:]
         number, width = ids.shape
         if cells.values is None:

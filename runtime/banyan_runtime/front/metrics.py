@@ -8,33 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from banyan_runtime import __version__, wire
 from banyan_runtime.exposition import Page
+from banyan_runtime.front.peers import NoPeer, Peer
 from banyan_runtime.front.state import STATES, ServerState
 
-LATENCY_BUCKETS: Final = (
-    0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560,
-)  # fmt: skip
+LATENCY_BUCKETS: Final = wire.LATENCY_BUCKETS
 TOKEN_BUCKETS: Final = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
 )  # fmt: skip
 
-ENDPOINTS: Final = ("chat", "completions", "embeddings", "other")
+ENDPOINTS: Final = ("chat", "completions", "responses", "messages", "embeddings", "rerank", "score", "other")
 FINISH_REASONS: Final = ("stop", "length", "tool_calls", "abort", "error")
-REJECTIONS: Final = ("queue_full", "too_long", "draining", "loading", "auth", "invalid", "other")
+REJECTIONS: Final = ("queue_full", "too_long", "draining", "loading", "unavailable", "auth", "invalid", "other")
+GRAMMAR_FAILURES: Final = ("invalid", "timeout", "unsupported")
 STARTUP_PHASES: Final = ("download", "load_weights", "kv_alloc", "graph_capture", "warmup", "total")
 METHODS: Final = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")
 MAX_HTTP_SERIES: Final = 200  # handlers are route templates, so this is reached only by a mistake of ours
+OTHER_KEYS: Final = "other"  # the label of the names beyond MAX_KEY_NAMES, and of keys without a name
+MAX_KEY_NAMES: Final = 100
 REWRITE_EVERY_S: Final = 0.25  # endpoint pickers scrape 20 times a second, each replica of them, but read the load gauges alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One finished request, as its handler saw it. Times are monotonic seconds, durations seconds; None is what nobody knows."""
+    """One finished sequence, as its handler saw it. Times are monotonic seconds, durations seconds; None is what nobody knows."""
 
     endpoint: str  # one of ENDPOINTS
     streaming: bool
@@ -47,6 +49,28 @@ class RequestRecord:
     finished: float
     queue_s: float | None  # None: it was not admitted, or ended without the engine's word
     prefill_s: float | None  # None: as `queue_s`, or it ended before its first token
+    background: bool = False  # it was to wait for others
+    reasoning_tokens: int | None = None  # those of `completion_tokens`; None: nobody looked for reasoning
+    key: str | None = None  # whose key it came with, "" for one without a name; None: no key is asked for
+
+    @property
+    def total_s(self) -> float:
+        return self.finished - self.received
+
+    @property
+    def waited_s(self) -> float | None:
+        """`queue_s`, and None for background, which waits by design and for nobody who looks on."""
+        return None if self.background else self.queue_s
+
+    @property
+    def decode_s(self) -> float | None:
+        """From the first token to the end."""
+        return None if self.first_token is None else self.finished - self.first_token
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Of each token but the first; None: there is none."""
+        return None if self.decode_s is None or self.completion_tokens < 2 else self.decode_s / (self.completion_tokens - 1)
 
 
 def _known(value: str, values: tuple[str, ...], fallback: str) -> str:
@@ -56,41 +80,88 @@ def _known(value: str, values: tuple[str, ...], fallback: str) -> str:
 class Metrics:
     """Counts what happens in the front and renders it with the engine's snapshot. For the event loop only."""
 
-    def __init__(self, model_name: str, state: ServerState, *, queue_limit: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        state: ServerState,
+        *,
+        queue_limit: int = 0,
+        peer: Peer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._state = state
+        self._peer = NoPeer() if peer is None else peer
         self._clock = clock
         self._written = b""
         self._written_at = float("-inf")
         self._writing = asyncio.Lock()
         self.load_page = Page({"model_name": model_name})
         self.page = Page({"model_name": model_name})  # all but what is on the load page
+        self.more_pages: list[Page] = []  # of other parts of the server
         self._declare(self.load_page, self.page)
-        self._build_info.cell(__version__).value = 1
+        self._build_info.cell(__version__, "", "", "").value = 1
         self._queue_limit.value = queue_limit
         self.log_dropped: Callable[[], int] = lambda: 0  # lines since the start
         self.resident_bytes: Callable[[], int] = lambda: 0  # of this process
+        self.downloaded: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes: so many of so many
 
     # --- what happened ---
 
+    def first_token(self, seconds: float, *, streaming: bool) -> None:
+        """Count the time that a sequence, which is not background, took to its first token: now, not when it has ended."""
+        self._peer.first_token(seconds, streaming=streaming)
+        self._first_token["true" if streaming else "false",].observe(seconds)
+
     def request_finished(self, record: RequestRecord) -> None:
         """Count one request that was admitted, however it ended."""
+        self._peer.request_finished(record)
+        self._count_key(record)
         endpoint = _known(record.endpoint, ENDPOINTS, "other")
         self._requests[endpoint, _known(record.finish_reason, FINISH_REASONS, "error")].value += 1
         streaming = ("true" if record.streaming else "false",)
-        self._duration[streaming].observe(record.finished - record.received)
+        self._duration[streaming].observe(record.total_s)
         self._request_prompt_tokens.observe(record.prompt_tokens)
         self._request_generation_tokens.observe(record.completion_tokens)
-        if record.queue_s is not None:
-            self._queue.observe(record.queue_s)
+        if record.waited_s is not None:
+            self._queue.observe(record.waited_s)
         if record.prefill_s is not None:
             self._prefill.observe(record.prefill_s)
-        if record.first_token is None:
+        if record.decode_s is not None:
+            self._decode.observe(record.decode_s)
+        if record.per_token_s is not None:
+            self._per_token.observe(record.per_token_s)
+
+    def _count_key(self, record: RequestRecord) -> None:
+        if record.key is None:
             return
-        self._first_token[streaming].observe(record.first_token - record.received)
-        decode_s = record.finished - record.first_token
-        self._decode.observe(decode_s)
-        if record.completion_tokens > 1:
-            self._per_token.observe(decode_s / (record.completion_tokens - 1))
+        key = self._key(record.key)
+        self._key_tokens.cell(key, "prompt").value += record.prompt_tokens
+        self._key_tokens.cell(key, "generation").value += record.completion_tokens
+
+    def key_names(self, names: Iterable[str]) -> None:
+        """These keys are valid: their series exist from now on. Names come from the file of keys, never from a client."""
+        for name in ("", *names):
+            key = self._key(name)
+            self._key_requests.cell(key)
+            for kind in ("prompt", "generation"):
+                self._key_tokens.cell(key, kind)
+
+    def key_used(self, name: str) -> None:
+        """Count one HTTP request that came with the key of this name, "" for a key without one."""
+        self._key_requests.cell(self._key(name)).value += 1
+
+    def _key(self, name: str) -> str:
+        """The label of a name. A name that has left the file keeps its series, and its place among MAX_KEY_NAMES."""
+        if name in self._keys:
+            return name
+        if not name or len(self._keys) >= MAX_KEY_NAMES:
+            return OTHER_KEYS
+        self._keys.add(name)
+        return name
+
+    def grammar_failed(self, reason: str) -> None:
+        """Count one grammar that cannot be used; `reason` is one of GRAMMAR_FAILURES."""
+        self._grammar_failures[(_known(reason, GRAMMAR_FAILURES, "invalid"),)].value += 1
 
     def rejected(self, reason: str) -> None:
         """Count one request that was not admitted; `reason` is one of REJECTIONS."""
@@ -99,6 +170,7 @@ class Metrics:
     def inter_token_latency(self, seconds: float, requests: int) -> None:
         """Count the time between two tokens, of so many requests at once."""
         self._inter_token.observe(seconds, requests)
+        self._peer.inter_token_latency(seconds, requests)
 
     def http_started(self) -> None:
         self._in_flight.value += 1
@@ -106,17 +178,32 @@ class Metrics:
     def http_finished(self, handler: str, method: str, code: int) -> None:
         """Count one HTTP exchange; `handler` is the route's template, 'unmatched' where there is none."""
         self._in_flight.value -= 1
-        if self._http_series >= MAX_HTTP_SERIES:
-            handler = "other"
-        cell = self._http.cell(handler, _known(method, METHODS, "other"), str(code))
-        self._http_series += cell.value == 0
-        cell.value += 1
+        labels = (handler, _known(method, METHODS, "other"), str(code))
+        if labels not in self._http.cells and len(self._http.cells) >= MAX_HTTP_SERIES:
+            labels = ("other", *labels[1:])
+        self._http.cell(*labels).value += 1
 
-    def engine_ready(self, info: wire.EngineInfo, *, kv_cache_dtype: str = "auto") -> None:
+    def http_refused(self, code: int) -> None:
+        """Count a request that was refused before it had a method and a path, or because there are too many connections."""
+        self.http_started()
+        self.http_finished("unmatched", "other", code)
+
+    def http_expected(self, handler: str, method: str, codes: Iterable[int]) -> None:
+        """These answers of a route are counted from 0, so that a rate sees the first one."""
+        for code in codes:
+            if (handler, method, str(code)) not in self._http.cells and len(self._http.cells) < MAX_HTTP_SERIES:
+                self._http.cell(handler, method, str(code))
+
+    def engine_ready(
+        self, info: wire.EngineInfo, *, kv_cache_dtype: str = "auto", revision: str | None = None, quantization: str = "none"
+    ) -> None:
         """Take over what is constant from now on."""
-        self._model_info.cell(
-            self._state.model_uri, info.architecture, info.dtype, kv_cache_dtype, info.attention_backend, info.device
-        ).value = 1
+        self._peer.engine_ready(info)
+        kv_cache_dtype = info.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+        model = (self._state.model_uri, revision or "", info.architecture, info.dtype, kv_cache_dtype, quantization)
+        self._model_info.cell(*model, info.attention_backend, info.device).value = 1
+        self._build_info.cells.clear()
+        self._build_info.cell(__version__, *(info.software.get(name, "") for name in ("torch", "cuda", "flashinfer"))).value = 1
         self._running_limit.value = info.max_running_requests
         self._capacity.value = info.max_total_tokens
         self._kv_tokens[("free",)].value = info.max_total_tokens
@@ -124,6 +211,7 @@ class Metrics:
         self._context_length.value = info.context_len
         self._memory[("weights",)].value = info.weights_bytes
         self._memory[("kv_cache",)].value = info.kv_bytes
+        self._memory[("free",)].value = info.available_bytes
         for phase, seconds in info.phase_seconds.items():
             self.startup_phase(phase, seconds)
 
@@ -145,7 +233,8 @@ class Metrics:
                 self._take_own()
                 if stats is not None:
                     self._take(stats)
-                self._written = await self.page.text_by_turns()
+                self._peer.take_http(self._http.cells)
+                self._written = b"".join([await page.text_by_turns() for page in (self.page, *self._peer.pages, *self.more_pages)])
                 self._written_at = now
             return self.render_load(stats) + self._written
 
@@ -153,7 +242,7 @@ class Metrics:
         """The text of /metrics/load: the load gauges alone, for pickers that poll many times a second."""
         if stats is not None:
             self._take_load(stats)
-        return self.load_page.text()
+        return b"".join(page.text() for page in (self.load_page, *self._peer.load_pages))
 
     def _take_own(self) -> None:
         for (state,), cell in self._engine_state.items():
@@ -161,14 +250,21 @@ class Metrics:
         self._cpu[("api",)].value = time.process_time()
         self._resident[("api",)].value = self.resident_bytes()
         self._dropped.value = self.log_dropped()
+        self._download.value, self._download_size.value = self.downloaded()
 
     def _take_load(self, stats: wire.Stats) -> None:
+        self._peer.take_load(stats)
         self._running.value = stats.running
         self._waiting.value = stats.waiting
         self._usage.value = stats.kv_used / self._capacity.value if self._capacity.value else 0.0
 
     def _take(self, stats: wire.Stats) -> None:
-        self._waiting_by_reason[("capacity",)].value = stats.waiting
+        self._peer.take(stats)
+        self._waiting_by_reason[("capacity",)].value = stats.waiting - stats.background_waiting
+        self._waiting_by_reason[("deferred",)].value = stats.background_waiting
+        self._waiting_by_reason[("grammar",)].value = stats.held
+        self._background[("running",)].value = stats.background_running
+        self._background[("waiting",)].value = stats.background_waiting
         self._last_step.value = stats.last_step_unix
         for state, tokens in (("used", stats.kv_used), ("evictable", stats.kv_evictable), ("free", stats.kv_free)):
             self._kv_tokens[(state,)].value = tokens
@@ -178,67 +274,115 @@ class Metrics:
         self._preemptions.value = stats.preemptions
         self._preempted_tokens.value = stats.preempted_tokens
         self._evicted_tokens.value = stats.evicted_tokens
+        self._drafts["accepted",].value = stats.draft_tokens_accepted
+        self._drafts["refused",].value = stats.draft_tokens - stats.draft_tokens_accepted
         for name, phase in (("prefill", stats.prefill), ("decode", stats.decode)):
             self._steps[name, "false"].value = phase.steps
             self._step_duration[(name,)].replace(phase.seconds.counts, phase.seconds.sum)
             self._step_tokens[(name,)].replace(phase.tokens.counts, phase.tokens.sum)
+        if stats.grammar_seconds is not None:
+            self._grammar.replace(stats.grammar_seconds.counts, stats.grammar_seconds.sum)
+        for stage, seconds in zip(wire.SCHEDULER_STAGES, stats.scheduler_seconds, strict=False):
+            self._scheduler[(stage,)].value = seconds
         self._cpu[("engine",)].value = stats.cpu_seconds
         self._resident[("engine",)].value = stats.resident_bytes
 
     def _declare(self, load: Page, to: Page) -> None:
         """Every series, in the order of the text."""
         self._running = load.cell("banyan_requests_running", "gauge", "Requests in the running batch.")
-        self._waiting = load.cell("banyan_requests_waiting", "gauge", "Requests that wait for admission.")
+        self._waiting = load.cell("banyan_requests_waiting", "gauge", "Requests that wait for room, those of background too.")
         self._usage = load.cell("banyan_kv_cache_usage_ratio", "gauge", "Locked tokens over capacity, 0 to 1; evictable ones are free.")
         self._page_size = load.cell("banyan_kv_cache_page_size_tokens", "gauge", "Tokens per KV page.")
         self._capacity = load.cell("banyan_kv_cache_capacity_tokens", "gauge", "Tokens that the KV pool holds.")
-        self._build_info = to.open_family("banyan_build_info", "gauge", "The software that runs.", "version")
-        model = ("model", "architecture", "dtype", "kv_cache_dtype", "attention_backend", "device")
+        software = ("version", "torch", "cuda", "flashinfer")
+        self._build_info = to.open_family("banyan_build_info", "gauge", "The software that runs.", *software)
+        model = ("model", "revision", "architecture", "dtype", "kv_cache_dtype", "quantization", "attention_backend", "device")
         self._model_info = to.open_family("banyan_model_info", "gauge", "The model that is served.", *model)
         self._engine_state = to.cells("banyan_engine_state", "gauge", "1 for the state the server is in.", state=STATES)
         self._last_step = to.cell("banyan_engine_last_step_timestamp_seconds", "gauge", "Unix time of the last finished step.")
         self._startup = to.cells("banyan_startup_phase_seconds", "gauge", "How long each phase of the start took.", phase=STARTUP_PHASES)
+        self._download = to.cell("banyan_download_bytes", "gauge", "Bytes of the model that have been fetched at this start.")
+        self._download_size = to.cell("banyan_download_size_bytes", "gauge", "Bytes that are to be fetched; 0: nothing was.")
         self._waiting_by_reason = to.cells(
-            "banyan_requests_waiting_by_reason", "gauge", "Waiting requests by what they wait for.", reason=("capacity",)
+            "banyan_requests_waiting_by_reason",
+            "gauge",
+            "Requests by what they wait for: room, that online requests leave some (deferred), or their grammar.",
+            reason=("capacity", "deferred", "grammar"),
         )
-        self._queue_limit = to.cell("banyan_queue_limit_requests", "gauge", "Requests that may wait.")
+        self._background = to.cells(
+            "banyan_requests_background",
+            "gauge",
+            "Requests of a priority below 0, part of those that run or wait.",
+            state=("running", "waiting"),
+        )
+        self._queue_limit = to.cell("banyan_queue_limit_requests", "gauge", "Requests that may wait, online and background counted apart.")
         self._running_limit = to.cell("banyan_running_limit_requests", "gauge", "Requests that may run at once.")
         self._kv_tokens = to.cells("banyan_kv_cache_tokens", "gauge", "KV pool by state.", state=("used", "evictable", "free"))
         self._context_length = to.cell("banyan_context_length_tokens", "gauge", "Longest sequence, prompt and output together.")
-        self._memory = to.cells("banyan_device_memory_bytes", "gauge", "Memory of the device by use.", kind=("weights", "kv_cache"))
-        self._prompt_tokens = to.cells("banyan_prompt_tokens_total", "counter", "Prompt tokens by source.", source=("computed", "cached"))
+        self._memory = to.cells(
+            "banyan_device_memory_bytes", "gauge", "Memory of the device at the start, by use.", kind=("weights", "kv_cache", "free")
+        )
+        self._prompt_tokens = to.cells(
+            "banyan_prompt_tokens_total", "counter", "Prompt tokens by source, each once.", source=("computed", "cached")
+        )
         self._generation_tokens = to.cell("banyan_generation_tokens_total", "counter", "Tokens generated.")
         self._evicted_tokens = to.cell("banyan_prefix_cache_evicted_tokens_total", "counter", "Tokens evicted from the prefix cache.")
+        self._drafts = to.cells(
+            "banyan_draft_tokens_total",
+            "counter",
+            "Tokens guessed from texts and computed (--speculative-algorithm), by whether they were right.",
+            outcome=("accepted", "refused"),
+        )
         self._requests = to.cells(
-            "banyan_requests_total", "counter", "Admitted requests by how they ended.", endpoint=ENDPOINTS, finish_reason=FINISH_REASONS
+            "banyan_requests_total",
+            "counter",
+            "Sequences by how they ended; a request that is not refused is one for each prompt and choice.",
+            endpoint=ENDPOINTS,
+            finish_reason=FINISH_REASONS,
         )
         self._rejections = to.cells("banyan_admission_rejections_total", "counter", "Requests not admitted.", reason=REJECTIONS)
-        self._preemptions = to.cell("banyan_preemptions_total", "counter", "Requests retracted because the KV pool was full.")
+        self._preemptions = to.cell(
+            "banyan_preemptions_total", "counter", "Times that a running request gave its room to others and waited again."
+        )
         self._preempted_tokens = to.cell("banyan_preempted_tokens_total", "counter", "Tokens that retracted requests held.")
         streaming = ("true", "false")
         self._first_token = to.histograms(
-            "banyan_time_to_first_token_seconds", "From receipt to the first token.", LATENCY_BUCKETS, streaming=streaming
+            "banyan_time_to_first_token_seconds",
+            "From receipt to the first token, without background.",
+            LATENCY_BUCKETS,
+            streaming=streaming,
         )
         self._duration = to.histograms("banyan_request_duration_seconds", "From receipt to the end.", LATENCY_BUCKETS, streaming=streaming)
         steps = wire.STEP_SECONDS_BUCKETS
         self._inter_token = to.histogram("banyan_inter_token_latency_seconds", "Between two tokens of a request.", steps)
         self._per_token = to.histogram("banyan_time_per_output_token_seconds", "Mean time per token of a request, after the first.", steps)
-        self._queue = to.histogram("banyan_queue_duration_seconds", "From receipt by the engine to admission.", LATENCY_BUCKETS)
+        self._queue = to.histogram(
+            "banyan_queue_duration_seconds", "From receipt by the engine to admission, without background.", LATENCY_BUCKETS
+        )
         self._prefill = to.histogram("banyan_prefill_duration_seconds", "From admission to the first token.", LATENCY_BUCKETS)
         self._decode = to.histogram("banyan_decode_duration_seconds", "From the first token to the end.", LATENCY_BUCKETS)
-        self._request_prompt_tokens = to.histogram("banyan_request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
-        self._request_generation_tokens = to.histogram("banyan_request_generation_tokens", "Tokens a request generated.", TOKEN_BUCKETS)
+        self._request_prompt_tokens = to.histogram("banyan_request_prompt_tokens", "Prompt tokens of a sequence.", TOKEN_BUCKETS)
+        self._request_generation_tokens = to.histogram("banyan_request_generation_tokens", "Tokens of a sequence.", TOKEN_BUCKETS)
         phases = ("prefill", "decode")
         self._step_duration = to.histograms("banyan_step_duration_seconds", "Duration of a step.", steps, phase=phases)
         self._step_tokens = to.histograms("banyan_step_tokens", "Tokens computed by a step.", wire.STEP_TOKENS_BUCKETS, phase=phases)
         self._steps = to.cells("banyan_steps_total", "counter", "Steps computed.", phase=phases, graph=("true", "false"))
+        self._scheduler = to.cells(
+            "banyan_scheduler_seconds_total", "counter", "What the engine's loop spends its time on.", stage=wire.SCHEDULER_STAGES
+        )
+        self._grammar = to.histogram("banyan_grammar_compile_seconds", "From a request's grammar to its automaton.", LATENCY_BUCKETS)
+        self._grammar_failures = to.cells(
+            "banyan_grammar_failures_total", "counter", "Grammars that cannot be used.", reason=GRAMMAR_FAILURES
+        )
         http = ("handler", "method", "code")
         self._http = to.open_family("banyan_http_requests_total", "counter", "HTTP requests by route, method and status.", *http)
-        self._http_series = 0
         self._in_flight = to.cell("banyan_http_requests_in_flight", "gauge", "HTTP requests being answered.")
         components = ("api", "engine")
         self._cpu = to.cells("banyan_process_cpu_seconds_total", "counter", "CPU time of the processes.", component=components)
         self._resident = to.cells(
             "banyan_process_resident_memory_bytes", "gauge", "Resident memory of the processes.", component=components
         )
-        self._dropped = to.cell("banyan_log_dropped_total", "counter", "Log lines dropped because the log could not keep up.")
+        self._keys: set[str] = set()
+        self._key_requests = to.open_family("banyan_api_key_requests_total", "counter", "HTTP requests by the name of their key.", "key")
+        self._key_tokens = to.open_family("banyan_api_key_tokens_total", "counter", "Tokens by the name of the key.", "key", "kind")
+        self._dropped = to.cell("banyan_log_dropped_total", "counter", "Log lines of the front dropped because the log could not keep up.")

@@ -144,9 +144,29 @@ def _unknown(model: BaseModel, known: Set[str], where: str) -> Iterator[str]:
         value = getattr(model, name)
         if isinstance(value, BaseModel):
             yield from _unknown(value, _silent(value), f"{where}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        elif isinstance(value, list):
             for index, item in enumerate(value):
-                yield from _unknown(item, _silent(item), f"{where}{name}[{index}].")
+                if not isinstance(item, BaseModel | str):
+                    break  # not a list of objects, though texts may stand among those
+                if isinstance(item, BaseModel):
+                    yield from _unknown(item, _silent(item), f"{where}{name}[{index}].")
+
+
+def strangers(value: object, known: Set[str], where: str) -> Iterator[str]:
+    """The fields that nobody knows of an object for which there is no model, as `unknown` names them."""
+    for name, given in value.items() if isinstance(value, dict) else ():
+        if name not in known and _PLAIN_NAME.fullmatch(name) and given not in (None, "", [], {}):
+            yield f"{where}.{name}"
+
+
+def string_of(value: Mapping[str, Any], name: str, where: str) -> str:
+    """A field of an object for which there is no model. Raises ApiError."""
+    found = value.get(name)
+    if found is None:
+        raise missing(f"{where}.{name}")
+    if not isinstance(found, str):
+        raise invalid_type(f"{where}.{name}", "expected a string.")
+    return found
 
 
 def _silent(model: BaseModel) -> Set[str]:

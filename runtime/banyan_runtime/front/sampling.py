@@ -10,11 +10,15 @@ from typing import ClassVar, Final
 from banyan_runtime import wire
 from banyan_runtime.front.errors import ApiError, invalid
 from banyan_runtime.front.parsing import Int, Ints, Number, RequestModel, Texts, shown
+from banyan_runtime.front.text.stop_regex import BadRegex, check
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 32
 MAX_STOP_CHARACTERS: Final = 1024  # each is looked for in every piece of text that comes
+MAX_STOP_REGEX_BYTES: Final = 256
 MAX_STOP_IDS: Final = 1024
+MAX_BIASES: Final = 1024
+MAX_BIAS: Final = 100
 _MASK: Final = (1 << 64) - 1
 _NEUTRAL: Final[Mapping[str, float]] = {
     "temperature": 1.0,
@@ -77,10 +81,12 @@ class SamplingFields(RequestModel):
     seed: Int | None = None
     n: Int | None = None
     stop: str | Texts | None = None
+    stop_regex: str | Texts | None = None
     stop_token_ids: Ints | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool = False
+    logit_bias: dict[str, Number] | None = None
 
     @classmethod
     def word(cls, ours: str) -> str:
@@ -109,9 +115,12 @@ class SamplingParams:
     seed: int | None
     n: int
     stops: tuple[str, ...]
+    stop_regexes: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     skip_special_tokens: bool
     include_stop: bool
+    bias_ids: bytes  # wire.pack_ids
+    bias_values: bytes  # float32
 
     def sampling(self, max_new_tokens: int, seed_id: str, random_seed: int, index: int) -> wire.Sampling:
         """For choice `index` of a prompt. Without a seed each prompt draws its own from `seed_id`.
@@ -135,13 +144,14 @@ class SamplingParams:
             repetition_penalty=values["repetition_penalty"],
             seed=_seed(_digest(f"{random_seed}:{seed_id}") if self.seed is None else self.seed & _MASK, index),
             stop_token_ids=self.stop_token_ids,
+            bias_ids=self.bias_ids,
+            bias_values=self.bias_values,
         )
 
 
 def _seed(seed: int, index: int) -> int:
-    """The seed of choice `index`: the first is what a request for one choice gives, the others have nothing to do with those
-    of another seed."""
-    return seed if index == 0 else _digest(f"{seed}:{index}")
+    """The seed of choice `index`, which is what a request for one choice gives with seed + index."""
+    return (seed + index) & _MASK
 
 
 def _digest(text: str) -> int:
@@ -163,7 +173,7 @@ def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: froz
         raise invalid("n", f"n must be at most {MAX_CHOICES}, got {shown(fields.n)}.", "integer_above_max_value")
     if max_tokens is not None and min_tokens > max_tokens:
         message = f"{min_name} must be at most {max_name}={shown(max_tokens)}, got {shown(min_tokens)}."
-        raise invalid(min_name, message, "integer_above_max_value")
+        raise invalid(min_name, message, "integer_above_max_value", [max_name])
     if fields.seed is not None and not -(1 << 63) <= fields.seed < 1 << 63:
         name = fields.word("seed")
         raise invalid(name, f"{name} must be a 64-bit integer, got {shown(fields.seed)}.")
@@ -180,10 +190,26 @@ def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: froz
         seed=fields.seed,
         n=fields.n or 1,
         stops=_stops(fields),
+        stop_regexes=_stop_regexes(fields),
         stop_token_ids=_stop_ids(fields, eos_ids, vocab_size),
         skip_special_tokens=fields.skip_special_tokens is not False,
         include_stop=fields.include_stop,
+        **_biases(fields, vocab_size),
     )
+
+
+def _biases(fields: SamplingFields, vocab_size: int) -> dict[str, bytes]:
+    given = fields.logit_bias or {}
+    if len(given) > MAX_BIASES:
+        message = f"at most {MAX_BIASES} tokens can have a bias, got {len(given)}"
+        raise invalid("logit_bias", message, "object_above_max_properties")
+    for name, value in given.items():
+        if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < vocab_size):
+            raise invalid("logit_bias", f"The keys of logit_bias must be token ids in [0, {vocab_size}), got '{name[:20]}'.")
+        if not -MAX_BIAS <= value <= MAX_BIAS:
+            raise invalid("logit_bias", f"logit_bias must be in [-{MAX_BIAS}, {MAX_BIAS}], got {shown(value)} for token {name}.")
+    values = {int(name): float(value) for name, value in given.items()}
+    return {"bias_ids": wire.pack_ids(list(values)), "bias_values": wire.pack_floats(list(values.values()))}
 
 
 def _stops(fields: SamplingFields) -> tuple[str, ...]:
@@ -199,6 +225,22 @@ def _stops(fields: SamplingFields) -> tuple[str, ...]:
         message = f"a stop string can have at most {MAX_STOP_CHARACTERS} characters, got {longest}."
         raise invalid("stop", message, "string_above_max_length")
     return tuple(dict.fromkeys(stops))
+
+
+def _stop_regexes(fields: SamplingFields) -> tuple[str, ...]:
+    given = fields.stop_regex
+    patterns = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    if len(patterns) > MAX_STOPS:
+        raise invalid("stop_regex", f"at most {MAX_STOPS} stop regexes are allowed, got {len(patterns)}", "array_above_max_length")
+    for pattern in patterns:
+        if len(pattern.encode(errors="replace")) > MAX_STOP_REGEX_BYTES:
+            message = f"a stop regex can have at most {MAX_STOP_REGEX_BYTES} bytes, got {len(pattern.encode(errors='replace'))}."
+            raise invalid("stop_regex", message, "string_above_max_length")
+        try:
+            check(pattern)
+        except BadRegex as error:
+            raise invalid("stop_regex", f"Invalid regex '{pattern[:100]}' in 'stop_regex': {error}.", "invalid_regex") from None
+    return patterns
 
 
 def _stop_ids(fields: SamplingFields, eos_ids: frozenset[int], vocab_size: int) -> tuple[int, ...]:

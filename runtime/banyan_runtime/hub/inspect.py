@@ -11,7 +11,10 @@ from typing import Any
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub import checkpoint
+from banyan_runtime.hub.checkpoint import StoredTensor
 from banyan_runtime.hub.files import read_object, read_object_if_any, shown
+from banyan_runtime.hub.gguf import header
+from banyan_runtime.hub.gguf.files import find
 
 _LARGEST = 1 << 24  # of a size in config.json: the products of sizes below stay printable
 
@@ -23,11 +26,11 @@ class Summary:
     architecture: str
     parameters: int
     weight_bytes: int
-    dtypes: dict[str, int]  # safetensors type -> tensors
+    dtypes: dict[str, int]  # type in the files' words -> tensors
     files: int
     layers: int
     context_length: int | None
-    kv_bytes_per_token: int  # for the checkpoint's own type
+    kv_bytes_per_token: int  # for the checkpoint's own type; in 16 bits where that is a GGUF file
     vocabulary: int | None
     tokenizer: bool
     chat_template: bool
@@ -40,13 +43,14 @@ def inspect(folder: Path) -> Summary:
         config = read_object(path)
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file, so {folder} is not a whole model folder") from None
-    files = checkpoint.files(folder)
-    tensors = [tensor for file in files for tensor in checkpoint.header(file)]
+    whole = find(folder)
+    files = checkpoint.files(folder) if whole is None else [whole]
+    tensors = [tensor for file in files for tensor in checkpoint.header(file)] if whole is None else _of_gguf(whole)
     heads = _count(config, "num_attention_heads", path) or 0
     kv_heads = _count(config, "num_key_value_heads", path) or heads
     head_dim = _count(config, "head_dim", path) or ((_count(config, "hidden_size", path) or 0) // heads if heads else 0)
     layers = _count(config, "num_hidden_layers", path) or 0
-    item = max((tensor.nbytes // (math.prod(tensor.shape) or 1) for tensor in tensors), default=2)
+    item = max((tensor.nbytes // (math.prod(tensor.shape) or 1) for tensor in tensors), default=2) if whole is None else 2
     kv_bytes = 2 * layers * kv_heads * head_dim * item
     if kv_bytes >= 1 << 63:
         raise ModelError(f"{path}: its sizes make {kv_bytes} bytes per token, which no model has")
@@ -64,6 +68,10 @@ def inspect(folder: Path) -> Summary:
         tokenizer=(folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists(),
         chat_template=(folder / "chat_template.jinja").exists() or "chat_template" in read_object_if_any(folder / "tokenizer_config.json"),
     )
+
+
+def _of_gguf(file: Path) -> list[StoredTensor]:
+    return [StoredTensor(found.name, file, found.shape, found.kind, found.nbytes) for found in header.read(file).tensors.values()]
 
 
 def _count(config: Mapping[str, Any], key: str, path: Path) -> int | None:

@@ -6,11 +6,25 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 from tqdm import tqdm
 
+from banyan_runtime.logs import as_line
+
 Report = Callable[[str, int, str], None]
 """(phase, percent 0..100, detail)"""
+
+
+class Download:
+    """Bytes of what this process fetches or has fetched, for its metrics."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.size = 0
+
+
+DOWNLOAD: Final = Download()
 
 
 def silent(phase: str, percent: int, detail: str) -> None:
@@ -42,8 +56,10 @@ class Bar:
         percent, now = min(100, 100 * done // self._total), time.monotonic()
         if percent // 10 > self._told_percent // 10 or now - self._told_at > 10:
             if self._bar is None:
-                print(f"{self._title}: {percent} %", file=sys.stderr, flush=True)
+                print(as_line(f"{self._title}: {percent} %"), file=sys.stderr, flush=True)
             self._told_percent, self._told_at = percent, now
+        if self._phase == "downloading":
+            DOWNLOAD.done, DOWNLOAD.size = done, self._total
         self._report(self._phase, percent, self._title)
 
     def advance(self, more: int = 1) -> None:

@@ -1,48 +1,107 @@
-"""Where a `--model-path` leads: a folder as it is, or a catalog model that is fetched first."""
+"""Where a `--model-path` leads: a folder as it is, one that is made for a GGUF file, or a model that is fetched first, into a folder
+that is checked each time."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import quote
 
-from banyan_runtime.errors import AccessError, ConfigError, ModelError
-from banyan_runtime.hub import catalog
+from banyan_runtime.errors import AccessError, ModelError
+from banyan_runtime.hub import address, catalog, manifest
+from banyan_runtime.hub.address import Address, BucketPrefix, Catalog, HubRepo
+from banyan_runtime.hub.gguf.files import find, is_gguf
 from banyan_runtime.hub.progress import Report, silent
 
-SCHEME = "catalog://"
+
+def cache_dir(download_dir: str | None = None) -> Path:
+    """Where fetched models live: --download-dir, else $BANYAN_CACHE, else ~/.cache/banyan."""
+    return Path(download_dir or os.environ.get("BANYAN_CACHE") or Path.home() / ".cache" / "banyan")
 
 
-def check(model_path: str) -> None:
+def check(model_path: str, revision: str | None = None) -> None:
     """Refuse, as `resolve` does, what can be judged at once: an unknown name, a folder that holds no model. Fetches nothing."""
-    if model_path.startswith(SCHEME):
-        catalog.entry(model_path.removeprefix(SCHEME))
-    else:
-        resolve(model_path)
+    found = address.parse(model_path, revision)
+    if found is None:
+        _local(model_path)
+    elif isinstance(found, Catalog):
+        catalog.entry(found.name)
 
 
-def resolve(model_path: str, download_dir: str | None = None, progress: Report = silent) -> Path:
-    """The folder of the model, fetched if need be.
+def resolve(
+    model_path: str,
+    download_dir: str | None = None,
+    progress: Report = silent,
+    revision: str | None = None,
+    tokenizer: bool = True,
+) -> Path:
+    """The folder of the model: as it is, made for a GGUF file, or fetched if need be, and mended where it was damaged. Without
+    `tokenizer` nobody will read one there.
 
     A folder is never looked up on a network. Raises ModelError for a folder without config.json, AccessError for one that may
-    not be read, ConfigError for another kind of address.
+    not be read, ConfigError for another kind of address, and what `gguf.unfold` and `cache.ensure` raise.
     """
-    if model_path.startswith(SCHEME):
-        from banyan_runtime.hub.fetch import cache_dir, fetch
+    found, cache = address.parse(model_path, revision), cache_dir(download_dir)
+    if found is not None:
+        return fetch(found, cache, progress, budget=manifest.START_BYTES)
+    path, file = _local(model_path)
+    if file is None:
+        return path
+    from banyan_runtime.hub.gguf.unfold import unfold
 
-        name = model_path.removeprefix(SCHEME)
-        return fetch(name, cache_dir(download_dir) / "models" / name, progress)
-    if "://" in model_path:
-        raise ConfigError(f"--model-path={model_path}: only a folder or {SCHEME}NAME can be served")
-    folder = Path(model_path).expanduser()
+    progress("loading", 0, f"the metadata of {file.name}")
+    return unfold(file, None if file == path else path, cache, tokenizer=tokenizer)
+
+
+def fetch(found: Address, cache: Path, progress: Report = silent, *, into: Path | None = None, budget: int | None = None) -> Path:
+    """The folder of a fetched model: below `cache`, or `into` itself. `budget`: as of `manifest.check`. Raises as `resolve`."""
+    from banyan_runtime.hub.cache import ensure
+
+    if isinstance(found, Catalog):
+        from banyan_runtime.hub.fetch import CatalogRecipe
+
+        catalog.entry(found.name)
+        return ensure(CatalogRecipe(found.name), into or place(found, cache), progress, budget=budget)
+    from banyan_runtime.hub.remote import note_version, present
+
+    home = place(found, cache)
+    recipe = present(found, lambda version: into or home / version, home)
+    folder = ensure(recipe, into or home / recipe.version, progress, budget=budget)
+    if into is None:
+        note_version(home, found, recipe.version)
+    return folder
+
+
+def place(found: Address, cache: Path) -> Path:
+    """The folder of a model in the cache; of one from a hub or a bucket, the folder of its versions."""
+    models = cache / "models"
+    match found:
+        case Catalog(name):
+            return models / name
+        case HubRepo(name):
+            return models / "hf" / name.replace("/", "--")
+        case BucketPrefix(bucket, prefix):
+            return models / "s3" / f"{bucket}--{quote(prefix, safe='')}"[:200]
+
+
+def _local(model_path: str) -> tuple[Path, Path | None]:
+    """The folder or file that a path names, and the GGUF file that holds the model, if one does."""
+    path = Path(model_path).expanduser()
     try:
-        if not folder.is_dir():
+        if path.is_file():
+            if not is_gguf(path):
+                raise ModelError(f"--model-path={model_path}: is no GGUF file; give one, or the folder of a model")
+            return path, path
+        if not path.is_dir():
             raise ModelError(
-                f"--model-path={model_path}: no such folder; give the folder of a model, or {SCHEME}NAME ('banyan-runtime models list')"
+                f"--model-path={model_path}: no such folder; give the folder of a model, a .gguf file, hf://ORG/NAME, "
+                "s3://BUCKET/PREFIX, or catalog://NAME ('banyan-runtime models list')"
             )
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"--model-path={model_path}: the folder holds no config.json, so it is not a model folder")
+        file = find(path)
+        if file is None and not (path / "config.json").is_file():
+            raise ModelError(f"--model-path={model_path}: the folder holds no config.json and no .gguf file, so it is not a model folder")
     except PermissionError:
         raise AccessError(
             f"--model-path={model_path}: user {os.geteuid()} may not read it; give that user read access (fsGroup, or chmod a+rX)"
         ) from None
-    return folder
+    return path, file

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import spec as specs
 from banyan_runtime.model.attention import AttentionKind, backends
@@ -23,15 +24,20 @@ class Choice:
     device: torch.device
     dtype: torch.dtype
     context_len: int  # tokens
-    attention: AttentionKind
+    attention: AttentionKind | None  # None: the runner has its own
 
 
-def choose(config: ServerConfig, model_dir: Path) -> Choice:
-    """Raises ModelError for a config.json that we cannot serve, ConfigError for options that do not fit the machine."""
-    device = devices.choose_device(config)
+def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_bf16: bool, own_attention: bool) -> Choice:
+    """For a runner on a device that computes bfloat16 as fast as float32 or faster, and brings its own attention, or does not.
+
+    Raises ModelError for a config.json that we cannot serve, ConfigError for options that do not fit the machine.
+    """
     spec = specs.read(model_dir, config.json_model_override_args)
-    dtype = devices.choose_dtype(config, spec, device)
+    if spec.headless and config.serves_text:
+        raise ConfigError(f"{model_dir}: {spec.architecture} has no head to make text with; serve its vectors with --is-embedding")
+    dtype = devices.choose_dtype(config, spec, device, fast_bf16=fast_bf16)
     context_len = config.context_length or spec.context_len
     if context_len > spec.context_len:
         log.warning("context_length=%d is larger than the %d tokens that the model was made for.", context_len, spec.context_len)
-    return Choice(spec, device, dtype, context_len, backends.choose(config.attention_backend, spec, device, dtype))
+    attention = None if own_attention else backends.choose(config.attention_backend, spec, device, dtype)
+    return Choice(spec, device, dtype, context_len, attention)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -58,11 +58,18 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocab_size] of n hidden states."""
         self.pulse()
+        return self._by_blocks(hidden, lambda block: self.head(self.norm(block)))
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """n hidden states as the head reads them, [n, hidden_size]."""
+        return self._by_blocks(hidden, self.norm)
+
+    def _by_blocks(self, hidden: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         rows = hidden.shape[0]
         sizes = self.rows.split(rows)
         if padding := sum(sizes) - rows:
             hidden = F.pad(hidden, (0, 0, 0, padding))
-        return _joined([self.head(self.norm(aligned(block))) for block in torch.split(hidden, sizes)])[:rows]
+        return _joined([compute(aligned(block)) for block in torch.split(hidden, sizes)])[:rows]
 
 
 class _Block:

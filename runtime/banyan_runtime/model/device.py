@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -36,11 +37,17 @@ def choose_device(config: ServerConfig) -> torch.device:
     return torch.device(name, 0) if name == "cuda" else torch.device(name)
 
 
-def choose_dtype(config: ServerConfig, spec: ModelSpec, device: torch.device) -> torch.dtype:
-    """The type of weights and activations: --dtype, or what the device computes fast. Never float16 on the CPU."""
+def choose_dtype(config: ServerConfig, spec: ModelSpec, device: torch.device, *, fast_bf16: bool = False) -> torch.dtype:
+    """The type of weights and activations: --dtype, or what computes fast. Never float16 on the CPU.
+
+    `fast_bf16`: bfloat16 is fast on this CPU without instructions for it, since weights are widened on their way to the multiplier.
+    """
     checkpoint = _NAMES.get(spec.dtype or "float32", torch.float32)
     if config.dtype == "auto":
-        chosen = _fast_on_cpu() if device.type == "cpu" else _fast_on_cuda(checkpoint, device)
+        if device.type != "cpu":
+            chosen = _fast_on_cuda(checkpoint, device)
+        else:
+            chosen = torch.bfloat16 if fast_bf16 and checkpoint == torch.bfloat16 else _fast_on_cpu()
     else:
         chosen = _NAMES[config.dtype]
         if chosen == torch.float16 and device.type == "cpu":
@@ -66,12 +73,19 @@ def available_bytes(device: torch.device) -> int:
 def tensor(column: npt.NDArray[np.generic], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """A copy of a step's column on the device. torch takes over an array only if it may write to it, which a step forbids; from
     memory that is not pinned a copy to a GPU would wait for all that the GPU was given before."""
+    if device.type == "cpu":
+        return torch.from_numpy(column.astype(_numpy(dtype)))  # several times cheaper than torch.tensor
     return torch.tensor(column, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def zeros(shape: tuple[int, int], device: torch.device) -> Tensor:
     """int32 zeros; on the host they take no memory until they are written."""
     return torch.from_numpy(host.zeros(shape)) if device.type == "cpu" else torch.zeros(shape, dtype=torch.int32, device=device)
+
+
+@cache
+def _numpy(dtype: torch.dtype) -> np.dtype[np.generic]:
+    return np.dtype(name(dtype))
 
 
 def name(dtype: torch.dtype) -> str:

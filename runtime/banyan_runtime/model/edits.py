@@ -1,6 +1,7 @@
 """Changes to logits that a step names by token id: biases, forbidden ids, masks of grammars.
 
-Each takes fp32 logits [n, vocab_size] of the sequences `picked` [n] of a step, and changes them in place.
+Each takes fp32 logits [n, vocab_size] of the sequences `picked` [n] of a step, one of which may occur several times, and
+changes them in place.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def _cells(lists: Ragged, picked: I64, vocabulary: int) -> tuple[I64, I64]:
 
     An id beyond the vocabulary (a tokenizer may have more than the model) has no logit to change.
     """
-    row_of = np.full(len(lists), -1, dtype=np.int64)
-    row_of[picked] = np.arange(len(picked))
-    rows = np.repeat(row_of, np.diff(lists.offsets))
-    taken = np.flatnonzero((rows >= 0) & (lists.values >= 0) & (lists.values < vocabulary))
-    return rows[taken] * vocabulary + lists.values[taken], taken
+    lens = np.diff(lists.offsets)[picked].astype(np.int64)
+    rows = np.repeat(np.arange(len(picked)), lens)
+    places = np.arange(len(rows)) + np.repeat(lists.offsets[picked] - (np.cumsum(lens) - lens), lens)
+    ids = lists.values[places]
+    known = np.flatnonzero((ids >= 0) & (ids < vocabulary))
+    return rows[known] * vocabulary + ids[known], places[known]

@@ -6,7 +6,7 @@ larger matrix products. A checkpoint's tensor fills a range of rows of its param
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from banyan_runtime.model.spec import ModelSpec
@@ -15,6 +15,8 @@ Shape = tuple[int, ...]
 
 COMPUTED: Final = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 """Ends of names that old checkpoints hold and nobody needs: they follow from the config."""
+
+_PREFIX: Final = "model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,10 @@ class Layout:
     parameters: dict[str, Shape]
     places: dict[str, Place]
     ignored: frozenset[str]  # tensors that may be there and are not read
+
+    def bare(self) -> Layout:
+        """The same for a checkpoint that was saved without its head, whose names lack a prefix."""
+        return replace(self, places={name.removeprefix(_PREFIX): place for name, place in self.places.items()})
 
     def elements(self) -> int:
         total = 0

@@ -1,5 +1,6 @@
-"""Checkpoint files → parameters. Shards are memory-mapped and copied tensor by tensor into their place, so the peak is the
-model and one tensor. Everything is checked against the layout before the first byte is copied.
+"""Checkpoint files → parameters. They are memory-mapped and copied tensor by tensor into their place, so the peak is the model and
+one tensor; what a GGUF file holds in blocks stays in the file's own memory. Everything is checked against the layout before the
+first byte is copied.
 """
 
 from __future__ import annotations
@@ -7,74 +8,181 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
 from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.hub import checkpoint
-from banyan_runtime.hub.checkpoint import StoredTensor
 from banyan_runtime.hub.files import shown
+from banyan_runtime.hub.gguf.files import find
+from banyan_runtime.model import blocks
 from banyan_runtime.model import device as devices
-from banyan_runtime.model.layout import COMPUTED, Layout
+from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
+from banyan_runtime.model.layout import COMPUTED, Layout, Place
+from banyan_runtime.model.stored import GgufFile, Safetensors, Source
 
 Progress = Callable[[str, int, str], None]
 """(phase, percent of the phase, detail)"""
 
 DUMMY_SEED: Final = 1234  # per parameter, so a value depends on the parameter's size and type only
 DUMMY_RANGE: Final = 1e-3
-_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _NAMED: Final = 10  # tensors named in one error
 _GIB: Final = 1 << 30
+_VOCABULARY: Final = ("embed", "head")
+_QUANTIZED: Final[dict[str, tuple[BlockKind, BlockKind]]] = {"w8a16": ("Q8_0", "Q8_0"), "w4a16": ("Q4_1", "Q8_0")}
+"""What projections and the vocabulary's two matrices become. The head in 4 bits would make SmolLM2's divergence a quarter larger and
+its weights an eighth smaller, and larger models less; of the two 4-bit formats Q4_1 is nearer (benchmarks/quantization.py)."""
 
 log = logging.getLogger("banyan")
 
 
-def load(model_dir: Path, layout: Layout, dtype: torch.dtype, device: torch.device, progress: Progress) -> dict[str, Tensor]:
-    """All parameters of the layout, filled from the *.safetensors files of a folder.
+def load(
+    model_dir: Path,
+    layout: Layout,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    quantization: str | None = None,
+) -> dict[str, Parameter]:
+    """All parameters of the layout, filled from the *.safetensors files of a folder, or from its GGUF file, whose blocks stay blocks.
 
-    Raises ModelError that names file and tensor for what is missing, truncated, of another shape, or surplus; ConfigError
-    where the device has less memory than the parameters need.
+    With `quantization` matrices become blocks while they are read. Raises ModelError that names file and tensor for what is
+    missing, truncated, of another shape or type, or surplus; ConfigError where the device has less memory than the parameters
+    need, and for a `quantization` of what is quantized already.
     """
-    files = _files(model_dir)
-    _check(model_dir, layout, _headers(files))
-    _fit(layout, dtype, device)
-    parameters = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in layout.parameters.items()}
-    with torch.no_grad(), _Report(len(layout.places), progress, "Loading safetensors") as report:
-        for file in files:
-            try:
-                with safe_open(str(file), framework="pt") as shard:
-                    for name in shard.keys():  # noqa: SIM118 - a shard cannot be iterated
-                        if (place := layout.places.get(name)) is not None:
-                            rows = slice(place.first_row, place.first_row + place.shape[0])
-                            parameters[place.parameter][rows].copy_(shard.get_tensor(name))
-                            report.advance(file.name)
-            except (SafetensorError, OSError) as error:  # the file has changed since its header was read
-                raise ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again") from error
+    source = _open(model_dir)
+    if not layout.places.keys() & source.tensors.keys() and (bare := layout.bare()).places.keys() & source.tensors.keys():
+        layout = bare
+    _check(model_dir, layout, source)
+    if quantization is not None and (stored := sorted({source.tensors[name].kind for name in layout.places} & source.block_kinds)):
+        raise ConfigError(
+            f"--quantization={quantization}: {source.tensors[next(iter(layout.places))].file} holds {', '.join(stored)} already, which is "
+            "computed on as it is; leave the option out"
+        )
+    kinds = {name: source.kept(name) or _quantized(place, quantization) for name, place in layout.places.items()}
+    log.info("Using model weights format ['%s']", source.form)
+    _fit(_needed(layout.places, kinds, dtype), dtype, device)
+    made = _Parameters(layout, kinds, dtype, device)
+    with torch.no_grad(), _Report(len(layout.places), progress, source.title) as report:
+        for name, value, detail in source.values(layout.places):
+            made.put(name, value)
+            report.advance(detail)
+    parameters = made.finished()
+    if summary := source.changes(layout.places):
+        log.warning("%s", summary)
+    _describe(kinds, layout, parameters, devices.name(dtype))
     return parameters
 
 
-def dummy(layout: Layout, dtype: torch.dtype, device: torch.device, progress: Progress) -> dict[str, Tensor]:
+class _Parameters:
+    """Parameters that are being filled."""
+
+    def __init__(self, layout: Layout, kinds: dict[str, BlockKind | None], dtype: torch.dtype, device: torch.device) -> None:
+        self._layout = layout
+        self._kinds = kinds
+        self._dtype = dtype
+        self._device = device
+        mixed = {layout.places[name].parameter for name, kind in kinds.items() if kind is not None}
+        self._whole = {
+            name: torch.empty(shape, dtype=dtype, device=device) for name, shape in layout.parameters.items() if name not in mixed
+        }
+        self._parts: dict[str, dict[int, Blocks | Tensor]] = {name: {} for name in mixed}  # by their first row
+
+    def put(self, name: str, value: Blocks | Tensor) -> None:
+        """Take the value of a checkpoint's tensor."""
+        place, kind = self._layout.places[name], self._kinds[name]
+        if kind is not None:
+            part = value if isinstance(value, Blocks) else blocks.quantize(value, kind)
+            assert part.kind == kind, (name, part.kind, kind)
+            self._parts[place.parameter][place.first_row] = part
+            return
+        assert isinstance(value, Tensor), name
+        if place.parameter in self._whole:
+            self._whole[place.parameter][place.first_row : place.first_row + place.shape[0]].copy_(value)
+        else:
+            self._parts[place.parameter][place.first_row] = value.to(self._device, self._dtype, copy=True)
+
+    def finished(self) -> dict[str, Parameter]:
+        """All parameters, in the order of the layout."""
+        return {
+            name: self._whole[name] if name in self._whole else tuple(part for _, part in sorted(self._parts[name].items()))
+            for name in self._layout.parameters
+        }
+
+
+def _quantized(place: Place, quantization: str | None) -> BlockKind | None:
+    """What a tensor becomes; None: it stays."""
+    if quantization is None or len(place.shape) != 2:
+        return None
+    kind = _QUANTIZED[quantization][place.parameter in _VOCABULARY]
+    return kind if blocks.fits(kind, place.shape[1]) else None
+
+
+def _needed(places: dict[str, Place], kinds: dict[str, BlockKind | None], dtype: torch.dtype) -> int:
+    """Bytes of all parameters."""
+    total = 0
+    for name, place in places.items():
+        kind, (rows, *columns) = kinds[name], place.shape
+        width = columns[0] if columns else 1
+        total += rows * (blocks.row_bytes(kind, width) if kind is not None else width * dtype.itemsize)
+    return total
+
+
+def _describe(kinds: dict[str, BlockKind | None], layout: Layout, parameters: dict[str, Parameter], dtype: str) -> None:
+    """One line about blocks, where there are any."""
+    counts = Counter(kind for kind in kinds.values() if kind is not None)
+    if not counts:
+        return
+    listed = ", ".join(f"{count} in {kind}" for kind, count in sorted(counts.items()))
+    others = sum(kind is None and len(layout.places[name].shape) == 2 for name, kind in kinds.items())
+    log.info(
+        "Weights are quantized: matrices %s%s, %.2f GB with all that is not.",
+        listed, f", {others} in {dtype}" if others else "", blocks.nbytes(parameters.values()) / _GIB,
+    )  # fmt: skip
+
+
+def dummy(
+    layout: Layout, dtype: torch.dtype, device: torch.device, progress: Progress, quantization: str | None = None
+) -> dict[str, Parameter]:
     """Parameters of the layout with small random values: for schedules, memory and speed, never for text. Raises ConfigError."""
-    _fit(layout, dtype, device)
-    parameters: dict[str, Tensor] = {}
+    places = {name: Place(name, 0, shape) for name, shape in layout.parameters.items()}
+    kinds = {name: _quantized(place, quantization) for name, place in places.items()}
+    _fit(_needed(places, kinds, dtype), dtype, device)
+    parameters: dict[str, Parameter] = {}
     with _Report(len(layout.parameters), progress, "Making dummy weights") as report:
         for name, shape in layout.parameters.items():
             generator = torch.Generator("cpu").manual_seed(DUMMY_SEED)
             values = torch.empty(shape, dtype=dtype).uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
-            parameters[name] = values.to(device)
+            kind = kinds[name]
+            parameters[name] = values.to(device) if kind is None else (blocks.quantize(values, kind),)
             report.advance(name)
     return parameters
 
 
-def _fit(layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+def dequantized(parameters: dict[str, Parameter], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Parameters for who computes on tensors alone. Takes them over. Raises ConfigError where they do not fit so."""
+    if all(isinstance(parameter, Tensor) for parameter in parameters.values()):
+        return blocks.dequantized(parameters, dtype, device)
+    _fit(blocks.elements(parameters.values()) * dtype.itemsize, dtype, device)
+    before, started = blocks.nbytes(parameters.values()), time.monotonic()
+    tensors = blocks.dequantized(parameters, dtype, device)
+    log.warning(
+        "This runner does not compute on quantized weights: they were made %s, %.2f GB instead of %.2f GB, in %.1f s, and a token costs "
+        "what it would with unquantized ones. --runner native computes on them as they are, on a CPU.",
+        devices.name(dtype), blocks.nbytes(tensors.values()) / _GIB, before / _GIB, time.monotonic() - started,
+    )  # fmt: skip
+    return tensors
+
+
+def _fit(needed: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse what cannot fit before anything is allocated: later the kernel would end this process without a word."""
-    needed, available = layout.elements() * dtype.itemsize, devices.available_bytes(device)
+    available = devices.available_bytes(device)
     if needed > available:
         raise ConfigError(
             f"the weights need {needed / _GIB:,.2f} GB in {devices.name(dtype)} and {available / _GIB:,.2f} GB of memory are available on "
@@ -82,46 +190,42 @@ def _fit(layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
-def _files(model_dir: Path) -> list[Path]:
+def _open(model_dir: Path) -> Source:
+    """The weights of a folder, their headers read."""
+    if (file := find(model_dir)) is not None:
+        return GgufFile(file)
     files = checkpoint.files(model_dir)
     if not files:
-        hint = "only *.safetensors are read" if any(model_dir.glob("*.bin")) else "fetch the model, or use --load-format dummy"
+        hint = "only *.safetensors and *.gguf are read" if any(model_dir.glob("*.bin")) else "fetch the model, or use --load-format dummy"
         raise ModelError(f"Cannot find any model weights with `{model_dir}`; {hint}")
-    return files
+    return Safetensors(files)
 
 
-def _headers(files: list[Path]) -> dict[str, StoredTensor]:
-    found: dict[str, StoredTensor] = {}
-    for file in files:
-        for tensor in checkpoint.header(file):
-            if tensor.name in found:
-                other = found[tensor.name].file.name
-                raise ModelError(f"{file.name}: tensor {shown(tensor.name)} is also in {other}; remove the stray file")
-            found[tensor.name] = tensor
-    return found
-
-
-def _check(model_dir: Path, layout: Layout, found: dict[str, StoredTensor]) -> None:
+def _check(model_dir: Path, layout: Layout, source: Source) -> None:
     """Compare the files' headers with the layout, before anything is copied."""
-    missing = [name for name in layout.places if name not in found]
+    found = source.tensors
+    missing = [source.spelled(name) for name in layout.places if name not in found]
     if missing:
-        raise ModelError(f"{model_dir}: {_listed(missing)} missing from the *.safetensors files, config.json asks for them")
+        raise ModelError(f"{model_dir}: {_listed(missing)} missing from the {source.form} files, config.json asks for them")
     surplus = [name for name in found if name not in layout.places and name not in layout.ignored and not name.endswith(COMPUTED)]
     if surplus:
         where = found[surplus[0]].file.name
         raise ModelError(
-            f"{where}: {_listed(surplus)} surplus, config.json has no place for them; "
+            f"{where}: {_listed([source.spelled(name) for name in surplus])} surplus, config.json has no place for them; "
             "the checkpoint and its config belong to different models"
         )
     for name, place in layout.places.items():
         tensor = found[name]
         if tensor.shape != place.shape:
             raise ModelError(
-                f"{tensor.file.name}: tensor '{name}' has shape {list(tensor.shape)}, config.json asks for {list(place.shape)}; "
-                "the checkpoint and its config belong to different models"
+                f"{tensor.file.name}: tensor '{source.spelled(name)}' has shape {list(tensor.shape)}, config.json asks for "
+                f"{list(place.shape)}; the checkpoint and its config belong to different models"
             )
-        if tensor.dtype not in _FLOATS:
-            raise ModelError(f"{tensor.file.name}: tensor '{name}' is {tensor.dtype}; supported are {', '.join(sorted(_FLOATS))}")
+        if tensor.kind not in source.kinds:
+            raise ModelError(
+                f"{tensor.file.name}: tensor '{source.spelled(name)}' is {tensor.kind}; supported are {', '.join(sorted(source.kinds))}"
+                f"{source.remedy}"
+            )
 
 
 def _listed(names: list[str]) -> str:

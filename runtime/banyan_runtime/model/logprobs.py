@@ -46,7 +46,7 @@ class Raw:
 
     logits: Tensor
     normalizers: Tensor  # [n]: subtracted from logits they give log probabilities
-    top_ids: Tensor  # int64 [n, k]
+    top_ids: Tensor  # int64 [n, k], named ones included
     top_values: Tensor  # fp32 [n, k] log probabilities
 
     def of(self, tokens: Tensor) -> Scores:
@@ -55,8 +55,8 @@ class Raw:
         return Scores(_finite(values), self.top_ids, self.top_values)
 
 
-def raw(logits: Tensor, top: int) -> Raw:
-    """With the `top` likeliest tokens of each row."""
+def raw(logits: Tensor, top: int, named: Tensor | None = None) -> Raw:
+    """With the `top` likeliest tokens of each row, and behind them those of `named` (int64 [n, a])."""
     rows = max(1, _IN_CACHE // logits.shape[1])
     parts = [_normalizers(part) for part in torch.split(logits, rows)]
     normalizers = torch.cat(parts)
@@ -64,11 +64,18 @@ def raw(logits: Tensor, top: int) -> Raw:
     # Logits that differ may have equal log probabilities.
     ids, order = ids.sort(1)
     values, order = _finite(values.gather(1, order) - normalizers.unsqueeze(1)).sort(dim=1, descending=True, stable=True)
-    return Raw(logits, normalizers, ids.gather(1, order), values)
+    ids = ids.gather(1, order)
+    if named is not None:
+        ids = torch.cat([ids, named], 1)
+        values = torch.cat([values, _finite(logits.gather(1, named) - normalizers.unsqueeze(1))], 1)
+    return Raw(logits, normalizers, ids, values)
 
 
-def of_prompt(hidden: Tensor, logits: Callable[[Tensor], Tensor], vocab_size: int, wanted: PromptScores) -> Scores:
-    """Of a prompt's next tokens, given the hidden states [T, hidden_size] of the step and what makes logits of some of them.
+def of_prompt(
+    hidden: Tensor, logits: Callable[[Tensor], Tensor], vocab_size: int, wanted: PromptScores, named: Tensor | None = None
+) -> Scores:
+    """Of a prompt's next tokens, given the hidden states [T, hidden_size] of the step and what makes logits of some of them;
+    `named`: as in `raw`, a row for each position.
 
     In slices: the logits of 8,192 positions over a vocabulary of 152,000 would take 5 GB.
     """
@@ -77,7 +84,9 @@ def of_prompt(hidden: Tensor, logits: Callable[[Tensor], Tensor], vocab_size: in
     top = int(wanted.top.max(initial=0))
     rows = max(_LEAST_ROWS, min(_MOST_ROWS, _CELLS // vocab_size) // _LEAST_ROWS * _LEAST_ROWS)
     parts = [
-        raw(logits(hidden.index_select(0, at[start : start + rows])), top).of(targets[start : start + rows])
+        raw(logits(hidden.index_select(0, at[start : start + rows])), top, None if named is None else named[start : start + rows]).of(
+            targets[start : start + rows]
+        )
         for start in range(0, max(1, len(at)), rows)
     ]
     return Scores(

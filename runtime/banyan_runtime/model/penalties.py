@@ -49,9 +49,9 @@ class Penalties:
 
         Repetition over prompt and output first, then frequency and presence over the output: vLLM's order.
         """
-        penalised = _penalised(columns)
-        self._penalised[rows[~penalised]] = False  # a row that samples without penalties belongs to another request
-        at = np.flatnonzero(penalised)
+        those = penalised(columns)
+        self.apply_none(rows[~those])
+        at = np.flatnonzero(those)
         chosen = rows[at]
         assert self._penalised[chosen].all(), "a row with penalties has no history"
         # Without a repetition penalty the prompt does not count.
@@ -62,6 +62,10 @@ class Penalties:
             part = min(_TOGETHER, max(1, _MOST // int(counted[some].max())))
             now, some = some[:part], some[part:]
             self._change(logits, at[now], chosen[now], starts[now], counted[now], columns)
+
+    def apply_none(self, rows: I32) -> None:
+        """These rows sample without penalties: they belong to other requests than those whose tokens were noted."""
+        self._penalised[rows] = False
 
     def count(self, rows: I32, tokens: Tensor) -> None:
         """Note the tokens int64 [n] drawn for rows [n]."""
@@ -111,7 +115,7 @@ def _width(positions: int) -> int:
     return positions + 1  # the last token drawn has a position of its own
 
 
-def _penalised(columns: SamplingColumns) -> Bool:
+def penalised(columns: SamplingColumns) -> Bool:
     """Which rows have penalties at all."""
-    penalised: Bool = (columns.repetition_penalty != 1) | (columns.frequency_penalty != 0) | (columns.presence_penalty != 0)
-    return penalised
+    found: Bool = (columns.repetition_penalty != 1) | (columns.frequency_penalty != 0) | (columns.presence_penalty != 0)
+    return found

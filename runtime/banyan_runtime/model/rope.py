@@ -28,6 +28,11 @@ def inverse_frequencies(spec: ModelSpec) -> Tensor:
             return torch.where(short, plain, torch.where(long, plain / rope.factor, between))
 
 
+def angles(spec: ModelSpec, positions: int) -> Tensor:
+    """Radians by which the pairs of a head are turned at each position: fp32 [positions, head_dim / 2]."""
+    return torch.outer(torch.arange(positions).float(), inverse_frequencies(spec))
+
+
 class Rope:
     """Cosines and sines by position, in the model's dtype.
 

@@ -1,8 +1,10 @@
-"""The torch runner: computes steps with the decoder, behind `step.Runner`. It is the reference on every device."""
+"""Computes steps behind `step.Runner`: the tables that are built from steps, a forward pass, and what becomes of its logits.
+
+Which forward pass it is (`forward.py`) makes no difference here, so tokens are drawn alike whoever computed their logits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,63 +14,38 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import edits, logprobs, sampler
-from banyan_runtime.model.attention import Attention
-from banyan_runtime.model.choice import Choice
-from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.layers import PackedKernels, PlainKernels
+from banyan_runtime.model import edits, logprobs, penalties, sampler
+from banyan_runtime.model.forward import Forward, Report
 from banyan_runtime.model.penalties import Penalties
-from banyan_runtime.model.pool import KvPool
-from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.pooling import Pooler, Vectors
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import Feature, Pulse, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, UnsupportedStep
+from banyan_runtime.step import I32, Feature, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, UnsupportedStep
 
 I64 = npt.NDArray[np.int64]
 
 
-class TorchModel:
-    """Weights in the form that torch computes with. Takes them over."""
+class ModelRunner:
+    """Computes steps in the order in which they are launched, on one device. `report` is told of every row without usable logits."""
 
-    name = "torch"
+    FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask", "pooling", "drafts"})
 
-    def __init__(self, choice: Choice, weights: dict[str, Tensor], pulse: Pulse) -> None:
-        self._choice = choice
-        self._pulse = pulse
-        packed = choice.device.type == "cpu" and PackedKernels.supports(choice.dtype)
-        rope = Rope(choice.spec, choice.dtype, choice.device)
-        self._decoder = Decoder(choice.spec, weights, PackedKernels(pulse) if packed else PlainKernels(pulse), rope, pulse)
-
-    def runner(self, info: RunnerInfo, page_size: int, report: Callable[[str], None]) -> TorchRunner:
-        choice = self._choice
-        pool = KvPool(choice.spec, info.pool_tokens, page_size, choice.dtype, choice.device)
-        attention = choice.attention(choice.spec, pool, self._pulse)
-        info = replace(
+    def __init__(self, forward: Forward, info: RunnerInfo, device: torch.device, report: Report) -> None:
+        self.forward = forward
+        self.info = replace(
             info,
-            kv_bytes=pool.bytes,
-            available_bytes=devices.available_bytes(choice.device),
-            batch_invariant=self._decoder.batch_invariant and attention.batch_invariant,
-            features=TorchRunner.FEATURES,
+            kv_bytes=forward.kv_bytes,
+            available_bytes=devices.available_bytes(device),
+            batch_invariant=forward.batch_invariant,
+            features=self.FEATURES,
         )
-        return TorchRunner(self._decoder, attention, pool, info, report)
-
-
-class TorchRunner:
-    """Computes steps in the order in which they are launched. `report` is told of every row without usable logits."""
-
-    FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask"})
-
-    def __init__(self, decoder: Decoder, attention: Attention, pool: KvPool, info: RunnerInfo, report: Callable[[str], None]) -> None:
-        self.info = info
         self._report = report
-        self._decoder = decoder
-        self._attention = attention
-        self._pool = pool
+        self._device = device
         self._rows: _Rows | None = None
 
     @torch.inference_mode()
     def prepare(self, shape: TableShape) -> None:
-        self._decoder.rope.reserve(shape.positions)
-        self._rows = _Rows(shape, self.info.vocab_size, self._pool.device)
+        self.forward.reserve(shape.rows, shape.positions)
+        self._rows = _Rows(shape, self.info.vocab_size, self._device)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> _Launched:
@@ -79,22 +56,30 @@ class TorchRunner:
         rows.table.apply(step)
         if step.histories is not None:
             rows.penalties.begin(step.histories)
-        self._attention.plan(step, rows.table)
-        hidden = self._decoder.hidden(self._token_ids(step, rows), self._tensor(step.positions), self._attention)
+        token_ids = self._token_ids(step, rows)
+        hidden = self.forward.hidden(step, token_ids, rows.table)
         prompt = None
         if step.prompt_scores is not None:
-            prompt = logprobs.of_prompt(hidden, self._decoder.logits, self.info.vocab_size, step.prompt_scores)
-        drawn = self._draw(step, rows, hidden) if (picked := np.flatnonzero(step.samples)).size else None
-        return _Launched(self._report, self._pool.device, step, picked, drawn, prompt)
+            owners = np.repeat(np.arange(len(step.rows)), step.query_lens)[step.prompt_scores.at]
+            prompt = logprobs.of_prompt(hidden, self.forward.logits, self.info.vocab_size, step.prompt_scores, self._named(step, owners))
+        vectors = None if step.pooling is None else rows.pooler.pool(self.forward.normed(hidden), step, step.pooling)
+        draws = rows.draws(step)
+        drawn = self._draw(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
+        return _Launched(self._report, self._device, step, draws, drawn, prompt, vectors)
 
-    def _draw(self, step: Step, rows: _Rows, hidden: Tensor) -> _Drawn:
-        picked = np.flatnonzero(step.samples)
-        logits = self._decoder.logits(hidden.index_select(0, self._tensor((np.cumsum(step.query_lens) - 1)[picked])))
-        columns = _cells(step.sampling, picked)
+    def _draw(self, step: Step, draws: _Draws, rows: _Rows, token_ids: Tensor, hidden: Tensor) -> _Drawn:
+        picked = draws.sequences
+        columns = step.sampling if draws.one_each else _cells(step.sampling, picked)
+        states = hidden if draws.one_each else hidden.index_select(0, self._tensor(draws.at))
+        if _wants_likeliest(step, rows.greedy(step, draws, columns)):
+            tokens, failed = self.forward.likeliest(states)
+            return self._noted(step, draws, rows, token_ids, tokens, failed, None)
+        logits = self.forward.logits(states)
         raw = None
         if step.top_logprobs is not None:
             scored = np.flatnonzero(step.top_logprobs[picked] >= 0)
-            raw = logprobs.raw(logits.index_select(0, self._tensor(scored)), int(step.top_logprobs.max(initial=0)))
+            top = int(step.top_logprobs.max(initial=0))
+            raw = logprobs.raw(logits.index_select(0, self._tensor(scored)), top, self._named(step, picked[scored]))
         if step.bias is not None:
             edits.add_biases(logits, step.bias, picked)
         rows.penalties.apply(logits, step.rows[picked], columns)
@@ -102,10 +87,33 @@ class TorchRunner:
             edits.forbid(logits, step.banned, picked)
         if step.mask is not None:
             edits.allow(logits, step.mask, picked)
-        tokens, failed = sampler.sample(logits, columns, step.kv_lens[picked])
+        tokens, failed = self.forward.sample(logits, columns, draws.positions(step))
         rows.penalties.count(step.rows[picked], tokens)
-        rows.latest.index_copy_(0, self._tensor(step.rows[picked]), tokens)
-        return _Drawn(tokens, failed, None if raw is None else raw.of(tokens.index_select(0, self._tensor(scored))))
+        scores = None if raw is None else raw.of(tokens.index_select(0, self._tensor(scored)))
+        return self._noted(step, draws, rows, token_ids, tokens, failed, scores)
+
+    def _noted(
+        self, step: Step, draws: _Draws, rows: _Rows, token_ids: Tensor, tokens: Tensor, failed: Tensor, scores: logprobs.Scores | None
+    ) -> _Drawn:
+        """With how many of them count; the last one that does is the row's latest."""
+        accepted, latest = None, tokens
+        if draws.drafts:
+            accepted = self._accepted(draws, token_ids, tokens, failed)
+            latest = tokens.index_select(0, self._tensor(draws.firsts) + accepted - 1)
+        rows.latest.index_copy_(0, draws.owners(step, self._device), latest)
+        return _Drawn(tokens, failed, accepted, scores)
+
+    def _accepted(self, draws: _Draws, token_ids: Tensor, tokens: Tensor, failed: Tensor) -> Tensor:
+        """How many of its drawn tokens count for each sequence that draws: int64. On the device, which need not wait for the host."""
+        # A token counts if the draft before it is what was drawn there, and so on back to the first one, which always counts.
+        right = token_ids.index_select(0, self._tensor(draws.at[1:])) == tokens[:-1]
+        counts = torch.cat((torch.ones_like(failed[:1]), right & ~(failed[1:] | failed[:-1]))).to(torch.int64)
+        counts.index_fill_(0, self._tensor(draws.firsts), 1)
+        offsets = np.arange(draws.counts.max())
+        inside = offsets < draws.counts[:, np.newaxis]
+        places = np.where(inside, draws.firsts[:, np.newaxis] + offsets, 0)
+        table = torch.take(counts, self._tensor(places)) * self._tensor(inside.astype(np.int64))
+        return table.cumprod(1).sum(1)
 
     def _token_ids(self, step: Step, rows: _Rows) -> Tensor:
         """The step's tokens; a negative one is the latest token of its row."""
@@ -114,8 +122,11 @@ class TorchRunner:
             ids = torch.where(ids < 0, rows.latest.index_select(0, self._tensor(np.repeat(step.rows, step.query_lens))), ids)
         return ids
 
+    def _named(self, step: Step, sequences: I64) -> Tensor | None:
+        return None if step.named is None else self._tensor(step.named[sequences])
+
     def _tensor(self, column: npt.NDArray[np.signedinteger]) -> Tensor:
-        return devices.tensor(column, self._pool.device)
+        return devices.tensor(column, self._device)
 
 
 class _Rows:
@@ -124,22 +135,80 @@ class _Rows:
     def __init__(self, shape: TableShape, vocab_size: int, device: torch.device) -> None:
         self.table = SlotTable(shape)
         self.penalties = Penalties(shape, vocab_size, device)
+        self.pooler = Pooler()
         # The last token sampled for each row, on the device: a step may be launched before the engine knows the tokens of the
         # step before.
         self.latest = torch.zeros(shape.rows, dtype=torch.int64, device=device)
+        self._draws: _Draws | None = None
+        self._greedy: tuple[SamplingColumns, I32, bool] | None = None  # of the last step: its columns, its rows, and what became of them
+
+    def draws(self, step: Step) -> _Draws:
+        """Decode steps over the same rows, one after another, share most of what is to be known of them."""
+        if self._draws is None or not self._draws.fit(step):
+            self._draws = _Draws(step)
+        return self._draws
+
+    def greedy(self, step: Step, draws: _Draws, columns: SamplingColumns) -> bool:
+        """Whether every token drawn is to be the likeliest, and no row has penalties; then the rows are noted as such."""
+        last = self._greedy
+        if last is not None and last[0] is columns and last[1] is step.rows:
+            return last[2]
+        found = bool(sampler.greedy(columns).all()) and not penalties.penalised(columns).any()
+        if found:
+            self.penalties.apply_none(step.rows[draws.sequences])
+        self._greedy = columns, step.rows, found
+        return found
+
+
+class _Draws:
+    """Where the S tokens of a step are drawn."""
+
+    def __init__(self, step: Step) -> None:
+        self._of = step.rows, step.query_lens, step.samples
+        self._owners: Tensor | None = None
+        counts, ends = step.samples, np.cumsum(step.samples)
+        self.sequences: I64 = np.repeat(np.arange(len(counts)), counts)  # [S] for which of the step's sequences
+        self._behind = (ends[self.sequences] - np.arange(len(self.sequences)) - 1).astype(np.int32)  # how many more are drawn for it
+        self.at: I64 = np.cumsum(step.query_lens)[self.sequences] - 1 - self._behind  # [S] behind which of the step's T tokens
+        self.firsts: I64 = (ends - counts)[counts > 0]  # where the tokens of each sequence that draws begin
+        self.counts: I32 = counts[counts > 0]  # how many they are
+        self.drafts = len(self.firsts) < len(self.sequences)  # whether a sequence draws several
+        self.one_each = not self.drafts and len(self.sequences) == len(step.token_ids)  # one behind each token: a plain decode step
+
+    def fit(self, step: Step) -> bool:
+        """Whether the draws of `step` are these, but for their positions."""
+        rows, query_lens, samples = self._of
+        return self.one_each and step.rows is rows and step.query_lens is query_lens and step.samples is samples
+
+    def positions(self, step: Step) -> I32:
+        """[S] of the tokens drawn."""
+        return step.kv_lens if self.one_each else step.kv_lens[self.sequences] - self._behind
+
+    def owners(self, step: Step, device: torch.device) -> Tensor:
+        """The rows of those that draw, int64."""
+        if self._owners is None:
+            self._owners = devices.tensor(step.rows[self.sequences[self.firsts]], device)
+        return self._owners
 
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """Of the sequences that a token is drawn for."""
+    """Of the sequences that tokens are drawn for."""
 
     tokens: Tensor  # int64 [S]
     failed: Tensor  # bool [S]
-    scores: logprobs.Scores | None = None  # of those that asked
+    accepted: Tensor | None  # int64, one for each sequence: how many of its tokens count; None: the one that it has
+    scores: logprobs.Scores | None  # of those that asked
 
     def to_host(self) -> _Drawn:
-        scores = None if self.scores is None else self.scores.to_host()
-        return _Drawn(self.tokens.to("cpu", non_blocking=True), self.failed.to("cpu", non_blocking=True), scores)
+        if self.tokens.device.type == "cpu":
+            return self
+        return _Drawn(
+            self.tokens.to("cpu", non_blocking=True),
+            self.failed.to("cpu", non_blocking=True),
+            None if self.accepted is None else self.accepted.to("cpu", non_blocking=True),
+            None if self.scores is None else self.scores.to_host(),
+        )
 
 
 class _Launched:
@@ -147,56 +216,91 @@ class _Launched:
 
     def __init__(
         self,
-        report: Callable[[str], None],
+        report: Report,
         device: torch.device,
         step: Step,
-        picked: I64,
+        draws: _Draws,
         drawn: _Drawn | None,
         prompt: logprobs.Scores | None,
+        vectors: Vectors | None,
     ) -> None:
         self._report = report
         self._step = step
-        self._picked = picked
+        self._draws = draws
         self._drawn = None if drawn is None else drawn.to_host()
         self._prompt = None if prompt is None else prompt.to_host()
+        self._vectors = None if vectors is None else vectors.to_host()
+        # One token for each row and nothing beside it, as in most steps.
+        self._plain = draws.one_each and drawn is not None and drawn.scores is None and prompt is None and vectors is None
         self._done = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
     def result(self) -> StepResult:
         """Wait for the step and give its tokens. Called once."""
         if self._done is not None:
             self._done.synchronize()
+        if self._plain:
+            return self._one_each()
         result = StepResult(np.empty(0, dtype=np.int32), np.zeros(len(self._step.rows), dtype=np.bool_))
         if self._prompt is not None:
             result.prompt_logprobs = self._prompt.numpy()
+        if self._vectors is not None:
+            result.vectors = self._vectors.values.numpy()
+            broken = self._vectors.sequences[~np.isfinite(result.vectors).all(axis=1)]
+            result.failed[broken] = True
+            for row in self._step.rows[broken].tolist():
+                self._report(f"The vector of row {row} holds NaN or infinity; its request fails alone.")
         if self._drawn is not None:
-            failed = self._drawn.failed.numpy()
-            result.failed[self._picked] = failed
+            failed, firsts = self._drawn.failed.numpy(), self._draws.firsts
+            drawing = self._draws.sequences[firsts]
+            result.failed[drawing] = failed[firsts]
             result.token_ids = np.where(failed, -1, self._drawn.tokens.numpy()).astype(np.int32)
+            if self._drawn.accepted is not None:
+                result.accepted = np.zeros(len(self._step.rows), dtype=np.int32)
+                result.accepted[drawing] = self._drawn.accepted.numpy()
             if self._drawn.scores is not None:
                 result.logprobs = self._drawn.scores.numpy()
-            for row, length in zip(self._step.rows[result.failed].tolist(), self._step.kv_lens[result.failed].tolist(), strict=True):
-                self._report(f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone.")
+            self._tell_of(firsts[failed[firsts]])
         return result
+
+    def _one_each(self) -> StepResult:
+        assert self._drawn is not None
+        tokens, failed = self._drawn.tokens.numpy().astype(np.int32), self._drawn.failed.numpy()
+        if failed.any():
+            tokens[failed] = -1
+            self._tell_of(np.flatnonzero(failed))
+        return StepResult(tokens, failed)
+
+    def _tell_of(self, lost: I64) -> None:
+        """Report draws that failed."""
+        rows = self._step.rows[self._draws.sequences[lost]]
+        for row, length in zip(rows.tolist(), self._draws.positions(self._step)[lost].tolist(), strict=True):
+            self._report(f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone.")
 
 
 def refuse(step: Step, features: frozenset[Feature]) -> None:
     """Raise `UnsupportedStep` for what the runner does not have."""
-    asked: dict[Feature, bool] = {
-        "bias": step.bias is not None,
-        "mask": step.mask is not None,
-        "pooling": step.pooling is not None,
-        "drafts": bool((step.samples > 1).any()),
-        "embeddings": step.embeddings is not None,
-        "adapters": step.adapters is not None,
-    }
-    for feature, wanted in asked.items():
-        if wanted and feature not in features:
+    drafts = len(step.token_ids) > len(step.rows) and (step.samples > 1).any()  # of one token nothing but one can be drawn
+    asked: tuple[tuple[Feature, object], ...] = (
+        ("bias", step.bias),
+        ("mask", step.mask),
+        ("pooling", step.pooling),
+        ("drafts", drafts or None),
+        ("embeddings", step.embeddings),
+        ("adapters", step.adapters),
+    )
+    for feature, wanted in asked:
+        if wanted is not None and feature not in features:
             raise UnsupportedStep(feature)
 
 
+def _wants_likeliest(step: Step, greedy: bool) -> bool:
+    """Whether nothing is asked of the logits but where they are largest; then they need not be written down."""
+    return greedy and step.bias is None and step.banned is None and step.mask is None and step.top_logprobs is None
+
+
 def _cells(columns: SamplingColumns, rows: I64) -> SamplingColumns:
-    """The cells of some rows."""
-    if len(rows) == len(columns.temperature):
+    """The cells of some rows, which are in order."""
+    if np.array_equal(rows, np.arange(len(columns.temperature))):
         return columns
     return SamplingColumns(
         temperature=columns.temperature[rows],

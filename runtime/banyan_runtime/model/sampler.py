@@ -16,7 +16,7 @@ from torch import Tensor
 
 from banyan_runtime.model import noise
 from banyan_runtime.model.device import tensor
-from banyan_runtime.step import F32, I32, U64, SamplingColumns
+from banyan_runtime.step import F32, I32, U64, Bool, SamplingColumns
 
 GREEDY_BELOW: Final = 1e-6  # temperature
 _WIDTHS: Final = (256, 4096)  # candidates looked at before the whole row is sorted
@@ -40,6 +40,12 @@ class _Draw:
         return _Draw(self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seed[rows], self.position[rows])
 
 
+def greedy(columns: SamplingColumns) -> Bool:
+    """Which rows get their likeliest token."""
+    found: Bool = (columns.temperature < GREEDY_BELOW) | (columns.top_k == 1)
+    return found
+
+
 def sample(logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
     """One token for each row of fp32 logits [n, vocab_size].
 
@@ -49,7 +55,7 @@ def sample(logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Te
     vocabulary = logits.shape[1]
     highest, tokens = logits.max(-1)
     failed = ~torch.isfinite(highest)
-    drawn = np.flatnonzero((columns.temperature >= GREEDY_BELOW) & (columns.top_k != 1))
+    drawn = np.flatnonzero(~greedy(columns))
     if len(drawn):
         cells = _Draw(columns.top_k, columns.top_p, columns.min_p, columns.seed, positions)[drawn]
         where = tensor(drawn, logits.device)

@@ -65,6 +65,7 @@ class ModelSpec:
     windows: tuple[int | None, ...]
     context_len: int  # tokens the model was made for
     dtype: str | None  # of the checkpoint, as config.json says: float32, bfloat16, ...
+    headless: bool = False  # the checkpoint has no head: it makes vectors, not text
 
     @property
     def group(self) -> int:
@@ -127,7 +128,7 @@ def read(model_dir: Path, overrides: str = "{}") -> ModelSpec:
         config = read_object(path)
     except FileNotFoundError:
         raise ModelError(
-            f"{model_dir}: there is no config.json; --model-path must be a folder with config.json and *.safetensors"
+            f"{model_dir}: there is no config.json; --model-path must be a folder with config.json and *.safetensors, or a .gguf file"
         ) from None
     replaced = json.loads(overrides)
     return parse(config | replaced, where=f"{path} with --json-model-override-args" if replaced else str(path))
@@ -137,11 +138,14 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
     """The spec that the contents of a config.json describe. `where` names the file in errors."""
     keys = _Keys(config, where)
     architecture = keys.architecture()
-    family = _FAMILIES[architecture]
+    headless = architecture not in _FAMILIES
+    family = _FAMILIES[_with_head(architecture)]
     if config.get("quantization_config") is not None:
         raise ModelError(
             f"{where}: quantization_config is set; quantized checkpoints are not supported, use the model's bfloat16 or float16 files"
         )
+    if config.get("is_causal") is False:
+        raise ModelError(f"{where}: is_causal=false is not supported; the supported models attend to earlier tokens alone")
     if (act := config.get("hidden_act", "silu")) != "silu":
         raise ModelError(f"{where}: hidden_act={_bare(act)} is not supported; the supported models use silu")
     hidden, heads, layers = keys.size("hidden_size"), keys.size("num_attention_heads"), keys.size("num_hidden_layers")
@@ -162,7 +166,7 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
     dtype = keys.text("dtype") or keys.text("torch_dtype")
     return ModelSpec(
         architecture=architecture,
-        model_type=keys.text("model_type") or architecture.removesuffix("ForCausalLM").lower(),
+        model_type=keys.text("model_type") or _with_head(architecture).removesuffix("ForCausalLM").lower(),
         vocab_size=keys.size("vocab_size"),
         hidden_size=hidden,
         intermediate_size=keys.size("intermediate_size"),
@@ -175,12 +179,13 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
         output_bias=keys.switch(family.output_bias),
         mlp_bias=keys.switch(family.mlp_bias),
         qk_norm=family.qk_norm,
-        tied=keys.switch("tie_word_embeddings"),
+        tied=headless or keys.switch("tie_word_embeddings"),
         rope_theta=theta,
         rope=rope,
         windows=keys.windows(family, layers),
         context_len=context_len,
         dtype=None if dtype is None else dtype.removeprefix("torch."),
+        headless=headless,
     )
 
 
@@ -196,7 +201,7 @@ class _Keys:
         if not isinstance(named, list) or not named:
             raise ModelError(f"{self.where}: 'architectures' is missing; supported are {', '.join(SUPPORTED)}")
         for name in named:
-            if isinstance(name, str) and name in _FAMILIES:
+            if isinstance(name, str) and _with_head(name) in _FAMILIES:
                 return name
         raise ModelError(
             f"{self.where}: architecture {', '.join(map(_bare, named[:4]))} is not supported; supported are {', '.join(SUPPORTED)}"
@@ -280,6 +285,11 @@ class _Keys:
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise ModelError(f"{self.where}: 'max_window_layers' is {shown(first)}, not a number of layers")
         return tuple(window if layer >= first else None for layer in range(layers))
+
+
+def _with_head(architecture: str) -> str:
+    """The family's name: Qwen3Model is Qwen3ForCausalLM without its head."""
+    return architecture.removesuffix("Model") + "ForCausalLM" if architecture.endswith("Model") else architecture
 
 
 def _size(value: object, key: str, where: str, prefix: str = "") -> int:

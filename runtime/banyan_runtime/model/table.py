@@ -16,19 +16,21 @@ class SlotTable:
 
     def __init__(self, shape: TableShape) -> None:
         # 2,048 rows of 131,072 positions would take a gigabyte.
-        self._slots = host.zeros((shape.rows, shape.positions))
+        self.slots = host.zeros((shape.rows, shape.positions))
+        self.address: int = self.slots.ctypes.data  # of its memory, which stays
 
     def apply(self, step: Step) -> None:
         """Note what a step changes before it runs, and what it writes."""
         if (updates := step.updates) is not None:
             for index, (row, start) in enumerate(zip(updates.rows.tolist(), updates.starts.tolist(), strict=True)):
                 slots = updates.slots[index]
-                self._slots[row, start : start + len(slots)] = slots
-        self._slots[np.repeat(step.rows, step.query_lens), step.positions] = step.out_slots
+                self.slots[row, start : start + len(slots)] = slots
+        rows = step.rows if len(step.rows) == len(step.positions) else np.repeat(step.rows, step.query_lens)
+        self.slots[rows, step.positions] = step.out_slots
 
     def pages(self, rows: I64, first: int, count: int, page_size: int) -> I64:
         """The pages [len(rows), count] of positions first · page_size and up; the padding page beyond the table."""
         pages = np.full((len(rows), count), PADDING_SLOT, dtype=np.int64)
-        known = self._slots[rows, first * page_size : (first + count) * page_size : page_size]
+        known = self.slots[rows, first * page_size : (first + count) * page_size : page_size]
         pages[:, : known.shape[1]] = known // page_size
         return pages

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from banyan_runtime.child import Child
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.process import no_process
 from banyan_runtime.server.engine_process import Boot
 
 log = logging.getLogger("banyan")
@@ -46,33 +44,21 @@ def is_text(path: Path) -> bool:
 
 
 class EngineChild:
-    """One engine process. Create it with `start`."""
+    """One engine process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.pid = process.pid
+    def __init__(self) -> None:
+        """Start the process, which waits for `boot` with what takes long at hand. On the main thread. Raises UnavailableError."""
+        self._process = Child("banyan_runtime.server.engine_process")
+        self.pid = self._process.pid
 
-    @staticmethod
-    async def start(config: ServerConfig, model_dir: Path, address: str, pulse: Path) -> EngineChild:
-        """Start the engine of `config` on the model in `model_dir`; it connects to `address` and counts in the file `pulse`.
-
-        Must run on the main thread: the kernel's parent-death signal follows the thread that starts the process. Raises
-        UnavailableError, and ConfigError for a folder whose name cannot be passed on.
-        """
+    def boot(self, config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None, address: str, pulse: Path) -> None:
+        """Let it be the engine of `config` on the model in `model_dir`; it connects to `address` and counts in the file `pulse`.
+        `tokenizer_dir`: where its tokenizer is, if not with the model. Raises ConfigError for a folder whose name cannot be
+        passed on."""
         if not is_text(model_dir):
             raise ConfigError(f"the model's folder {str(model_dir)!a} is not valid UTF-8; rename it")
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "banyan_runtime.server.engine_process", stdin=asyncio.subprocess.PIPE
-            )
-        except OSError as error:
-            raise no_process(error) from error
-        assert process.stdin is not None
-        boot = Boot(config.engine_json(), str(model_dir), address, str(pulse), os.getpid())
-        process.stdin.write(msgspec.json.encode(boot) + b"\n")
-        with contextlib.suppress(ConnectionError):  # it may be dead already; `wait` tells
-            await process.stdin.drain()
-        return EngineChild(process)
+        boot = Boot(config.engine_json(), str(model_dir), str(tokenizer_dir or model_dir), address, str(pulse), os.getpid())
+        self._process.say(msgspec.json.encode(boot))
 
     async def wait(self) -> int:
         """The exit code; negative: the signal that ended it."""
@@ -80,10 +66,10 @@ class EngineChild:
 
     def show_stacks(self) -> None:
         """Have the engine write what its threads do to the log."""
-        self._signal(signal.SIGUSR2)
+        self._process.signal(signal.SIGUSR2)
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        self._process.kill()
 
     async def end(self, patience_s: float) -> None:
         """Wait for the engine to go, then make it."""
@@ -92,8 +78,3 @@ class EngineChild:
         except TimeoutError:
             self.kill()
             await self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)

@@ -1,29 +1,33 @@
 """The engine process: puts a runner and the scheduler together and turns their loop. The only place that knows both.
 
 Started by the front as `python -m banyan_runtime.server.engine_process` with one JSON line on standard input (`Boot`). That pipe
-stays open for as long as the front lives, so its end is the sign to go. Messages travel over one ZeroMQ PAIR.
+stays open for as long as the front lives, so its end is the sign to go. Messages travel over one `link.Link`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
-import zmq
 
 from banyan_runtime import logs, stacks, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
+from banyan_runtime.link import Link
 from banyan_runtime.process import die_with, end_with_input, resident_bytes
+from banyan_runtime.server.grammars import Wake, grammars_of
 from banyan_runtime.server.pulse import Pulse
+from banyan_runtime.server.stages import IDLE, LAUNCH, OUTPUT, RECV, SCHEDULE, Stages, TimedHandle
 from banyan_runtime.server.termination import EXIT_INTERNAL
 from banyan_runtime.step import Handle, Runner, RunnerInfo, Step, TableShape
 
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("banyan")
 
 SEND_QUEUE_MESSAGES: Final = 10_000  # one a step: a front that stalls for a minute does not stop the engine
-LAST_SEND_MS: Final = 2000
+LAST_SEND_S: Final = 2.0
 SILENT_PHASE_S: Final = 120.0  # a start-up phase that says nothing for so long shows where it is
 
 
@@ -42,7 +46,8 @@ class Boot(msgspec.Struct, frozen=True):
 
     config: str  # ServerConfig.engine_json()
     model_dir: str
-    address: str  # ZeroMQ address the front is bound to
+    tokenizer_dir: str
+    address: str  # path of the socket that the front listens on
     pulse: str  # file of the counter that both processes share
     parent: int  # process id of the front
 
@@ -51,15 +56,16 @@ class Boot(msgspec.Struct, frozen=True):
         pulse = Path(self.pulse)
         with contextlib.suppress(OSError):
             pulse.unlink(missing_ok=True)
-            Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)
+            Path(self.address).unlink(missing_ok=True)
             pulse.parent.rmdir()
 
 
 class CountedRunner:
-    """A runner that counts the steps it launches: the sign that the loop makes progress."""
+    """A runner that counts the steps it launches, the sign that the loop makes progress, and the time they take."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, stages: Stages) -> None:
         self._runner = runner
+        self._stages = stages
         self.info: RunnerInfo = runner.info
         self.steps = 0
 
@@ -68,7 +74,10 @@ class CountedRunner:
 
     def launch(self, step: Step) -> Handle:
         self.steps += 1
-        return self._runner.launch(step)
+        self._stages.end(SCHEDULE)
+        handle = self._runner.launch(step)
+        self._stages.end(LAUNCH)
+        return TimedHandle(handle, self._stages)
 
 
 class Watchdog:
@@ -120,7 +129,9 @@ def read_boot() -> Boot:
     return msgspec.json.decode(bytes(line), type=Boot)
 
 
-def start(boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
+def start(
+    boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog, stages: Stages, wake: Wake
+) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
     """Load the model and build the engine over it. Progress goes to the front, and keeps the stack dump away."""
 
     def progress(phase: str, percent: int, detail: str) -> None:
@@ -144,67 +155,95 @@ def start(boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog) -> t
     log.info("%s", startup_line(limits, known))
     if limits.warning is not None:
         log.warning("%s", limits.warning)
-    counted = CountedRunner(runner)
-    return Engine(counted, limits, time.monotonic, log.info), counted, limits.engine_info(known)
+    counted = CountedRunner(runner, stages)
+    grammars = grammars_of(config, Path(boot.model_dir), Path(boot.tokenizer_dir), known.vocab_size, wake)
+    return (
+        Engine(counted, limits, time.monotonic, log.info, grammars),
+        counted,
+        msgspec.structs.replace(limits.engine_info(known), software=software()),
+    )
+
+
+def software() -> dict[str, str]:
+    """Versions of what computes here; "" for what is not there."""
+    import torch
+
+    try:
+        flashinfer = version("flashinfer-python")
+    except PackageNotFoundError:
+        flashinfer = ""
+    return {"torch": str(torch.__version__), "cuda": torch.version.cuda or "", "flashinfer": flashinfer}
 
 
 class Send:
     """Sends messages to the front; adds to a snapshot what only the process knows."""
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
+    def __init__(self, link: Link, stages: Stages) -> None:
+        self._link = link
+        self._stages = stages
 
     def __call__(self, message: wire.EngineMessage) -> None:
         if isinstance(message, wire.Stats):
             message.cpu_seconds = time.process_time()
             message.last_step_unix += time.time() - time.monotonic()  # the engine's clock is the monotonic one
             message.resident_bytes = resident_bytes()
-        self._socket.send(wire.encode(message))
+            message.scheduler_seconds = self._stages.seconds
+        self._link.send(wire.encode(message))
+        while self._link.unsent > SEND_QUEUE_MESSAGES:
+            self._link.wait_for_room()
 
 
 class Receive:
     """What the engine's loop takes messages from, once a turn; so here the watchdog learns that the loop turns."""
 
-    def __init__(self, socket: zmq.Socket[bytes], runner: CountedRunner, watchdog: Watchdog) -> None:
-        self._socket = socket
+    def __init__(self, link: Link, wake: Wake, runner: CountedRunner, watchdog: Watchdog, stages: Stages) -> None:
+        self._link = link
+        self._wake = wake
         self._runner = runner
         self._watchdog = watchdog
+        self._stages = stages
 
     def __call__(self, wait: bool) -> Iterator[wire.FrontMessage]:
+        """What has come; with `wait` not before something has, though it may be no message but a grammar that is ready."""
+        self._stages.end(OUTPUT)
         if wait:
             self._watchdog.rest()
-            self._socket.poll()
+            self._wake.wait()
+            self._stages.end(IDLE)
         self._watchdog.progress(self._runner.steps, time.monotonic())
+        link = self._link
+        if link.unsent:
+            link.flush()
         while True:
-            try:
-                raw = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            yield wire.decode_front(raw)
+            for raw in link.receive():
+                yield wire.decode_front(raw)
+            if not link.more:
+                break
+        self._stages.end(RECV)
 
 
 def main() -> NoReturn:
     """Run until told to stop. The exit code is that of the `Fatal` message, if one was sent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole group; the front drains, then tells us
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(Exception):  # what is wrong with it `start` meets again, and tells
+        importlib.import_module("banyan_runtime.model.runners")  # with torch: while the front starts, too
     boot = read_boot()
     end_with_input(boot.forget_files)
     config = ServerConfig.from_engine_json(boot.config)
     writer = logs.configure("engine", level=config.log_level, form=config.log_format)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.setsockopt(zmq.LINGER, LAST_SEND_MS)
-    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.connect(boot.address)
-    send = Send(socket)
+    link = Link.connect(boot.address)
+    wake = Wake(link)
+    stages = Stages()
+    send = Send(link, stages)
     try:
         watchdog = Watchdog(config.watchdog_timeout, Pulse(Path(boot.pulse)))
-        engine, runner, info = start(boot, config, send, watchdog)
+        engine, runner, info = start(boot, config, send, watchdog, stages, wake)
         writer.flush()  # the front writes its lines behind ours
         send(wire.Ready(info))
         send(engine.stats(time.monotonic()))
-        engine.run(Receive(socket, runner, watchdog), send)
+        stages.begin()
+        engine.run(Receive(link, wake, runner, watchdog, stages), send)
         code = 0
     except UserError as error:
         send(wire.Fatal(str(error), error.exit_code))
@@ -213,8 +252,7 @@ def main() -> NoReturn:
         log.exception("the engine failed")
         send(wire.Fatal(f"{type(error).__name__}: {error}", EXIT_INTERNAL))
         code = EXIT_INTERNAL
-    socket.close()
-    context.term()
+    link.close(LAST_SEND_S)
     logs.exit_now(code)  # taking torch apart piece by piece would only keep the front waiting
 
 

@@ -16,7 +16,9 @@ import resource
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
@@ -26,9 +28,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.front import errors
-from banyan_runtime.front.auth import OPEN_PATHS
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.event_stream import DIRECT_WRITE
+from banyan_runtime.front.routes import OPEN_PATHS
 from banyan_runtime.front.transport import HALF_CLOSED
 from banyan_runtime.server.flow import Flow
 
@@ -72,6 +74,7 @@ class Http(uvicorn.Server):
         limits = limits or Limits()
         self.limits = replace(limits, connections=min(limits.connections, _room()))
         self.draining = False
+        self.on_refused: Callable[[int], None] = lambda status: None  # the status of an answer that the application did not give
         self.half_closed: set[Connection] = set()
         self._was_crowded = False
         protocol: Any = functools.partial(Connection, http=self)
@@ -361,6 +364,7 @@ class Connection(HttpToolsProtocol):
         self._active = cycle
         if self._http.crowded and cycle.scope["path"] not in OPEN_PATHS:
             app = _too_crowded
+            self._http.on_refused(HTTPStatus.SERVICE_UNAVAILABLE)
         super()._start_asgi_task(cycle, app)
 
     def _write_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
@@ -382,6 +386,8 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Read no further. Earlier requests get their answers, then this one, where its answer has not begun; then it is over."""
         self._refused = True
+        if self._reading is not Reading.BODY:  # else the application has been asked, and hears that its client is gone
+            self._http.on_refused(error.status)
         if self._reading is Reading.BODY and self.pipeline:
             self.pipeline.popleft()
         elif self._reading is Reading.BODY:
@@ -418,6 +424,7 @@ class Connection(HttpToolsProtocol):
         """Its handler takes it that the client has gone."""
         assert self._active is not None
         self._active.disconnected = True
+        self._active.waiting_for_100_continue = False  # nothing can be written any more when it asks for its body
         self._active.message_event.set()
         self._active = None
 

@@ -6,10 +6,8 @@ and the engine process started, a few tokens are generated, and only then is the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import gc
 import logging
@@ -18,30 +16,38 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import uvloop
 
-from banyan_runtime import config as options
 from banyan_runtime import hub, logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front import errors
 from banyan_runtime.front.app import create_app
+from banyan_runtime.front.compat import peer_names
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.engine_client import EngineClient, EngineError
+from banyan_runtime.front.current import log_fields
+from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.metrics import Metrics
+from banyan_runtime.front.openai.responses.store import ResponseStore
 from banyan_runtime.front.ops.http import HttpCounter
 from banyan_runtime.front.prepare.pool import PreparerPool
 from banyan_runtime.front.prepare.zygote import Zygote
+from banyan_runtime.front.request_log import request_log
 from banyan_runtime.front.state import ServerState
-from banyan_runtime.front.text.isolation import isolate
+from banyan_runtime.front.submission import EngineError
 from banyan_runtime.front.text.text import Text
+from banyan_runtime.front.tracing import Traced, Tracing
+from banyan_runtime.hub.gguf.files import find
+from banyan_runtime.hub.progress import DOWNLOAD
 from banyan_runtime.model import spec
-from banyan_runtime.process import reserve_threads, resident_bytes, start_thread
+from banyan_runtime.process import resident_bytes, start_thread
 from banyan_runtime.server import termination
+from banyan_runtime.server.batch_child import BatchChild
+from banyan_runtime.server.early import Early
 from banyan_runtime.server.engine_child import EngineChild, private_folder
 from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, HANDLERS_END_S, Http
 from banyan_runtime.server.pulse import NAME as PULSE_NAME
@@ -61,7 +67,8 @@ LAST_ANSWERS_S: Final = 0.1  # what failed requests are told may still be on its
 LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine is gone
 DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
 ENGINE_EXIT_S: Final = 2.0
-ZMQ_THREADS: Final = 2
+LAST_SPANS_S: Final = 2.5  # for traces to be exported, or given up
+LAST_RESPONSES_S: Final = 5.0  # for responses to reach their storage
 HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; if memory ran out, lower --max-total-tokens or raise the memory limit",
     signal.SIGALRM: ": it made no progress for --watchdog-timeout; the stacks of its threads are in the log",
@@ -78,21 +85,32 @@ class EngineDied(UserError):
 class Server:
     """One server, from its first to its last moment."""
 
-    def __init__(self, config: ServerConfig, writer: logs.Writer) -> None:
+    def __init__(self, config: ServerConfig, writer: logs.Writer, early: Early) -> None:
         self._config = config
+        self._early = early
         self._socket = listen(config.host, config.port)
-        self._url = "http://{}:{}".format(f"[{config.host}]" if ":" in config.host else config.host, self._socket.getsockname()[1])
+        self._url = url_of(config.host, self._socket.getsockname()[1])
         self._state = ServerState(config.model_path)
-        self._metrics = Metrics(config.names[0], self._state, queue_limit=config.max_queued_requests)
+        peer = peer_names(config.metrics_compat, config.names[0])
+        self._metrics = Metrics(config.names[0], self._state, queue_limit=config.max_queued_requests, peer=peer)
         self._metrics.log_dropped = lambda: writer.dropped
         self._flush_log = writer.flush
         self._metrics.resident_bytes = resident_bytes
+        self._metrics.downloaded = lambda: (DOWNLOAD.done, DOWNLOAD.size)
         self._client = EngineClient(max_open=config.max_queued_requests * 2)
         self._client.on_inter_token_latency = self._metrics.inter_token_latency
         self._client.on_startup_progress = self._on_startup_progress
         self._context = Context(config, self._client, None, self._metrics, self._state)
-        self._counter = HttpCounter(create_app(self._context), self._metrics)
+        self._batches = BatchChild(config, own_url(config.host, self._socket.getsockname()[1]), self._context.internal_key.value)
+        self._context.responses = ResponseStore(self._batches.storage, config.response_store_seconds)
+        self._context.batch_host = self._batches
+        self._metrics.more_pages.append(self._batches.counts.page)
+        self._context.request_log = request_log(config)
+        self._tracing = Tracing.of(config)
+        app = create_app(self._context)
+        self._counter = HttpCounter(app if self._tracing is None else Traced(app, self._tracing), self._metrics, app.routes)
         self._http = Http(self._counter)
+        self._http.on_refused = self._metrics.http_refused
         self._hold = logs.Hold(logging.getLogger("uvicorn.error"))
         self._engine: EngineChild | None = None
         self._zygote: Zygote | None = None
@@ -141,30 +159,35 @@ class Server:
         def report(phase: str, percent: int, detail: str) -> None:
             loop.call_soon_threadsafe(self._progress, phase, percent, detail)
 
-        model_dir = await on_thread(hub.resolve, config.model_path, config.download_dir, report)
+        own_tokenizer = config.tokenizer_path is None and not config.skip_tokenizer_init
+        model_dir = await on_thread(hub.resolve, config.model_path, config.download_dir, report, config.revision, own_tokenizer)
         await on_thread(spec.read, model_dir, config.json_model_override_args)  # before two readers each blame it in their words
         self._note_phase("download", since="downloading")
         self._progress("loading", 0, "")
         self._folder = private_folder()
-        address = f"ipc://{self._folder}/engine"
-        reserve_threads(ZMQ_THREADS)
+        address = f"{self._folder}/engine"
         self._client.bind(address)
         pulse_file = self._folder / PULSE_NAME
         watch = PulseWatch(Pulse(pulse_file), time.monotonic())
-        self._engine = await EngineChild.start(config, model_dir, address, pulse_file)
-        self._watcher = asyncio.create_task(self._watch_engine(self._engine))
         tokenizer_dir = await on_thread(find_tokenizer, config)
-        # Each reads the text files for itself, side by side: the front to write text, the other to read it.
-        self._zygote = Zygote(config, model_dir, tokenizer_dir)
-        self._context.text, _ = await asyncio.gather(on_thread(Text.load, config, model_dir, tokenizer_dir, None), self._zygote.start())
+        self._engine = self._early.engine
+        self._engine.boot(config, model_dir, tokenizer_dir, address, pulse_file)
+        self._watcher = asyncio.create_task(self._watch_engine(self._engine))
+        self._watcher.add_done_callback(self._unwatched)
+        self._zygote = Zygote(config, model_dir, tokenizer_dir, self._early.zygote)
+        await self._zygote.start()
+        # What took it seconds, and a library of which nothing else is needed here, is taken over from it.
+        tokenizer, self._zygote.tokenizer = self._zygote.tokenizer, None
+        self._context.text = await on_thread(Text.load, config, model_dir, tokenizer_dir, None, tokenizer)
         info = await self._client.wait_ready()
         self._zygote.serve(info)
         pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout)
         pool.on_lack = self._on_lack
         await pool.warm_up()
-        self._context.preparer = pool
+        self._context.preparer = self._context.request_log.preparer(pool)
         self._state.context_length = info.context_len
-        self._metrics.engine_ready(info, kv_cache_dtype=config.kv_cache_dtype)
+        quantization = config.quantization or ("gguf" if find(model_dir) else "none")
+        self._metrics.engine_ready(info, kv_cache_dtype=config.kv_cache_dtype, revision=config.revision, quantization=quantization)
         self._hold.release()
         logging.getLogger("uvicorn.error").info("Uvicorn running on %s (Press CTRL+C to quit)", self._url)
         await on_thread(self._flush_log)  # the engine writes the lines of the warm-up behind ours
@@ -176,6 +199,8 @@ class Server:
         gc.collect()
         gc.freeze()  # what is loaded stays: looking through it again would hold up the event loop for a tenth of a second
         self._state.enter("ready")
+        self._batches.max_running = lambda: info.max_running_requests
+        self._batches.start_if_wanted()
         log.info("The server is fired up and ready to roll!")
         await self._watch_pulse(self._engine, watch)
 
@@ -206,6 +231,11 @@ class Server:
             kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError, 77: AccessError}
             error = kinds.get(fatal.exit_code, EngineDied)(fatal.message)
         self._died.set_exception(error)
+
+    def _unwatched(self, watcher: asyncio.Task[None]) -> None:
+        """An engine whose end nobody would note must not be served from."""
+        if not watcher.cancelled() and (error := watcher.exception()) is not None and not self._died.done():
+            self._died.set_exception(error)
 
     async def _watch_pulse(self, engine: EngineChild, watch: PulseWatch) -> None:
         """Ping the engine; when it neither answers nor gets anything done for too long, say so in /livez, and end it after
@@ -283,19 +313,25 @@ class Server:
         """
         was_ready = self._state.serving
         self._state.enter("draining")
+        self._batches.drain()
         self._http.drain()
         if not was_ready:
             return
         deadline = time.monotonic() + self._config.drain_seconds
         await self._linger()
-        if self._counter.open:
-            log.info("%d requests in flight get up to %.0f s to finish", self._counter.open, self._config.drain_seconds)
-        while self._counter.open and not self._died.done():
+        if self._under_way:
+            log.info("%d requests in flight get up to %.0f s to finish", self._under_way, self._config.drain_seconds)
+        while self._under_way and not self._died.done():
             if time.monotonic() > deadline:
-                log.warning("%d requests did not finish in time and are cut off", self._counter.open)
+                log.warning("%d requests did not finish in time and are cut off", self._under_way)
                 self._client.fail_open("unavailable", "The server is shutting down.")
                 return
             await asyncio.sleep(0.02)
+
+    @property
+    def _under_way(self) -> int:
+        """Requests that are not over, responses in the background among them."""
+        return self._counter.open + len(self._context.responses_live)
 
     async def _linger(self) -> None:
         seconds = 0.0 if self._interrupted else min(self._config.drain_linger_seconds, self._config.drain_seconds)
@@ -339,21 +375,38 @@ class Server:
             await asyncio.sleep(LAST_ANSWERS_S)
         self._http.give_up(errors.shutting_down())
         self._http.should_exit = True
+        await self._batches.close()
+        if self._engine is None or self._zygote is None:
+            self._early.kill()
         if self._engine is not None:
             if self._state.phase != "draining" or self._state.context_length is None:
                 self._engine.kill()  # it is broken, or still loading and does not listen
             await self._engine.end(ENGINE_EXIT_S)
         self._forget_folder()
         await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + HANDLERS_END_S + 1)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._context.responses.settle(), LAST_RESPONSES_S)
         if self._zygote is not None:
             self._zygote.close()
         self._client.close()
+        if self._tracing is not None:
+            with contextlib.suppress(TimeoutError, UnavailableError):
+                await asyncio.wait_for(on_thread(self._tracing.close), LAST_SPANS_S)
+
+
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def own_url(host: str, port: int) -> str:
+    """Where a process of this machine reaches a server that listens on `host`, which may stand for all addresses."""
+    return url_of({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
 def find_tokenizer(config: ServerConfig) -> Path | None:
-    """The folder of --tokenizer-path where that is an address; None: the path itself, or the model's folder."""
+    """The folder of --tokenizer-path where that is an address or a file; None: the path itself, or the model's folder."""
     path = config.tokenizer_path
-    return hub.resolve(path, config.download_dir) if path and "://" in path else None
+    return hub.resolve(path, config.download_dir) if path and ("://" in path or Path(path).expanduser().is_file()) else None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -394,31 +447,18 @@ async def on_thread(function: Callable[..., T], *arguments: object) -> T:
     return await future
 
 
-def with_environment(config: ServerConfig, argv: Sequence[str]) -> ServerConfig:
-    """$BANYAN_DRAIN_SECONDS, which the operator derives from the pod's grace period, unless the flag is given."""
-    text = os.environ.get("BANYAN_DRAIN_SECONDS")
-    if text is None or any(word.partition("=")[0] == "--drain-seconds" for word in argv):
-        return config
-    try:
-        return dataclasses.replace(config, drain_seconds=float(text))
-    except ValueError:
-        raise ConfigError(f"BANYAN_DRAIN_SECONDS={text} must be a number of seconds") from None
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run a server; returns the exit code. Raises ConfigError for a command line that asks for nothing sensible."""
-    if {"--help", "-h"} & set(argv):
-        parser = argparse.ArgumentParser(prog="banyan-runtime serve", description="Serve a model over the OpenAI HTTP API.")
-        options.add_options(parser)
-        parser.print_help()
-        return 0
-    config = with_environment(options.parse(argv), argv)
-    hub.check(config.model_path)  # a mistyped name gets one line, not the log of a start
-    isolate()
+def run(config: ServerConfig, early: Early) -> int:
+    """Run a server, some of whose processes are there already; returns the exit code."""
     writer = logs.configure("api", level=config.log_level, http_level=config.log_level_http, form=config.log_format)
+    writer.fields = log_fields
 
     async def serve() -> int:
-        return await Server(config, writer).run()
+        try:
+            server = Server(config, writer, early)
+        except BaseException:
+            early.kill()
+            raise
+        return await server.run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(serve())

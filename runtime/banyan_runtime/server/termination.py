@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from banyan_runtime import logs
 from banyan_runtime.errors import UserError
 
 EXIT_INTERNAL: Final = 70
@@ -69,6 +70,7 @@ def say(text: str) -> None:
     full, or that nobody reads, must not keep a process from its end."""
     if sys.stderr is None:
         return  # given up below
+    text = logs.as_line(text, logging.CRITICAL)
     said = False
 
     def write() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from banyan_runtime.storage.local import LocalStore
-from banyan_runtime.storage.s3 import S3Settings, S3Store
+from banyan_runtime.storage.patience import Patience
+from banyan_runtime.storage.s3 import S3Store
+from banyan_runtime.storage.s3_settings import S3Settings
 from banyan_runtime.storage.store import ObjectStore, StoreError
 
 
@@ -38,15 +40,15 @@ class Location:
         return Location(self.store, folder + name)
 
 
-def open_uri(uri: str, environment: Mapping[str, str] = os.environ) -> Location:
-    """Where `uri` points. Nothing is looked up yet, so this works without a network.
+def open_uri(uri: str, environment: Mapping[str, str] = os.environ, patience: Patience | None = None) -> Location:
+    """Where `uri` points. Nothing is looked up yet, so this works without a network. `patience`: how its calls wait.
 
     Raises BadUri for a scheme that has no store here, credentials or a query in the URI, or a missing bucket;
-    Denied if the credentials folder lacks its files.
+    Denied if the credentials folder lacks its files, StoreError for a bad endpoint or AWS_CA_BUNDLE.
     """
     scheme, separator, _ = uri.partition("://")
     if not separator:
-        return _local(uri)
+        return _local(uri, patience)
     parts = urlsplit(uri)
     if "@" in parts.netloc or (scheme != "file" and (parts.query or parts.fragment)):
         where = f"{scheme}://{parts.netloc.rpartition('@')[2]}"
@@ -54,21 +56,36 @@ def open_uri(uri: str, environment: Mapping[str, str] = os.environ) -> Location:
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise BadUri(uri, "write file:///ABSOLUTE/PATH (three slashes)")
-        return _local(unquote(uri.removeprefix("file://").removeprefix(parts.netloc)))
+        return _local(_unquoted(uri.removeprefix("file://").removeprefix(parts.netloc)), patience)
     if scheme == "s3":
         if not parts.netloc:
             raise BadUri(uri, "the bucket is missing; write s3://BUCKET/KEY")
-        return Location(S3Store(parts.netloc, S3Settings.of(environment)), uri.removeprefix(f"s3://{parts.netloc}").lstrip("/"))
+        store = S3Store(parts.netloc, S3Settings.of(environment), patience=patience)
+        return Location(store, uri.removeprefix(f"s3://{parts.netloc}").lstrip("/"))
     if scheme == "pvc":
         raise BadUri(uri, "pvc:// is turned into a mounted folder by banyan-operator; here give the folder's path")
     raise BadUri(uri, f"the scheme {scheme}:// is not supported; use s3://, file:// or a path")
 
 
-def _local(path: str) -> Location:
+def open_together(uris: Sequence[str], open_one: Callable[[str], Location]) -> list[Location]:
+    """Where `uris` point that one store has given its objects: in one store again. Raises what `open_one` does, which opens a URI."""
+    first, last = min(uris), max(uris)
+    same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    folder = first[:same].rpartition("/")[0] + "/"
+    place = open_one(folder)
+    names = (uri.removeprefix(folder) for uri in uris)
+    return [place.child(_unquoted(name) if folder.startswith("file:") else name) for name in names]
+
+
+def _unquoted(path: str) -> str:
+    return os.fsdecode(unquote_to_bytes(os.fsencode(path)))
+
+
+def _local(path: str, patience: Patience | None) -> Location:
     """A path that ends in '/' or is a folder is a folder; else the object in its parent."""
     if not path:
         raise BadUri("", "the path is empty")
     where = Path(path)
     if path.endswith("/") or where.is_dir():
-        return Location(LocalStore(where), "")
-    return Location(LocalStore(where.parent), where.name)
+        return Location(LocalStore(where, patience), "")
+    return Location(LocalStore(where.parent, patience), where.name)

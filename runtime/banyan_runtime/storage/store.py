@@ -13,11 +13,12 @@ from typing import Protocol
 
 
 class StoreError(Exception):
-    """A store said no. `key` is a URI without credentials or query string."""
+    """A store said no. `key` is a URI without credentials or query string; `reason` a few words why, for a progress display."""
 
-    def __init__(self, key: str, message: str) -> None:
+    def __init__(self, key: str, message: str, *, reason: str | None = None) -> None:
         super().__init__(f"{key}: {message}")
         self.key = key
+        self.reason = message if reason is None else reason
 
 
 class NotFound(StoreError):
@@ -38,6 +39,22 @@ class Denied(StoreError):
 
 class Unreachable(StoreError):
     """The store did not answer or answered with a failure of its own; worth another try later."""
+
+
+class Full(Unreachable):
+    """No room is left, or a quota is used up; worth another try once somebody has made room."""
+
+
+class Unsupported(StoreError):
+    """The store does not know this call, or a condition of it."""
+
+
+class Damaged(StoreError):
+    """An object is there, and whole as far as the store can tell, but it does not hold what was written there."""
+
+
+class Stopped(StoreError):
+    """The wait for a storage was ended from outside, by a signal for example. As with Unreachable, a write may have happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +106,10 @@ class ObjectStore(Protocol):
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """The objects whose key begins with `prefix`, each once. Sort them yourself: SeaweedFS does not list in key order."""
 
-    def delete(self, key: str) -> None:
-        """Remove the object; no error if there is none."""
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
+        """Remove the object; no error if there is none. With `if_match`, Precondition if it is another version."""
+
+    def sweep(self, prefix: str, older_than_s: float) -> int:
+        """Remove what writers below `prefix` that died left behind (unfinished uploads, temporary files) and that began, or was
+        last written, more than `older_than_s` ago. Returns how many that were. Objects are never touched.
+        """

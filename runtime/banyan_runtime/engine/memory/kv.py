@@ -52,7 +52,7 @@ class KvMemory:
         held = self.tables.allocated
         if self.page_size > 1:
             held = -(-held // self.page_size) * self.page_size
-        return int(held.sum()) - int(self.tables.shared.sum())
+        return int(np.add.reduce(held, dtype=np.int64)) - int(np.add.reduce(self.tables.shared, dtype=np.int64))
 
     def private_of(self, row: int) -> int:
         """Tokens that come free when this row is released, beside those it shares with the tree."""
@@ -120,6 +120,26 @@ class KvMemory:
         tables.slots[rows, positions] = slots
         tables.allocated[rows] = positions + 1
         return positions, slots
+
+    def fitting(self, rows: I32, counts: list[int]) -> list[int]:
+        """How many positions behind the next one each of `rows` can have, at most `counts`; what the rows need for one each is free."""
+        left = self.available - self.decode_need(rows)
+        fits = []
+        for allocated, count in zip(self.tables.allocated[rows].tolist(), counts, strict=True):
+            need = self.whole_pages(allocated + 1 + count) - self.whole_pages(allocated + 1)
+            if need > left:
+                need, count = 0, self.whole_pages(allocated + 1) - allocated - 1  # what is left of its page
+            left -= need
+            fits.append(count)
+        return fits
+
+    def trim(self, rows: I32) -> None:
+        """Take back what `rows` have beyond the tokens that are computed, all known ones but the last: drafts that were wrong."""
+        tables = self.tables
+        for row, keep, end in zip(rows.tolist(), (tables.length[rows] - 1).tolist(), tables.allocated[rows].tolist(), strict=True):
+            if end > keep:
+                self._give(tables.slots[row, self.whole_pages(keep) : end])
+                tables.allocated[row] = keep
 
     def make_room(self, tokens: int) -> None:
         """Evict until `tokens` are free, as far as possible."""

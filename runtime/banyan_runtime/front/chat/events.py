@@ -1,5 +1,5 @@
 """What a parser makes of generated text. Streaming sends events as they come; a whole answer is `feed(all) + finish()`, so
-both always agree. Tool calls will be further events of the same contract."""
+both always agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,32 @@ class Content:
     text: str
 
 
-Event = Reasoning | Content
+@dataclass(frozen=True, slots=True)
+class ToolStart:
+    """A call begins: its name is known, its arguments are not."""
+
+    index: int  # among the calls of one choice, from 0
+    name: str
+    id: str | None = None  # as the model wrote it; None: the format has none
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArgs:
+    """A piece of a call's arguments. The pieces joined are JSON, if the call was not cut off."""
+
+    index: int
+    fragment: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnd:
+    """A call is complete. One that the end of the output cut off has none."""
+
+    index: int
+
+
+ToolEvent = ToolStart | ToolArgs | ToolEnd
+Event = Reasoning | Content | ToolEvent
 
 
 class OutputParser(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
@@ -61,14 +62,43 @@ class ChatMessage(_Lenient):
     reasoning: str | None = None
     tool_calls: Annotated[list[ToolCall], FIRST_PROBLEM] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None  # one call, in older words
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return self.tool_calls or ([] if self.function_call is None else [ToolCall(function=self.function_call)])
 
 
-def for_template(messages: Sequence[ChatMessage], *, knows_developer: bool) -> list[dict[str, Any]]:
-    """The turns as plain objects: content as one text, `developer` as `system` where the template has no such role.
+class Arguments(dict[str, Any]):
+    """The arguments of a call in the history, for any template: most print an object with `tojson`, some join text with it."""
+
+    __slots__ = ("__text",)
+
+    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+        super().__init__(values)
+        self.__text = text
+
+    def __str__(self) -> str:
+        return self.__text
+
+    def __add__(self, text: str) -> str:
+        return self.__text + text
+
+    def __radd__(self, text: str) -> str:
+        return text + self.__text
+
+
+def for_template(messages: Sequence[ChatMessage], *, knows_developer: bool, knows_null: bool) -> list[dict[str, Any]]:
+    """The turns as plain objects: content as one text, `developer` as `system` where the template has no such role; beside calls
+    null for no content where the template asks for it.
 
     Raises ApiError for what a text model cannot read.
     """
-    return [_turn(message, f"messages[{position}]", knows_developer) for position, message in enumerate(messages)]
+    turns = [_turn(message, f"messages[{position}]", knows_developer) for position, message in enumerate(messages)]
+    for turn in turns if knows_null else ():
+        if "tool_calls" in turn and not turn["content"]:
+            turn["content"] = None
+    return turns
 
 
 def _turn(message: ChatMessage, where: str, knows_developer: bool) -> dict[str, Any]:
@@ -84,8 +114,10 @@ def _turn(message: ChatMessage, where: str, knows_developer: bool) -> dict[str, 
         turn["name"] = message.name
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        turn["tool_calls"] = [_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)]
+    if reasoning and not (content and message.calls):  # gpt-oss's template refuses a turn with all three
+        turn["thinking"] = reasoning
+    if message.calls:
+        turn["tool_calls"] = [_call(call) for call in message.calls]
     return turn
 
 
@@ -112,16 +144,43 @@ def _text(message: ChatMessage, where: str) -> tuple[str, str]:
     return "\n".join(texts), "\n".join(thoughts)
 
 
-def _call(call: ToolCall, where: str) -> dict[str, Any]:
-    """A call in the history. Templates print the arguments with `tojson`, so they must be an object, not its JSON text."""
-    arguments: Any = call.function.arguments or {}
-    if isinstance(arguments, str):
-        try:  # as strictly as a body is read: no NaN, no half of a character
-            arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
-            raise invalid(f"{where}.function.arguments", "Assistant tool call function.arguments must be valid JSON.") from None
-        except RecursionError:
-            raise invalid(f"{where}.function.arguments", "Assistant tool call function.arguments is nested too deeply.") from None
-        if not isinstance(arguments, dict):
-            raise invalid(f"{where}.function.arguments", "Assistant tool call function.arguments must be a JSON object.")
+def _call(call: ToolCall) -> dict[str, Any]:
+    """A call in the history. Arguments that are no JSON object stay the text that a model wrote."""
+    given = call.function.arguments or {}
+    arguments: Arguments | str
+    if isinstance(given, dict):
+        arguments = Arguments(given, json.dumps(given, ensure_ascii=False))
+    else:
+        values = object_of(given)
+        arguments = given if values is None else Arguments(values, given)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """The object that the arguments of a call are, read as strictly as a body is: no NaN, no half of a character. None: they were cut
+    off, or are none."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def textual_arguments(messages: Sequence[ChatMessage]) -> str | None:
+    """The path of the first arguments that stay text in a template; None: there are none."""
+    for position, message in enumerate(messages):
+        for index, call in enumerate(message.calls):
+            if isinstance(_call(call)["function"]["arguments"], str):
+                own = f"tool_calls[{index}].function" if message.tool_calls else "function_call"
+                return f"messages[{position}].{own}.arguments"
+    return None
+
+
+def without_textual_arguments(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The turns with an empty object in place of arguments that are text."""
+    return [{**turn, "tool_calls": list(map(_emptied, turn["tool_calls"]))} if "tool_calls" in turn else dict(turn) for turn in turns]
+
+
+def _emptied(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": {}}} if isinstance(function["arguments"], str) else dict(call)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from banyan_runtime.front.chat.events import OutputParser
-from banyan_runtime.front.chat.messages import ChatMessage, for_template
-from banyan_runtime.front.chat.reasoning import ReasoningFormat, ReasoningParser, Start
+from banyan_runtime.front.chat.messages import ChatMessage, for_template, textual_arguments, without_textual_arguments
+from banyan_runtime.front.chat.reasoning import ReasoningFormat
 from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
 from banyan_runtime.front.errors import ApiError, invalid
 
@@ -28,6 +27,10 @@ RESERVED: Final = frozenset(
 """Names in templates that a request has other fields for, or none at all; so have the special tokens (bos_token …)."""
 
 
+_END: Final = "\ue0c7end\ue0c7 "
+"""Marks where the last message ends in a rendered text, and with its blank whether the template strips messages."""
+
+
 @dataclass(frozen=True)
 class ChatOptions:
     """How a request wants its messages rendered."""
@@ -35,6 +38,13 @@ class ChatOptions:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs
+    tools: Sequence[Mapping[str, Any]] = ()  # as the client wrote them: keys keep their order
+    documents: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def scope(self) -> Mapping[str, Any]:
+        """What the template sees beside the messages."""
+        return {**self.variables, "tools": list(self.tools) or None, "documents": list(self.documents) or None}
 
 
 @dataclass(frozen=True)
@@ -58,15 +68,30 @@ def render(template: ChatTemplate | None, messages: Sequence[ChatMessage], optio
     for name in options.variables:
         if name in RESERVED or name in template.tokens:
             raise invalid(f"chat_template_kwargs.{name}", f"Request-supplied {name} is not allowed in chat_template_kwargs.", "unsupported")
-    turns = for_template(messages, knows_developer=template.knows_developer)
+    turns = for_template(messages, knows_developer=template.knows_developer, knows_null=template.knows_null)
     try:
-        if options.continue_final_message:
-            return _continued(template, turns, options)
-        text = template.render(turns, add_generation_prompt=options.add_generation_prompt, variables=options.variables)
-        closed = template.render(turns, add_generation_prompt=False, variables=options.variables)
+        return _rendered(template, turns, options)
     except TemplateError as error:
-        raise ApiError(400, f"The chat template failed: {error}", param="messages") from error
+        if (path := textual_arguments(messages)) is not None and _renders(template, without_textual_arguments(turns), options):
+            message = f"'{path}' must be a JSON object, in a string or as it is: this model's chat template takes nothing else ({error})."
+            raise invalid(path, message) from error
+        raise ApiError(400, f"The chat template failed: {error}", param=template.param) from error
+
+
+def _rendered(template: ChatTemplate, turns: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:
+    if options.continue_final_message:
+        return _continued(template, turns, options)
+    text = template.render(turns, add_generation_prompt=options.add_generation_prompt, variables=options.scope)
+    closed = template.render(turns, add_generation_prompt=False, variables=options.scope)
     return ChatPrompt(text, text[_common(text, closed) :])
+
+
+def _renders(template: ChatTemplate, turns: list[dict[str, Any]], options: ChatOptions) -> bool:
+    try:
+        _rendered(template, turns, options)
+    except TemplateError:
+        return False
+    return True
 
 
 def _common(text: str, other: str) -> int:
@@ -82,26 +107,21 @@ def _continued(template: ChatTemplate, turns: list[dict[str, Any]], options: Cha
         raise invalid("continue_final_message", "continue_final_message needs a last message of role assistant.")
     if not turns[-1]["content"]:
         raise invalid("continue_final_message", "continue_final_message needs a last message with content.")
-    before = template.render(turns[:-1], add_generation_prompt=False, variables=options.variables) if len(turns) > 1 else ""
-    text = template.render(turns, add_generation_prompt=False, variables=options.variables)
+    before = template.render(turns[:-1], add_generation_prompt=False, variables=options.scope) if len(turns) > 1 else ""
     content = turns[-1]["content"]
-    at = text.rfind(content)
-    if at < 0:  # a template may strip what it prints
-        content = content.strip()
-        at = text.rfind(content) if content else -1
-    if at < 0:
+    marked = [*turns[:-1], {**turns[-1], "content": content + _END}]
+    text = template.render(marked, add_generation_prompt=False, variables=options.scope)
+    text, end, rest = text.rpartition(_END.rstrip())
+    if not end or content.strip() not in text:
         raise TemplateError("it does not print the last message as it is, so the message cannot be continued")
-    text = text[: at + len(content)]
+    if content.strip() and not rest.startswith(" "):  # the template strips what it prints, which the mark has prevented
+        text = text.rstrip()
     return ChatPrompt(text, text[_common(text, before) :])
 
 
 @dataclass(frozen=True)
 class ReasoningReader:
-    """What a server knows of its model's reasoning; makes the parser of each choice."""
+    """What a server knows of its model's reasoning."""
 
     form: ReasoningFormat
-    end_is_token: bool
     marker_ids: frozenset[int]  # of markers that are single tokens: they must reach the parser as text
-
-    def parser(self, start: Start, *, stream: bool) -> OutputParser:
-        return ReasoningParser(self.form, start, end_is_token=self.end_is_token, stream=stream)

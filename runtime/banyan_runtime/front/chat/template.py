@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -12,6 +13,7 @@ from banyan_runtime.front.chat.sandbox import environment
 
 _MAX_RENDERED: Final = 64 * 1024 * 1024  # characters; twice the largest request body, so only a runaway template meets it
 _MAX_SOURCE: Final = 1 << 18  # characters; the longest known template has 50,000
+_ASKS_FOR_NULL: Final = re.compile(r"\bcontent\b['\"]?\]?\s+is\s+(?:not\s+)?none\b")
 _MAX_REASON: Final = 1000  # characters of a template's own words in an error
 
 
@@ -29,8 +31,9 @@ class ChatTemplate:
     Raises TemplateError when `source` is no valid template.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str], guard: Guard = nullcontext) -> None:
+    def __init__(self, source: str, tokens: Mapping[str, str], guard: Guard = nullcontext, param: str = "messages") -> None:
         self.source = source
+        self.param = param  # the request's field to be named when it fails
         self.guard = guard
         self.tokens = dict(tokens)  # bos_token, eos_token …
         if len(source) > _MAX_SOURCE:
@@ -45,6 +48,11 @@ class ChatTemplate:
     def knows_developer(self) -> bool:
         """Whether the template has a role `developer` of its own."""
         return "developer" in self.source
+
+    @property
+    def knows_null(self) -> bool:
+        """Whether the template takes a turn for one of calls alone only if its content is null."""
+        return _ASKS_FOR_NULL.search(self.source) is not None
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
         """The prompt's text. `variables` are the request's `chat_template_kwargs`; unknown ones do no harm.

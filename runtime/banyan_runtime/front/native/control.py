@@ -1,4 +1,4 @@
-"""/flush_cache and /abort_request."""
+"""Commands to the server: emptying the prefix cache, ending requests."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from banyan_runtime.front.admission import admit
+from banyan_runtime.front.auth import OWNER, Access
 from banyan_runtime.front.body import read_command
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.engine_client import EngineClient, EngineError
+from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.errors import ApiError, invalid, of_engine
 from banyan_runtime.front.parsing import RequestModel, parse
+from banyan_runtime.front.submission import EngineError
 from banyan_runtime.front.transport import while_connected
 
 MAX_WAIT_S: Final = 300.0
 _POLL_S: Final = 0.1
+_PREFIXES: Final = ("", "chatcmpl-", "cmpl-", "embd-", "score-", "rerank-")  # of the ids of answers, before a client's own
 
 
 async def flush_cache(context: Context, request: Request) -> Response:
     """Empty the prefix cache. `?timeout=SECONDS`: how long to wait for running requests; without, 400 while any runs."""
+    if request.method == "GET" and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        # What else has an effect is POST, and `origins` looks at it; a browser names no origin for a page's picture.
+        raise ApiError(403, "Web pages cannot empty the cache with GET; use POST.", code="origin_not_allowed")
     admit(context)
     await while_connected(request, _flush(context.client, time.monotonic() + _timeout(request)))
     return Response("Cache flushed.\nPlease check backend logs for more details.\n", media_type="text/plain")
@@ -55,12 +61,31 @@ class AbortRequest(RequestModel):
     abort_all: bool = False
 
 
+class AbortRequests(RequestModel):
+    request_ids: list[str]
+
+
 async def abort_request(context: Context, request: Request) -> Response:
-    """End requests by their exact id, or all. Ids that are not known are no error: they may just have finished."""
+    """End one's own requests by their exact id, or, as an admin, anybody's and all. Ids that are not known are no error: they may just
+    have finished."""
     asked = parse(AbortRequest, await read_command(request))
     if asked.abort_all:
+        if (refusal := context.gate.check(request.scope, Access.ADMIN)) is not None:
+            raise refusal
         context.live.abort_all()
     elif asked.rid:
-        for name in (asked.rid, f"chatcmpl-{asked.rid}", f"cmpl-{asked.rid}"):
-            context.live.abort(name)
+        _abort(context, request, asked.rid)
     return Response(status_code=200)
+
+
+async def abort_requests(context: Context, request: Request) -> Response:
+    """vLLM's way to end requests by their ids."""
+    for rid in parse(AbortRequests, await read_command(request)).request_ids:
+        _abort(context, request, rid)
+    return Response(status_code=200)
+
+
+def _abort(context: Context, request: Request, rid: str) -> None:
+    """`rid`: the client's own, or what it was answered with."""
+    for prefix in _PREFIXES:
+        context.live.abort(prefix + rid, request.scope[OWNER])

@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from banyan_runtime import wire
-from banyan_runtime.front.answers import Answer, Arrival, Cumulative, Outcome, Start, Whole, answer, check_free, to_json
+from banyan_runtime.front.answers import DONE, Answer, Arrival, Cumulative, Outcome, Start, Whole, answer, check_free, to_json
 from banyan_runtime.front.context import Context
+from banyan_runtime.front.deltas import Delta, Finished
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.generation import Call, Delta, Finished
+from banyan_runtime.front.generation import Call
 from banyan_runtime.front.logprobs import Cells, NativeLogprobs, PromptTokens, Row, cells_of, json_list
 from banyan_runtime.front.plan import NativePlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ def _start(context: Context, arrival: Arrival, plan: NativePlan) -> Answer:
     for rid in filter(None, (*plan.rids, plan.group_rid)):
         check_free(context, rid, rid, "rid")
     ids = [rid or (f"{arrival.id}_{index}" if index else arrival.id) for index, rid in enumerate(plan.rids)]
-    call = Call(endpoint="other", streaming=plan.stream, received=arrival.received, group_id=plan.group_rid)
+    call = Call(endpoint="other", streaming=plan.stream, received=arrival.received, key=arrival.key, group_id=plan.group_rid)
     start = Start(context, call, plan.requests, ids, plan.ignored)
     listed, tokenizer = plan.listed, context.text.tokenizer
     kind = _Repeated if plan.stream else _Once
@@ -89,7 +90,7 @@ class _Logprobs(ABC):
     """The log probabilities of one sequence, in JSON."""
 
     def __init__(self, tokenizer: Tokenizer | None, plan: NativePlan, index: int) -> None:
-        self._top, first = plan.top_logprobs[index], plan.logprobs_from[index]
+        self._top, self._named, first = plan.top_logprobs[index], plan.named[index], plan.logprobs_from[index]
         self._prompt = PromptTokens(plan.requests[index].token_ids, first) if self._top >= 0 and first >= 0 else None
         self._form = NativeLogprobs(tokenizer if plan.text_in_logprobs else None)
 
@@ -98,7 +99,7 @@ class _Logprobs(ABC):
         """`head` and the fields of them all, in parts; `rows` and `prompt` are what is new."""
         ...
 
-    def _fields(self, head: bytes, own: _Told, tops: _Told, scored: int) -> Iterator[bytes]:
+    def _fields(self, head: bytes, own: _Told, tops: _Told, named: _Told, scored: int) -> Iterator[bytes]:
         yield head + b',"input_token_logprobs":'
         yield from json_list(own[0])
         yield b',"output_token_logprobs":'
@@ -109,6 +110,11 @@ class _Logprobs(ABC):
             yield from json_list(tops[0])
             yield b',"output_top_logprobs":'
             yield from json_list(tops[1])
+        if self._named:
+            yield b',"input_token_ids_logprobs":'
+            yield from json_list(named[0])
+            yield b',"output_token_ids_logprobs":'
+            yield from json_list(named[1])
 
 
 class _Once(_Logprobs):
@@ -117,11 +123,11 @@ class _Once(_Logprobs):
     def parts(self, head: bytes, rows: list[Row], prompt: Sequence[wire.PromptLogprobs]) -> Iterator[bytes]:
         asked, form, top = self._prompt, self._form, self._top
 
-        def told(write: Callable[[Cells], bytes]) -> _Told:
-            cells = iter(()) if asked is None else asked.cells(prompt, top)
-            return map(write, cells), map(write, cells_of(rows, top))
+        def told(write: Callable[[Cells], bytes], named: int = 0) -> _Told:
+            cells = iter(()) if asked is None else asked.cells(prompt, top, named=named)
+            return map(write, cells), map(write, cells_of(rows, top, named=named))
 
-        return self._fields(head, told(form.own), told(form.tops), len(rows))
+        return self._fields(head, told(form.own), told(form.tops), told(form.tops, self._named), len(rows))
 
 
 class _Repeated(_Logprobs):
@@ -138,8 +144,13 @@ class _Repeated(_Logprobs):
         scored = self._scored
         if asked is not None:
             yield from self._input.take(asked.cells(prompt, self._top))
+            if self._named:
+                yield from self._input.take_named(asked.cells(prompt, self._top, named=self._named))
         yield from self._output.take(cells_of(rows, self._top))
-        yield from self._fields(head, (self._input.own, self._output.own), (self._input.tops, self._output.tops), scored)
+        if self._named:
+            yield from self._output.take_named(cells_of(rows, self._top, named=self._named))
+        one, two = self._input, self._output
+        yield from self._fields(head, (one.own, two.own), (one.tops, two.tops), (one.named, two.named), scored)
 
 
 _Told = tuple[Iterable[bytes], Iterable[bytes]]  # of the prompt and of the output: items of a list, in parts
@@ -152,12 +163,19 @@ class _Written:
         self._form = form
         self.own: list[bytes] = []  # items of a list, in parts
         self.tops: list[bytes] = []
+        self.named: list[bytes] = []
 
     def take(self, cells: Iterator[Cells]) -> Iterator[bytes]:
         """Write more of them; the parts are empty, and others may have a turn at each."""
         for each in cells:
             _append(self.own, self._form.own(each))
             _append(self.tops, self._form.tops(each))
+            yield b""
+
+    def take_named(self, cells: Iterator[Cells]) -> Iterator[bytes]:
+        """As `take`, of the same tokens with those beside them that the request named."""
+        for each in cells:
+            _append(self.named, self._form.tops(each))
             yield b""
 
 
@@ -197,7 +215,7 @@ class _Writer:
         yield (b',"index":%d' % index if self._listed else b"") + b"}\n\n"
 
     def closing(self) -> bytes:
-        return b""
+        return DONE
 
     def error(self, error: ApiError) -> bytes:
         told = {
@@ -207,4 +225,4 @@ class _Writer:
             "code": error.status,
             "retryable": error.status >= 500,
         }
-        return b"data: " + to_json({"error": told}) + b"\n\n"
+        return b"data: " + to_json({"error": told}) + b"\n\n" + DONE

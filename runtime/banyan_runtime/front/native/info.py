@@ -22,14 +22,14 @@ async def model_info(context: Context, request: Request) -> Response:
             "model_path": config.model_path,
             "served_model_name": config.names[0],
             "tokenizer_path": config.tokenizer,
-            "is_generation": True,
+            "is_generation": config.serves_text,
             "preferred_sampling_params": config.preferred_sampling_params,
             "default_sampling_params": dict(context.text.defaults.openai),
             "weight_version": "default",
             "load_format": config.load_format,
             "revision": config.revision,
             "reasoning_parser": config.reasoning_parser,
-            "tool_call_parser": None,
+            "tool_call_parser": None if context.text.tools is None else context.text.tools.names[0],
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
@@ -60,6 +60,20 @@ async def server_info(context: Context, request: Request) -> Response:
             "startup_time": sum(context.state.phase_seconds.values()),
             "version": __version__,
             "internal_states": [{}],
+        }
+    )
+
+
+async def tokenizer_info(context: Context, request: Request) -> Response:
+    """The special tokens and the chat template, for clients that render and tokenize prompts themselves."""
+    admit(context)
+    assert context.text is not None
+    tokenizer = context.text.needed_tokenizer
+    return _json(
+        {
+            "tokenizer_class": tokenizer.settings.get("tokenizer_class"),
+            **{name: tokenizer.named.get(name) for name in ("bos_token", "eos_token", "pad_token")},
+            "chat_template": context.text.template_source,
         }
     )
 

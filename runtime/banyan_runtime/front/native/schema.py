@@ -8,6 +8,7 @@ from pydantic import Field
 
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
 from banyan_runtime.front.errors import invalid
+from banyan_runtime.front.openai.tools import Tool
 from banyan_runtime.front.parsing import Int, Ints, Neutral, RequestModel, Texts, refuse_unsupported
 from banyan_runtime.front.sampling import ANY_TEMPERATURE, SamplingFields
 
@@ -17,20 +18,13 @@ UNSUPPORTED: Final[Neutral] = {
     "image_data": _OFF,
     "audio_data": _OFF,
     "video_data": _OFF,
-    "token_ids_logprob": _OFF,
     "lora_path": _OFF,
     "session_params": _OFF,
     "return_hidden_states": _OFF,
     "custom_logit_processor": _OFF,
 }
-TOKENIZE_UNSUPPORTED: Final[Neutral] = {"tools": ([],), "documents": _OFF, "chat_template": _OFF}
+TOKENIZE_UNSUPPORTED: Final[Neutral] = {"documents": _OFF, "chat_template": _OFF}
 _UNSUPPORTED_SAMPLING: Final[Neutral] = {
-    "stop_regex": _OFF,
-    "json_schema": _OFF,
-    "regex": _OFF,
-    "ebnf": _OFF,
-    "structural_tag": _OFF,
-    "logit_bias": _OFF,
     "custom_params": _OFF,
 }
 _IGNORED_SAMPLING: Final = frozenset({"spaces_between_special_tokens"})
@@ -45,6 +39,10 @@ class NativeSampling(SamplingFields):
     min_tokens: Int | None = Field(default=None, alias="min_new_tokens")
     seed: Int | None = Field(default=None, alias="sampling_seed")
     stream_interval: Int | None = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
 
     def check(self) -> None:
         """Raises ApiError for keys that are unknown here or not served: a typing error must not change the sampling."""
@@ -68,19 +66,23 @@ class NativeGenerateRequest(RequestModel):
     return_logprob: bool | Annotated[list[bool], FIRST_PROBLEM] = False
     logprob_start_len: Int | Ints = -1  # first prompt position to tell of; -1: none
     top_logprobs_num: Int | Ints = 0
+    token_ids_logprob: list[Any] | None = None  # token ids told beside each token: for all prompts, or a list for each
     return_text_in_logprobs: bool = False
 
 
 class TokenizeRequest(RequestModel):
+    model: str | None = None
     prompt: str | Texts | None = None
     messages: Annotated[list[ChatMessage], FIRST_PROBLEM] | None = None
     add_special_tokens: bool | None = None  # default: for a prompt, not for messages
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: Annotated[list[Tool], FIRST_PROBLEM] = Field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     return_token_strs: bool = False
 
 
 class DetokenizeRequest(RequestModel):
+    model: str | None = None
     tokens: list[Any]
     skip_special_tokens: bool = True

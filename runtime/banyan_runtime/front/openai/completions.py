@@ -11,9 +11,10 @@ from starlette.responses import Response
 from banyan_runtime import wire
 from banyan_runtime.front.answers import Answer, Arrival, Outcome, Start, Streamed, Whole, answer, to_json
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.generation import Call, Delta
-from banyan_runtime.front.logprobs import CompletionLogprobs, PromptTokens, Row, cells_of
-from banyan_runtime.front.openai.serving import CLOSE, OPEN_END, ChunkWriter, Identity, Usage, end_fields
+from banyan_runtime.front.deltas import Delta
+from banyan_runtime.front.generation import Call
+from banyan_runtime.front.logprobs import CompletionLogprobs, PromptTokens, Row, cells_of, mean_of
+from banyan_runtime.front.openai.serving import OPEN_END, ChunkWriter, Identity, Usage, end_fields
 from banyan_runtime.front.plan import CompletionPlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
 
@@ -27,31 +28,43 @@ def _start(context: Context, arrival: Arrival, plan: CompletionPlan) -> Answer:
     text = context.text
     envelope = plan.envelope
     identity = Identity.of(context, arrival, envelope, "cmpl-")
-    call = Call(endpoint="completions", streaming=envelope.stream, received=arrival.received)
+    call = Call(endpoint="completions", streaming=envelope.stream, received=arrival.received, key=arrival.key)
     start = Start(context, call, plan.requests, [identity.id] * len(plan.requests), envelope.ignored)
     usage, eos_ids = Usage(context, plan), text.defaults.eos_ids
     echoes = plan.echoes
     columns = [_Columns(text.needed_tokenizer, plan, index) for index in range(len(plan.requests))]
+    each, kept = plan.choices_per_prompt, plan.kept or plan.choices_per_prompt
     if envelope.stream:
         return Streamed(start, _Writer(identity, plan, usage, eos_ids, columns))
 
     def body(outcomes: list[Outcome]) -> Iterator[bytes]:
         yield to_json(identity.head("text_completion"))[:-1] + b',"choices":['
-        for index, outcome in enumerate(outcomes):
+        for index, place in enumerate(_kept(outcomes, each, kept)):
             if index:
                 yield b","
-            yield from _choice(index, echoes[index], outcome, eos_ids, columns[index])
+            yield from _choice(index, echoes[place], outcomes[place], eos_ids, columns[place])
         numbers = usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes])
         yield b'],"usage":%b,"system_fingerprint":null}' % to_json(numbers)
 
     return Whole(start, body)
 
 
+def _kept(outcomes: list[Outcome], each: int, kept: int) -> list[int]:
+    """Which of them the answer has: of each prompt's `each`, those whose tokens are likeliest on average."""
+    places = list(range(len(outcomes)))
+    if kept == each:
+        return places
+    best: list[int] = []
+    for start in range(0, len(outcomes), each):
+        best += sorted(places[start : start + each], key=lambda place: -mean_of(outcomes[place].logprobs))[:kept]
+    return best
+
+
 class _Columns:
     """`logprobs` of one choice."""
 
     def __init__(self, tokenizer: Tokenizer, plan: CompletionPlan, index: int) -> None:
-        self._told = CompletionLogprobs(tokenizer)
+        self._told = CompletionLogprobs(tokenizer, as_ids=plan.tokens_as_ids)
         self._top = plan.top_logprobs
         self._prompt = PromptTokens(plan.requests[index].token_ids, 0) if plan.echo_logprobs else None
 
@@ -96,10 +109,10 @@ class _Writer(ChunkWriter):
         return itertools.chain.from_iterable(map(self._echo, plain)) if plain else b""
 
     def _echo(self, index: int) -> Iterator[bytes]:
-        return self._parts(index, to_json(self._echoes[index]), iter((b"null",)), OPEN_END, CLOSE)
+        return self._parts(index, to_json(self._echoes[index]), iter((b"null",)), OPEN_END, self.tail(index, 0))
 
     def render(self, index: int, delta: Delta) -> bytes | Iterator[bytes]:
-        columns, tail = self._columns[index], self.tail(index, delta)
+        columns, tail = self._columns[index], self.tail(index, delta.completion_tokens)
         if columns.none and delta.finished is None:  # the frequent case
             if not delta.content:
                 return b""

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from banyan_runtime.front.chat.messages import FIRST_PROBLEM, ChatMessage
-from banyan_runtime.front.errors import invalid, unsupported
-from banyan_runtime.front.parsing import Int, Neutral, RequestModel, check_choice, check_top_logprobs, unknown
+from banyan_runtime.front.errors import invalid
+from banyan_runtime.front.openai.tools import FunctionDefinition, Tool, check_tools, refuse_custom
+from banyan_runtime.front.parsing import Int, Neutral, RequestModel, check_choice, check_top_logprobs, shown, unknown
 from banyan_runtime.front.sampling import SamplingFields
 
 _OFF: Final[tuple[Any, ...]] = (False, 0, "", [], {})
 _UNSUPPORTED: Final[Neutral] = {
-    "logit_bias": _OFF,
     "prompt_logprobs": (False,),
-    "return_tokens_as_token_ids": _OFF,
-    "response_format": ({"type": "text"},),
-    "regex": _OFF,
-    "ebnf": _OFF,
-    "json_schema": _OFF,
-    "structured_outputs": _OFF,
-    "structural_tag": _OFF,
-    "guided_json": _OFF,
-    "guided_regex": _OFF,
-    "guided_choice": _OFF,
-    "guided_grammar": _OFF,
-    "stop_regex": _OFF,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
     "modalities": (["text"], []),
     "audio": _OFF,
-    "documents": _OFF,
-    "chat_template": _OFF,
     "input_ids": _OFF,
     "lora_path": _OFF,
     "custom_logit_processor": _OFF,
@@ -49,25 +31,37 @@ _UNSUPPORTED: Final[Neutral] = {
     "return_token_ids": _OFF,
     "return_prompt_token_ids": _OFF,
     "return_meta_info": _OFF,
-    "suffix": ("",),
     "web_search_options": (False,),
 }
 """Fields that ask for something this server does not have, with the values that ask for nothing."""
 CHAT_UNSUPPORTED: Final[Neutral] = _UNSUPPORTED
-COMPLETION_UNSUPPORTED: Final[Neutral] = {**_UNSUPPORTED, "top_logprobs": (0,)}
+COMPLETION_UNSUPPORTED: Final[Neutral] = {
+    **_UNSUPPORTED,
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "documents": _OFF,
+    "chat_template": _OFF,
+}
 
-SILENT: Final[frozenset[str]] = frozenset(_UNSUPPORTED) | {"user", "safety_identifier", "parallel_tool_calls"}
+SILENT: Final[frozenset[str]] = frozenset(COMPLETION_UNSUPPORTED) | {"user", "safety_identifier"}
 """Fields without a class attribute of their own that need no mention where they have no effect: those that were refused or
-asked for nothing, the name of the end user, and how to call tools, of which there are none."""
+asked for nothing, and the name of the end user."""
+
+
+TIERS: Final[dict[str, int]] = {"flex": -1, "priority": 1}
+"""Tiers of service with an effect, and the priority that they mean."""
 
 
 class StreamOptions(RequestModel):
-    include_usage: bool = False
+    include_usage: bool | None = None  # None: as the server has it
     continuous_usage_stats: bool = False
 
 
 class GenerationRequest(SamplingFields):
-    """The fields that chat completions and completions share."""
+    """The fields that chat completions and completions share. What constrains the output is read by `prepare.constraints`."""
 
     model: str | None = None
     include_stop_str_in_output: bool = False
@@ -82,22 +76,42 @@ class GenerationRequest(SamplingFields):
     metadata: dict[str, Any] = Field(default_factory=dict)
     service_tier: str | None = None
     spaces_between_special_tokens: bool = True
+    return_tokens_as_token_ids: bool = False
+    response_format: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
     def check(self) -> None:
         """Check what the types leave open. Raises ApiError."""
         check_choice("service_tier", self.service_tier, ("auto", "default", "flex", "scale", "priority"))
-        if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
 
     def without_effect(self) -> tuple[str, ...]:
         """The fields that ask for something harmless that does not happen, and those that nobody knows."""
         idle = {
             "store": self.store,
             "metadata": bool(self.metadata),
-            "service_tier": self.service_tier not in (None, "auto", "default"),
+            "service_tier": self.service_tier == "scale",
             "spaces_between_special_tokens": not self.spaces_between_special_tokens,
+            "stream_options": self.stream_options is not None and not self.stream,
         }
         return (*(name for name, asked in idle.items() if asked), *unknown(self, SILENT))
+
+    @property
+    def urgency(self) -> int | None:
+        """The priority that it asks for, itself or by its tier: flex is background, priority goes before others."""
+        return TIERS.get(self.service_tier or "auto") if self.priority is None else self.priority
+
+    @property
+    def tier(self) -> str | None:
+        """What the answer says of the tier; None: it was not asked for."""
+        return None if self.service_tier is None else self.service_tier if self.service_tier in TIERS else "default"
 
     @property
     def include_stop(self) -> bool:
@@ -111,12 +125,14 @@ class Effort(RequestModel):
     enabled: bool | None = None
 
 
+MAX_BEST_OF: Final = 20
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class ChatRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], FIRST_PROBLEM]
     max_completion_tokens: Int | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     separate_reasoning: bool = True
     stream_reasoning: bool = True
@@ -129,6 +145,12 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: Int = 0
     verbosity: str | None = None
+    tools: Annotated[list[Tool], FIRST_PROBLEM, BeforeValidator(refuse_custom)] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    functions: Annotated[list[FunctionDefinition], FIRST_PROBLEM] = Field(default_factory=list)  # tools in older words
+    function_call: str | dict[str, Any] | None = None
+    documents: list[dict[str, Any]] = Field(default_factory=list)
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -139,6 +161,7 @@ class ChatRequest(GenerationRequest):
         check_choice("reasoning_effort", self.reasoning_effort, EFFORTS)
         check_choice("reasoning.effort", self.reasoning.effort, EFFORTS)
         check_choice("verbosity", self.verbosity, ("low", "medium", "high"))
+        check_tools(self.tools)
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("continue_final_message", "continue_final_message and add_generation_prompt exclude each other.")
         check_top_logprobs("top_logprobs", self.top_logprobs)
@@ -167,6 +190,7 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[Any]
     echo: bool = False
     best_of: Int | None = None
+    suffix: str | None = None
     add_special_tokens: bool = True
     logprobs: Int | None = None
 
@@ -174,5 +198,11 @@ class CompletionRequest(GenerationRequest):
         super().check()
         if self.logprobs is not None:
             check_top_logprobs("logprobs", self.logprobs)
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise unsupported("best_of", "only best_of equal to n is served")
+        n = self.n or 1
+        if self.best_of is not None and not n <= self.best_of <= MAX_BEST_OF:
+            message = f"best_of must be at least n={n} and at most {MAX_BEST_OF}, got {shown(self.best_of)}."
+            raise invalid("best_of", message, "integer_below_min_value" if self.best_of < n else "integer_above_max_value")
+        if self.best_of is not None and self.best_of > n and self.stream:
+            raise invalid("best_of", "best_of cannot be streamed: which choices are best is known at their end.")
+        if self.suffix and self.echo:
+            raise invalid("suffix", "suffix and echo exclude each other.")

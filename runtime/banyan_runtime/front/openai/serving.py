@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from banyan_runtime.front.answers import Arrival, check_free, to_json
+from banyan_runtime.front.answers import DONE, Arrival, check_free, to_json
 from banyan_runtime.front.context import Context
+from banyan_runtime.front.deltas import Delta, Finished
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.generation import Delta, Finished
 from banyan_runtime.front.plan import ChatPlan, CompletionPlan, Envelope
 
 
@@ -39,9 +39,10 @@ def stop_reason(matched: int | str | None, eos_ids: frozenset[int]) -> int | str
     return None if isinstance(matched, int) and matched in eos_ids else matched
 
 
-def end_fields(end: Finished, eos_ids: frozenset[int]) -> bytes:
-    """`"finish_reason":…` and what else tells how a choice ended."""
-    told = (end.reason.encode(), to_json(end.matched), to_json(stop_reason(end.matched, eos_ids)))
+def end_fields(end: Finished, eos_ids: frozenset[int], *, calls: bool = False) -> bytes:
+    """`"finish_reason":…` and what else tells how a choice ended; `calls`: in calls that are fit to be run."""
+    reason = "tool_calls" if calls and end.reason == "stop" else end.reason
+    told = (reason.encode(), to_json(end.matched), to_json(stop_reason(end.matched, eos_ids)))
     return b'"finish_reason":"%b","matched_stop":%b,"stop_reason":%b' % told
 
 
@@ -95,26 +96,26 @@ class ChunkWriter:
         self._continuous_usage = plan.envelope.continuous_usage
         self._ends: dict[int, tuple[Finished, int]] = {}
 
-    def end_of(self, index: int, delta: Delta) -> bytes:
+    def end_of(self, index: int, delta: Delta, *, calls: bool = False) -> bytes:
         """`"finish_reason":…` of a delta that is the last of its sequence."""
         assert delta.finished is not None
         self._ends[index] = (delta.finished, delta.completion_tokens)
-        return end_fields(delta.finished, self._eos_ids)
+        return end_fields(delta.finished, self._eos_ids, calls=calls)
 
-    def tail(self, index: int, delta: Delta) -> bytes:
-        """What closes a chunk behind its choice."""
+    def tail(self, index: int, completion_tokens: int) -> bytes:
+        """What closes a chunk behind its choice, which has so many tokens by now."""
         if not self._continuous_usage:
             return CLOSE
-        return b'}],"usage":' + to_json(self._usage.running(index, delta.completion_tokens)) + b"}\n\n"
+        return b'}],"usage":' + to_json(self._usage.running(index, completion_tokens)) + b"}\n\n"
 
     def closing(self) -> bytes:
         if not self._include_usage:
-            return b""
+            return DONE
         numbers = self._usage.of([self._ends[index] for index in range(len(self._starts))])
-        return self._prefix + b'],"usage":' + to_json(numbers) + b"}\n\n"
+        return self._prefix + b'],"usage":' + to_json(numbers) + b"}\n\n" + DONE
 
     def error(self, error: ApiError) -> bytes:
-        return b"data: " + to_json(error.body()) + b"\n\n"
+        return b"data: " + to_json(error.body()) + b"\n\n" + DONE
 
 
 CLOSE = b"}]}\n\n"

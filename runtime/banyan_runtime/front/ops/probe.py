@@ -8,7 +8,8 @@ import time
 from typing import Final
 
 from banyan_runtime import wire
-from banyan_runtime.front.engine_client import EngineClient, EngineError
+from banyan_runtime.front.engine_client import EngineClient
+from banyan_runtime.front.submission import EngineError
 
 GENERATE_LIMIT_S: Final = 20.0
 

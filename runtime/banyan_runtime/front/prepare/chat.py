@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from banyan_runtime.front.chat.prompt import ChatOptions, ChatPrompt, render
+from banyan_runtime.front.chat.prompt import ChatOptions, render
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.openai.functions import in_newer_words, names
 from banyan_runtime.front.openai.schema import CHAT_UNSUPPORTED, ChatRequest
+from banyan_runtime.front.openai.tools import ToolChoice, choice_of
 from banyan_runtime.front.parsing import parse
-from banyan_runtime.front.plan import ChatPlan, ReasoningStart
+from banyan_runtime.front.plan import ChatPlan
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.openai import begin, salt_of
+from banyan_runtime.front.prepare.output import output_of
 from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, priority_of, sequences
+from banyan_runtime.front.renaming import renamed, renamed_plan
 from banyan_runtime.front.sampling import resolve
-from banyan_runtime.front.text.text import Text
 
 
 def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatPlan:
     """Raises ApiError."""
     asked = parse(ChatRequest, body)
+    if (newer := in_newer_words(asked, body)) is None:
+        return _planned(served, asked, body, request_id)
+    try:
+        return renamed_plan(_planned(served, parse(ChatRequest, newer), newer, request_id), names(asked))
+    except ApiError as error:
+        raise renamed(error, names(asked)) from None
+
+
+def _planned(served: Served, asked: ChatRequest, body: Mapping[str, Any], request_id: str) -> ChatPlan:
     text = served.text
     envelope = begin(served, asked, CHAT_UNSUPPORTED)
     params = resolve(asked, text.defaults.openai, text.defaults.eos_ids | text.turn_end_ids, served.info.vocab_size)
     _ = text.needed_tokenizer  # the clearer error comes first
+    choice = choice_of(asked.tool_choice, asked.tools)
+    template, variables = served.templates.of(asked.chat_template, asked.template_variables())
     options = ChatOptions(
         add_generation_prompt=asked.add_generation_prompt is not False,
         continue_final_message=asked.continue_final_message,
-        variables=asked.template_variables(),
+        variables=variables,
+        tools=_shown(body, choice),
+        documents=asked.documents,
     )
-    prompt = render(text.template, asked.messages, options)
+    prompt = render(template, asked.messages, options)
+    output = output_of(served, asked, choice, prompt.opening)
     frame = Frame(
         param="messages",
         default_max_tokens=None,
         stream=envelope.stream,
-        priority=priority_of(asked.priority),
+        priority=priority_of(asked.urgency),
         salt=salt_of(asked),
-        reasoning=_reasoning(text, asked, prompt),
+        reasoning=output.reasoning,
+        separate_reasoning=asked.separate_reasoning,
         stream_reasoning=asked.stream_reasoning,
+        tools=output.tools,
+        constraint=output.constraint,
     )
     # The template writes BOS itself, so the tokenizer must not add a second one.
     ids = encode(served, prompt.text, "messages", add_special_tokens=asked.add_special_tokens)
@@ -48,12 +69,15 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
         requests=tuple(requests),
         choices_per_prompt=params.n,
         top_logprobs=top,
+        tokens_as_ids=asked.return_tokens_as_token_ids,
         include_reasoning=asked.include_reasoning,
         turn_end=tuple(text.turn_end_ids),
     )
 
 
-def _reasoning(text: Text, asked: ChatRequest, prompt: ChatPrompt) -> ReasoningStart | None:
-    if text.reasoning is None or not asked.separate_reasoning:
-        return None
-    return text.reasoning.form.start_state(prompt.opening).value
+def _shown(body: Mapping[str, Any], choice: ToolChoice) -> Sequence[Mapping[str, Any]]:
+    """The tools that the model sees."""
+    if choice.mode == "none":
+        return ()
+    tools: Sequence[Mapping[str, Any]] = body["tools"]
+    return [tool for tool in tools if tool["function"]["name"] in choice.names] if choice.limited else tools

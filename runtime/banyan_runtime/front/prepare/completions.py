@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from banyan_runtime.front.openai.schema import COMPLETION_UNSUPPORTED, Completio
 from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import CompletionPlan, GenerateRequest
 from banyan_runtime.front.prepare.encode import encode
+from banyan_runtime.front.prepare.infill import infill
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids
 from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, check_sequences, priority_of, sequences
@@ -25,22 +27,28 @@ def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) ->
     envelope = begin(served, asked, COMPLETION_UNSUPPORTED)
     text, eos_ids = served.text, served.text.defaults.eos_ids
     params = resolve(asked, text.defaults.openai, eos_ids, served.info.vocab_size)
+    kept = params.n
+    params = dataclasses.replace(params, n=asked.best_of or kept)
     _ = text.needed_tokenizer  # also for ids: the answer is text
     prompts = _prompts(asked.prompt)
+    constraint = served.constraints.of(asked)
     check_sequences(len(prompts), params.n)
     frame = Frame(
         param="prompt",
         default_max_tokens=DEFAULT_MAX_TOKENS,
         stream=envelope.stream,
-        priority=priority_of(asked.priority),
+        priority=priority_of(asked.urgency),
         salt=salt_of(asked),
+        constraint=constraint,
     )
     top = -1 if asked.logprobs is None else asked.logprobs
-    scores = Scores(top, 0 if asked.echo else -1)
+    scores = Scores(max(top, 0) if params.n > kept else top, 0 if asked.echo and top >= 0 else -1)
     seed_id = f"cmpl-{envelope.own_id or request_id}"
     requests: list[GenerateRequest] = []
     echoes: list[str] = []
     for position, prompt in enumerate(prompts):
+        if asked.suffix:
+            prompt = infill(text.needed_tokenizer, prompt, asked.suffix)
         ids = encode(served, prompt, "prompt", add_special_tokens=asked.add_special_tokens) if isinstance(prompt, str) else prompt
         prompt_seed_id = seed_id if position == 0 else f"{seed_id}:{position}"
         choices = sequences(served, frame, ids, params, seed_id=prompt_seed_id, scores=scores)
@@ -52,8 +60,10 @@ def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) ->
         requests=tuple(requests),
         choices_per_prompt=params.n,
         top_logprobs=top,
+        tokens_as_ids=asked.return_tokens_as_token_ids,
         echoes=tuple(echoes),
         echo_logprobs=asked.echo and top >= 0,
+        kept=kept,
     )
 
 

@@ -9,7 +9,7 @@ from banyan_runtime.front.prepare.sequences import Served
 from banyan_runtime.front.text.tokenizer import Tokenizer
 
 LONG: Final = 8  # characters for each token that fits: text has about four, so what fits is nearly always shorter
-BORDER: Final = 1024  # tokens at the end of a beginning that may not be those of the whole
+BORDER: Final = 1024  # tokens at the cut through a text that may not be those of the whole
 
 
 def encode(served: Served, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
@@ -35,3 +35,16 @@ def beginning(tokenizer: Tokenizer, text: str, enough: int, *, add_special_token
         size *= 2  # long runs of one character make few tokens
     ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return ids, len(ids)
+
+
+def ending(tokenizer: Tokenizer, text: str, enough: int) -> list[int]:
+    """The last `enough` token ids of a text, or all of them where there are fewer; no special ones are added."""
+    size = LONG * max(enough, BORDER)
+    while size < len(text):
+        ids = tokenizer.encode(text[-size:], add_special_tokens=False)
+        if len(ids) - BORDER > enough:
+            break
+        size *= 2
+    else:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    return ids[max(0, len(ids) - enough) :]

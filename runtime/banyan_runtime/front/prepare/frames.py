@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
 from banyan_runtime import wire
-from banyan_runtime.front.plan import AnswerPlan, ChatPlan, CompletionPlan, Endpoint, GenerateRequest, NativePlan, Plan
+from banyan_runtime.front.plan import AnswerPlan, ChatPlan, CompletionPlan, Endpoint, GenerateRequest, NativePlan, Plan, PooledPlan
 
 REQUEST_HEAD: Final = struct.Struct("<BHQ")  # endpoint, bytes of the request's id, bytes of the body
 FRAME_HEAD: Final = struct.Struct("<cQ")  # kind, bytes of what follows
 ENDPOINTS: Final[tuple[Endpoint, ...]] = get_args(Endpoint)
+P = TypeVar("P", bound=msgspec.Struct)
 
 Kind = Literal[b"h", b"r", b"t", b"p", b"e"]
 HELLO: Final = b"h"  # a worker is there; its process id as msgpack
@@ -58,7 +59,7 @@ def pack(plan: Plan, *, last: bool = False) -> list[bytes]:
         case AnswerPlan():
             parts: list[bytes] = [plan.body]
             packed = Packed(msgspec.structs.replace(plan, body=b""), sizes=[len(plan.body)], last=last)
-        case ChatPlan() | CompletionPlan() | NativePlan():
+        case ChatPlan() | CompletionPlan() | NativePlan() | PooledPlan():
             shapes: dict[GenerateRequest, int] = {}
             prompts: dict[bytes, int] = {}
             sequences: list[tuple[int, int, int]] = []
@@ -75,10 +76,8 @@ def pack(plan: Plan, *, last: bool = False) -> list[bytes]:
     return [frame(PLAN, packed), *parts]
 
 
-def _bare(plan: ChatPlan | CompletionPlan | NativePlan) -> Plan:
-    if isinstance(plan, CompletionPlan):
-        return msgspec.structs.replace(plan, requests=(), echoes=())
-    return msgspec.structs.replace(plan, requests=())
+def _bare(plan: P) -> P:
+    return msgspec.structs.replace(plan, requests=(), **({"echoes": ()} if isinstance(plan, CompletionPlan) else {}))
 
 
 def unpack_head(raw: bytes | bytearray | memoryview) -> Packed:
@@ -91,7 +90,7 @@ def unpack(packed: Packed, parts: Sequence[bytes]) -> Plan:
     match plan:
         case AnswerPlan():
             return msgspec.structs.replace(plan, body=parts[0])
-        case ChatPlan() | NativePlan():
+        case ChatPlan() | NativePlan() | PooledPlan():
             return msgspec.structs.replace(plan, requests=_requests(packed, parts))
         case CompletionPlan():
             echoes = tuple(echo for echo in packed.echoes for _ in range(plan.choices_per_prompt))

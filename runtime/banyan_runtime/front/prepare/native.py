@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -15,6 +16,7 @@ from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_
 from banyan_runtime.front.sampling import SamplingParams, resolve
 
 DEFAULT_MAX_TOKENS: Final = 128
+MAX_NAMED: Final = 128  # token_ids_logprob of a prompt: neighbours in a step carry as many cells
 MAX_STOP_CONDITIONS: Final = 65_536  # characters and token ids, of all prompts together
 T = TypeVar("T")
 
@@ -27,11 +29,12 @@ def plan_generate(served: Served, body: Mapping[str, Any], request_id: str) -> N
     samplings = _each(asked.sampling_params, len(prompts), "sampling_params")
     all_params = _params(served, samplings)
     rids = _rids(asked, len(prompts))
-    scores = _scores(asked, len(prompts))
+    scores = _scores(served, asked, len(prompts))
     choices = all_params[0].n
     check_sequences(len(prompts), choices)
     frame = Frame(param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS, stream=asked.stream, priority=priority_of(asked.priority))
     requests: list[GenerateRequest] = []
+    constraints = [served.constraints.of(sampling) for sampling in samplings]
     for position, (prompt, params, own) in enumerate(zip(prompts, all_params, rids, strict=True)):
         ids = _ids(served, prompt)
         if (start := scores[position].prompt_from) > len(ids):
@@ -39,8 +42,9 @@ def plan_generate(served: Served, body: Mapping[str, Any], request_id: str) -> N
         seed_id = own or (request_id if len(prompts) == 1 else f"{request_id}_{position}")
         interval = samplings[position].stream_interval or 0
         # SGLang tells the token at logprob_start_len without a probability, and scores those behind it.
-        asked_scores = Scores(scores[position].top, start + 1 if start >= 0 else -1)
-        requests += sequences(served, frame, ids, params, seed_id=seed_id, scores=asked_scores, interval=interval)
+        asked_scores = dataclasses.replace(scores[position], prompt_from=start + 1 if start >= 0 else -1)
+        bound = dataclasses.replace(frame, constraint=constraints[position])
+        requests += sequences(served, bound, ids, params, seed_id=seed_id, scores=asked_scores, interval=interval)
     check_logprobs(requests, "top_logprobs_num")
     return NativePlan(
         requests=tuple(requests),
@@ -48,6 +52,7 @@ def plan_generate(served: Served, body: Mapping[str, Any], request_id: str) -> N
         listed=listed or len(requests) > 1,
         stream=asked.stream,
         top_logprobs=tuple(score.top for score in scores for _ in range(choices)),
+        named=tuple(len(score.named) for score in scores for _ in range(choices)),
         logprobs_from=tuple(score.prompt_from for score in scores for _ in range(choices)),
         text_in_logprobs=asked.return_text_in_logprobs,
         group_rid=asked.rid if isinstance(asked.rid, str) and len(prompts) > 1 else None,
@@ -89,7 +94,7 @@ def _prompts(asked: NativeGenerateRequest) -> tuple[Sequence[str | list[int]], b
 
 def _params(served: Served, samplings: Sequence[NativeSampling]) -> list[SamplingParams]:
     text = served.text
-    if text.tokenizer is None and any(sampling.stop for sampling in samplings):
+    if text.tokenizer is None and any(sampling.stop or sampling.stop_regex for sampling in samplings):
         raise unsupported("stop", "stop strings need a tokenizer")
     eos_ids, vocab_size = text.defaults.eos_ids, served.info.vocab_size
     for sampling in samplings:
@@ -103,7 +108,7 @@ def _params(served: Served, samplings: Sequence[NativeSampling]) -> list[Samplin
     return params
 
 
-def _scores(asked: NativeGenerateRequest, prompts: int) -> list[Scores]:
+def _scores(served: Served, asked: NativeGenerateRequest, prompts: int) -> list[Scores]:
     """`prompt_from` is the first position that the answer tells of, which has no probability there."""
     wanted = _each(asked.return_logprob, prompts, "return_logprob")
     starts = _each(asked.logprob_start_len, prompts, "logprob_start_len")
@@ -113,7 +118,21 @@ def _scores(asked: NativeGenerateRequest, prompts: int) -> list[Scores]:
             raise invalid("logprob_start_len", f"logprob_start_len must be at least -1, got {shown(start)}.", "integer_below_min_value")
     for top in tops:
         check_top_logprobs("top_logprobs_num", top)
-    return [Scores(top, start) if want else Scores() for want, start, top in zip(wanted, starts, tops, strict=True)]
+    named = _named(served, asked, prompts)
+    return [Scores(top, start, ids) if want else Scores() for want, start, top, ids in zip(wanted, starts, tops, named, strict=True)]
+
+
+def _named(served: Served, asked: NativeGenerateRequest, prompts: int) -> list[tuple[int, ...]]:
+    """token_ids_logprob of each prompt. Raises ApiError."""
+    given: list[Any] = asked.token_ids_logprob or []
+    each: list[Any] = [given] * prompts if all(type(item) is int for item in given) else [item or [] for item in given]
+    lists = [as_ids(item, "token_ids_logprob") for item in _each(each, prompts, "token_ids_logprob")]
+    for ids in lists:
+        if len(ids) > MAX_NAMED:
+            message = f"token_ids_logprob can have at most {MAX_NAMED} token ids, got {len(ids)}"
+            raise invalid("token_ids_logprob", message, "array_above_max_length")
+        check_ids(ids, served.info, "token_ids_logprob")
+    return list(map(tuple, lists))
 
 
 def _rids(asked: NativeGenerateRequest, prompts: int) -> list[str | None]:

@@ -12,7 +12,7 @@ from banyan_runtime.front.prepare.sequences import MAX_SALT, Served, check_id
 def begin(served: Served, asked: GenerationRequest, unsupported: Neutral) -> Envelope:
     """Raises ApiError."""
     names = served.config.names
-    if asked.model is not None and asked.model != "default" and asked.model not in names:
+    if asked.model is not None and not served.config.serves(asked.model):
         raise unknown_model(asked.model, names)
     refuse_unsupported(asked, unsupported)
     asked.check()
@@ -25,9 +25,10 @@ def begin(served: Served, asked: GenerationRequest, unsupported: Neutral) -> Env
         own_id=own_id or None,
         own_id_param=param,
         stream=asked.stream,
-        include_usage=options.include_usage,
+        include_usage=served.config.stream_response_default_include_usage if options.include_usage is None else options.include_usage,
         continuous_usage=options.continuous_usage_stats,
         ignored=asked.without_effect(),
+        tier=asked.tier,
     )
 
 

@@ -7,12 +7,13 @@ import collections
 import contextlib
 import itertools
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Final
 
 from banyan_runtime.errors import UnavailableError
-from banyan_runtime.front.errors import ApiError, internal, unavailable
+from banyan_runtime.front.errors import ApiError, internal, queue_full, unavailable
 from banyan_runtime.front.plan import Endpoint, Plan, Preparer, RefusalPlan
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
 from banyan_runtime.front.prepare.exchange import Exchange, template_failed
@@ -21,7 +22,11 @@ from banyan_runtime.front.prepare.zygote import Zygote
 log = logging.getLogger("banyan")
 
 WORKERS: Final = 3
-LARGE_BYTES: Final = 65_536  # of a body; one worker is kept free of such requests
+LARGE_BYTES: Final = 65_536  # of a body; one worker is kept free of such requests, and of those that may bring a grammar
+GRAMMARS: Final = re.compile(
+    rb'"(?:response_format|regex|ebnf|json_schema|structural_tag|structured_outputs|guided_[a-z]+|output_config|tool_choice|strict)"'
+    rb"|\\u00[4-7]"  # a letter of such a name, written so that it is not found
+)
 MAX_WAITING: Final = 2048
 MAX_WAITING_BYTES: Final = 256 << 20
 FORK_AGAIN_S: Final = (0.0, 0.05, 0.5)
@@ -46,7 +51,7 @@ class _Slot:
 
 
 class _Lanes:
-    """Who gets the next free worker: the oldest, except that large requests leave one worker to the small ones."""
+    """Who gets the next free worker: the oldest, except that requests that may take long (`large`) leave one worker to the others."""
 
     def __init__(self, slots: list[_Slot]) -> None:
         self._idle = slots
@@ -74,11 +79,10 @@ class _Lanes:
                     future.set_exception(_no_worker())
             lane.clear()
 
-    async def take(self, body_bytes: int) -> _Slot:
+    async def take(self, body_bytes: int, *, large: bool) -> _Slot:
         """A place for one request, to be given back. Raises ApiError when too many wait already, or no place will be free."""
-        large = body_bytes > LARGE_BYTES
         if sum(map(len, self._waiting.values())) >= MAX_WAITING or self._waiting_bytes + body_bytes > MAX_WAITING_BYTES:
-            raise ApiError(429, "The request queue is full.", code="queue_full", headers={"Retry-After": "1"})
+            raise queue_full()
         future: asyncio.Future[_Slot] = asyncio.get_running_loop().create_future()
         self._waiting[large].append((time.monotonic(), body_bytes, future))
         self._waiting_bytes += body_bytes
@@ -87,13 +91,13 @@ class _Lanes:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self.over(body_bytes)
+                self.over(large=large)
                 self.give(future.result())
             raise
 
-    def over(self, body_bytes: int) -> None:
+    def over(self, *, large: bool) -> None:
         """A request that had a place is done with."""
-        self._large_running -= body_bytes > LARGE_BYTES
+        self._large_running -= large
         self._hand_out()
 
     def give(self, slot: _Slot) -> None:
@@ -130,13 +134,14 @@ class PreparerPool(Preparer):
         self.on_lack: Callable[[str], None] = lambda why: None  # told why no worker can be had; "" when one can again
 
     async def plan(self, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
+        large = _may_take_long(body)
         try:
             async with asyncio.timeout(self._timeout_s):
-                slot = await self._lanes.take(len(body))
+                slot = await self._lanes.take(len(body), large=large)
                 try:
                     return await self._planned(slot, endpoint, body, request_id)
                 finally:
-                    self._lanes.over(len(body))
+                    self._lanes.over(large=large)
                     self._free(slot)
         except TimeoutError:
             message = f"The request could not be prepared within {self._timeout_s:g} s."
@@ -264,6 +269,11 @@ class PreparerPool(Preparer):
             raise template_failed("it took down the process that rendered it.")
         log.error("a request took down %d of the processes that tokenize", TRIES)
         raise internal()
+
+
+def _may_take_long(body: bytes | bytearray) -> bool:
+    """Whether planning may take more than moments. A few bytes of a grammar may take as long as a library is let compile them."""
+    return len(body) > LARGE_BYTES or GRAMMARS.search(body) is not None
 
 
 def _no_worker() -> ApiError:

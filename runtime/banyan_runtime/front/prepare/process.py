@@ -7,6 +7,8 @@ Its standard input is a socket to the front, which sends facts and sockets for w
 from __future__ import annotations
 
 import gc
+import importlib
+import logging
 import os
 import signal
 import socket
@@ -17,17 +19,20 @@ from typing import Final
 
 import msgspec
 
-from banyan_runtime import wire
+from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.process import die_with
 
+log = logging.getLogger("banyan")
+
 HEAD: Final = struct.Struct("<cI")
 BOOT: Final = b"b"  # to it: a `Boot`
 INFO: Final = b"i"  # to it: an EngineInfo; comes before the first FORK
 FORK: Final = b"f"  # to it: nothing, and the socket of a new worker with it
-LOADED: Final = b"l"  # from it: nothing
+LOADED: Final = b"l"  # from it: the tokenizer, or None (`Tokenizer.whole`)
+TOKENIZES: Final = "tokenizes"  # its only word: the library that loads tokenizers is imported before the `Boot` comes
 FAILED: Final = b"x"  # from it: a `Failure`, and it ends
 
 
@@ -55,24 +60,31 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended workers leave nothing to be waited for
     control = socket.socket(fileno=os.dup(0))
-    kind, raw, _ = _receive(control)
-    assert kind == BOOT, kind
-    boot = msgspec.msgpack.decode(raw, type=Boot)
-    die_with(boot.parent)
     isolate()
-    config = ServerConfig.from_engine_json(boot.config)
     from banyan_runtime.front.prepare.clock import trial
+    from banyan_runtime.front.prepare.constraints import Constraints
     from banyan_runtime.front.prepare.planner import Planner
     from banyan_runtime.front.prepare.worker import serve
     from banyan_runtime.front.text.text import Text
 
+    if TOKENIZES in sys.argv[1:]:
+        importlib.import_module("transformers")
+    kind, raw, _ = _receive(control)
+    assert kind == BOOT, kind
+    boot = msgspec.msgpack.decode(raw, type=Boot)
+    die_with(boot.parent)
+    config = ServerConfig.from_engine_json(boot.config)
+    logs.configure_unthreaded("api", form=config.log_format)
     try:
         tokenizer_dir = None if boot.tokenizer_dir is None else Path(boot.tokenizer_dir)
         text = Text.load(config, Path(boot.model_dir), tokenizer_dir, trial)
+        constraints = None
+        if config.grammar_backend != "none" and text.tokenizer is not None:
+            constraints = Constraints.load(config.grammar_backend, tokenizer_dir or Path(boot.model_dir), text.defaults.eos_ids)
     except UserError as error:
         control.sendall(message(FAILED, Failure(error.exit_code, str(error))))
         return 0
-    control.sendall(message(LOADED, None))
+    control.sendall(message(LOADED, None if text.tokenizer is None else text.tokenizer.whole))
     gc.collect()
     gc.freeze()
     planner: Planner | None = None
@@ -80,14 +92,14 @@ def main() -> int:
     while True:
         kind, raw, connection = _receive(control)
         if kind == INFO:
-            planner = Planner(config, text, msgspec.msgpack.decode(raw, type=wire.EngineInfo))
+            planner = Planner(config, text, msgspec.msgpack.decode(raw, type=wire.EngineInfo), constraints)
         elif kind == FORK:
             assert planner is not None, "a worker was asked for before the engine was ready"
             assert connection is not None
             try:
                 child = os.fork()
             except OSError as error:  # no memory or no process left: the front is told by the end of its socket
-                print(f"a worker could not be started: {error}", file=sys.stderr, flush=True)
+                log.error("a worker could not be started: %s", error)
                 child = -1
             if child == 0:
                 control.close()

@@ -10,8 +10,10 @@ from banyan_runtime import wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.errors import invalid
 from banyan_runtime.front.parsing import shown
-from banyan_runtime.front.plan import GenerateRequest, ReasoningStart
+from banyan_runtime.front.plan import GenerateRequest, ReasoningStart, ToolUse
+from banyan_runtime.front.prepare.constraints import Constraints
 from banyan_runtime.front.prepare.prompts import check_ids, fit
+from banyan_runtime.front.prepare.templates import Templates
 from banyan_runtime.front.sampling import SamplingParams
 from banyan_runtime.front.text.text import Text
 
@@ -28,6 +30,8 @@ class Served:
     config: ServerConfig
     text: Text
     info: wire.EngineInfo
+    constraints: Constraints
+    templates: Templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Scores:
 
     top: int = -1  # likeliest tokens beside each; -1: none at all
     prompt_from: int = -1  # first prompt position to score; -1: generated tokens alone
+    named: tuple[int, ...] = ()  # token ids told beside each, however likely
 
     def request(self, prompt_tokens: int, max_new_tokens: int) -> wire.LogprobRequest | None:
         """What of it the engine has to do. Nothing comes before a prompt's first token, so that one has no probability."""
@@ -44,7 +49,8 @@ class Scores:
         output = self.top if max_new_tokens > 0 else -1
         if first < 0 and output < 0:
             return None
-        return wire.LogprobRequest(output_top=output, prompt_from=first, prompt_top=max(self.top, 0) if first > 0 else 0)
+        top = max(self.top, 0) if first > 0 else 0
+        return wire.LogprobRequest(output_top=output, prompt_from=first, prompt_top=top, named=wire.pack_ids(list(self.named)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,10 @@ class Frame:
     priority: int = 0
     salt: str = ""
     reasoning: ReasoningStart | None = None
+    separate_reasoning: bool = True
     stream_reasoning: bool = True
+    tools: ToolUse | None = None
+    constraint: wire.Constraint | None = None
 
 
 def sequences(
@@ -80,10 +89,14 @@ def sequences(
             sampling=params.sampling(max_new, seed_id, config.random_seed, index),
             logprobs=logprobs,
             stops=params.stops,
+            stop_regexes=params.stop_regexes,
             include_stop=params.include_stop,
             skip_special_tokens=params.skip_special_tokens,
             reasoning=frame.reasoning,
+            separate_reasoning=frame.separate_reasoning,
             stream_reasoning=frame.stream_reasoning,
+            tools=frame.tools,
+            constraint=frame.constraint,
             stream_interval=(interval or config.stream_interval) if frame.stream else 0,
             priority=frame.priority,
             salt=frame.salt,
@@ -105,9 +118,10 @@ def check_logprobs(requests: Sequence[GenerateRequest], param: str) -> None:
     cells = 0
     for request in requests:
         if (asked := request.logprobs) is not None:
-            cells += (1 + asked.output_top) * request.sampling.max_new_tokens
+            named = len(asked.named) // 4
+            cells += (1 + asked.output_top + named) * request.sampling.max_new_tokens
             if asked.prompt_from > 0:
-                cells += (1 + asked.prompt_top) * (request.prompt_tokens - asked.prompt_from)
+                cells += (1 + asked.prompt_top + named) * (request.prompt_tokens - asked.prompt_from)
     if cells > MAX_LOGPROBS:
         message = (
             f"The answer could have {cells} log probabilities, of all choices together; at most {MAX_LOGPROBS} are allowed. "
@@ -123,7 +137,8 @@ def check_id(request_id: str, param: str) -> None:
 
 
 def priority_of(given: int | None) -> int:
-    """Raises ApiError for a priority out of the range that there is."""
+    """Higher goes first; below 0 is background, which runs in what online requests leave. Raises ApiError for a priority out of the
+    range that there is."""
     if given is not None and abs(given) > wire.PRIORITY_AT_MOST:
         message = f"priority must be in [{-wire.PRIORITY_AT_MOST}, {wire.PRIORITY_AT_MOST}], got {shown(given)}."
         raise invalid("priority", message)

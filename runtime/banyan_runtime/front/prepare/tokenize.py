@@ -8,8 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from banyan_runtime.front.chat.prompt import ChatOptions, render
-from banyan_runtime.front.errors import invalid, missing
+from banyan_runtime.front.errors import invalid, missing, unknown_model
 from banyan_runtime.front.native.schema import TOKENIZE_UNSUPPORTED, DetokenizeRequest, TokenizeRequest
+from banyan_runtime.front.openai.tools import check_tools
 from banyan_runtime.front.parsing import parse, refuse_unsupported, unknown
 from banyan_runtime.front.plan import AnswerPlan
 from banyan_runtime.front.prepare.encode import beginning
@@ -22,6 +23,7 @@ MAX_TOKENS: Final = 1_000_000
 def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) -> AnswerPlan:
     """Raises ApiError."""
     asked = parse(TokenizeRequest, body)
+    _check_model(served, asked.model)
     refuse_unsupported(asked, TOKENIZE_UNSUPPORTED)
     tokenizer = served.text.needed_tokenizer
     if asked.prompt is not None:
@@ -29,10 +31,12 @@ def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) ->
         prompts = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
     elif asked.messages is not None:
         special = asked.add_special_tokens is True
+        check_tools(asked.tools)
         options = ChatOptions(
             add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
             continue_final_message=asked.continue_final_message,
             variables=asked.chat_template_kwargs,
+            tools=body["tools"] if asked.tools else (),
         )
         prompts = [render(served.text.template, asked.messages, options).text]
     else:
@@ -55,12 +59,13 @@ def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) ->
     if asked.return_token_strs:
         pieces = [[tokenizer.token_text(token_id) for token_id in ids] for ids in tokens]
         answer["token_strs"] = pieces if several else pieces[0]
-    return AnswerPlan(body=msgspec.json.encode(answer), ignored=unknown(asked, frozenset(TOKENIZE_UNSUPPORTED) | {"model"}))
+    return AnswerPlan(body=msgspec.json.encode(answer), ignored=unknown(asked, frozenset(TOKENIZE_UNSUPPORTED)))
 
 
 def answer_detokenize(served: Served, body: Mapping[str, Any], request_id: str) -> AnswerPlan:
     """Raises ApiError."""
     asked = parse(DetokenizeRequest, body)
+    _check_model(served, asked.model)
     tokenizer = served.text.needed_tokenizer
     several = bool(asked.tokens) and isinstance(asked.tokens[0], list)
     lists = [as_ids(ids, "tokens") for ids in (asked.tokens if several else [asked.tokens])]
@@ -70,7 +75,12 @@ def answer_detokenize(served: Served, body: Mapping[str, Any], request_id: str) 
         check_ids(ids, served.info, "tokens")
         texts.append(tokenizer.decode(ids, skip_special_tokens=asked.skip_special_tokens))
     answer = texts if several else texts[0]
-    return AnswerPlan(body=msgspec.json.encode({"text": answer, "prompt": answer}), ignored=unknown(asked, {"model"}))
+    return AnswerPlan(body=msgspec.json.encode({"text": answer, "prompt": answer}), ignored=unknown(asked, frozenset()))
+
+
+def _check_model(served: Served, model: str | None) -> None:
+    if model is not None and not served.config.serves(model):
+        raise unknown_model(model, served.config.names)
 
 
 def _check_count(tokens: int, param: str) -> None:

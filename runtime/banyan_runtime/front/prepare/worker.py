@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from banyan_runtime.front.chat.template import ChatTemplate
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import Plan, RefusalPlan
 from banyan_runtime.front.prepare.clock import template_time
+from banyan_runtime.front.prepare.constraints import TRIAL_CPU_S
 from banyan_runtime.front.prepare.frames import BROKEN, ENDPOINTS, HELLO, RENDERING, REQUEST_HEAD, TOKENIZING, frame, pack
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.process import limit_memory, resident_bytes
@@ -22,6 +24,7 @@ from banyan_runtime.process import limit_memory, resident_bytes
 SLOW_S: Final = 0.05  # a request that has taken longer, or has a larger body, tells when its template has ended
 LARGE_BYTES: Final = 65_536
 MEMORY_BYTES: Final = 1 << 30  # that one request may take
+LOOK_EVERY_S: Final = 0.2
 GROWN_BYTES: Final = 64 << 20  # by which a worker may have grown before a fresh one takes its place
 
 
@@ -35,6 +38,8 @@ class Worker:
         self._body_bytes = 0
         if template is not None:
             template.guard = self._rendering
+        planner.templates.guard = self._rendering
+        planner.constraints.guard = self._trying
 
     def run(self) -> None:
         limit_memory(MEMORY_BYTES)
@@ -50,7 +55,7 @@ class Worker:
             try:
                 plan: Plan = self._planner.plan(ENDPOINTS[endpoint], body, request_id)
             except ApiError as error:
-                plan = RefusalPlan(status=error.status, message=error.message, code=error.code, param=error.param, headers=error.headers)
+                plan = _refused(error)
             except BaseException:
                 self._connection.sendall(frame(BROKEN, traceback.format_exc()))
                 return  # whatever it was may have left something behind
@@ -65,6 +70,28 @@ class Worker:
             yield
         if self._body_bytes > LARGE_BYTES or time.monotonic() - self._started > SLOW_S:
             self._connection.sendall(frame(TOKENIZING, None))
+
+    @contextlib.contextmanager
+    def _trying(self, refusal: ApiError) -> Iterator[None]:
+        """A grammar is compiled, by a library that cannot be interrupted. When that takes too long, another thread answers, and ends
+        this process. What counts is computing time, as for templates."""
+        self._connection.sendall(frame(TOKENIZING, None))  # the template is not to blame for what it takes
+        over, turn = threading.Event(), threading.Lock()
+        end_s = time.process_time() + TRIAL_CPU_S
+
+        def watch() -> None:
+            while not over.wait(LOOK_EVERY_S):
+                with turn:
+                    if not over.is_set() and time.process_time() > end_s:
+                        self._send(pack(_refused(refusal), last=True))
+                        os._exit(0)
+
+        threading.Thread(target=watch, name="grammar", daemon=True).start()
+        try:
+            yield
+        finally:
+            with turn:
+                over.set()
 
     def _read(self, size: int) -> bytearray:
         """Raises EOFError when the front has gone."""
@@ -81,6 +108,10 @@ class Worker:
         small = b"".join(piece for piece in pieces) if sum(map(len, pieces)) < 65_536 else None
         for piece in pieces if small is None else [small]:
             self._connection.sendall(piece)
+
+
+def _refused(error: ApiError) -> RefusalPlan:
+    return RefusalPlan(status=error.status, message=error.message, code=error.code, param=error.param, headers=error.headers)
 
 
 def serve(connection: socket.socket, planner: Planner, template: ChatTemplate | None) -> NoReturn:

@@ -8,21 +8,20 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
-from asyncio.subprocess import Process
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from banyan_runtime import wire
+from banyan_runtime.child import Child
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front.errors import unavailable
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
 from banyan_runtime.front.prepare.frames import HELLO
-from banyan_runtime.front.prepare.process import BOOT, FAILED, FORK, HEAD, INFO, Boot, Failure, message
+from banyan_runtime.front.prepare.process import BOOT, FAILED, FORK, HEAD, INFO, TOKENIZES, Boot, Failure, message
 
 log = logging.getLogger("banyan")
 
@@ -30,7 +29,7 @@ AGAIN_AFTER_S: Final = (0.0, 0.5, 2.0, 5.0, 15.0)  # between one end and the nex
 STEADY_S: Final = 60.0  # after which an end is the first one again
 HELLO_S: Final = 10.0  # a fork takes milliseconds
 FIRST_LOAD_S: Final = 300.0  # for the text files, which may come from a slow disk
-LOAD_S: Final = 30.0  # for the same files again; never less than LOAD_AGAIN times what it took first
+LOAD_S: Final = 60.0  # for libraries and the same files again; never less than LOAD_AGAIN times what it took first
 LOAD_AGAIN: Final = 5
 FIRST_TRIES: Final = 2
 
@@ -39,19 +38,35 @@ class _Ended(Exception):
     """The process went away, or had to be ended, before it had loaded. The text says why."""
 
 
+class Early:
+    """The process before it knows its model: it gets on with what takes long, and waits."""
+
+    def __init__(self, *, tokenizes: bool) -> None:
+        """On the main thread. `tokenizes`: it will need the library that loads tokenizers. Raises OSError, UnavailableError."""
+        self.control, theirs = socket.socketpair()
+        self.control.setblocking(False)
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads do not survive a fork
+        with theirs:
+            words = (TOKENIZES,) if tokenizes else ()
+            self.process = Child("banyan_runtime.front.prepare.process", *words, stdin=theirs.fileno(), environment=environment)
+
+
 class Zygote:
     """`start` it, and let it `serve` when the engine is ready; then it forks."""
 
-    def __init__(self, config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None) -> None:
+    def __init__(self, config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None, early: Early | None = None) -> None:
+        """`early`: the process is there already."""
         folder = None if tokenizer_dir is None else str(tokenizer_dir)
         self._boot = Boot(config.engine_json(), str(model_dir), folder, os.getpid())
         self._control: socket.socket | None = None
-        self._process: Process | None = None
+        self._process: Child | None = None
+        self._early = early
         self._info: wire.EngineInfo | None = None
         self._usable = asyncio.Event()
         self._closed = False
         self._watcher: asyncio.Task[None] | None = None
         self._load_s = FIRST_LOAD_S
+        self.tokenizer: bytes | None = None  # as the process has loaded it first (`Tokenizer.whole`), for who takes it
         self.trouble = ""  # why there is no process that could fork, as far as is known
 
     async def start(self) -> None:
@@ -111,7 +126,7 @@ class Zygote:
                     raise ChannelError(str(error)) from error
             return await self._greeted(channel, self._process)
 
-    async def _greeted(self, channel: Channel, process: Process | None) -> Channel:
+    async def _greeted(self, channel: Channel, process: Child | None) -> Channel:
         """Wait until the worker says that it is there. Raises ChannelError."""
         try:
             async with asyncio.timeout(HELLO_S):
@@ -139,19 +154,11 @@ class Zygote:
     async def _load(self) -> None:
         """Raises _Ended, and UserError for files that cannot be used."""
         try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:
+            early, self._early = self._early or Early(tokenizes=False), None
+        except (OSError, UnavailableError) as error:
             raise _Ended(str(error)) from error
-        ours.setblocking(False)
-        self._control = ours
-        with theirs:
-            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads do not survive a fork
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "banyan_runtime.front.prepare.process", stdin=theirs.fileno(), env=environment
-                )
-            except OSError as error:
-                raise _Ended(str(error)) from error
+        ours = self._control = early.control
+        self._process = early.process
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._load_s):
@@ -166,6 +173,8 @@ class Zygote:
             failure = msgspec.msgpack.decode(content, type=Failure)
             kinds: dict[int, type[UserError]] = {64: ConfigError, 65: ModelError}
             raise kinds.get(failure.exit_code, UserError)(failure.message)
+        if self._watcher is None:
+            self.tokenizer = msgspec.msgpack.decode(content, type=bytes | None)
         self._tell()
 
     def _tell(self) -> None:
@@ -204,9 +213,8 @@ class Zygote:
         if self._control is not None:
             self._control.close()
             self._control = None
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
 
 def _end_of(code: int) -> str:
@@ -215,12 +223,13 @@ def _end_of(code: int) -> str:
     return f"it ended with exit code {code}{hint}"
 
 
-async def _read(connection: socket.socket, size: int) -> bytes:
+async def _read(connection: socket.socket, size: int) -> bytearray:
     loop = asyncio.get_running_loop()
-    raw = b""
-    while len(raw) < size:
-        piece = await loop.sock_recv(connection, size - len(raw))
-        if not piece:
-            raise EOFError
-        raw += piece
+    raw, come = bytearray(size), 0
+    with memoryview(raw) as view:
+        while come < size:
+            more = await loop.sock_recv_into(connection, view[come:])
+            if not more:
+                raise EOFError
+            come += more
     return raw

@@ -1,4 +1,4 @@
-"""Everything of a model that has to do with text, loaded once: tokenizer, chat template, defaults, reasoning format."""
+"""Everything of a model that has to do with text, loaded once: tokenizer, chat template, defaults, formats of reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.front.chat.messages import ChatMessage
 from banyan_runtime.front.chat.prompt import ChatOptions, ReasoningReader, render
 from banyan_runtime.front.chat.reasoning import FORMATS
+from banyan_runtime.front.chat.reasoning.harmony import CHANNEL, END
 from banyan_runtime.front.chat.template import ChatTemplate, Guard, TemplateError
+from banyan_runtime.front.chat.tools.detect import detect
+from banyan_runtime.front.chat.tools.format import ToolFormat
+from banyan_runtime.front.chat.tools.registry import NAMES, find
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.text.defaults import GenerationDefaults
+from banyan_runtime.front.text.embedding import Embedding
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.hub.files import read_object_if_any, read_text
 
@@ -28,8 +33,12 @@ class Text:
     template: ChatTemplate | None
     defaults: GenerationDefaults
     reasoning: ReasoningReader | None
+    tools: ToolFormat | None  # how the model writes calls; None: they stay text
+    tool_marker_ids: frozenset[int]  # of its markers that are single tokens: they must reach the parser as text
     turn_end_ids: frozenset[int]  # tokens that end a turn in this chat template
     model_config: Mapping[str, Any]  # config.json
+    embedding: Embedding | None = None  # what prompts become where vectors are served
+    template_source: str | None = None  # of the chat template; None: there is none, or no tokenizer
 
     @property
     def needed_tokenizer(self) -> Tokenizer:
@@ -43,22 +52,38 @@ class Text:
         return self.needed_tokenizer.encode(text, add_special_tokens=True)
 
     @staticmethod
-    def load(config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None, guard: Guard | None = nullcontext) -> Text:
+    def load(
+        config: ServerConfig,
+        model_dir: Path,
+        tokenizer_dir: Path | None = None,
+        guard: Guard | None = nullcontext,
+        tokenizer: bytes | None = None,
+    ) -> Text:
         """Read the text files of a model; its chat template is compiled and renders in `guard`, and without one it is left out.
-        Raises ModelError for broken files, ConfigError for options that do not fit."""
+        `tokenizer`: as another process has loaded it (`Tokenizer.whole`). Raises ModelError for broken files, ConfigError for
+        options that do not fit."""
         folder = tokenizer_dir or (Path(config.tokenizer_path) if config.tokenizer_path else model_dir)
         model_config = read_object_if_any(model_dir / "config.json")
+        embedding = Embedding.load(config, model_dir, model_config) if config.serves_vectors else None
         if config.skip_tokenizer_init:
-            return Text(None, None, GenerationDefaults.load(config, model_dir, None), None, frozenset(), model_config)
-        tokenizer = Tokenizer.load(folder)
-        template = None if guard is None else _template(config, folder, tokenizer, guard)
+            defaults = GenerationDefaults.load(config, model_dir, None)
+            return Text(None, None, defaults, None, None, frozenset(), frozenset(), model_config, embedding)
+        loaded = Tokenizer.load(folder) if tokenizer is None else Tokenizer.restored(folder, tokenizer)
+        template = None if guard is None else _template(config, folder, loaded, guard)
+        source, _ = _template_source(config, folder, loaded)
+        tools = _tool_format(config, source or "")
+        markers = () if tools is None else tools.markers
         return Text(
-            tokenizer,
+            loaded,
             template,
-            GenerationDefaults.load(config, model_dir, tokenizer.eos_id),
-            _reader(config, tokenizer),
-            frozenset() if template is None else _turn_end(template, tokenizer),
+            GenerationDefaults.load(config, model_dir, loaded.eos_id),
+            _reader(config, loaded, tools),
+            tools,
+            frozenset(loaded.added[marker] for marker in markers if marker in loaded.added),
+            frozenset() if template is None else _turn_end(template, loaded),
             model_config,
+            embedding,
+            source,
         )
 
 
@@ -87,14 +112,25 @@ def _template_source(config: ServerConfig, folder: Path, tokenizer: Tokenizer) -
             return Path(config.chat_template).read_text(encoding="utf-8"), f"--chat-template {config.chat_template}"
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--chat-template={config.chat_template} cannot be read: {error}") from error
-    file = folder / "chat_template.jinja"
+    file, other = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if file.is_file():
-        return read_text(file), str(file)
+        return _by_tools(read_text(file), read_text(other) if other.is_file() else None), str(file)
     listed = tokenizer.settings.get("chat_template")
     if isinstance(listed, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in listed if isinstance(entry, dict)}
-        listed = named.get("default")
+        listed = _by_tools(named.get("default"), named.get("tool_use"))
     return (listed if isinstance(listed, str) else None), str(folder / "tokenizer_config.json")
+
+
+def _by_tools(plain: object, with_tools: object) -> str | None:
+    """One template of two: that for requests with tools, where there is one, and that for all others."""
+    if not isinstance(plain, str):
+        return None
+    if not isinstance(with_tools, str):
+        return plain
+    # Jinja drops blanks beside tags, and the last line break of a template: these are neither.
+    one, other = (f"{{{{ '' }}}}{source.removesuffix(chr(10))}{{{{ '' }}}}" for source in (with_tools, plain))
+    return f"{{% if tools %}}{one}{{% else %}}{other}{{% endif %}}"
 
 
 def _turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> frozenset[int]:
@@ -108,13 +144,33 @@ def _turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> frozenset[int]:
     _, found, rest = text.rpartition(answer)
     for content, token_id in tokenizer.added.items():
         if found and token_id in tokenizer.special_ids and rest.lstrip().startswith(content):
-            return frozenset({token_id})
+            ends_message = content == END and CHANNEL in tokenizer.added  # of gpt-oss, which thinks in one and answers in the next
+            return frozenset() if ends_message else frozenset({token_id})
     return frozenset()
 
 
-def _reader(config: ServerConfig, tokenizer: Tokenizer) -> ReasoningReader | None:
-    if config.reasoning_parser is None:
+def _tool_format(config: ServerConfig, template: str) -> ToolFormat | None:
+    """Raises ConfigError for a name that there is not."""
+    name = config.tool_call_parser
+    if name == "auto":
+        found = detect(template)
+        return None if found is None else find(found)
+    if name is None or name == "none":
         return None
-    form = FORMATS[config.reasoning_parser]
-    ids = {marker: token_id for marker in (form.start, form.end) if (token_id := tokenizer.added.get(marker)) is not None}
-    return ReasoningReader(form, form.end in ids, frozenset(ids.values()))
+    form = find(name)
+    if form is None:
+        raise ConfigError(f"--tool-call-parser={name} must be auto, none or one of {', '.join(NAMES)}")
+    return form
+
+
+def _reader(config: ServerConfig, tokenizer: Tokenizer, tools: ToolFormat | None) -> ReasoningReader | None:
+    name = config.reasoning_parser
+    if name is None and tools is find("gpt-oss"):
+        name = "gpt-oss"  # its channels hold everything, so somebody has to read them
+    if name is None:
+        return None
+    if name not in FORMATS:
+        raise ConfigError(f"--reasoning-parser={name} must be one of {', '.join(FORMATS)}")
+    form = FORMATS[name].fitting(tokenizer.added)
+    ids = {marker: token_id for marker in form.markers if (token_id := tokenizer.added.get(marker)) is not None}
+    return ReasoningReader(form, frozenset(ids.values()))

@@ -1,164 +1,161 @@
-"""One state machine for all reasoning that stands between a start and an end marker.
-
-Linear in the output: each feed looks at the new text and at what is held back, which is never more than white space and a
-proper prefix of one marker.
-"""
+"""One parser for all reasoning that stands between a start and an end marker."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from banyan_runtime.front.chat.events import Content, Event, Reasoning
-from banyan_runtime.front.text.stops import longest_partial
+from banyan_runtime.front.chat.reader import EndOfText, Markers, Reader, Wait
+from banyan_runtime.front.chat.reasoning.format import ReasoningFormat, Start
+from banyan_runtime.front.chat.reasoning.thoughts import RawThoughts, Thoughts, TokenCount, TrimmedThoughts
 
-
-class Start(enum.Enum):
-    """Where the output begins, as the end of the prompt shows."""
-
-    REASONING = "reasoning"  # the prompt opened the block
-    OPTIONAL = "optional"  # the model may open it
-    CONTENT = "content"  # the prompt closed it: thinking is off
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """The markers of a family of models. `forced`: it reasons even where the prompt does not open the block."""
-
-    start: str
-    end: str
-    forced: bool = False
-
-    def start_state(self, generation_prompt: str) -> Start:
-        """Read it off the text that the template put behind the last turn. The last marker there decides."""
-        opened, closed = generation_prompt.rfind(self.start), generation_prompt.rfind(self.end)
-        if opened < 0 and closed < 0:
-            return Start.REASONING if self.forced else Start.OPTIONAL
-        return Start.REASONING if opened > closed else Start.CONTENT
-
-
-class _State(enum.Enum):
-    OPTIONAL = enum.auto()  # nothing visible yet; the start marker may come
-    OPENED = enum.auto()  # opened by the prompt, nothing visible yet; a repeated start marker is absorbed
-    FRESH = enum.auto()  # reasoning, only line breaks so far
-    REASONING = enum.auto()
-    CLOSED = enum.auto()  # behind the end marker, nothing visible yet
-    CONTENT = enum.auto()
-
-
-_FIRST = {Start.REASONING: _State.OPENED, Start.OPTIONAL: _State.OPTIONAL, Start.CONTENT: _State.CONTENT}
-_INSIDE = (_State.OPENED, _State.FRESH, _State.REASONING)
+_NONE: Final[Mapping[str, bool]] = MappingProxyType({})
 
 
 class ReasoningParser:
     """`end_is_token`: the end marker is one token of the vocabulary, so a second one cannot be meant as text.
 
-    With `stream` false the reasoning comes as one event, at its end. Tokens are counted right when they come one by one.
+    `also_ends`: texts that end reasoning too, and stay content: the beginnings of tool calls. Those that are one token (true) do
+    so anywhere, others only at the start of a line. With `stream` false the reasoning comes as one event, at its end; `raw`: it
+    comes as generated, with its markers. Tokens are counted right when they come one by one.
     """
 
-    def __init__(self, form: ReasoningFormat, start: Start, *, end_is_token: bool, stream: bool = True) -> None:
+    def __init__(
+        self,
+        form: ReasoningFormat,
+        start: Start,
+        *,
+        end_is_token: bool,
+        stream: bool = True,
+        raw: bool = False,
+        also_ends: Mapping[str, bool] = _NONE,
+    ) -> None:
         self.reasoning_tokens = 0
-        self._form = form
-        self._state = _FIRST[start]
+        self._start = start
+        self._opens = Markers(form.start)
+        self._closes = Markers(form.end)
+        self._also_ends = also_ends
+        self._ends = Markers(form.end, *also_ends)
         self._end_is_token = end_is_token
-        self._stream = stream
-        self._held = ""
-        self._marker_tokens = 0  # tokens of a marker that is not complete yet
-        self._just_opened = False  # this feed brought the start marker
-        self._unsent: list[str] = []  # reasoning, only with stream=False
+        self._raw = raw
+        self._reader = Reader()
+        self._events: list[Event] = []
+        self._thoughts: Thoughts = RawThoughts(self._events.append) if raw else TrimmedThoughts(self._events.append, stream=stream)
+        self._count = TokenCount()
+        self._inside = start is Start.REASONING
+        self._opened = False  # this feed brought the start marker
+        self._run: Wait[None] | None = None if start is Start.CONTENT else self._read()
+        if self._run is not None:
+            next(self._run)
+
+    @property
+    def over(self) -> bool:
+        """Everything that follows is content."""
+        return self._run is None
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
-        if self._state is _State.CONTENT:
+        if self._run is None:
             return [Content(text)] if text else []
-        before = self._state
-        self._held += text
+        before, self._opened = self._inside, False
+        self._reader.push(text)
         events = self._advance()
-        self._count(len(token_ids), before)
+        reasoning = before and self._inside and not self._opened
+        self._count.add(len(token_ids), reasoning=reasoning, undecided=bool(self._reader.unread))
+        self.reasoning_tokens = self._count.tokens
         return events
 
     def finish(self) -> list[Event]:
-        held, self._held = self._held, ""
-        if self._state in _INSIDE:
-            self.reasoning_tokens += self._marker_tokens
-            return self._reason((held if self._state is _State.REASONING else held.lstrip("\n")).rstrip()) + self._release()
-        rest = held.lstrip("\n") if self._state is _State.CLOSED else held
-        return [Content(rest)] if rest else []
+        if self._run is None:
+            return []
+        self._reader.ended = True
+        self._count.finish()
+        self.reasoning_tokens = self._count.tokens
+        return self._advance()
+
+    def rescue(self) -> list[Event]:
+        """After a failure of `feed` or `finish`: everything that was fed and not given out."""
+        events = self._drain()
+        if held := self._thoughts.held():
+            events.append(Reasoning(held))
+        if rest := self._reader.rest():
+            events.append(Content(rest))
+        self._run = None
+        return events
 
     def _advance(self) -> list[Event]:
-        """Move through as many states as the held text decides."""
-        events: list[Event] = []
-        while True:
-            before = self._state
-            match before:
-                case _State.OPTIONAL:
-                    self._begin(_State.CONTENT)
-                case _State.OPENED:
-                    self._begin(_State.FRESH)
-                case _State.FRESH:
-                    if visible := self._held.lstrip("\n"):
-                        self._held, self._state = visible, _State.REASONING
-                case _State.REASONING:
-                    events += self._think()
-                case _State.CLOSED:
-                    self._answer()
-                case _State.CONTENT:
-                    if self._held:
-                        events.append(Content(self._held))
-                        self._held = ""
-            if self._state is before:
-                return events
-
-    def _begin(self, otherwise: _State) -> None:
-        """Nothing visible yet: comes the start marker, a part of it, or something else?"""
-        start, visible = self._form.start, self._held.lstrip()
-        if visible.startswith(start):
-            self._held, self._state = visible[len(start) :], _State.FRESH
-            self._just_opened = True
-        elif not start.startswith(visible):
-            self._state = otherwise
-
-    def _think(self) -> list[Event]:
-        end = self._form.end
-        before, found, after = self._held.partition(end)
-        if found:
-            self._held, self._state = after, _State.CLOSED
-            return self._reason(before.rstrip()) + self._release()
-        sure = before[: len(before) - longest_partial(before, end)].rstrip()
-        self._held = before[len(sure) :]
-        return self._reason(sure)
-
-    def _answer(self) -> None:
-        """Behind the end marker: drop line breaks, and a second marker where it can only be a slip."""
-        end, visible = self._form.end, self._held.lstrip()
-        while self._end_is_token and visible.startswith(end):
-            self._held = visible[len(end) :]
-            visible = self._held.lstrip()
-        if visible and not (self._end_is_token and end.startswith(visible)):
-            self._held, self._state = self._held.lstrip("\n"), _State.CONTENT
-
-    def _reason(self, text: str) -> list[Event]:
-        if not text:
-            return []
-        if self._stream:
-            return [Reasoning(text)]
-        self._unsent.append(text)
-        return []
-
-    def _release(self) -> list[Event]:
-        """The whole reasoning, where it was not streamed."""
-        whole, self._unsent = "".join(self._unsent), []
-        return [Reasoning(whole)] if whole else []
-
-    def _count(self, tokens: int, before: _State) -> None:
-        """Count the tokens of one feed as reasoning, unless they brought a marker."""
-        opened, self._just_opened = self._just_opened, False
-        if before not in _INSIDE or self._state not in _INSIDE or opened:
-            self._marker_tokens = 0
-            return
-        marker = self._form.start if self._state is _State.OPENED else self._form.end
-        if longest_partial(self._held, marker):
-            self._marker_tokens += tokens
+        assert self._run is not None
+        try:
+            next(self._run)
+        except StopIteration:
+            self._run = None
+            rest = self._reader.rest()
+        except EndOfText:
+            self._run = None
+            self._thoughts.end()
+            rest = "" if self._inside else self._reader.rest()
         else:
-            self.reasoning_tokens += self._marker_tokens + tokens
-            self._marker_tokens = 0
+            rest = ""
+        return [*self._drain(), *([Content(rest)] if rest else [])]
+
+    def _drain(self) -> list[Event]:
+        events = self._events[:]
+        self._events.clear()
+        return events
+
+    def _read(self) -> Wait[None]:
+        """Up to where only content follows; that is left unread or recorded."""
+        reader, thoughts = self._reader, self._thoughts
+        reader.record()
+        try:
+            yield from reader.space()
+            opened = yield from reader.accept(self._opens)
+        except EndOfText:
+            opened = None
+        if opened is not None:
+            self._inside = self._opened = True
+            thoughts.marker(reader.release())
+        elif self._start is Start.OPTIONAL:
+            return
+        else:
+            thoughts.add(reader.release())
+        if (yield from self._think()):
+            yield from self._close()
+
+    def _think(self) -> Wait[bool]:
+        """Up to the end of the reasoning: whether its own marker ended it."""
+        reader, thoughts = self._reader, self._thoughts
+        last = "\n"
+
+        def add(text: str) -> None:
+            nonlocal last
+            last = text[-1]
+            thoughts.add(text)
+
+        while True:
+            marker = yield from reader.until(self._ends, add, take=False)
+            if marker not in self._also_ends or self._also_ends[marker] or last == "\n":
+                break
+            add(reader.take(reader.at + len(marker)))
+        self._inside = False
+        own = marker not in self._also_ends
+        if own:
+            thoughts.marker(reader.take(reader.at + len(marker)))
+        thoughts.end()
+        return own
+
+    def _close(self) -> Wait[None]:
+        """Behind the end marker: drop line breaks, and a second marker where it can only be a slip."""
+        if self._raw:
+            return
+        reader = self._reader
+        while True:
+            reader.record()
+            try:
+                yield from reader.space()
+            except EndOfText:
+                break
+            if not self._end_is_token or (yield from reader.accept(self._closes)) is None:
+                break
+        reader.record(reader.release().lstrip("\n"))

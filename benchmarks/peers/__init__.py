@@ -1,0 +1,1 @@
+"""What Banyan is measured beside: a class each, that installs, converts and starts one of them behind one protocol (`peer.py`)."""

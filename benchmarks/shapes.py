@@ -1,0 +1,101 @@
+"""The models that are compared, as folders with safetensors and a tokenizer: made here with random weights, or fetched.
+
+    python benchmarks/shapes.py [0.5b 7m smollm2]
+
+Random weights soon repeat one token, which costs the same as any other. Folders are kept in ~/.cache/banyan/bench/models.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from banyan_runtime.hub import resolve
+
+CACHE: Final = Path.home() / ".cache" / "banyan" / "bench"
+CATALOG: Final = {"smollm2": "catalog://smollm2-135m"}
+QWEN2: Final[dict[str, dict[str, Any]]] = {
+    "0.5b": {
+        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "vocab_size": 151_936, "max_position_embeddings": 32_768,
+    },
+    "7m": {
+        "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 8192, "max_position_embeddings": 32_768,
+    },
+}  # fmt: skip
+TITLES: Final = {
+    "0.5b": "Qwen2.5-0.5B's shape, random weights",
+    "7m": "Qwen2's shape with 7 M parameters, random weights",
+    "smollm2": "SmolLM2-135M-Instruct",
+}
+SPECIAL: Final = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BPE_ENTRIES: Final = 4000
+
+
+def folder(name: str) -> Path:
+    """The model's folder; it is made or fetched first if it is not there. Raises ValueError for a name that there is not."""
+    if name in CATALOG:
+        return resolve(CATALOG[name])
+    if name not in QWEN2:
+        raise ValueError(f"there is no model {name!r}; there are {', '.join([*QWEN2, *CATALOG])}")
+    made = CACHE / "models" / name
+    if not (made / "config.json").exists():
+        scratch = made.with_suffix(".making")
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        _write_weights(QWEN2[name], scratch)
+        _write_tokenizer(QWEN2[name]["vocab_size"], scratch)
+        scratch.rename(made)
+    return made
+
+
+def _write_weights(shape: dict[str, Any], out: Path) -> None:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    config = Qwen2Config(**shape, tie_word_embeddings=True, rope_parameters=rope, eos_token_id=0, bos_token_id=None)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
+
+
+def _write_tokenizer(vocab_size: int, out: Path) -> None:
+    """Byte-level BPE trained on words that are made up, then entries that no merge leads to, so that every id has a text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    dice = random.Random(0)
+    words = ["".join(dice.choices("etaoinshrdlucmfwypvbgk", k=dice.randint(2, 9))) for _ in range(20_000)]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=BPE_ENTRIES,
+        special_tokens=[AddedToken(word, special=True) for word in SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator([" ".join(words)], trainer)
+    trained.decoder = decoders.ByteLevel()
+    content = json.loads(trained.to_str())
+    vocab = content["model"]["vocab"]
+    for number in range(len(vocab), vocab_size):
+        vocab[f"Ġw{number}"] = number
+    (out / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False))
+    (out / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[0], "pad_token": SPECIAL[0], "chat_template": TEMPLATE}
+        )
+    )
+
+
+if __name__ == "__main__":
+    for one in sys.argv[1:] or TITLES:
+        print(folder(one))

@@ -1,0 +1,273 @@
+"""What is to become of a BatchJob: which of its Jobs are wanted now, and whether it is over.
+
+    plan → work → merge
+
+Each is a Job that is made when the one before it is over, and none is ever unmade: a merge that exists, with the reason in its
+arguments why it publishes what is not done, is what was decided. So this follows from what is seen alone, whoever looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from banyan_operator.api import BatchJob
+from banyan_operator.api.status import MADE, BatchPhase, MadeJobs
+from banyan_operator.desired.batchjob import Because, Order, partial_of
+from banyan_operator.desired.batchpod import CONTAINER, PHASES, Partial, Phase
+from banyan_operator.kube.objects import condition, uid_of
+from banyan_operator.observed import diagnosis
+from banyan_operator.observed.conditions import Finding, no, yes
+from banyan_operator.observed.diagnosis import View
+from banyan_operator.observed.ending import Ending
+from banyan_operator.observed.seen import Seen, Stage
+
+REFUSAL_CODES: Final = (64, 65, 77, 78)
+"""The plan, or the work before any request, found that this cannot be done."""
+PUBLISHED: Final = ("Succeeded", "Cancelled", "Expired", "Failed", "TooManyErrors", "AllLinesFailed")
+"""Last words of a merge that has published."""
+UNREPORTED: Final = "The report of the worker's pod was never seen: counts are as last known."
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why the work is to end before it is done."""
+
+    partial: Partial
+    ended: BatchPhase
+    message: str
+
+
+CANCEL: Final = Stop("cancelled", "Cancelled", "spec.cancel is true.")
+EXPIRE: Final = Stop("expired", "Expired", "spec.deadlineSeconds has passed.")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the spec, the clock and the server ask for."""
+
+    accepted: Finding
+    hold: Finding | None  # why the work has to wait for its server
+    stop: Stop | None  # why it is to end early
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is remembered in the status beside what is seen."""
+
+    planned: bool
+    told_fenced: bool | None  # by the plan; None: its report was never seen
+    fenced: bool  # what is written by a worker that was given up for lost, the storage refuses
+    made: MadeJobs
+
+    def spent(self, phase: Phase) -> bool:
+        """Whether a Job that is not there was made as often as it may be."""
+        return len(getattr(self.made, phase)) >= MADE
+
+
+NOTHING_FAILS: Final = no("AsExpected", "Nothing fails.")
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """How it is over: to be told once nothing is left to be written."""
+
+    phase: BatchPhase
+    complete: Finding
+    failed: Finding = NOTHING_FAILS
+    refusal: Finding | None = None  # the spec asks for what cannot be
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    orders: tuple[Order, ...] = ()
+    over: Over | None = None
+    waits: str = ""  # for what, where an order is held back by pods that may still run
+
+
+def known(job: BatchJob, prior: Mapping[str, Any], seen: Seen, now: float) -> Known:
+    """`prior`: the status as it was."""
+    told = {kind: condition({"status": prior}, kind).get("status") for kind in ("Planned", "Fenced")}
+    done = seen.plan is not None and seen.plan.over(now) and seen.plan.ending is not None and seen.plan.ending.succeeded
+    fenced = {"True": True, "False": False}.get(str(told["Fenced"]))
+    if done and seen.plan is not None and isinstance(seen.plan.words.get("fenced"), bool):
+        fenced = seen.plan.words["fenced"]
+    planned = told["Planned"] == "True" or done or seen.merge is not None or (seen.work is not None and not seen.work.alone)
+    # a plan refuses a storage that is not fenced unless it is allowed
+    return Known(planned, fenced, fenced if fenced is not None else not job.spec.output.allow_unfenced, _made(prior, seen))
+
+
+def _made(prior: Mapping[str, Any], seen: Seen) -> MadeJobs:
+    """The uids that were told, and those that are seen."""
+    told: Mapping[str, Any] = prior.get("jobs") or {}
+    uids = {phase: list(told.get(phase) or ()) for phase in PHASES}
+    for stage in seen.stages:
+        if uid_of(stage.job) not in uids[stage.phase]:
+            uids[stage.phase].append(uid_of(stage.job))
+    return MadeJobs(**{phase: tuple(found[-MADE:]) for phase, found in uids.items()})
+
+
+def course(job: BatchJob, seen: Seen, memory: Known, wish: Wish, now: float) -> Course:
+    """The next step. `now`: unix seconds."""
+    if seen.merge is not None:
+        return _merging(job, seen, seen.merge, wish, now)
+    if seen.work is not None and seen.work.alone:
+        return _alone(job, seen, seen.work, wish, now)
+    if seen.work is not None:
+        return _working(job, seen, seen.work, memory, wish, now)
+    if memory.planned:
+        return _planned(job, seen, memory, wish)
+    return _planning(job, seen, seen.plan, memory, wish, now)
+
+
+def _as_it_is(*stages: Stage | None) -> tuple[Order, ...]:
+    return tuple(Order(stage.phase, suspend=not stage.begun) for stage in stages if stage is not None)
+
+
+def _planning(job: BatchJob, seen: Seen, plan: Stage | None, memory: Known, wish: Wish, now: float) -> Course:
+    waits = _left(seen)
+    if plan is None:
+        if wish.stop is not None:
+            return Course(over=None if waits else _ended(wish.stop, "Nothing had begun, so there are no results."), waits=waits)
+        if memory.spent("plan"):
+            return Course(over=_failed(_deleted("plan")))
+        return Course(orders=() if waits or job.spec.suspend else (Order("plan"),), waits=waits)
+    if plan.ending is not None:
+        over = _failed(_why(plan.ending, "PlanFailed")) if plan.over(now) and not plan.ending.succeeded else None
+        return Course(orders=_as_it_is(plan), over=over)
+    if wish.stop is not None:
+        rests = plan.at_rest(but_lost=True) and not waits
+        over = _ended(wish.stop, "The work was not planned yet, so there are no results.") if rests else None
+        return Course(orders=(Order("plan", suspend=True),), over=over, waits=waits)
+    return Course(orders=(Order("plan", suspend=job.spec.suspend),))
+
+
+def _planned(job: BatchJob, seen: Seen, memory: Known, wish: Wish) -> Course:
+    orders, waits = _as_it_is(seen.plan), _left(seen, memory)
+    if memory.spent("merge"):
+        return Course(orders, over=None if waits else _failed(_deleted("merge")), waits=waits)
+    if waits:
+        return Course(orders, waits=waits)
+    if wish.stop is not None:
+        return Course((*orders, Order("merge", partial=wish.stop.partial)))
+    if job.spec.suspend:
+        return Course(orders)
+    if memory.spent("work"):
+        return Course((*orders, Order("merge", partial="failed", because=_deleted("work"))))
+    return Course(orders if wish.hold is not None else (*orders, Order("work")))
+
+
+def _working(job: BatchJob, seen: Seen, work: Stage, memory: Known, wish: Wish, now: float) -> Course:
+    before = _as_it_is(seen.plan)
+    waits = _left(seen, memory)
+    if work.ending is None:
+        suspend = job.spec.suspend or wish.hold is not None or wish.stop is not None
+        orders = (*before, Order("work", suspend=suspend))
+        if wish.stop is None or not work.at_rest(but_lost=memory.fenced):
+            return Course(orders)
+        merge = Order("merge", partial=wish.stop.partial)
+    else:
+        orders = (*before, *_as_it_is(work))
+        if not work.over(now) or (job.spec.suspend and wish.stop is None):
+            return Course(orders)
+        merge = Order("merge")
+        if not work.ending.succeeded:
+            because = _why(work.ending, "WorkersFailed")
+            merge = Order("merge", partial="too-many-errors" if because.reason == "TooManyErrors" else "failed", because=because)
+    if waits:
+        return Course(orders, waits=waits)
+    if memory.spent("merge"):
+        return Course(orders, over=_failed(_deleted("merge")))
+    return Course((*orders, merge))
+
+
+def _merging(job: BatchJob, seen: Seen, merge: Stage, wish: Wish, now: float) -> Course:
+    orders = [*_as_it_is(seen.plan), *([Order("work", suspend=True)] if seen.work is not None else [])]
+    orders.append(Order("merge", suspend=job.spec.suspend and wish.stop is None))
+    return Course(tuple(orders), over=_merged(merge) if merge.over(now) else None)
+
+
+def _alone(job: BatchJob, seen: Seen, work: Stage, wish: Wish, now: float) -> Course:
+    """The one Job of a release before phases."""
+    waits = _left(seen)
+    if work.ending is not None:
+        if not work.over(now):
+            return Course(_as_it_is(work))
+        if work.ending.succeeded:
+            return Course(_as_it_is(work), over=Over("Succeeded", yes("Succeeded", f"All results are published.{_tail(work.ending)}")))
+        return Course(_as_it_is(work), over=_failed(_why(work.ending, "WorkersFailed")))
+    orders = (Order("work", suspend=job.spec.suspend or wish.hold is not None or wish.stop is not None),)
+    over = None
+    if wish.stop is not None and work.at_rest() and not waits:
+        over = _ended(wish.stop, "Nothing was published; progress is as counted.")
+    return Course(orders, over=over)
+
+
+# --- how it ends ---
+
+
+def _merged(merge: Stage) -> Over:
+    ending = merge.ending
+    assert ending is not None
+    partial, because, said = partial_of(merge.job), Because.of(merge.job), str(merge.words.get("code") or "")
+    if not ending.succeeded and said not in PUBLISHED:
+        why = _why(ending, "MergeFailed")
+        if because is None:
+            return _failed(replace(why, reason="MergeFailed", refusal=False))
+        return _failed(replace(because, message=f"{because.message} What was done could not be published either: {why.message}"))
+    match partial:
+        case "cancelled":
+            return _ended(CANCEL, f"What was done by then is published.{_tail(ending)}")
+        case "expired":
+            return _ended(EXPIRE, f"What was done by then is published.{_tail(ending)}")
+        case None if said == "AllLinesFailed":
+            return _failed(replace(_why(ending, "AllLinesFailed"), refusal=False))
+        case None:
+            return Over("Succeeded", yes("Succeeded", f"All results are published.{_tail(ending)}"))
+    default = "TooManyErrors" if partial == "too-many-errors" else "WorkersFailed"
+    because = because or Because(default, "The work failed.")
+    return _failed(replace(because, message=f"{because.message} What was done is published.{_tail(ending)}"))
+
+
+def _ended(stop: Stop, results: str) -> Over:
+    return Over(stop.ended, yes(stop.ended, f"{stop.message} {results}"))
+
+
+def _failed(because: Because) -> Over:
+    refusal = no(because.reason, because.message) if because.refusal else None
+    return Over("Failed", no(because.reason, because.message), yes(because.reason, because.message), refusal)
+
+
+def _why(ending: Ending, default: str) -> Because:
+    """Why a Job failed, in the words of the worker that decided it. `default`: the reason where these have none."""
+    tail = _tail(ending)
+    container = ending.pod.container(CONTAINER) if ending.pod is not None else None
+    if ending.pod is None or container is None or ending.end is None:
+        why = f" (pod {ending.pod.name}: {ending.pod.reason or ending.pod.disrupted or 'failed'})" if ending.pod is not None else ""
+        return Because(default, f"{ending.message or 'The Job failed'}{why}. Make a new BatchJob to try again.{tail}")
+    found = diagnosis.crash(ending.pod, container, ending.end, View(now=0.0, startup_timeout_s=0.0, accelerators=""))
+    reason = default if found.reason == "CrashLoop" else found.reason
+    return Because(reason, found.message + tail, refusal=ending.end.exit_code in REFUSAL_CODES)
+
+
+def _deleted(phase: Phase) -> Because:
+    return Because(
+        "InternalError",
+        f"The Job that does the {phase} was deleted {MADE} times by somebody else. Find out who does that, then make a new BatchJob.",
+    )
+
+
+def _tail(ending: Ending) -> str:
+    return "" if ending.reported else f" {UNREPORTED}"
+
+
+def _left(seen: Seen, memory: Known | None = None) -> str:
+    """Which pods of Jobs that are gone are waited for. What a fenced storage keeps out is not waited for on a node that is lost."""
+    but_lost = memory is not None and memory.fenced
+    pods = [pod for pod in seen.left if pod.may_run and not (pod.lost and but_lost)]
+    if not pods:
+        return ""
+    lost = f" on node {pods[0].node}, which does not answer" if pods[0].lost else ""
+    step = "" if pods[0].deleted else " Nobody ends it: delete the pod, or wait until its work is done."
+    return f"Waiting for pod {pods[0].name} to end{lost}.{step}"

@@ -1,0 +1,170 @@
+"""What the world shows of one BatchJob: its Jobs, their pods, how they ended, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from banyan_operator.api import BatchJob
+from banyan_operator.desired.batchjob import phase_of, run_of
+from banyan_operator.desired.batchpod import CONTAINER, PHASES, Phase, run_id
+from banyan_operator.desired.metadata import owner
+from banyan_operator.desired.names import Names
+from banyan_operator.kube.kinds import JOB
+from banyan_operator.kube.objects import is_true
+from banyan_operator.observed import diagnosis
+from banyan_operator.observed.answers import Readiness
+from banyan_operator.observed.conditions import messages
+from banyan_operator.observed.diagnosis import Diagnosis, View
+from banyan_operator.observed.ending import Ending, ending
+from banyan_operator.observed.pods import End, Pod, orphans, pods_of
+from banyan_operator.plan import Manifest, Settings, World
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One Job that this very BatchJob controls."""
+
+    phase: Phase
+    job: Manifest
+    pods: tuple[Pod, ...]  # of that Job, newest first
+    ending: Ending | None  # None while it goes on
+
+    @property
+    def alone(self) -> bool:
+        """It was made by a release before phases: it reads, runs and publishes by itself."""
+        return phase_of(self.job) is None
+
+    @property
+    def begun(self) -> bool:
+        return not self.job["spec"].get("suspend")
+
+    @property
+    def running_since(self) -> str | None:
+        """Since when its longest-running worker runs, as far as its node tells."""
+        return min((one.running_since for _, one in self._workers if one.running_since), default=None)
+
+    @property
+    def failure(self) -> tuple[Pod, End] | None:
+        """The newest worker that failed."""
+        ends = ((pod, one.ended) for pod in self.pods if (one := pod.container(CONTAINER)) is not None)
+        return next(((pod, end) for pod, end in ends if end is not None and end.exit_code != 0), None)
+
+    @property
+    def words(self) -> Mapping[str, Any]:
+        """Of the worker that succeeded, or decided the failure: its last words."""
+        end = self.ending.end if self.ending is not None else None
+        return {} if end is None else end.words.details
+
+    @property
+    def finished(self) -> str | None:
+        """When the last of its workers ended."""
+        ends = [container.ended.finished for pod in self.pods if (container := pod.container(CONTAINER)) and container.ended]
+        return max((end for end in ends if end), default=None)
+
+    def over(self, now: float) -> bool:
+        """Whether it has ended, and nothing more is to be learned of it."""
+        return self.ending is not None and self.ending.over(now)
+
+    def at_rest(self, *, but_lost: bool = False) -> bool:
+        """Nothing of it runs, and nothing will: it is seen suspended, by its controller too.
+
+        `but_lost`: what may run on nodes that do not answer is not waited for.
+        """
+        open_pods = [pod for pod in self.pods if pod.may_run]
+        lost = sum(pod.lost for pod in open_pods) if but_lost else 0
+        status = self.job.get("status") or {}
+        suspended = self.job["spec"].get("suspend") and is_true(self.job, "Suspended")
+        return bool(suspended) and len(open_pods) <= lost and (status.get("active") or 0) + (status.get("terminating") or 0) <= lost
+
+    @property
+    def _workers(self) -> Iterator[tuple[Pod, Any]]:
+        for pod in self.pods:
+            if (container := pod.container(CONTAINER)) is not None and pod.may_run and not pod.lost:
+                yield pod, container
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All of it. At most one of the stages is at work."""
+
+    plan: Stage | None
+    work: Stage | None
+    merge: Stage | None
+    left: tuple[Pod, ...]  # of Jobs that are gone, not collected yet
+    diagnosis: Diagnosis | None  # of the stage at work
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(stage for stage in (self.plan, self.work, self.merge) if stage is not None)
+
+    @property
+    def now(self) -> Stage | None:
+        """The one that is at work, or was last."""
+        return self.merge or self.work or self.plan
+
+    @property
+    def running(self) -> bool:
+        return self.now is not None and self.now.running_since is not None
+
+    @property
+    def stopping(self) -> tuple[Pod, ...]:
+        """Pods whose processes run or may yet."""
+        return tuple(pod for pods in (*(stage.pods for stage in self.stages), self.left) for pod in pods if pod.may_run)
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing runs, and nothing will while all is as it is."""
+        return not self.stopping and (self.now is None or self.now.ending is not None or self.now.at_rest())
+
+
+def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> Seen:
+    """Sort Jobs and pods, and find what is wrong with them."""
+    found = {phase: _stage(job, phase, world) for phase in PHASES}
+    seen = Seen(found["plan"], found["work"], found["merge"], orphans(world.children), None)
+    if seen.now is not None and seen.now.ending is not None:
+        return seen  # what went wrong on the way to its end no longer keeps anything from working
+    known = seen.now.pods if seen.now is not None else ()
+    return Seen(seen.plan, seen.work, seen.merge, seen.left, _diagnosis(known, view_of(job, world, prior, settings)))
+
+
+def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> View:
+    own = job.spec.server
+    accelerator = own.accelerator if own else None
+    return View(
+        now=world.now,
+        startup_timeout_s=own.probes.startup_timeout_seconds if own else 1800,
+        accelerators=f"{accelerator.count} x {accelerator.resource_name}" if accelerator and accelerator.count else "",
+        local=settings.platform == "local",
+        sole=True,
+        readyz=Readiness.of(world.readyz),
+        events=world.events,
+        told=messages(prior),
+    )
+
+
+def _stage(job: BatchJob, phase: Phase, world: World) -> Stage | None:
+    name = Names.of(job, world.children).job(phase)
+    for one in world.children:
+        if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
+            pods = pods_of([one], world.children)
+            return Stage(phase, one, pods, ending(one, pods))
+    return None
+
+
+def _is_own(job: BatchJob, work: Manifest) -> bool:
+    """Whether a Job does this BatchJob's work: it owns it, or nobody does and it was made for this very run."""
+    mine = owner(job)
+    return mine.controls(work) or (mine.may_change(work) and run_of(work) == run_id(job))
+
+
+def _diagnosis(known: tuple[Pod, ...], view: View) -> Diagnosis | None:
+    active = [pod for pod in known if pod.active]
+    lost = [one for pod in known if pod.may_run and (one := diagnosis.node_lost(pod, view))]
+    creation = [str(event.get("message") or "") for event in view.events if event.get("reason") == "FailedCreate"]
+    found = lost[0] if lost else diagnosis.creation_diagnosis(creation) if not active else None
+    found = found or diagnosis.worst([pod for pod in active if not pod.ready], view)
+    if found is None and not active:
+        found = diagnosis.worst([pod for pod in known if pod.phase == "Failed"][:1], view)
+    return found

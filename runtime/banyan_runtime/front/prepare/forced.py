@@ -1,0 +1,91 @@
+"""Grammars that hold a model to calls of tools in its own format."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Final
+
+from banyan_runtime.front.chat.tools.format import ToolFormat
+from banyan_runtime.front.chat.tools.tags import NAME, NUMBER, Hole, JsonArguments, Parts, TextArguments, ToolTag
+from banyan_runtime.front.openai.tools import Tool
+from banyan_runtime.grammar import tags
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.structural import Node
+from banyan_runtime.wire import Grammar
+
+ARRAY: Final = ToolTag(
+    trigger="",
+    begin=('{"name": "', NAME, '", "arguments": '),
+    end="}",
+    separator=", ",
+    opening="[",
+    closing="]",
+)
+"""For models whose own format cannot be forced, or is not known."""
+
+
+def tag_of(form: ToolFormat | None, added: Container[str]) -> ToolTag:
+    """How calls are forced from a model with these added tokens."""
+    tag = None if form is None else form.tag_for(added)
+    return ARRAY if tag is None else tag
+
+
+def forced(tag: ToolTag, tools: Sequence[Tool], *, several: bool) -> tags.Answer:
+    """At least one call of these tools, each with arguments that fit its schema. Of a tool that is not strict, a schema that
+    cannot be enforced is not; Answer's methods raise GrammarError for one that is."""
+    return _answer(tag, tools, several=several, loosely=False)
+
+
+def strict(tag: ToolTag, tools: Sequence[Tool], added: Container[str], *, several: bool) -> Grammar | None:
+    """Free text, in which calls fit the schemas of those tools that are strict; None: none is. Raises GrammarError."""
+    if not tag.trigger or not any(tool.function.strict for tool in tools):
+        return None
+    answer = loose(tag, tools, several=several)
+    if tag.prose:
+        return answer.leading(tag.prose, tag.marker if tag.marker in added else "")
+    return answer.triggered(tag.trigger)
+
+
+def loose(tag: ToolTag, tools: Sequence[Tool], *, several: bool) -> tags.Answer:
+    """Calls that fit the schemas of those tools that are strict."""
+    return _answer(tag, tools, several=several, loosely=True)
+
+
+def _answer(tag: ToolTag, tools: Sequence[Tool], *, several: bool, loosely: bool) -> tags.Answer:
+    calls = []
+    for tool in tools:
+        schema = tool.function.parameters or {}
+        if not tool.function.strict and (loosely or not _enforceable(tag, schema)):
+            schema = {}
+        calls.append(tags.Call(_parts(tag.begin, tool.function.name), _arguments(tag, schema), tag.end))
+    return tags.Answer(calls, tag.opening, tag.closing, tag.separator, several)
+
+
+def _enforceable(tag: ToolTag, schema: Mapping[str, Any]) -> bool:
+    try:
+        tags.Answer([tags.Call(("{",), _arguments(tag, schema), "}")]).forced()
+    except GrammarError:
+        return False
+    return True
+
+
+def _arguments(tag: ToolTag, schema: Mapping[str, Any]) -> Node:
+    known = schema if schema else None
+    if isinstance(tag.arguments, JsonArguments):
+        return tags.json_arguments(known)
+    form: TextArguments = tag.arguments
+    at = form.begin.index(NAME)
+    before, between = "".join(map(str, form.begin[:at])), "".join(map(str, form.begin[at + 1 :]))
+    return tags.text_arguments(known, before, between, form.end, form.separator)
+
+
+def _parts(begin: Parts, name: str) -> tuple[str | Node, ...]:
+    """A call's beginning, the tool's name in it; neighbouring texts are one."""
+    parts: list[str | Node] = []
+    for part in begin:
+        piece: str | Node = tags.NUMBER if part is NUMBER else name if isinstance(part, Hole) else part
+        if isinstance(piece, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += piece
+        else:
+            parts.append(piece)
+    return tuple(parts)

@@ -1,0 +1,134 @@
+"""How the output of a chat is read, and what it is held to: reasoning, calls of tools, grammars."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import msgspec
+
+from banyan_runtime import wire
+from banyan_runtime.front.chat.reasoning import HarmonyFormat, ReasoningFormat, Start
+from banyan_runtime.front.chat.reasoning.harmony import CALL
+from banyan_runtime.front.chat.tools.harmony import HARMONY
+from banyan_runtime.front.errors import ApiError, invalid
+from banyan_runtime.front.openai.schema import ChatRequest
+from banyan_runtime.front.openai.tools import ToolChoice
+from banyan_runtime.front.plan import ReasoningStart, ToolUse
+from banyan_runtime.front.prepare.channels import free_in_channels, in_channels
+from banyan_runtime.front.prepare.constraints import Asked, asked_of
+from banyan_runtime.front.prepare.forced import ARRAY, forced, loose, strict, tag_of
+from banyan_runtime.front.prepare.sequences import Served
+from banyan_runtime.front.text.text import Text
+from banyan_runtime.grammar.errors import GrammarError
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    reasoning: ReasoningStart | None
+    tools: ToolUse | None
+    constraint: wire.Constraint | None
+
+
+def output_of(served: Served, asked: ChatRequest, choice: ToolChoice, opening: str) -> Output:
+    """`opening`: what the template put behind the last turn. Raises ApiError."""
+    text = served.text
+    start = Start.CONTENT if text.reasoning is None else _start(text.reasoning.form, asked, opening)
+    constrain = _in_channels if _speaks_harmony(text) else _behind_reasoning
+    return Output(
+        reasoning=None if text.reasoning is None else start.value,
+        tools=_tools(text, asked, choice),
+        constraint=constrain(served, asked, choice, start),
+    )
+
+
+def _start(form: ReasoningFormat, asked: ChatRequest, opening: str) -> Start:
+    """Where the output begins. What goes on with content is content, unless that shows a marker."""
+    if asked.continue_final_message and form.start not in opening and form.end not in opening:
+        return Start.CONTENT
+    return form.start_state(opening)
+
+
+def _speaks_harmony(text: Text) -> bool:
+    return text.reasoning is not None and isinstance(text.reasoning.form, HarmonyFormat)
+
+
+def _in_channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start) -> wire.Constraint | None:
+    """For gpt-oss: the grammar is one of all its messages. Raises ApiError."""
+    constraints, text = served.constraints, served.text
+    own = asked_of(asked)
+    if own is not None and choice.mode != "required":
+        constraints.check(own)  # as the client wrote it, so that an error is about that
+    tools = [tool for tool in asked.tools if tool.function.name in choice.names]
+    tag = HARMONY.tag
+    assert tag is not None
+    several = asked.parallel_tool_calls and not choice.named and text.needed_tokenizer.added.get(CALL) not in text.defaults.eos_ids
+    try:
+        if choice.mode == "required":
+            found = Asked(in_channels(start, None, forced(tag, tools, several=several)), "tools")
+        elif own is not None:
+            calls = forced(tag, tools, several=several) if choice.mode == "auto" and text.tools is not None else None
+            found = dataclasses.replace(own, grammar=in_channels(start, own.grammar, calls))
+        elif choice.mode == "none" or text.tools is None or not any(tool.function.strict for tool in tools):
+            return None
+        else:
+            found = Asked(free_in_channels(start, loose(tag, tools, several=several)), "tools")
+    except GrammarError as error:
+        raise _bad_tools(error) from None
+    constraints.check(found)
+    return found.constraint()
+
+
+def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start) -> wire.Constraint | None:
+    """The model may think freely before it obeys. Raises ApiError."""
+    text, found = served.text, _demanded(served, asked, choice)
+    if found is None:
+        return None
+    served.constraints.check(found)
+    if text.reasoning is None or start is Start.CONTENT:
+        return found.constraint()
+    tokenizer, form = text.needed_tokenizer, text.reasoning.form
+    opens = tokenizer.encode(form.start, add_special_tokens=False)[:1] if start is Start.OPTIONAL else ()
+    return found.constraint(tuple(tokenizer.encode(form.end, add_special_tokens=False)), tuple(opens))
+
+
+def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice) -> Asked | None:
+    """What the output must be: calls where they are required, else what the request's own constraint says. Raises ApiError."""
+    text = served.text
+    own = asked_of(asked)
+    if choice.mode == "none":
+        return own
+    tools = [tool for tool in asked.tools if tool.function.name in choice.names]
+    tag = tag_of(text.tools, text.needed_tokenizer.added)
+    several = asked.parallel_tool_calls and not choice.named
+    try:
+        if choice.mode == "required":
+            return Asked(forced(tag, tools, several=several).forced(), "tools")
+        if own is None:
+            free = strict(tag, tools, text.needed_tokenizer.added, several=several)
+            return None if free is None else Asked(free, "tools")
+        # The model may call a tool, or answer as it is asked to.
+        with_calls = text.tools is not None and tag is not ARRAY and own.grammar.kind in ("json_schema", "json_object")
+        return dataclasses.replace(own, grammar=forced(tag, tools, several=several).or_json(own.grammar)) if with_calls else own
+    except GrammarError as error:
+        raise _bad_tools(error) from None
+
+
+def _bad_tools(error: GrammarError) -> ApiError:
+    return invalid("tools", f"Invalid schema for tools: {error}", "invalid_json_schema")
+
+
+def _tools(text: Text, asked: ChatRequest, choice: ToolChoice) -> ToolUse | None:
+    form = text.tools
+    if choice.mode == "none" or (form is None and choice.mode == "auto"):
+        return None
+    tools = [tool for tool in asked.tools if not choice.limited or tool.function.name in choice.names]
+    forced = choice.mode == "required" and tag_of(form, text.needed_tokenizer.added) is ARRAY
+    return ToolUse(
+        format="" if forced or form is None else form.names[0],
+        schemas=msgspec.json.encode({tool.function.name: tool.function.parameters or {} for tool in tools}),
+        limited=choice.limited,
+        parallel=asked.parallel_tool_calls,
+        required=choice.mode == "required",
+        calls_before=sum(len(message.tool_calls or ()) for message in asked.messages),
+    )

@@ -1,0 +1,164 @@
+"""What one sequence says: tokens → text → stop strings → output parser → content, reasoning and calls of tools."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from banyan_runtime.front.chat.events import Content, Event, Reasoning, ToolEvent
+from banyan_runtime.front.chat.output import ChoiceParser, make_parser
+from banyan_runtime.front.chat.reasoning import Start
+from banyan_runtime.front.chat.tools.json_array import JSON_ARRAY
+from banyan_runtime.front.chat.tools.registry import find
+from banyan_runtime.front.openai.calls import Calls
+from banyan_runtime.front.plan import GenerateRequest
+from banyan_runtime.front.text.detokenizer import Detokenizer
+from banyan_runtime.front.text.stop_regex import Stops
+from banyan_runtime.front.text.stops import StopMatcher
+from banyan_runtime.front.text.text import Text
+
+log = logging.getLogger("banyan.requests")
+
+_CHATS: Final = ("chat", "responses", "messages")
+
+
+class Speech:
+    """Tokens go in one by one; what is certain of their meaning lies in `content`, `reasoning` and `tools` until it is taken."""
+
+    def __init__(self, text: Text, request: GenerateRequest, endpoint: str, request_id: str) -> None:
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.tools: list[ToolEvent] = []
+        self._calls = Calls(lambda start: "")  # their ids are the answer's
+        self._id = request_id
+        self._parser = _parser(text, request)
+        self._detokenizer = _detokenizer(text, request, endpoint)
+        self._stops = _stops(request)
+        self._min_new_tokens = request.sampling.min_new_tokens
+        self.plain = self._parser is None and self._stops is None  # what is said is the content, and ends nothing
+
+    @property
+    def over(self) -> bool:
+        """Whether its end was found in the text, whatever the engine still computes."""
+        return self.matched is not None or (self._parser is not None and self._parser.enough)
+
+    @property
+    def calls(self) -> bool:
+        """Whether there are calls of tools, all of them fit to be run."""
+        return self._calls.fit
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended it."""
+        return None if self._stops is None else self._stops.matched
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """None where nothing looks for reasoning."""
+        return None if self._parser is None else self._parser.reasoning_tokens
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of the next tokens, for who has found it `plain`."""
+        return "" if self._detokenizer is None else self._detokenizer.feed(ids)
+
+    def feed(self, token_id: int, number: int) -> None:
+        """Take the next token, the `number`th. Raises TooSlow when a stop regex takes too long."""
+        ids = (token_id,)
+        text = self.text(ids)
+        if self._stops is not None:
+            text = self._stops.feed(text, allowed=number >= self._min_new_tokens)
+        self._pass_on(text, ids)
+
+    def finish(self, number: int) -> None:
+        """Release what the detokenizer, the stop strings and the parser held back behind the last token, the `number`th."""
+        if self._parser is not None and self._parser.enough:
+            return
+        if self._detokenizer is not None and self.matched is None:
+            text = self._detokenizer.finish()
+            if self._stops is not None:
+                text = self._stops.feed(text, allowed=number >= self._min_new_tokens)
+            self._pass_on(text)
+        self._pass_on("" if self._stops is None or self.matched is not None else self._stops.finish())
+        if (parser := self._parser) is not None:
+            self._parse(parser, parser.finish)
+
+    def take(self) -> tuple[str, str, list[ToolEvent]]:
+        """What has become certain since it was last taken: content, reasoning, calls."""
+        content, reasoning, tools = "".join(self.content), "".join(self.reasoning), self.tools
+        self.content, self.reasoning, self.tools = [], [], []
+        return content, reasoning, tools
+
+    def _pass_on(self, text: str, ids: Sequence[int] = ()) -> None:
+        """Send text on its way behind the stop strings."""
+        parser = self._parser
+        if parser is None:
+            if text:
+                self.content.append(text)
+            return
+        self._parse(parser, lambda: parser.feed(text, ids))
+
+    def _parse(self, parser: ChoiceParser, events: Callable[[], Sequence[Event]]) -> None:
+        """Take what the parser makes of text. One that fails gives the text back, and the rest is passed on as it is."""
+        try:
+            self._sort(events())
+        except Exception:
+            log.exception("the output parser failed on request %s; the rest is passed on as it is", self._id)
+            self._parser = None
+            self._sort(parser.rescue())
+
+    def _sort(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Content):
+                self.content.append(event.text)
+            elif isinstance(event, Reasoning):
+                self.reasoning.append(event.text)
+            else:
+                self.tools.append(event)
+                self._calls.add((event,))
+
+
+def _stops(request: GenerateRequest) -> Stops | StopMatcher | None:
+    if request.stop_regexes:
+        return Stops(request.stops, request.stop_regexes, include=request.include_stop)
+    return StopMatcher(request.stops, include=request.include_stop) if request.stops else None
+
+
+def _parser(text: Text, request: GenerateRequest) -> ChoiceParser | None:
+    tools, form = request.tools, None
+    if tools is not None:
+        form = find(tools.format) if tools.format else JSON_ARRAY
+        assert form is not None, tools.format
+    return make_parser(
+        None if request.reasoning is None or text.reasoning is None else text.reasoning.form,
+        Start(request.reasoning or "content"),
+        form,
+        {} if tools is None else _schemas(tools.schemas),
+        added=() if text.tokenizer is None else text.tokenizer.added,
+        separate=request.separate_reasoning,
+        stream_reasoning=request.stream_reasoning,
+        parallel=tools is None or tools.parallel,
+        limited=tools is not None and tools.limited,
+        required=tools is not None and tools.required,
+        implicit_end=request.constraint is None,
+    )
+
+
+@lru_cache(maxsize=4)
+def _schemas(raw: bytes) -> dict[str, dict[str, Any]]:
+    """The choices of a request come one after another, and have the same tools."""
+    schemas: dict[str, dict[str, Any]] = msgspec.json.decode(raw)
+    return schemas
+
+
+def _detokenizer(text: Text, request: GenerateRequest, endpoint: str) -> Detokenizer | None:
+    """None where only token ids are served. A chat that wants its reasoning unparsed wants its markers too, special or not."""
+    if text.tokenizer is None:
+        return None
+    keep = text.reasoning.marker_ids if text.reasoning is not None and endpoint in _CHATS else frozenset()
+    if request.tools is not None:
+        keep |= text.tool_marker_ids
+    return text.tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens, keep=keep)

@@ -1,0 +1,1 @@
+"""Grammars: compilers, and the libraries behind them."""

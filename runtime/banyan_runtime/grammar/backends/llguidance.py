@@ -1,0 +1,247 @@
+"""llguidance: compiles in milliseconds, refuses what it cannot enforce, and is bounded in what a step may cost. The default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import llguidance
+import msgspec
+import numpy as np
+from llguidance.gbnf_to_lark import any_to_lark
+
+from banyan_runtime.grammar import structural
+from banyan_runtime.grammar.backend import Words
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.forcing import forces
+from banyan_runtime.grammar.lark import LarkWriter
+from banyan_runtime.grammar.pieces import Splitter
+from banyan_runtime.grammar.vocabulary import Vocabulary
+from banyan_runtime.grammar.wording import TOO_COMPLEX, in_clients_words
+from banyan_runtime.wire import Grammar
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_JSON: Final[Mapping[str, JsonCompileOptions]] = {
+    # A blank, or a new line and its indentation: what models write, compact or pretty, and no more of it.
+    "bounded": {"whitespace_flexible": True, "whitespace_pattern": r" |\n[ \t]{0,32}"},
+    "any": {"whitespace_flexible": True},
+    "none": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+}
+_SHOWN: Final = 1000  # characters of the compiler's own words
+
+
+def _limits(kind: str) -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=1_000_000,  # 50,000 take a millisecond
+        step_lexer_fuel=200_000,  # 14,000 take a millisecond: so much may a mask cost, while all others wait
+        step_max_items=50_000,  # 20,000 take a millisecond
+        # A thousand properties that may be left out; else alternatives that are rules, which cost more each.
+        max_items_in_row=4500 if kind == "json_schema" else 2000,
+        max_lexer_states=100_000,  # 1 to 2 KB each, of an output
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
+class LlguidanceBackend:
+    """Takes a second to make at 150,000 tokens, and 120 MB."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises GrammarError for a tokenizer that llguidance cannot read."""
+        size = max(vocabulary.size, vocabulary.tokens)
+        try:
+            tokenizer = llguidance.LLTokenizer(vocabulary.tokenizer, n_vocab=size, eos_token=list(vocabulary.eos_ids) or None)
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise GrammarError(f"this model's tokenizer cannot be held to a grammar: {' '.join(str(error).split())[:_SHOWN]}") from None
+        self._tokenizer = tokenizer
+        self._splitter = Splitter(vocabulary.added)
+        self._ends = frozenset(vocabulary.eos_ids) | frozenset(tokenizer.eos_tokens)
+        self._size = size
+        self._rows = vocabulary.size
+
+    def compile(self, grammar: Grammar) -> LlguidanceCompiled:
+        """Raises GrammarError."""
+        try:
+            source = self._source(grammar)
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
+            raise GrammarError(in_clients_words(str(error), schemas=_schemas(grammar))) from None
+        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits(grammar.kind))
+        if matcher.is_error():
+            before = 1 if grammar.kind == "ebnf" and _ebnf(grammar.text) == grammar.text else None
+            raise GrammarError(_reason(matcher, before, _schemas(grammar)))
+        return LlguidanceCompiled(matcher, self._ends, self._size, self._rows)
+
+    def _source(self, grammar: Grammar) -> str:
+        options = _JSON.get(grammar.whitespace)
+        if options is None:
+            raise GrammarError(f"there is no whitespace {grammar.whitespace[:40]!r}; there are {', '.join(_JSON)}.")
+        match grammar.kind:
+            case "json_schema" | "json_object":
+                return self._json(grammar.text if grammar.kind == "json_schema" else '{"type":"object"}', options)
+            case "regex":
+                return _lark(f"start: /{_regex(grammar.text)}/", forcing=forces(grammar.text, self._splitter))
+            case "choice":
+                choices = msgspec.json.decode(grammar.text, type=list[str])
+                quoted = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
+                return _lark(f"start: CHOICE\nCHOICE: {quoted}", forcing=forces(choices, self._splitter))
+            case "ebnf":
+                return _lark(_ebnf(grammar.text), forcing=False)
+            case "structural_tag":
+                node = structural.decode(grammar.text)
+                parts = structural.inner(node)
+                forcing = '"type":"grammar"' not in grammar.text and all(forces(part, self._splitter) for part in parts)
+                lark, inner = LarkWriter(self._splitter, options, _regex, _ebnf).write(node)
+                return _lark(lark, forcing=forcing, inner=inner)
+        raise GrammarError(f"there is no kind of grammar {grammar.kind[:40]!r}.")
+
+    def _json(self, schema: str, options: JsonCompileOptions) -> str:
+        value = msgspec.json.decode(schema)
+        if forces(value, self._splitter):
+            return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        return _lark("start: %json " + msgspec.json.encode({**value, "x-guidance": options}).decode(), forcing=False)
+
+
+def _lark(lark: str, *, forcing: bool, inner: Mapping[str, str] | None = None) -> str:
+    """A whole grammar, and the `inner` ones that it refers to by name."""
+    grammars = [{"lark_grammar": f'%llguidance {{"no_forcing": {str(not forcing).lower()}}}\n{lark}'}]
+    grammars += [{"name": name, "lark_grammar": text} for name, text in (inner or {}).items()]
+    return msgspec.json.encode({"grammars": grammars}).decode()
+
+
+class LlguidanceCompiled:
+    def __init__(self, first: llguidance.LLMatcher, ends: frozenset[int], size: int, rows: int) -> None:
+        self._first = first
+        self._ends = ends
+        self._size = size
+        self._rows = rows
+
+    def matcher(self, stop_ids: Sequence[int]) -> LlguidanceMatcher:
+        stops = frozenset(stop for stop in stop_ids if 0 <= stop < self._rows)
+        return LlguidanceMatcher(self._first.deep_copy(), self._ends, stops, self._size, self._rows)
+
+
+class LlguidanceMatcher:
+    """Ends are looked after here: which tokens may end an output is each request's own matter."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, ends: frozenset[int], stops: frozenset[int], size: int, rows: int) -> None:
+        self._matcher = matcher
+        self._ends = ends  # never part of an output
+        self._stops = stops  # may end it
+        self._size = size  # ids that the library masks
+        self._rows = rows  # ids that the model has
+        self._accepted = 0
+        self._ended = False
+
+    def fill(self, words: Words) -> None:
+        matcher = self._matcher
+        if self._ended:
+            words[:] = 0
+            self._allow(words, self._stops)
+            return
+        if self._size > self._rows:
+            wide = np.empty(-(-self._size // 32), dtype=np.uint32)
+            matcher.unsafe_compute_mask_ptr(wide.ctypes.data, wide.nbytes)
+            words[:] = wide[: words.size]
+            if rest := self._rows % 32:
+                words[-1] &= np.uint32((1 << rest) - 1)
+        else:
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if matcher.is_error():
+            check(matcher)
+        for token_id in self._ends:
+            if token_id < self._rows:
+                words[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
+        if matcher.is_accepting():
+            self._allow(words, self._stops)
+        if not words.any():
+            raise GrammarError("no token of the vocabulary can come next in this grammar.")
+
+    def _allow(self, words: Words, ids: frozenset[int]) -> None:
+        for token_id in ids:
+            words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+    def accept(self, token_id: int) -> bool:
+        if self._ended:
+            return False
+        if token_id in self._stops and self._matcher.is_accepting():
+            self._ended = True
+            return True
+        if token_id in self._ends or not 0 <= token_id < self._rows:
+            return False
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            self._accepted += 1
+            return True
+        if self._matcher.is_error():
+            check(self._matcher)
+        return False
+
+    def rollback(self, tokens: int) -> None:
+        if tokens > self._accepted + self._ended:
+            raise GrammarError(f"{tokens} tokens cannot be taken back: there were {self._accepted + self._ended}.")
+        if tokens and self._ended:
+            self._ended = False
+            tokens -= 1
+        if tokens:
+            self._matcher.rollback(tokens)
+            check(self._matcher)
+            self._accepted -= tokens
+
+    @property
+    def is_completed(self) -> bool:
+        return self._ended or self._matcher.is_accepting()
+
+    @property
+    def is_terminated(self) -> bool:
+        return self._ended or (self._matcher.is_stopped() and self._matcher.is_accepting())
+
+    def copy(self) -> LlguidanceMatcher:
+        other = LlguidanceMatcher(self._matcher.deep_copy(), self._ends, self._stops, self._size, self._rows)
+        other._accepted, other._ended = self._accepted, self._ended
+        return other
+
+
+def check(matcher: llguidance.LLMatcher) -> None:
+    """Raises GrammarError for a matcher that has failed; it stays so."""
+    if matcher.is_error():
+        raise GrammarError(_reason(matcher))
+
+
+def _reason(matcher: llguidance.LLMatcher, line_before: int | None = None, schemas: Iterable[dict[str, Any]] = ()) -> str:
+    reason = matcher.get_error().partition("\n<state>")[0].replace("<non-verbose/>", "").strip()
+    if "NoExtension" in reason:
+        return "it admits no output."
+    return in_clients_words(reason, line_before=line_before, schemas=schemas) or TOO_COMPLEX
+
+
+def _schemas(grammar: Grammar) -> list[dict[str, Any]]:
+    """Those in it."""
+    if grammar.kind == "json_schema":
+        return [msgspec.json.decode(grammar.text)]
+    if grammar.kind == "structural_tag":
+        return [part for part in structural.inner(structural.decode(grammar.text)) if isinstance(part, dict)]
+    return []
+
+
+def _regex(pattern: str) -> str:
+    try:
+        text: str = llguidance.regex_to_lark(pattern, "d")  # \d is a digit of ASCII, as in JSON Schema and in what SGLang and vLLM do
+    except Exception as error:
+        raise GrammarError(in_clients_words(str(error))) from None
+    return text
+
+
+def _ebnf(text: str) -> str:
+    """GBNF as Lark; Lark as it is."""
+    if "%llguidance" in text:
+        raise GrammarError("%llguidance is the server's own matter; leave it out.")
+    try:
+        lark = str(any_to_lark(text)).removeprefix("%llguidance {}")
+    except RecursionError:
+        raise GrammarError("the grammar is nested too deeply.") from None
+    except Exception as error:  # the library's own, and what it stumbles over
+        raise GrammarError(in_clients_words(str(error)) or "it cannot be read.") from None
+    return lark

@@ -1,0 +1,178 @@
+"""What xgrammar enforces, and in which words. It passes over in silence what it cannot enforce, so such grammars are refused here, before
+anything is compiled. Needs neither xgrammar nor torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from banyan_runtime.grammar import structural
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.pieces import Piece, Splitter
+from banyan_runtime.grammar.schema import parts, refuse
+from banyan_runtime.grammar.structural import Node, Tag
+from banyan_runtime.wire import Grammar
+
+_TEXT: Final = frozenset({"minLength", "maxLength"})
+_FORMATS: Final = frozenset({
+    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "uri-reference", "uri-template",
+    "json-pointer", "relative-json-pointer",
+})  # fmt: skip
+
+_MARKER: Final = "\x01"  # what every token beside the vocabulary proper begins with (`xgrammar.py`)
+_QWEN: Final = ("<parameter=", ">\n")
+
+Form = dict[str, Any]
+
+
+def check(grammar: Grammar) -> None:
+    """Raises GrammarError for one that could not be enforced."""
+    match grammar.kind:
+        case "json_schema":
+            enforced(msgspec.json.decode(grammar.text))
+        case "structural_tag":
+            TagWriter(Splitter({})).write(structural.decode(grammar.text))
+
+
+def enforced(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema (it is changed) in the keywords that xgrammar enforces. Raises GrammarError for what it would pass over."""
+    for path, part in parts(schema):
+        kinds = part.get("type")
+        if "oneOf" in part:
+            raise refuse(path, part, "oneOf", "is not supported by xgrammar; use anyOf")
+        if len(part.get("allOf", ())) > 1:
+            raise refuse(path, part, "allOf", "of several schemas is not supported by xgrammar")
+        if "$ref" in part and part.keys() - {"$ref", "title", "description", "default", "examples", "$defs", "definitions", "$schema"}:
+            raise refuse(path, part, "$ref", "with keywords beside it is not supported by xgrammar")
+        if "$anchor" in part or (isinstance(reference := part.get("$ref"), str) and reference not in ("#",) and reference[:2] != "#/"):
+            raise refuse(path, part, "$anchor" if "$anchor" in part else "$ref", "is not supported by xgrammar")
+        if "multipleOf" in part and kinds != "integer":
+            raise refuse(path, part, "multipleOf", "of what is no integer is not supported by xgrammar")
+        for keyword in ("pattern", "format"):
+            if keyword in part and part.keys() & _TEXT:
+                raise refuse(path, part, keyword, "together with a length is not supported by xgrammar")
+        if part.keys() & _TEXT:  # as such it would admit control characters, which JSON does not
+            least, most = part.pop("minLength", 0), part.pop("maxLength", "")
+            part["pattern"] = f'^[^"\\\\\\x00-\\x1f]{{{least},{most}}}$'
+        if "format" in part and part["format"] not in _FORMATS:
+            raise refuse(path, part, "format", "is not supported by xgrammar")
+        if "patternProperties" in part and ("properties" in part or len(part["patternProperties"]) > 1):
+            raise refuse(path, part, "patternProperties", "beside other properties is not supported by xgrammar")
+        if isinstance(pattern := part.get("pattern"), str):
+            if any(sign in pattern for sign in ("(?=", "(?!", "(?<")):
+                raise refuse(path, part, "pattern", "with look-around is not supported by xgrammar")
+            if not (pattern.startswith("^") and pattern.endswith("$")):
+                raise refuse(path, part, "pattern", "must begin with ^ and end with $ for xgrammar, which matches whole texts")
+        for name in part.get("required", ()):
+            if name not in part.get("properties", {}):
+                raise refuse(
+                    path, part, "required", f"names {str(name)[:60]!r}, which is not among the properties: not supported by xgrammar"
+                )
+    return schema
+
+
+class TagWriter:
+    """Writes structural tags in xgrammar's words. To xgrammar every token is text, so that free text would take in a marker too; here those
+    tokens are no text (`xgrammar.py`), and a marker in a text is written as its token."""
+
+    def __init__(self, splitter: Splitter) -> None:
+        self._splitter = splitter
+
+    def write(self, node: Node) -> Form:
+        """Raises GrammarError for what xgrammar has no words for."""
+        match node:
+            case structural.Text(value):
+                return self._text(value)
+            case structural.Json(schema):
+                return {"type": "json_schema", "json_schema": enforced(schema)}
+            case structural.Parameters():
+                return self._parameters(node)
+            case structural.Regex() | structural.Ebnf():
+                written: Form = msgspec.to_builtins(node)
+                return written
+            case structural.AnyText(excludes):
+                return self._free(excludes)
+            case structural.Token(token):
+                return {"type": "token", "token": self._splitter.ids.get(token, token) if isinstance(token, str) else token}
+            case structural.Sequence(elements):
+                return _sequence(map(self.write, elements))
+            case structural.Or(elements):
+                return _either(map(self.write, elements))
+            case structural.Optional(content) | structural.Star(content) | structural.Plus(content):
+                return {"type": type(node).__struct_config__.tag, "content": self.write(content)}
+            case Tag():
+                return self._tag(node, node.begin)
+            case structural.TriggeredTags():
+                return self._triggered(node)
+            case structural.TagsWithSeparator():
+                return self._separated(node)
+        raise AssertionError(node)
+
+    def _pieces(self, text: str) -> list[Form]:
+        return list(map(_piece, self._splitter.split(text)))
+
+    def _text(self, text: str) -> Form:
+        return _sequence(self._pieces(text))
+
+    def _free(self, excludes: Iterable[str]) -> Form:
+        """Free text without these. Tokens of their own never occur in text."""
+        pieces = {text: self._splitter.split(text) for text in excludes}
+        return {"type": "any_text", "excludes": [_MARKER, *(text for text, split in pieces.items() if split == [text])]}
+
+    def _ended(self, content: Form, end: str) -> Form:
+        """`content`, up to the first place at which `end` follows."""
+        pieces = self._splitter.split(end)
+        if not pieces or isinstance(pieces[0], int):
+            return _sequence([content, *map(_piece, pieces)])
+        return _sequence([{"type": "tag", "begin": "", "content": content, "end": pieces[0]}, *map(_piece, pieces[1:])])
+
+    def _tag(self, tag: Tag, begin: str) -> Form:
+        """A tag of which only `begin` is still to come before its content."""
+        content = self.write(tag.content)
+        return _sequence([*self._pieces(begin), _either(self._ended(content, end) for end in tag.ends)])
+
+    def _triggered(self, node: structural.TriggeredTags) -> Form:
+        groups: dict[str, list[Tag]] = {}
+        for tag in node.tags:
+            trigger = next(trigger for trigger in node.triggers if tag.begin.startswith(trigger))
+            groups.setdefault(self._splitter.whole(trigger, tag.begin), []).append(tag)
+        called = []
+        for trigger, tags in groups.items():
+            before = self._free([*(other for other in groups if other != trigger), *node.excludes])
+            rest = _either(self._tag(tag, tag.begin[len(trigger) :]) for tag in tags)
+            called.append(_sequence([self._ended(before, trigger), rest]))
+        later, tail = _either(called), self._free([*groups, *node.excludes])
+        first = [_either(self._tag(tag, tag.begin) for tag in node.tags)] if node.at_least_one else []
+        if node.stop_after_first:
+            return first[0] if first else _either([later, tail])
+        return _sequence([*first, {"type": "star", "content": later}, tail])
+
+    def _separated(self, node: structural.TagsWithSeparator) -> Form:
+        tag = _either(self._tag(tag, tag.begin) for tag in node.tags)
+        more = [] if node.stop_after_first else [{"type": "star", "content": _sequence([*self._pieces(node.separator), tag])}]
+        several = _sequence([tag, *more])
+        return several if node.at_least_one else {"type": "optional", "content": several}
+
+    def _parameters(self, node: structural.Parameters) -> Form:
+        around = (node.before, node.between, node.after)
+        if around[:2] != _QWEN or any(self._splitter.split(text) != [text] for text in around):
+            raise GrammarError("parameters in this form are not supported by xgrammar.")
+        return {"type": "json_schema", "style": "qwen_xml", "json_schema": enforced(node.json_schema), "excludes": [_MARKER]}
+
+
+def _piece(piece: Piece) -> Form:
+    return {"type": "token", "token": piece} if isinstance(piece, int) else {"type": "const_string", "value": piece}
+
+
+def _sequence(elements: Iterable[Form]) -> Form:
+    listed = list(elements)
+    if not listed:
+        return {"type": "const_string", "value": ""}
+    return listed[0] if len(listed) == 1 else {"type": "sequence", "elements": listed}
+
+
+def _either(elements: Iterable[Form]) -> Form:
+    listed = list(elements)
+    return listed[0] if len(listed) == 1 else {"type": "or", "elements": listed}

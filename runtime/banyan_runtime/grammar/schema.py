@@ -1,0 +1,189 @@
+"""JSON schemas before they are compiled: how large they may be, which keywords are enforced, and what they mean here.
+
+An output must obey all of a schema or the schema is refused: a keyword that no backend enforces is named with its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.limits import MAX_ALTERNATIVES, MAX_NESTING, MAX_PROPERTIES, MAX_REGEX_BYTES, check_count, check_text
+
+Schema = dict[str, Any]
+
+_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE: Final = ("items", "additionalItems", "additionalProperties")
+_UNENFORCED: Final = (
+    "not", "if", "then", "else", "contains", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
+    "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+_FORMATS: Final = frozenset({
+    "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "idn-email", "idn-hostname",
+    "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex",
+})  # fmt: skip
+"""Those that JSON Schema defines. Any other name says nothing about the text, and is left out."""
+_MAX_REMAINDERS: Final = 20_000  # of a number that is to be a multiple; 10,000 take 60 ms to compile, a million 12 s
+_UUIDS: Final = frozenset(f"uuid{version}" for version in range(1, 9))  # pydantic's names
+
+
+def prepare(schema: object) -> str:
+    """The schema that is compiled, as JSON. Raises GrammarError with the reason, and the place in the schema.
+
+    Objects that name their properties, and say nothing of others, have no others: a model that may go on with properties that
+    nobody asked for often does so until it is cut off.
+    """
+    if not isinstance(schema, dict):
+        raise GrammarError("a schema is a JSON object.")
+    _check_size(schema)
+    for path, part in parts(schema):
+        _check(path, part)
+    ours: Schema = _copy(schema)
+    ours.pop("x-guidance", None)  # a compiler's own switches
+    _neutralise(ours)
+    _close(ours)
+    text = msgspec.json.encode(ours).decode()
+    check_text(text, "the schema")
+    return text
+
+
+def parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The schema and all schemas in it, each with its place, such as #/properties/a."""
+    waiting: list[tuple[str, Any]] = [("#", schema)]
+    while waiting:
+        path, part = waiting.pop()
+        if not isinstance(part, dict):
+            continue
+        yield path, part
+        for name in _MAPS:
+            if isinstance(found := part.get(name), dict):
+                waiting += [(f"{path}/{name}/{key}", value) for key, value in found.items()]
+        for name in (*_LISTS, *_SINGLE):
+            found = part.get(name)
+            if isinstance(found, list):
+                waiting += [(f"{path}/{name}/{index}", value) for index, value in enumerate(found)]
+            elif name in _SINGLE:
+                waiting.append((f"{path}/{name}", found))
+
+
+def refuse(path: str, part: Mapping[str, Any], keyword: str, reason: str = "is not supported") -> GrammarError:
+    """The error for a keyword at a place that an output could not be held to."""
+    shown = msgspec.json.encode(part[keyword]).decode()
+    shown = f" ({shown})" if len(shown) <= 60 else ""
+    return GrammarError(f"'{keyword}'{shown} at {path[:200]} {reason}.")
+
+
+def check_nesting(value: object, what: str) -> None:
+    """Raises GrammarError for JSON that is nested deeper than can be worked on."""
+    level, depth = [value], 0
+    while level := [item for one in level for item in _children(one) if isinstance(item, dict | list)]:
+        depth += 1
+        if depth >= MAX_NESTING:
+            raise GrammarError(f"{what} is nested more than {MAX_NESTING} levels deep.")
+
+
+def _children(value: object) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _check_size(schema: Schema) -> None:
+    """Nesting first, since everything else here recurses; then the size of it all, since places in it are as long as its names."""
+    check_nesting(schema, "the schema")
+    try:
+        text = msgspec.json.encode(schema).decode()
+    except UnicodeEncodeError:
+        raise GrammarError("the schema has half of a surrogate pair, which no output can have.") from None
+    except ValueError:
+        raise GrammarError("the schema has a number of more than 4300 digits.") from None
+    check_text(text, "the schema")
+    properties = alternatives = 0
+    for _, part in parts(schema):
+        properties += len(_mapping(part.get("properties")))
+        alternatives += sum(len(_list(part.get(name))) for name in ("enum", "anyOf", "oneOf"))
+    check_count(properties, "properties", MAX_PROPERTIES)
+    check_count(alternatives, "alternatives", MAX_ALTERNATIVES)
+    if "\\u0000" in text and has_nul(schema):
+        raise GrammarError("the schema has a NUL character, which no output can have.")
+
+
+def has_nul(value: Any) -> bool:
+    """Whether any text in this JSON has a NUL character."""
+    if isinstance(value, dict):
+        return any("\0" in key or has_nul(item) for key, item in value.items())
+    if isinstance(value, list):
+        return any(map(has_nul, value))
+    return isinstance(value, str) and "\0" in value
+
+
+def _check(path: str, part: Schema) -> None:
+    for keyword in _UNENFORCED:
+        if keyword in part:
+            raise refuse(path, part, keyword)
+    if part.get("uniqueItems", False) is not False:
+        raise refuse(path, part, "uniqueItems")
+    reference = part.get("$ref")
+    if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
+        raise refuse(path, part, "$ref", "must point into the schema itself ('#/...')")
+    step = part.get("multipleOf")
+    if isinstance(step, int | float) and _remainders(step) > _MAX_REMAINDERS:
+        raise refuse(path, part, "multipleOf", f"has more than {_MAX_REMAINDERS} remainders to tell apart, which is not supported")
+    patterns = [("pattern", part.get("pattern")), *(("patternProperties", name) for name in _mapping(part.get("patternProperties")))]
+    for keyword, pattern in patterns:
+        if isinstance(pattern, str):
+            check_text(pattern, f"'{keyword}' at {path[:200]}", MAX_REGEX_BYTES)
+    # What is no schema at all, the compiler says: it knows the forms of all drafts.
+
+
+def _remainders(step: float) -> int:
+    """How many remainders a division by it can have, in units of its last digit: an automaton has a state for each."""
+    if isinstance(step, int):
+        return abs(step)
+    digits = Decimal(repr(step))
+    exponent = digits.as_tuple().exponent
+    return int(digits.scaleb(-exponent) if isinstance(exponent, int) and exponent < 0 else digits)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _neutralise(schema: Schema) -> None:
+    """Take out what says nothing, so that no backend stumbles over it."""
+    for _, part in parts(schema):
+        part.pop("uniqueItems", None)
+        name = part.get("format")
+        if isinstance(name, str) and name not in _FORMATS:
+            if name in _UUIDS:
+                part["format"] = "uuid"
+            else:
+                del part["format"]
+
+
+def _close(schema: Schema) -> None:
+    """Close the objects that name their properties. Not where several schemas describe one object together: each of them
+    would forbid what the others name."""
+    found = list(parts(schema))
+    if any("allOf" in part or ("$ref" in part and "properties" in part) for _, part in found):
+        return
+    shared = {id(branch) for _, part in found if "properties" in part for name in ("anyOf", "oneOf") for branch in _list(part.get(name))}
+    for _, part in found:
+        alone = id(part) not in shared and "anyOf" not in part and "oneOf" not in part
+        if alone and _mapping(part.get("properties")) and "patternProperties" not in part:
+            part.setdefault("additionalProperties", False)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,83 @@
+"""What a `--model-path` can be besides a folder: catalog://NAME, hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from banyan_runtime.errors import ConfigError
+
+_HUB_NAME: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_HUB_REVISION: Final = re.compile(r"[A-Za-z0-9][\w./-]{0,254}", re.ASCII)
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PREFIX: Final = re.compile(r"[^\s?#\\]{0,900}")
+MAIN: Final = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """catalog://NAME"""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepo:
+    """hf://ORG/NAME[@REVISION]; a revision is a branch, a tag or a commit."""
+
+    name: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"hf://{self.name}" + (f"@{self.revision}" if self.revision != MAIN else "")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPrefix:
+    """s3://BUCKET/PREFIX: the objects of one folder; `prefix` has no slash at its ends."""
+
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+Address = Catalog | HubRepo | BucketPrefix
+
+
+def parse(model_path: str, revision: str | None = None) -> Address | None:
+    """The address that a `--model-path` is; None for a folder. `revision` is that of an hf:// address that names none.
+
+    Raises ConfigError for an address of another kind, or one that is not well formed.
+    """
+    scheme, separator, rest = model_path.partition("://")
+    if not separator:
+        return None
+    if scheme == "catalog":
+        return Catalog(rest)
+    if scheme == "hf":
+        name, at, named = rest.partition("@")
+        wanted = named if at else revision or MAIN
+        if not _HUB_NAME.fullmatch(name) or ".." in name:
+            raise ConfigError("--model-path: an hf:// address is hf://ORG/NAME or hf://ORG/NAME@REVISION")
+        if not _HUB_REVISION.fullmatch(wanted) or ".." in wanted:
+            raise ConfigError(f"--model-path=hf://{name}: the revision must be a branch, a tag or a commit")
+        if at and revision and revision != named:
+            raise ConfigError(f"--model-path={model_path} and --revision={revision} name two revisions; remove one")
+        return HubRepo(name, wanted)
+    if scheme == "s3":
+        bucket, _, prefix = rest.partition("/")
+        if not _BUCKET.fullmatch(bucket) or not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
+            raise ConfigError("--model-path: an s3:// address is s3://BUCKET/PREFIX, without credentials, '?', '#' and spaces")
+        return BucketPrefix(bucket, prefix.strip("/"))
+    raise ConfigError(f"--model-path={scheme}://…: only a folder, catalog://NAME, hf://ORG/NAME or s3://BUCKET/PREFIX can be served")
+
+
+def served_name(model_path: str) -> str:
+    """What a model is called where it was given no name: NAME of catalog://NAME, ORG/NAME of hf://ORG/NAME@REVISION, else the path."""
+    for scheme in ("catalog://", "hf://"):
+        if model_path.startswith(scheme):
+            return model_path.removeprefix(scheme).partition("@")[0]
+    return model_path

@@ -1,0 +1,77 @@
+"""What one kind of runner computes in its own way: token ids → hidden states → logits. The rest of a step is `runner.py`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.model.blocks import Parameter
+from banyan_runtime.model.choice import Choice
+from banyan_runtime.model.table import SlotTable
+from banyan_runtime.step import I32, Pulse, SamplingColumns, Step
+
+
+class Forward(Protocol):
+    """The decoder over its paged KV pool. Results are torch tensors on the device that computes."""
+
+    @property
+    def kv_bytes(self) -> int: ...
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether the bits of a token's results are the same whatever else is in the step."""
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """Called once, before the first step: so many sequences may be in a step, none longer than `positions`."""
+
+    def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
+        """Last hidden states [T, hidden_size] of the step's tokens.
+
+        `token_ids` int64 [T]: those of the step, with tokens that were in flight filled in. The table has taken the step in.
+        Keys and values of the tokens are stored in the step's slots.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 logits [n, vocab_size] of n hidden states. The caller may write into them, until the next call."""
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The token with the largest logit for each of n hidden states, int64 [n], of equal ones the first; and which rows failed,
+        bool [n]: their logits hold NaN, or the largest is infinite. The tokens of failed rows are some ids of the vocabulary."""
+
+    def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
+        """One token for each row of fp32 logits [n, vocab_size], as `sampler.sample` draws it; which rows failed, bool [n]."""
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """n hidden states as the head reads them, [n, hidden_size]."""
+
+
+class Model(Protocol):
+    """Weights in the form that one kind of runner computes with."""
+
+    weights_bytes: int
+
+    def forward(self, pool_tokens: int, page_size: int) -> Forward:
+        """Allocate the KV pool for so many tokens."""
+
+
+class ModelKind(Protocol):
+    """A kind of runner: a class."""
+
+    name: str
+    own_attention: bool  # else it computes with one of the attention backends
+    torch_threads: bool  # torch's threads compute, else threads of its own
+    fast_bf16: bool  # bfloat16 is fast without instructions for it
+
+    def refusal(self, config: ServerConfig, device: torch.device) -> str | None:
+        """Why this kind cannot compute there, in words that go on after "the NAME runner is not used:"; or None."""
+
+    def __call__(self, choice: Choice, parameters: dict[str, Parameter], pulse: Pulse) -> Model:
+        """Takes parameters over: each leaves the dict when it is in its new form, so that memory never holds both."""
+
+
+Report = Callable[[str], None]
+"""Told of every row without usable logits."""

@@ -1,0 +1,243 @@
+"""The forward pass in C++, on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError
+from banyan_runtime.model import blocks, host
+from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
+from banyan_runtime.model.choice import Choice
+from banyan_runtime.model.native import build, loading
+from banyan_runtime.model.native.library import PULSE, Draws, Kind, Library, Place, Spec
+from banyan_runtime.model.native.library import Step as NativeStep
+from banyan_runtime.model.rope import angles
+from banyan_runtime.model.table import SlotTable
+from banyan_runtime.step import I32, Pulse, SamplingColumns, Step
+
+log = logging.getLogger("banyan")
+
+_KINDS: Final = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16}
+_BLOCK_KINDS: Final[dict[BlockKind, Kind]] = {
+    "Q8_0": Kind.Q8_0, "Q4_0": Kind.Q4_0, "Q4_1": Kind.Q4_1, "Q4_K": Kind.Q4_K, "Q6_K": Kind.Q6_K,
+}  # fmt: skip
+_PER_LAYER: Final = {
+    "input_norm": Place.INPUT_NORM,
+    "qkv": Place.QKV,
+    "qkv_bias": Place.QKV_BIAS,
+    "q_norm": Place.Q_NORM,
+    "k_norm": Place.K_NORM,
+    "out": Place.OUT,
+    "out_bias": Place.OUT_BIAS,
+    "mlp_norm": Place.MLP_NORM,
+    "down": Place.DOWN,
+    "down_bias": Place.DOWN_BIAS,
+}
+_KEPT_LOGITS: Final = 1 << 24  # numbers: 64 MB, more than decoding takes
+_ONE_PART: Final = frozenset({Place.EMBED, Place.HEAD, Place.GATE, Place.UP})
+_HALVES: Final = {"gate_up": (Place.GATE, Place.UP), "gate_up_bias": (Place.GATE_BIAS, Place.UP_BIAS)}
+
+
+class NativeModel:
+    """Weights packed by the library. Takes them over: each leaves the dict when it is packed."""
+
+    name = "native"
+    own_attention = True
+    torch_threads = False
+    fast_bf16 = True
+
+    @staticmethod
+    def refusal(config: ServerConfig, device: torch.device) -> str | None:
+        if device.type != "cpu":
+            return f"it computes on the CPU, not on {device.type}"
+        if config.attention_backend is not None:
+            return f"--attention-backend={config.attention_backend} is the torch runner's"
+        try:
+            loading.load()
+        except build.NotBuilt as error:
+            return str(error)
+        return None
+
+    def __init__(self, choice: Choice, parameters: dict[str, Parameter], pulse: Pulse) -> None:
+        self._choice = choice
+        self._library = loading.load()
+        self.pulse = pulse
+        self._pulse = PULSE(pulse)  # the library calls it as long as it lives
+        spec = choice.spec
+        about = Spec(
+            vocabulary=spec.vocab_size, hidden=spec.hidden_size, inner=spec.intermediate_size, layers=spec.layers, heads=spec.heads,
+            kv_heads=spec.kv_heads, head_dim=spec.head_dim, tied=spec.tied, half_cache=choice.dtype == torch.bfloat16,
+            threads=host.cores(), eps=spec.norm_eps,
+        )  # fmt: skip
+        self._decoder = self._library.create(ctypes.byref(about), self._pulse)
+        if not self._decoder:
+            raise _no_memory()
+        for layer, window in enumerate(spec.windows):
+            self._library.window(self._decoder, layer, window or 0)
+        self.weights_bytes = blocks.nbytes(parameters.values())
+        for name in list(parameters):
+            self._take(name, parameters.pop(name))
+            pulse()
+
+    def __del__(self) -> None:
+        if decoder := getattr(self, "_decoder", None):
+            self._library.destroy(decoder)
+
+    def forward(self, pool_tokens: int, page_size: int) -> NativeForward:
+        spec = self._choice.spec
+        slots = pool_tokens + page_size  # the first page is padding
+        if not self._library.cache(self._decoder, slots):
+            raise _no_memory()
+        kv_bytes = 2 * spec.layers * spec.kv_heads * spec.head_dim * slots * self._choice.dtype.itemsize
+        return NativeForward(self, self._library, self._decoder, self._choice, kv_bytes)
+
+    def _take(self, name: str, value: Parameter) -> None:
+        layer, places = 0, tuple[Place, ...]()
+        if name in ("embed", "head", "norm"):
+            places = (Place[name.upper()],)
+        else:
+            _, index, part = name.split(".")
+            layer, places = int(index), _HALVES.get(part) or (_PER_LAYER[part],)
+        for place, parts in zip(places, _cut(value, len(places)), strict=True):
+            # The library finds an output of these by its panel alone, and parts begin panels of their own.
+            assert len(parts) == 1 or place not in _ONE_PART, (name, len(parts))
+            for part_of_it in parts:
+                self._put(layer, place, part_of_it)
+
+    def _put(self, layer: int, place: Place, value: Blocks | Tensor) -> None:
+        """A vector, or rows of a matrix, below those that are there."""
+        if isinstance(value, Blocks):
+            kind, at, rows, width = _BLOCK_KINDS[value.kind], value.data.ctypes.data, value.rows, value.columns
+        elif value.ndim == 1:
+            vector = value.float().contiguous()
+            if not self._library.vector(self._decoder, layer, place, vector.data_ptr(), len(vector)):
+                raise _no_memory()
+            return
+        else:
+            value = value.contiguous()
+            kind, at, (rows, width) = _KINDS[value.dtype], value.data_ptr(), value.shape
+        if not self._library.matrix(self._decoder, layer, place, kind, at, rows, width):
+            raise _no_memory()
+
+
+def _cut(value: Parameter, count: int) -> list[list[Blocks | Tensor]]:
+    """A parameter cut into `count` of equally many rows; of each its parts."""
+    parts: tuple[Blocks | Tensor, ...] = value if isinstance(value, tuple) else (value,)
+    sizes = [part.rows if isinstance(part, Blocks) else part.shape[0] for part in parts]
+    each = sum(sizes) // count
+    found: list[list[Blocks | Tensor]] = [[] for _ in range(count)]
+    first = 0
+    for part, size in zip(parts, sizes, strict=True):
+        for index, shares in enumerate(found):
+            begin, end = max(index * each - first, 0), min((index + 1) * each - first, size)
+            if begin < end:
+                shares.append(part.taken(slice(begin, end)) if isinstance(part, Blocks) else part[begin:end])
+        first += size
+    return found
+
+
+class NativeForward:
+    batch_invariant = True  # every sum has one order, whatever is computed beside it (src/matrix.h, src/attention.h)
+
+    def __init__(self, owner: NativeModel, library: Library, decoder: int, choice: Choice, kv_bytes: int) -> None:
+        self.kv_bytes = kv_bytes
+        self._owner = owner  # of the decoder
+        self._library = library
+        self._decoder = decoder
+        self._choice = choice
+        self._logits = torch.empty(0)
+        self._kept = _Columns(0)  # for decode steps
+
+    def reserve(self, rows: int, positions: int) -> None:
+        spec = self._choice.spec
+        turned = angles(spec, positions)
+        cosines, sines = turned.cos().contiguous(), turned.sin().contiguous()
+        if not self._library.reserve(self._decoder, rows, positions, cosines.data_ptr(), sines.data_ptr()):
+            raise _no_memory()
+        self._kept = _Columns(rows)
+
+    def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
+        tokens = len(step.token_ids)
+        hidden = torch.empty(tokens, self._choice.spec.hidden_size)
+        columns = self._kept if tokens <= self._kept.tokens else _Columns(tokens)
+        self._library.step(self._decoder, columns.filled(step, token_ids.data_ptr(), table), hidden.data_ptr())
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self._owner.pulse()
+        rows, vocabulary = hidden.shape[0], self._choice.spec.vocab_size
+        if rows * vocabulary > _KEPT_LOGITS:
+            logits = torch.empty(rows, vocabulary)
+        else:
+            if self._logits.shape[0] < rows:
+                self._logits = torch.empty(rows, vocabulary)
+            logits = self._logits[:rows]
+        hidden = hidden.contiguous()
+        self._library.logits(self._decoder, hidden.data_ptr(), rows, logits.data_ptr())
+        return logits
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        self._owner.pulse()
+        hidden = hidden.contiguous()
+        tokens = torch.empty(hidden.shape[0], dtype=torch.int64)
+        self._library.likeliest(self._decoder, hidden.data_ptr(), hidden.shape[0], tokens.data_ptr())
+        failed = tokens < 0
+        return tokens.clamp_(min=0), failed
+
+    def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
+        kept = [  # contiguous for as long as the call takes
+            np.ascontiguousarray(column)
+            for column in (columns.temperature, columns.top_p, columns.min_p, columns.top_k, positions, columns.seed)
+        ]
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        draws = Draws(*(column.ctypes.data for column in kept))
+        self._library.sample(self._decoder, logits.data_ptr(), len(logits), ctypes.byref(draws), tokens.data_ptr())
+        failed = tokens < 0
+        return tokens.clamp_(min=0), failed
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.contiguous()
+        normed = torch.empty_like(hidden)
+        self._library.normed(self._decoder, hidden.data_ptr(), hidden.shape[0], normed.data_ptr())
+        return normed
+
+
+class _Columns:
+    """A step's columns as the library reads them, in memory that stays: to ask numpy for addresses costs more than to copy the
+    columns of a decode step."""
+
+    def __init__(self, tokens: int) -> None:
+        """For so many tokens, and as many sequences, at most."""
+        self.tokens = tokens
+        self._memory = np.empty((5, tokens), dtype=np.int32)
+        first, each = self._memory.ctypes.data, 4 * tokens
+        positions, out_slots, rows, query_lens, kv_lens = (first + each * index for index in range(5))
+        self._about = NativeStep(positions=positions, out_slots=out_slots, rows=rows, query_lens=query_lens, kv_lens=kv_lens)
+        self._pointer = ctypes.pointer(self._about)
+
+    def filled(self, step: Step, token_ids: int, table: SlotTable) -> ctypes._Pointer[NativeStep]:
+        """With the token ids at that address. Valid until the next call."""
+        about, memory = self._about, self._memory
+        tokens, sequences = len(step.token_ids), len(step.rows)
+        memory[0, :tokens] = step.positions
+        memory[1, :tokens] = step.out_slots
+        memory[2, :sequences] = step.rows
+        memory[3, :sequences] = step.query_lens
+        memory[4, :sequences] = step.kv_lens
+        about.tokens, about.sequences, about.token_ids = tokens, sequences, token_ids
+        about.table, about.table_width = table.address, table.slots.shape[1]
+        return self._pointer
+
+
+def _no_memory() -> ConfigError:
+    return ConfigError(
+        f"the kernel gave no memory or no threads ({host.cores()} are wanted; OMP_NUM_THREADS says otherwise) for the model; use a "
+        "machine or limits with more, or a smaller model"
+    )

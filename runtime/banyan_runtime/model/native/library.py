@@ -1,0 +1,104 @@
+"""The library as Python calls it: ctypes, which gives up Python's lock for the length of a call."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+
+class Place(IntEnum):
+    """Which parameter of a layer, or of the model; as in library.cpp."""
+
+    EMBED = 0
+    HEAD = 1
+    NORM = 2
+    INPUT_NORM = 3
+    QKV = 4
+    QKV_BIAS = 5
+    Q_NORM = 6
+    K_NORM = 7
+    OUT = 8
+    OUT_BIAS = 9
+    MLP_NORM = 10
+    GATE = 11
+    GATE_BIAS = 12
+    UP = 13
+    UP_BIAS = 14
+    DOWN = 15
+    DOWN_BIAS = 16
+
+
+class Kind(IntEnum):
+    """How the numbers of a matrix are written; as in matrix.h."""
+
+    F32 = 0
+    BF16 = 1
+    Q8_0 = 2
+    Q4_0 = 3
+    Q4_1 = 4
+    Q4_K = 5
+    Q6_K = 6
+
+
+class Spec(c.Structure):
+    _fields_ = [
+        *((name, c.c_int32) for name in (
+            "vocabulary", "hidden", "inner", "layers", "heads", "kv_heads", "head_dim", "tied", "half_cache", "threads",
+        )),
+        ("eps", c.c_float),
+    ]  # fmt: skip
+
+
+class Step(c.Structure):
+    _fields_ = [
+        ("tokens", c.c_int32),
+        ("sequences", c.c_int32),
+        *((name, c.c_void_p) for name in ("token_ids", "positions", "out_slots", "rows", "query_lens", "kv_lens", "table")),
+        ("table_width", c.c_int64),
+    ]
+
+
+class Draws(c.Structure):
+    _fields_ = [(name, c.c_void_p) for name in ("temperature", "top_p", "min_p", "top_k", "position", "seed")]
+
+
+PULSE: Final = c.CFUNCTYPE(None)
+_Decoder = c.c_void_p
+_SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # what it gives, what it takes
+    "banyan_lanes": (c.c_int32,),
+    "banyan_check": (c.c_char_p,),
+    "banyan_create": (_Decoder, c.POINTER(Spec), PULSE),
+    "banyan_destroy": (None, _Decoder),
+    "banyan_matrix": (c.c_int32, _Decoder, c.c_int32, c.c_int32, c.c_int32, c.c_void_p, c.c_int64, c.c_int64),
+    "banyan_vector": (c.c_int32, _Decoder, c.c_int32, c.c_int32, c.c_void_p, c.c_int64),
+    "banyan_window": (None, _Decoder, c.c_int32, c.c_int32),
+    "banyan_cache": (c.c_int32, _Decoder, c.c_int64),
+    "banyan_reserve": (c.c_int32, _Decoder, c.c_int32, c.c_int64, c.c_void_p, c.c_void_p),
+    "banyan_weights_bytes": (c.c_int64, _Decoder),
+    "banyan_step": (None, _Decoder, c.POINTER(Step), c.c_void_p),
+    "banyan_normed": (None, _Decoder, c.c_void_p, c.c_int32, c.c_void_p),
+    "banyan_logits": (None, _Decoder, c.c_void_p, c.c_int32, c.c_void_p),
+    "banyan_sample": (None, _Decoder, c.c_void_p, c.c_int32, c.POINTER(Draws), c.c_void_p),
+    "banyan_likeliest": (None, _Decoder, c.c_void_p, c.c_int32, c.c_void_p),
+}
+
+
+class Library:
+    """The functions of one compiled file, by their names without the prefix. Raises OSError for a file that cannot be loaded."""
+
+    def __init__(self, path: Path) -> None:
+        loaded = c.CDLL(str(path))
+        self._functions: dict[str, Callable[..., Any]] = {}
+        for name, (gives, *takes) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = gives, takes
+            self._functions[name.removeprefix("banyan_")] = function
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        try:
+            return self._functions[name]
+        except KeyError:
+            raise AttributeError(name) from None

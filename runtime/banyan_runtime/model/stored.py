@@ -1,0 +1,150 @@
+"""Files of weights as a loader sees them: which tensors there are, under the names of checkpoints, and their values one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, get_args
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from banyan_runtime.errors import ModelError
+from banyan_runtime.hub import checkpoint
+from banyan_runtime.hub.files import shown
+from banyan_runtime.hub.gguf import header
+from banyan_runtime.hub.gguf.tensors import Named, half_split, name_in_file, named
+from banyan_runtime.model import other_blocks
+from banyan_runtime.model.blocks import BlockKind, Blocks, dequantize
+
+_BLOCKS: Final[dict[str, BlockKind]] = {kind: kind for kind in get_args(BlockKind)} | {"Q5_0": "Q8_0"}
+"""What matrices of a kind are kept as."""
+_FLOATS: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as its file's header describes it."""
+
+    file: Path
+    kind: str  # in the words of the file's format: BF16, Q4_1
+    shape: tuple[int, ...]
+
+
+class Source(Protocol):
+    form: str  # of its files' names
+    title: str  # of its progress
+    tensors: dict[str, Stored]  # by the names of checkpoints
+    kinds: frozenset[str]  # that can be read
+    block_kinds: frozenset[str]  # those of them that are quantized
+    remedy: str  # for who has another kind
+
+    def spelled(self, name: str) -> str:
+        """How the file spells a checkpoint's name."""
+
+    def kept(self, name: str) -> BlockKind | None:
+        """The kind of blocks that a tensor's value will be; None: a Tensor."""
+
+    def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
+        """Name, value and file of each wanted tensor; a Tensor is of the type that the file has. Raises ModelError."""
+
+    def changes(self, wanted: Container[str]) -> str | None:
+        """What the values have lost of their file's form, for the log."""
+
+
+class Safetensors:
+    form = "*.safetensors"
+    title = "Loading safetensors"
+    kinds = frozenset({"F64", "F32", "F16", "BF16"})
+    block_kinds: frozenset[str] = frozenset()
+    remedy = ""
+
+    def __init__(self, files: list[Path]) -> None:
+        """Raises ModelError for a tensor that is in two files, or a broken header."""
+        self._files = files
+        self.tensors: dict[str, Stored] = {}
+        for file in files:
+            for tensor in checkpoint.header(file):
+                if tensor.name in self.tensors:
+                    other = self.tensors[tensor.name].file.name
+                    raise ModelError(f"{file.name}: tensor {shown(tensor.name)} is also in {other}; remove the stray file")
+                self.tensors[tensor.name] = Stored(file, tensor.dtype, tensor.shape)
+
+    def spelled(self, name: str) -> str:
+        return name
+
+    def kept(self, name: str) -> BlockKind | None:
+        return None
+
+    def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
+        for file in self._files:
+            try:
+                with safe_open(str(file), framework="pt") as shard:
+                    for name in shard.keys():  # noqa: SIM118 - a shard cannot be iterated
+                        if name in wanted:
+                            yield name, shard.get_tensor(name), file.name
+            except (SafetensorError, OSError) as error:  # the file has changed since its header was read
+                raise ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again") from error
+
+    def changes(self, wanted: Container[str]) -> str | None:
+        return None
+
+
+class GgufFile:
+    form = "*.gguf"
+    title = "Loading GGUF"
+    kinds = frozenset({*_FLOATS, *_BLOCKS, *other_blocks.VALUES})
+    block_kinds = frozenset({*_BLOCKS, *other_blocks.VALUES})
+    remedy = "; take another quantization of the model (Q4_K_M, Q4_0, Q8_0)"
+
+    def __init__(self, file: Path) -> None:
+        """Raises ModelError for a header that is broken."""
+        self._header = header.read(file)
+        self._named = named(header.Fields(self._header))
+        self.tensors = {name: Stored(file, each.tensor.kind, each.tensor.shape) for name, each in self._named.items()}
+
+    def spelled(self, name: str) -> str:
+        return self._named[name].tensor.name if name in self._named else name_in_file(name)
+
+    def kept(self, name: str) -> BlockKind | None:
+        tensor = self.tensors[name]
+        return _BLOCKS.get(tensor.kind) if len(tensor.shape) == 2 else None
+
+    def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
+        memory = self._header.memory()
+        for name, each in self._named.items():
+            if name in wanted:
+                value = _value(each, each.tensor.lines(memory))
+                order = None if each.heads is None else half_split(each.tensor.shape[0], each.heads)
+                if isinstance(value, Blocks):
+                    yield name, value if order is None else value.taken(order), self._header.path.name
+                else:
+                    yield name, value if order is None else value[torch.from_numpy(order)], self._header.path.name
+
+    def changes(self, wanted: Container[str]) -> str | None:
+        counts = Counter(tensor.kind for name, tensor in self.tensors.items() if name in wanted and tensor.kind in other_blocks.VALUES)
+        if not counts:
+            return None
+        listed = ", ".join(f"{count} in {kind}" for kind, count in sorted(counts.items()))
+        return (
+            f"Nothing computes on some of the blocks in {self._header.path.name}: matrices {listed} become unquantized, larger and slower. "
+            "Q4_K_M, Q4_0 and Q8_0 files stay as they are."
+        )
+
+
+def _value(each: Named, lines: header.Bytes) -> Blocks | Tensor:
+    """The value of a tensor, its rows in the file's order."""
+    tensor = each.tensor
+    columns = tensor.shape[-1]
+    if tensor.kind in _FLOATS:
+        own = torch.from_numpy(np.array(lines).reshape(-1))  # torch takes no memory that it may not write to
+        return own.view(_FLOATS[tensor.kind]).view(tensor.shape)
+    if tensor.kind in other_blocks.VALUES:
+        return torch.from_numpy(other_blocks.values(tensor.kind, lines, columns)).view(tensor.shape)
+    kept = _BLOCKS[tensor.kind]
+    held = other_blocks.q8_0_of_q5_0(lines, columns) if kept != tensor.kind else Blocks(kept, len(lines), columns, lines)
+    return held if len(tensor.shape) == 2 else torch.from_numpy(dequantize(held)).view(tensor.shape)

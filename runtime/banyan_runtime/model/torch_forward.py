@@ -1,0 +1,83 @@
+"""The forward pass in torch, on the CPU and on CUDA: the reference for every other one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.model import blocks, loader, sampler
+from banyan_runtime.model import device as devices
+from banyan_runtime.model.attention import Attention
+from banyan_runtime.model.blocks import Parameter
+from banyan_runtime.model.choice import Choice
+from banyan_runtime.model.decoder import Decoder
+from banyan_runtime.model.layers import PackedKernels, PlainKernels
+from banyan_runtime.model.pool import KvPool
+from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.table import SlotTable
+from banyan_runtime.step import I32, Pulse, SamplingColumns, Step
+
+
+class TorchModel:
+    """Weights in the form that torch computes with. Takes them over."""
+
+    name = "torch"
+    own_attention = False
+    torch_threads = True
+    fast_bf16 = False
+
+    @staticmethod
+    def refusal(config: ServerConfig, device: torch.device) -> str | None:
+        return None
+
+    def __init__(self, choice: Choice, parameters: dict[str, Parameter], pulse: Pulse) -> None:
+        self._choice = choice
+        self._pulse = pulse
+        weights = loader.dequantized(parameters, choice.dtype, choice.device)
+        self.weights_bytes = blocks.nbytes(weights.values())
+        packed = choice.device.type == "cpu" and PackedKernels.supports(choice.dtype)
+        rope = Rope(choice.spec, choice.dtype, choice.device)
+        self._decoder = Decoder(choice.spec, weights, PackedKernels(pulse) if packed else PlainKernels(pulse), rope, pulse)
+
+    def forward(self, pool_tokens: int, page_size: int) -> TorchForward:
+        choice = self._choice
+        assert choice.attention is not None
+        pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device)
+        return TorchForward(self._decoder, choice.attention(choice.spec, pool, self._pulse), pool)
+
+
+class TorchForward:
+    def __init__(self, decoder: Decoder, attention: Attention, pool: KvPool) -> None:
+        self.decoder = decoder
+        self.attention = attention
+        self._pool = pool
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._pool.bytes
+
+    @property
+    def batch_invariant(self) -> bool:
+        return self.decoder.batch_invariant and self.attention.batch_invariant
+
+    def reserve(self, rows: int, positions: int) -> None:
+        self.decoder.rope.reserve(positions)
+
+    def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
+        self.attention.plan(step, table)
+        return self.decoder.hidden(token_ids, devices.tensor(step.positions, self._pool.device, torch.int64), self.attention)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.decoder.logits(hidden)
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        highest, tokens = self.decoder.logits(hidden).max(-1)
+        failed = ~torch.isfinite(highest)
+        return tokens.masked_fill_(failed, 0), failed
+
+    def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
+        return sampler.sample(logits, columns, positions)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self.decoder.normed(hidden)

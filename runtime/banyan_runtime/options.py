@@ -1,0 +1,66 @@
+"""What an option of the server is: a field with a default, a unit, a check and its help."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from typing import Any
+
+Check = Callable[[Any], str | None]
+"""Says what is wrong with a value ("must be at least 1"), or None."""
+
+
+def at_least(low: float) -> Check:
+    return lambda value: None if value >= low else f"must be at least {low}"
+
+
+def between(low: float, high: float) -> Check:
+    return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
+
+
+def one_of(*choices: object) -> Check:
+    return lambda value: None if value in choices else "must be one of " + ", ".join(map(str, choices))
+
+
+def chunk_size(value: int) -> str | None:
+    return None if value == -1 or value >= 1 else "must be at least 1, or -1 for no chunking"
+
+
+def origins(values: Sequence[str]) -> str | None:
+    wrong = [value for value in values if value != "*" and (value.count("/") != 2 or "://" not in value or value.endswith("/"))]
+    return f"must be * or origins like https://chat.example, without a path: {wrong[0]}" if wrong else None
+
+
+def path_prefix(value: str) -> str | None:
+    good = not value or (value.startswith("/") and not value.endswith("/") and value.isprintable() and not set(value) & set(" ?#%"))
+    return None if good else "must be a path like /banyan, without a slash at its end"
+
+
+def json_object(value: str) -> str | None:
+    try:
+        parsed = json.loads(value)
+    except ValueError as error:
+        return f"must be a JSON object ({error})"
+    return None if isinstance(parsed, dict) else "must be a JSON object"
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    check: Check | None = None,
+    metavar: str | None = None,
+    secret: bool = False,
+    group: str = "server",
+) -> Any:
+    """A field of `ServerConfig` with what the command line and the docs need to know of it."""
+    metadata = {"help": help, "check": check, "metavar": metavar, "secret": secret, "group": group}
+    if isinstance(default, list | tuple):
+        return field(default_factory=lambda: tuple(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,446 @@
+"""The client's connections against a raw socket that says exactly these bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from banyan_runtime.batch import connection
+from banyan_runtime.batch.client import Answer, Client, NoAnswer, read_answer
+from banyan_runtime.batch.errors import InvalidSpec
+from banyan_runtime.batch.options import parse
+from banyan_runtime.batch.records import Usage
+from banyan_runtime.batch.retries import Trouble
+
+BODY = b'{"id":"x"}'
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + BODY
+
+Talk = Callable[["Peer"], Awaitable[None]]
+
+
+class Peer:
+    """One accepted connection."""
+
+    def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.number = number
+        self._reader = reader
+        self._writer = writer
+        self.head = b""
+
+    async def request(self) -> bytes:
+        """The body of the next request."""
+        self.head = await self._reader.readuntil(b"\r\n\r\n")
+        length = next((line.split(b":")[1] for line in self.head.lower().split(b"\r\n") if line.startswith(b"content-length")), b"0")
+        return await self._reader.readexactly(int(length))
+
+    async def say(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def cut(self) -> None:
+        self._writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def listening(talk: Talk, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, list[Peer]]]:
+    """A port on which every connection is talked to, then closed."""
+    peers: list[Peer] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peers.append(Peer(len(peers), reader, writer))
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await talk(peers[-1])
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        yield server.sockets[0].getsockname()[1], peers
+
+
+def exchange(talk: Talk, *, times: int = 1, timeout_s: float = 5.0, path: str = "") -> tuple[list[Answer | NoAnswer], list[Peer]]:
+    """What `times` posts, one after the other, come to."""
+
+    async def run() -> tuple[list[Answer | NoAnswer], list[Peer]]:
+        async with (
+            listening(talk) as (port, peers),
+            Client(f"http://127.0.0.1:{port}{path}", "/v1/x", api_key="sk-1", timeout_s=timeout_s) as client,
+        ):
+            return [await client.post(b'{"n":1}', await client.choose()) for _ in range(times)], peers
+
+    return uvloop.run(run())
+
+
+def says(*pieces: bytes, cut: bool = False) -> Talk:
+    """Answers every request with these bytes, each piece in a packet of its own; with `cut` the connection then ends hard."""
+
+    async def talk(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            for piece in pieces:
+                await peer.say(piece)
+                await asyncio.sleep(0.001)
+            if cut:
+                return peer.cut()
+
+    return talk
+
+
+def ends(*pieces: bytes) -> Talk:
+    """Answers one request with these bytes and closes."""
+
+    async def talk(peer: Peer) -> None:
+        await peer.request()
+        for piece in pieces:
+            await peer.say(piece)
+
+    return talk
+
+
+def answer(talk: Talk) -> Answer:
+    [got], _ = exchange(talk)
+    assert isinstance(got, Answer), got
+    return got
+
+
+def trouble(talk: Talk, timeout_s: float = 5.0) -> NoAnswer:
+    [got], _ = exchange(talk, timeout_s=timeout_s)
+    assert isinstance(got, NoAnswer), got
+    return got
+
+
+def test_a_request_is_sent_as_http_asks_and_its_connection_is_kept() -> None:
+    got, peers = exchange(says(OK), times=20, path="/prefix/v1/")
+    assert [one.body for one in got if isinstance(one, Answer)] == [BODY] * 20
+    assert len(peers) == 1
+    lines = peers[0].head.decode().split("\r\n")
+    assert lines[0] == "POST /prefix/v1/x HTTP/1.1"
+    headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+    assert headers["Host"].startswith("127.0.0.1:")
+    assert headers["Authorization"] == "Bearer sk-1"
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Content-Length"] == "7"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [OK],
+        [OK[n : n + 1] for n in range(len(OK))],
+        [
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n"
+            + BODY[:4]
+            + b"\r\n6;x=y\r\n"
+            + BODY[4:]
+            + b"\r\n0\r\nTrailer: t\r\n\r\n"
+        ],
+        [b"HTTP/1.1 100 Continue\r\n\r\n", OK],
+        [b"HTTP/1.1 102 Processing\r\nX-Request-Id: no\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n" + OK],
+    ],
+    ids=["length", "byte by byte", "chunked", "100-continue", "interim answers in one packet"],
+)
+def test_an_answer_is_read_whole_however_it_is_framed_and_the_connection_is_kept(pieces: list[bytes]) -> None:
+    got, peers = exchange(says(*pieces), times=3)
+    assert [one.body for one in got if isinstance(one, Answer)] == [BODY] * 3
+    assert len(peers) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + BODY, b"HTTP/1.0 200 OK\r\n\r\n" + BODY, b"HTTP/1.1 200 OK\r\n\r\n" + BODY],
+    ids=["close", "HTTP/1.0", "neither length nor close"],
+)
+def test_an_answer_without_a_length_ends_with_its_connection(data: bytes) -> None:
+    assert answer(ends(data)).body == BODY
+
+
+def test_a_connection_that_the_server_will_close_is_not_used_again() -> None:
+    got, peers = exchange(says(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")), times=3)
+    assert len(got) == len(peers) == 3
+
+
+def test_request_id_and_retry_after_are_read_whatever_their_case() -> None:
+    got = answer(says(b"HTTP/1.1 429 Slow\r\nx-REQUEST-id: r-7\r\nRETRY-After: 12\r\nContent-Length: 2\r\n\r\n{}"))
+    assert (got.status, got.request_id, got.retry_after_s) == (429, "r-7", 12.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        OK[:20],
+        OK[:-1],
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n" + BODY[:4] + b"\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+    ],
+    ids=["nothing", "half a head", "a byte short", "a chunk short", "only an interim answer"],
+)
+@pytest.mark.parametrize("hard", [True, False])
+def test_an_answer_that_ends_early_is_a_cut(data: bytes, hard: bool) -> None:
+    got = trouble(says(data, cut=True) if hard else ends(data))
+    assert got.trouble is Trouble.CUT
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"220 smtp.example ESMTP\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nContent-Length: 11\r\n\r\n" + BODY,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\n" + BODY,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * (80 << 10),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    ],
+    ids=["another protocol", "two lengths", "length and chunks", "bad chunk", "upgrade", "endless head", "not JSON"],
+)
+def test_what_is_no_answer_is_not_taken_for_one(data: bytes) -> None:
+    assert trouble(says(data)).trouble is Trouble.BROKEN
+
+
+def test_an_answer_longer_than_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 1 << 20)
+    got = trouble(says(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + b"x" * 3_000_000))
+    assert (got.trouble, got.message) == (Trouble.BROKEN, "the answer is longer than 1 MiB")
+
+
+def test_bytes_that_nobody_asked_for_end_the_connection_and_are_no_answer_to_the_next_request() -> None:
+    extra = OK.replace(BODY, b'{"id":"y"}')
+
+    async def talk(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK + extra if peer.number == 0 else OK)
+        await peer.request()
+        await peer.say(OK)
+
+    got, peers = exchange(talk, times=2)
+    assert [one.body for one in got if isinstance(one, Answer)] == [BODY] * 2
+    assert len(peers) == 2
+
+
+def closing(after_requests: int) -> Talk:
+    """The first connection ends when it is used once more than this."""
+
+    async def talk(peer: Peer) -> None:
+        for _ in range(after_requests if peer.number == 0 else 100):
+            await peer.request()
+            await peer.say(OK)
+        await peer.request()
+        peer.cut()
+
+    return talk
+
+
+def test_a_rested_connection_that_ends_when_it_is_used_is_replaced_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STALE_S", 0.0)
+    got, peers = exchange(closing(2), times=3)
+    assert [type(one) for one in got] == [Answer] * 3
+    assert len(peers) == 2
+
+
+def test_a_busy_connection_that_ends_on_a_request_is_that_requests_cut() -> None:
+    got, peers = exchange(closing(2), times=3)
+    assert [one.trouble for one in got if isinstance(one, NoAnswer)] == [Trouble.CUT]
+    assert len(peers) == 1
+
+
+def test_a_new_connection_that_ends_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STALE_S", 0.0)
+    _, peers = exchange(says(cut=True))
+    assert len(peers) == 1
+
+
+def test_a_rested_connection_that_ends_in_the_middle_of_an_answer_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STALE_S", 0.0)
+
+    async def talk(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK)
+        await peer.request()
+        await peer.say(OK[:30])
+        peer.cut()
+
+    got, peers = exchange(talk, times=2)
+    assert isinstance(got[1], NoAnswer)
+    assert len(peers) == 1
+
+
+def test_a_request_that_takes_too_long_is_given_up_and_its_connection_with_it() -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.request()
+        if peer.number == 0:
+            await peer.request()
+        await peer.say(OK)
+
+    got, peers = exchange(talk, times=2, timeout_s=0.3)
+    assert isinstance(got[0], NoAnswer)
+    assert (got[0].trouble, got[0].message) == (Trouble.BROKEN, "the request timed out")
+    assert isinstance(got[1], Answer)
+    assert len(peers) == 2
+
+
+def test_a_refused_connection_is_no_fault_of_the_line() -> None:
+    async def run() -> Answer | NoAnswer:
+        async with Client("http://127.0.0.1:9", "/v1/x", api_key=None, timeout_s=5) as client:
+            return await client.post(b"{}", "127.0.0.1")
+
+    got = asyncio.run(run())
+    assert isinstance(got, NoAnswer)
+    assert got.trouble is Trouble.UNREACHABLE
+
+
+def test_a_name_that_cannot_be_resolved_is_no_fault_of_the_line() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        raise OSError("no such name")
+
+    async def run() -> Answer | NoAnswer:
+        async with Client("http://pods.example", "/v1/x", api_key=None, timeout_s=5, resolve=resolve) as client:
+            return await client.post(b"{}", await client.choose())
+
+    assert asyncio.run(run()) == NoAnswer(Trouble.UNREACHABLE, "cannot resolve the name pods.example")
+
+
+def certificate(path: Path, name: str) -> Path:
+    """Writes a PEM file with key and certificate for a host name."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+@pytest.mark.parametrize(("name", "ok"), [("pods.example", True), ("other.example", False)])
+def test_certificates_and_the_host_header_are_about_the_name_not_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ok: bool
+) -> None:
+    cert = certificate(tmp_path / "server.pem", name)
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(cert)
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    async def run() -> tuple[Answer | NoAnswer, list[Peer]]:
+        async with (
+            listening(says(OK), tls=tls) as (port, peers),
+            Client(f"https://pods.example:{port}", "/v1/x", api_key=None, timeout_s=5, resolve=resolve) as client,
+        ):
+            got = await client.post(b"{}", await client.choose())
+            return got, peers
+
+    got, peers = uvloop.run(run())
+    assert isinstance(got, Answer) == ok
+    if ok:
+        assert b"\r\nHost: pods.example:" in peers[0].head
+    else:
+        assert isinstance(got, NoAnswer)
+        assert got.trouble is Trouble.UNREACHABLE
+        assert "CERTIFICATE_VERIFY_FAILED" in got.message or "certificate" in got.message
+
+
+@pytest.mark.parametrize(
+    ("answers", "well"),
+    [
+        ({"/readyz": 200}, True),
+        ({"/readyz": 503, "/livez": 200}, False),
+        ({"/livez": 200}, True),
+        ({"/v1/models": 200}, True),
+        ({"/v1/models": 401}, False),
+        ({}, True),
+        ({"/readyz": 500}, False),
+    ],
+)
+def test_a_server_is_well_if_the_first_of_its_health_paths_says_so(answers: dict[str, int], well: bool) -> None:
+    async def talk(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            status = answers.get(peer.head.split()[1].decode(), 404)
+            await peer.say(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status)
+
+    async def run() -> bool:
+        async with listening(talk) as (port, _), Client(f"http://127.0.0.1:{port}", "/v1/x", api_key=None, timeout_s=5) as client:
+            return await client.well()
+
+    assert asyncio.run(run()) == well
+
+
+@pytest.mark.parametrize(
+    ("said", "usage"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}, Usage(5, 2, 3, 8, 0)),
+        ({"prompt_tokens": 5, "completion_tokens": 3, "completion_tokens_details": {"reasoning_tokens": 1}}, Usage(5, 0, 3, 8, 1)),
+        (
+            {"input_tokens": 7, "output_tokens": 4, "input_tokens_details": None, "output_tokens_details": {"reasoning_tokens": 2}},
+            Usage(7, 0, 4, 11, 2),
+        ),
+        ({"prompt_tokens": 5, "total_tokens": 5}, Usage(5, 0, 0, 5, 0)),
+        ({"prompt_tokens": "many"}, None),
+        (None, None),
+    ],
+)
+def test_usage_is_read_in_every_endpoints_words(said: object, usage: Usage | None) -> None:
+    got = read_answer(200, json.dumps({"id": "x", "usage": said}).encode(), "", None)
+    assert isinstance(got, Answer)
+    assert got.usage == usage
+
+
+@pytest.mark.parametrize("key", ["two\r\nX-Header: lines", "schlüssel", "a\tb"])
+def test_a_key_that_cannot_stand_in_a_header_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(InvalidSpec, match="--api-key-file") as error:
+        Client("http://127.0.0.1:9", "/v1/x", api_key=key, timeout_s=5)
+    assert key not in str(error.value)
+
+
+@pytest.mark.parametrize("server", ["http://host:99999", "http://host:x", "http://[::1", "http://:80"])
+def test_a_server_whose_address_makes_no_sense_is_refused(server: str) -> None:
+    with pytest.raises(InvalidSpec, match="--server"):
+        Client(server, "/v1/x", api_key=None, timeout_s=5)
+
+
+def test_pools_of_addresses_that_vanished_are_closed() -> None:
+    found = ["127.0.0.1"]
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return list(found)
+
+    async def run() -> None:
+        async with (
+            listening(says(OK)) as (port, peers),
+            Client(f"http://pods.example:{port}", "/v1/x", api_key=None, timeout_s=5, resolve=resolve) as client,
+        ):
+            await client.post(b"{}", await client.choose())
+            client.endpoints.balancer.update(["127.0.0.2"])
+            await client.post(b"{}", await client.choose())
+            with pytest.raises(asyncio.IncompleteReadError):
+                await peers[0].request()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("content", ["team-a: s3cret\n", "one\ntwo\n"])
+def test_a_servers_file_of_keys_is_not_taken_for_a_key(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    options = parse(["--input", "in", "--output", "out", "--server", "http://127.0.0.1:9", "--api-key-file", str(file)])
+    with pytest.raises(InvalidSpec, match="holds more than a key") as error:
+        options.api_key()
+    assert "s3cret" not in str(error.value)
