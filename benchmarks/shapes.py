@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from banyan_runtime.hub import resolve
+from banyan_runtime.hub.gguf.conversion import convert
 
 CACHE: Final = Path.home() / ".cache" / "banyan" / "bench"
 CATALOG: Final = {"smollm2": "catalog://smollm2-135m"}
@@ -42,13 +43,14 @@ BPE_ENTRIES: Final = 4000
 
 
 def folder(name: str) -> Path:
-    """The model's folder; it is made or fetched first if it is not there. Raises ValueError for a name that there is not."""
-    if name in CATALOG:
-        return resolve(CATALOG[name])
-    if name not in QWEN2:
+    """The model's folder, in bfloat16; it is made or fetched first if it is not there. Raises ValueError for a name that there is not."""
+    if name not in QWEN2 and name not in CATALOG:
         raise ValueError(f"there is no model {name!r}; there are {', '.join([*QWEN2, *CATALOG])}")
     made = CACHE / "models" / name
-    if not (made / "config.json").exists():
+    if not (made / "config.json").exists() and name in CATALOG:
+        (file,) = resolve(CATALOG[name]).glob("*.gguf")
+        convert(file, made)
+    elif not (made / "config.json").exists():
         scratch = made.with_suffix(".making")
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)

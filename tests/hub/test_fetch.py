@@ -25,6 +25,7 @@ from transformers import AutoTokenizer
 
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
 from banyan_runtime.hub import catalog, resolve
+from banyan_runtime.hub.gguf import conversion
 from banyan_runtime.hub.inspect import describe, inspect
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, MIDDLE = 64, 4, 2, 2, 96
@@ -121,9 +122,17 @@ def test_a_fetched_model_is_a_whole_model_folder(shelf: Path, tmp_path: Path) ->
     assert tokenizer.encode("<|im_end|>") == [2]
 
 
-def test_converted_weights_are_those_of_the_file_with_rope_rows_put_back(shelf: Path, tmp_path: Path) -> None:
-    written = write_gguf(tmp_path / "again.gguf")
-    weights = load_file(resolve("catalog://tiny", str(tmp_path / "cache")) / "model.safetensors")
+def test_a_fetched_model_is_the_file_as_it_lies_and_what_it_says_of_itself(shelf: Path, tmp_path: Path) -> None:
+    folder = resolve("catalog://tiny", str(tmp_path / "cache"))
+    named = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert named == {"tiny.gguf", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert digest(folder / "tiny.gguf") == digest(tmp_path / "tiny.gguf")
+
+
+def test_converted_weights_are_those_of_the_file_with_rope_rows_put_back(tmp_path: Path) -> None:
+    written = write_gguf(tmp_path / "tiny.gguf")
+    conversion.convert(tmp_path / "tiny.gguf", tmp_path / "tiny")
+    weights = load_file(tmp_path / "tiny" / "model.safetensors")
     up = torch.from_numpy(written["blk.1.ffn_up"]).to(torch.bfloat16)
     assert torch.equal(weights["model.layers.1.mlp.up_proj.weight"], up)
     dim = HIDDEN // HEADS
@@ -296,14 +305,24 @@ def test_a_folder_that_may_not_be_read_names_the_user_and_the_remedy(tmp_path: P
 
 def test_a_truncated_weight_file_is_named(shelf: Path, tmp_path: Path) -> None:
     folder = resolve("catalog://tiny", str(tmp_path / "cache"))
+    weights = folder / "tiny.gguf"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    with pytest.raises(ModelError, match=r"tiny\.gguf: "):
+        inspect(folder)
+
+
+def test_truncated_safetensors_are_named(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    conversion.convert(tmp_path / "tiny.gguf", folder := tmp_path / "tiny")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     with pytest.raises(ModelError, match=r"model\.safetensors: is truncated .*tensor .* ends at byte"):
         inspect(folder)
 
 
-def test_a_shard_that_the_index_names_but_the_folder_lacks_is_named(shelf: Path, tmp_path: Path) -> None:
-    folder = resolve("catalog://tiny", str(tmp_path / "cache"))
+def test_a_shard_that_the_index_names_but_the_folder_lacks_is_named(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    conversion.convert(tmp_path / "tiny.gguf", folder := tmp_path / "tiny")
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=r"model-00001-of-00002\.safetensors"):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Final
 
 from banyan_runtime import wire
 from banyan_runtime.front.logprobs import rows_of
@@ -23,6 +24,8 @@ from banyan_runtime.front.turns import in_turns
 from banyan_runtime.link import Link
 
 log = logging.getLogger("banyan")
+
+_ACCEPT_AGAIN_S: Final = 1.0
 
 LatencyObserver = Callable[[float, int], None]
 """Called as (seconds between two tokens of a request, number of requests with this gap)."""
@@ -143,18 +146,27 @@ class EngineClient:
         self._listening.bind(address)
         self._listening.listen(1)
         self._listening.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._listening.fileno(), self._accept)
+        self._await_engine()
+
+    def _await_engine(self) -> None:
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening.fileno(), self._accept)
 
     def _accept(self) -> None:
         """The engine has come; nobody else is let in."""
         assert self._listening is not None
+        loop = asyncio.get_running_loop()
         try:
             connection, _ = self._listening.accept()
-        except OSError:  # it is gone again
+        except (BlockingIOError, ConnectionError):  # it is gone again
+            return
+        except OSError:  # no descriptor or memory is left for it; asked again at once, the system would say so for ever
+            loop.remove_reader(self._listening.fileno())
+            loop.call_later(_ACCEPT_AGAIN_S, self._await_engine)
             return
         self._stop_listening()
         self._link = Link(connection)
-        asyncio.get_running_loop().add_reader(self._link.fileno(), self._drain)
+        loop.add_reader(self._link.fileno(), self._drain)
 
     def _stop_listening(self) -> None:
         if self._listening is not None:

