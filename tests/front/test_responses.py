@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,44 @@ def test_a_call_is_complete_if_its_arguments_are_an_object(arguments: str, statu
     assembly.finish(ended, {})
     assert [item["status"] for item in assembly.told()["output"]] == [status]
     assert (assembly.message() is None) == (status == "incomplete")
+
+
+THOUGHT = [b"<think>", b"is it ", b"Paris", b"?", b"</think>", b"\n"]
+SAID = [b"The", b" capital", b" is \xe2", b"\x82", b"\xac", b" Pa", b"ris", b".", b" Pa"]
+END = [b"<|im_end|>"]
+
+
+@pytest.mark.parametrize("thought", [False, True])
+def test_log_probabilities_of_a_message_are_those_of_its_text_whatever_came_together(thought: bool) -> None:
+    rows = [*(THOUGHT if thought else []), *SAID, *END]
+    text = b"".join(SAID).decode()
+    for case in range(500):
+        dice = random.Random(case)
+        assembly = Assembly(
+            "resp_1",
+            "tiny",
+            {},
+            lambda start: "call_1",
+            lambda given: [{"token": "", "bytes": list(row)} for row in given],
+            background=False,
+        )
+        told, at, said = b"", 0, 0
+        while at < len(rows):
+            until = min(len(rows), at + dice.choice([1, 1, 2, 3, 20]))
+            begun = len(THOUGHT) if thought else 0
+            came = len(b"".join(rows[begun : min(until, len(rows) - 1)]).decode(errors="ignore")) if until > begun else 0
+            if until < len(rows):
+                came = max(said, came - dice.choice([0, 0, 1, 4]))  # held back, since a stop string may have begun
+            reasoning = "is it Paris?" if thought and at < 5 <= until else ""
+            events = assembly.add(Delta(text[said:came], reasoning, [A] * (until - at), until, rows[at:until]))
+            for line in events.split(b"\n"):
+                if line.startswith(b"data: ") and (event := json.loads(line[6:]))["type"] == "response.output_text.delta":
+                    told += b"".join(bytes(one["bytes"]) + b"|" for one in event["logprobs"])
+            at, said = until, came
+        assembly.finish(Finished("stop", None, 0, 0, None), {})
+        assert told == b"".join(row + b"|" for row in SAID), case
+        message = assembly.told()["output"][-1]["content"][0]
+        assert (message["text"], [bytes(one["bytes"]) for one in message["logprobs"]]) == (text, SAID), case
 
 
 def test_thoughts_between_special_tokens_are_thoughts(tmp_path: Path) -> None:

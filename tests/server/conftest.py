@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -114,6 +115,28 @@ class ServerProcess:
         """The process that forks those that tokenize, from the moment there is one."""
         return self.eventually(lambda: self._child("banyan_runtime.front.prepare.process"), "the process that forks")
 
+    @contextlib.contextmanager
+    def slowed(self) -> Iterator[None]:
+        """Lets the engine run for a twentieth of the time only: on no machine is a long answer over before somebody has looked at it."""
+        engine, over = self.engine, threading.Event()
+
+        def slow() -> None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                while not over.wait(0.002):
+                    engine.suspend()
+                    try:
+                        over.wait(0.04)
+                    finally:
+                        engine.resume()
+
+        thread = threading.Thread(target=slow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def _child(self, module: str) -> psutil.Process | None:
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -161,3 +184,10 @@ def start_server(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Path) -> I
 def server(start_server: StartServer) -> ServerProcess:
     """One ready server of the tiny model for a whole module."""
     return start_server().ready()
+
+
+@pytest.fixture
+def slowed(server: ServerProcess) -> Iterator[None]:
+    """The module's server is slow during this test."""
+    with server.slowed():
+        yield

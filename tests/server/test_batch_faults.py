@@ -428,7 +428,7 @@ def test_on_a_full_disk_batches_wait_and_online_requests_go_on(start_server: Sta
     disk = Path(f"/proc/{server.process.pid}/root{tmp_path}")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     server.eventually(lambda: (disk / ".banyan-reserve").exists(), "the reserve")
-    batch = until(client, begin(client, lines(1000, max_tokens=64)), some_done)
+    batch = until(client, begin(client, lines(6000, max_tokens=64)), some_done)
     with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(4096))
@@ -446,4 +446,4 @@ def test_on_a_full_disk_batches_wait_and_online_requests_go_on(start_server: Sta
     assert client.batches.cancel(batch.id).status == "cancelling"
     batch = end(client, batch)
     assert batch.status == "cancelled"
-    check(client, batch, 1000)
+    check(client, batch, 6000)

@@ -200,7 +200,7 @@ def test_the_lines_of_batches_are_counted_on_the_servers_metrics_whatever_become
 ) -> None:
     before = settled(server)
     end(client, begin(client, lines(3) + "\n" + line(4, temperature=-1)))
-    cancelled = begin(client, lines(500, max_tokens=128))
+    cancelled = begin(client, lines(2000, max_tokens=128))
     client.batches.cancel(cancelled.id)
     counts = end(client, cancelled).request_counts
     assert counts is not None
@@ -355,7 +355,7 @@ def test_a_batch_can_be_cancelled_while_it_is_validated(client: openai.OpenAI) -
 
 
 def test_a_create_whose_answer_was_lost_makes_no_second_batch(client: openai.OpenAI) -> None:
-    batch = begin(client, lines(300, max_tokens=32), metadata={"a": "b"})
+    batch = begin(client, lines(2000, max_tokens=64), metadata={"a": "b"})
 
     def again(**more: Any) -> Batch:
         fields: dict[str, Any] = {

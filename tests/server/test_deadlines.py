@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,9 +16,11 @@ LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 1900, "extr
 
 
 @pytest.fixture(scope="module")
-def narrow(start_server: StartServer) -> ServerProcess:
+def narrow(start_server: StartServer) -> Iterator[ServerProcess]:
     options = ("--max-running-requests", "1", "--max-queued-tokens", "300", "--request-timeout", "30", "--disable-docs")
-    return start_server(*options).ready()
+    server = start_server(*options).ready()
+    with server.slowed():
+        yield server
 
 
 def client(server: ServerProcess, timeout: float | None = None) -> openai.OpenAI:

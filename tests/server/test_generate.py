@@ -100,6 +100,7 @@ def test_null_in_the_parameters_is_their_default(server: ServerProcess) -> None:
     assert generate(server, text=PROMPT, sampling_params=None)["meta_info"]["completion_tokens"] <= 128
 
 
+@pytest.mark.usefixtures("slowed")
 def test_a_request_is_aborted_by_its_id_and_all_by_none(server: ServerProcess) -> None:
     endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
     pool = ThreadPoolExecutor(1)
@@ -132,6 +133,7 @@ def test_an_abort_reaches_a_request_that_is_still_being_planned(server: ServerPr
     assert generate(server, text="a", sampling_params={"max_new_tokens": 1}, rid="early")["meta_info"]["finish_reason"]["type"] == "length"
 
 
+@pytest.mark.usefixtures("slowed")
 def test_a_list_is_aborted_by_the_id_that_its_client_gave_it_and_no_other(server: ServerProcess) -> None:
     endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
     with ThreadPoolExecutor(2) as pool:
@@ -187,6 +189,7 @@ def test_an_answer_cannot_hold_any_number_of_log_probabilities(server: ServerPro
     assert "5107200 log probabilities" in error["message"]
 
 
+@pytest.mark.usefixtures("slowed")
 def test_the_cache_is_flushed_unless_a_request_runs(server: ServerProcess) -> None:
     prompt = "one two three four five six"
     generate(server, text=prompt, sampling_params=GREEDY)

@@ -136,6 +136,7 @@ def test_a_client_that_has_ended_its_side_gets_its_answer(server: ServerProcess)
         assert b'"finish_reason":"length"' in answer
 
 
+@pytest.mark.usefixtures("slowed")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("half_closes_first", [False, True])
 def test_a_client_that_vanishes_ends_its_generation(server: ServerProcess, stream: bool, half_closes_first: bool) -> None:
@@ -305,7 +306,7 @@ def test_a_full_queue_is_answered_with_429_and_when_to_come_again(narrow: Server
     def fill(_: int) -> None:
         client.completions.create(model=MODEL, prompt="a", max_tokens=1500, extra_body={"ignore_eos": True})
 
-    with ThreadPoolExecutor(2) as pool:
+    with narrow.slowed(), ThreadPoolExecutor(2) as pool:
         pool.submit(fill, 0)
         narrow.eventually(lambda: narrow.metric("banyan_requests_running") == 1, "a running request", 5)
         pool.submit(fill, 1)

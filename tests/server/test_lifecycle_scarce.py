@@ -157,7 +157,7 @@ def test_last_words_that_are_no_text_are_left_as_far_as_they_are(tmp_path: Path)
 def test_what_waits_for_a_busy_engine_ends_quietly_with_the_server(start_server: StartServer) -> None:
     server = start_server("--max-running-requests", "1", "--drain-seconds", "0.5").ready()
     busy = {"text": "a", "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
-    with RawClient(server.url) as long, contextlib.ExitStack() as stack:
+    with server.slowed(), RawClient(server.url) as long, contextlib.ExitStack() as stack:
         long.send(post("/generate", busy))
         server.eventually(lambda: server.metric("banyan_requests_running") == 1, "the request that runs")
         clients = [stack.enter_context(RawClient(server.url)) for _ in range(6)]

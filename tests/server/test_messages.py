@@ -363,6 +363,7 @@ def test_the_client_lists_models_and_finds_one(client: anthropic.Anthropic) -> N
     assert client.models.retrieve(MODEL) == model
 
 
+@pytest.mark.usefixtures("slowed")
 def test_an_error_in_a_stream_names_the_request(client: anthropic.Anthropic) -> None:
     options = request("Hello", {"max_tokens": 1900, "extra_body": {"ignore_eos": True}})
     with pytest.raises(anthropic.APIStatusError) as ended, client.messages.stream(**options, extra_headers={TIMEOUT: "1"}) as events:
@@ -388,6 +389,7 @@ def test_the_async_client_asks_and_streams(server: ServerProcess) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("slowed")
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_client_that_goes_away_ends_its_message(client: anthropic.Anthropic, server: ServerProcess, streaming: bool) -> None:
     aborted = 'banyan_requests_total{endpoint="messages",finish_reason="abort"}'

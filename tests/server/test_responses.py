@@ -26,7 +26,7 @@ CITY: Final[dict[str, Any]] = {
     "additionalProperties": False,
 }  # fmt: skip
 TOOL: Final[dict[str, Any]] = {"type": "function", "name": "get_weather", "parameters": CITY}
-LONG: Final[dict[str, Any]] = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}  # a quarter of a minute
+LONG: Final[dict[str, Any]] = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -299,6 +299,7 @@ def test_an_item_that_is_not_kept_is_not_found(client: openai.OpenAI) -> None:
         assert bool(hint) == ("store" in refused.value.message)
 
 
+@pytest.mark.usefixtures("slowed")
 def test_an_item_of_a_response_that_runs_is_waited_for(client: openai.OpenAI) -> None:
     begun = ask(client, background=True, **LONG)
     (asked,) = client.responses.input_items.list(begun.id).data
@@ -397,6 +398,7 @@ def test_a_response_in_the_background_is_polled_to_its_end(client: openai.OpenAI
     assert events[-1].response == ended
 
 
+@pytest.mark.usefixtures("slowed")
 def test_one_that_runs_can_be_cancelled_and_is_not_gone_on_from(client: openai.OpenAI) -> None:
     begun = ask(client, background=True, **LONG)
     with pytest.raises(openai.BadRequestError, match="has not ended yet") as refused:
@@ -426,6 +428,7 @@ def test_a_reader_that_was_cut_off_goes_on_where_it_stopped(client: openai.OpenA
     assert late == seen[7:]
 
 
+@pytest.mark.usefixtures("slowed")
 def test_what_is_deleted_while_it_runs_ends_and_ends_its_readers(client: openai.OpenAI, server: ServerProcess, bucket: Bucket) -> None:
     with client.responses.create(model=MODEL, input=CAPITAL, background=True, stream=True, **LONG) as events:
         first = next(iter(events))
@@ -453,6 +456,7 @@ def test_every_response_has_one_finish_line(client: openai.OpenAI, server: Serve
         finish_line(server, found.group(), "length")
 
 
+@pytest.mark.usefixtures("slowed")
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_client_that_goes_away_ends_its_response(server: ServerProcess, streaming: bool) -> None:
     aborted = 'banyan_requests_total{endpoint="responses",finish_reason="abort"}'
@@ -521,6 +525,7 @@ def test_what_is_wrong_is_named_in_the_words_of_the_request(
     assert "function.name" not in refused.value.message
 
 
+@pytest.mark.usefixtures("slowed")
 def test_a_deadline_ends_a_response_and_one_in_the_background_too(client: openai.OpenAI, server: ServerProcess) -> None:
     late: dict[str, Any] = {**LONG, "extra_headers": {TIMEOUT: "1"}}
     with pytest.raises(openai.InternalServerError) as ended:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final, Literal
 
 import msgspec
@@ -39,6 +41,7 @@ class _Item:
     place: int  # among the response's items
     text: list[str] = field(default_factory=list)  # of a call: its arguments
     logprobs: list[Json] = field(default_factory=list)
+    ahead: int = 0  # bytes of tokens that were told before their text was
     name: str = ""
     call_id: str = ""
 
@@ -90,6 +93,7 @@ class Assembly:
         self._output: list[Json] = []
         self._open: _Item | None = None
         self._untold: list[Row] = []  # tokens whose text has not come yet
+        self._thought = False  # among these are some of thoughts
         self._usage: Json | None = None
         self._error: Json | None = None
         self._incomplete: Json | None = None
@@ -136,12 +140,12 @@ class Assembly:
         return created + self._event(kind, response=self.told())
 
     def add(self, delta: Delta) -> bytes:
-        if not delta.reasoning and not delta.tools:
+        if delta.reasoning:
+            self._untold, self._thought = list(delta.logprobs), True  # the last ones may be those of text that is held back
+        elif not delta.tools:
             self._untold += delta.logprobs
-        elif delta.content:
-            self._untold = list(delta.logprobs)
         else:
-            self._untold = []  # nobody is told of the tokens of thoughts and calls
+            self._untold = list(delta.logprobs) if delta.content else []  # nobody is told of the tokens of calls
         events: list[bytes] = []
         if self.status == "queued":
             self.status = "in_progress"
@@ -235,16 +239,25 @@ class Assembly:
         return events
 
     def _take_logprobs(self, item: _Item, text: str) -> list[Json]:
-        """What is told beside `text`, without the tokens before it that the parser took away: the end of thoughts, blanks."""
-        untold, self._untold = self._untold, []
-        told = self._tell_logprobs(untold)
-        if told and not item.logprobs:
-            spare = sum(len(one["token"]) for one in told) - len(text)
-            first = 0
-            while spare >= len(told[first]["token"]) and first < len(told) - 1:
-                spare -= len(told[first]["token"])
-                first += 1
-            told = told[first:]
+        """Those of `text`'s tokens alone, whichever tokens came together with them: not of what the parser took away before it (the
+        end of thoughts, blanks), nor of what stands behind it (text that is held back is told with its own; the end token never)."""
+        untold = self._tell_logprobs(self._untold)
+        said, wanted = b"".join(bytes(one["bytes"]) for one in untold), text.encode()
+        ends = list(accumulate(len(one["bytes"]) for one in untold))
+        first, until = 0, len(untold)
+        if item.logprobs:
+            wanted, item.ahead = wanted[item.ahead :], max(0, item.ahead - len(wanted))
+            at = said.find(wanted)
+        else:
+            at = said.rfind(wanted) if self._thought else said.find(wanted)
+            first = bisect_right(ends, at if at >= 0 else len(said) - len(wanted))
+        if not wanted:
+            until = 0
+        elif at >= 0:  # else the tokens do not spell the text: special ones were left out of it
+            until = bisect_left(ends, at + len(wanted)) + 1
+            item.ahead = ends[until - 1] - at - len(wanted)
+        self._thought = False
+        told, self._untold = untold[first:until], self._untold[until:]
         item.logprobs += told
         return told
 
