@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,10 @@ def test_a_call_is_complete_if_its_arguments_are_an_object(arguments: str, statu
 THOUGHT = [b"<think>", b"is it ", b"Paris", b"?", b"</think>", b"\n"]
 SAID = [b"The", b" capital", b" is \xe2", b"\x82", b"\xac", b" Pa", b"ris", b".", b" Pa"]
 END = [b"<|im_end|>"]
+
+
+def as_bytes(rows: Sequence[bytes]) -> list[dict[str, Any]]:
+    return [{"token": "", "bytes": list(row)} for row in rows]
 
 
 @pytest.mark.parametrize("thought", [False, True])

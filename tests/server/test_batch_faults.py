@@ -381,7 +381,7 @@ def expire(storage: Path, batch: Batch) -> None:
 def test_a_batch_whose_window_is_over_expires_with_what_was_done(start_server: StartServer, tmp_path: Path, down: bool) -> None:
     flags = ("--file-storage-path", str(tmp_path))
     server, client = restarted(start_server, *flags)
-    batch = until(client, begin(client, lines(500, max_tokens=64)), some_done)
+    batch = until(client, begin(client, lines(5000, max_tokens=64)), some_done)
     if down:
         kill(server)
     expire(tmp_path, batch)
@@ -391,7 +391,7 @@ def test_a_batch_whose_window_is_over_expires_with_what_was_done(start_server: S
     assert batch.status == "expired"
     assert batch.expired_at is not None
     assert batch.finalizing_at is not None
-    good, missing = check(client, batch, 500)
+    good, missing = check(client, batch, 5000)
     assert len(good) >= 10
     assert {row["error"]["code"] for row in missing} == {"batch_expired"}
 

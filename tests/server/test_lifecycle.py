@@ -346,17 +346,18 @@ def test_a_second_sigterm_ends_it_without_waiting(start_server: StartServer) -> 
 
 def test_when_the_engine_is_killed_streams_fail_probes_tell_and_the_server_ends(start_server: StartServer) -> None:
     server = start_server().ready()
-    reader = Reader.reading(server)
     whole: list[httpx.Response] = []
     waiter = threading.Thread(
         target=lambda: whole.append(
             httpx.post(server.url + "/v1/completions", json={**LONG, "stream": False}, headers={"x-request-id": "mine"})
         )
     )
-    waiter.start()
-    server.eventually(lambda: server.metric("banyan_requests_running") == 2, "two running requests")
-    engine = server.engine
-    engine.kill()
+    with server.slowed():
+        reader = Reader.reading(server)
+        waiter.start()
+        server.eventually(lambda: server.metric("banyan_requests_running") == 2, "two running requests")
+        engine = server.engine
+        engine.kill()
     killed = time.monotonic()
     server.eventually(lambda: server.status("/livez") == 503, "a failing /livez", 2)
     assert time.monotonic() - killed < 2

@@ -366,7 +366,7 @@ def test_the_client_lists_models_and_finds_one(client: anthropic.Anthropic) -> N
 @pytest.mark.usefixtures("slowed")
 def test_an_error_in_a_stream_names_the_request(client: anthropic.Anthropic) -> None:
     options = request("Hello", {"max_tokens": 1900, "extra_body": {"ignore_eos": True}})
-    with pytest.raises(anthropic.APIStatusError) as ended, client.messages.stream(**options, extra_headers={TIMEOUT: "1"}) as events:
+    with pytest.raises(anthropic.APIStatusError) as ended, client.messages.stream(**options, extra_headers={TIMEOUT: "0.5"}) as events:
         list(events)
     body: Any = ended.value.body
     assert body["error"] == {"type": "api_error", "message": "Request running timeout reached."}

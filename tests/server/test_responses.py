@@ -527,7 +527,7 @@ def test_what_is_wrong_is_named_in_the_words_of_the_request(
 
 @pytest.mark.usefixtures("slowed")
 def test_a_deadline_ends_a_response_and_one_in_the_background_too(client: openai.OpenAI, server: ServerProcess) -> None:
-    late: dict[str, Any] = {**LONG, "extra_headers": {TIMEOUT: "1"}}
+    late: dict[str, Any] = {**LONG, "extra_headers": {TIMEOUT: "0.5"}}
     with pytest.raises(openai.InternalServerError) as ended:
         ask(client, **late)
     assert (ended.value.status_code, ended.value.code) == (504, "timeout")
@@ -538,7 +538,7 @@ def test_a_deadline_ends_a_response_and_one_in_the_background_too(client: openai
     error = client.responses.retrieve(begun.id).error
     assert error is not None
     assert (error.code, error.message) == ("server_error", "Request running timeout reached.")
-    in_time = ask(client, **{**late, "max_output_tokens": 5}, background=True)
+    in_time = ask(client, **{**late, "max_output_tokens": 5, "extra_headers": {TIMEOUT: "30"}}, background=True)
     server.eventually(lambda: client.responses.retrieve(in_time.id).status == "incomplete", "its end in time")
 
 
