@@ -14,6 +14,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.front.prepare import zygote
 from banyan_runtime.front.text.isolation import isolate
+from banyan_runtime.process import without_collection
 from banyan_runtime.server.engine_child import EngineChild
 
 
@@ -55,7 +56,8 @@ def prepare(argv: Sequence[str]) -> Callable[[], int]:
     isolate()
     early = Early(config)
     try:
-        from banyan_runtime.server.serve import run
+        with without_collection():
+            from banyan_runtime.server.serve import run
     except BaseException:
         early.kill()
         raise

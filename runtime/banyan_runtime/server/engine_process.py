@@ -24,7 +24,7 @@ from banyan_runtime import logs, stacks, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.link import Link
-from banyan_runtime.process import die_with, end_with_input, resident_bytes
+from banyan_runtime.process import die_with, end_with_input, resident_bytes, without_collection
 from banyan_runtime.server.grammars import Wake, grammars_of
 from banyan_runtime.server.pulse import Pulse
 from banyan_runtime.server.stages import IDLE, LAUNCH, OUTPUT, RECV, SCHEDULE, Stages, TimedHandle
@@ -226,7 +226,7 @@ def main() -> NoReturn:
     """Run until told to stop. The exit code is that of the `Fatal` message, if one was sent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole group; the front drains, then tells us
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(Exception):  # what is wrong with it `start` meets again, and tells
+    with contextlib.suppress(Exception), without_collection():  # what is wrong with it `start` meets again, and tells
         importlib.import_module("banyan_runtime.model.runners")  # with torch: while the front starts, too
     boot = read_boot()
     end_with_input(boot.forget_files)

@@ -23,7 +23,7 @@ from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.front.text.isolation import isolate
-from banyan_runtime.process import die_with
+from banyan_runtime.process import die_with, without_collection
 
 log = logging.getLogger("banyan")
 
@@ -68,7 +68,8 @@ def main() -> int:
     from banyan_runtime.front.text.text import Text
 
     if TOKENIZES in sys.argv[1:]:
-        importlib.import_module("transformers")
+        with without_collection():
+            importlib.import_module("transformers")
     kind, raw, _ = _receive(control)
     assert kind == BOOT, kind
     boot = msgspec.msgpack.decode(raw, type=Boot)
