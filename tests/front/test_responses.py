@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from banyan_runtime.front.openai.responses.references import MAX_RESPONSES, Befo
 from banyan_runtime.front.openai.responses.run import GIVEN_UP_S
 from banyan_runtime.front.openai.responses.store import Record, ResponseStore, new_id
 from banyan_runtime.front.plan import GenerateRequest, ResponsePlan, ToolUse
+from banyan_runtime.front.spelling import Spelled
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.storage.local import LocalStore
@@ -166,46 +166,26 @@ def test_a_call_is_complete_if_its_arguments_are_an_object(arguments: str, statu
     assert (assembly.message() is None) == (status == "incomplete")
 
 
-THOUGHT = [b"<think>", b"is it ", b"Paris", b"?", b"</think>", b"\n"]
-SAID = [b"The", b" capital", b" is \xe2", b"\x82", b"\xac", b" Pa", b"ris", b".", b" Pa"]
-END = [b"<|im_end|>"]
+def test_log_probabilities_are_told_with_the_text_of_their_tokens_and_no_others() -> None:
+    def tell(rows: Sequence[bytes]) -> list[dict[str, Any]]:
+        return [{"token": row.decode()} for row in rows]
 
-
-def as_bytes(rows: Sequence[bytes]) -> list[dict[str, Any]]:
-    return [{"token": "", "bytes": list(row)} for row in rows]
-
-
-@pytest.mark.parametrize("thought", [False, True])
-def test_log_probabilities_of_a_message_are_those_of_its_text_whatever_came_together(thought: bool) -> None:
-    rows = [*(THOUGHT if thought else []), *SAID, *END]
-    text = b"".join(SAID).decode()
-    for case in range(500):
-        dice = random.Random(case)
-        assembly = Assembly(
-            "resp_1",
-            "tiny",
-            {},
-            lambda start: "call_1",
-            lambda given: [{"token": "", "bytes": list(row)} for row in given],
-            background=False,
+    assembly = Assembly("resp_1", "tiny", {}, lambda start: "call_1", tell, background=False)
+    events = b"".join(
+        assembly.add(Delta(content, thoughts, [A] * len(rows), behind, rows, spelled=spelled))
+        for content, thoughts, rows, behind, spelled in (
+            ("", "", [b"<think>"], 1, Spelled([], 1)),
+            ("", "well", [b"well", b"</think>", b"he"], 4, Spelled([], 3)),  # "he" is held back
+            ("he is", "", [b" is", b" n"], 6, Spelled([3, 4], 5)),
+            (" no", "", [b"o", b"<|im_end|>"], 8, Spelled([5, 6], 8)),
         )
-        told, at, said = b"", 0, 0
-        while at < len(rows):
-            until = min(len(rows), at + dice.choice([1, 1, 2, 3, 20]))
-            begun = len(THOUGHT) if thought else 0
-            came = len(b"".join(rows[begun : min(until, len(rows) - 1)]).decode(errors="ignore")) if until > begun else 0
-            if until < len(rows):
-                came = max(said, came - dice.choice([0, 0, 1, 4]))  # held back, since a stop string may have begun
-            reasoning = "is it Paris?" if thought and at < 5 <= until else ""
-            events = assembly.add(Delta(text[said:came], reasoning, [A] * (until - at), until, rows[at:until]))
-            for line in events.split(b"\n"):
-                if line.startswith(b"data: ") and (event := json.loads(line[6:]))["type"] == "response.output_text.delta":
-                    told += b"".join(bytes(one["bytes"]) + b"|" for one in event["logprobs"])
-            at, said = until, came
-        assembly.finish(Finished("stop", None, 0, 0, None), {})
-        assert told == b"".join(row + b"|" for row in SAID), case
-        message = assembly.told()["output"][-1]["content"][0]
-        assert (message["text"], [bytes(one["bytes"]) for one in message["logprobs"]]) == (text, SAID), case
+    )
+    assembly.finish(Finished("stop", None, 0, 0, None), {})
+    told = [json.loads(line[6:]) for line in events.split(b"\n") if line.startswith(b"data: ")]
+    pieces = [[one["token"] for one in event["logprobs"]] for event in told if event["type"] == "response.output_text.delta"]
+    assert pieces == [["he", " is"], [" n", "o"]]
+    (message,) = assembly.told()["output"][-1]["content"]
+    assert [one["token"] for one in message["logprobs"]] == ["he", " is", " n", "o"]
 
 
 def test_thoughts_between_special_tokens_are_thoughts(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from banyan_runtime import wire
 from banyan_runtime.front.chat.events import ToolEvent
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.logprobs import Row
+from banyan_runtime.front.spelling import Spelled
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -38,6 +39,7 @@ class Delta(msgspec.Struct, gc=False):
     prompt_logprobs: Sequence[wire.PromptLogprobs] = ()  # with the first delta, where the request asked for them
     finished: Finished | None = None
     tools: Sequence[ToolEvent] = ()  # behind the content where there is both: what a model says before it calls
+    spelled: Spelled | None = None  # which tokens spell the content, for who asked
     vector: bytes = b""  # float32, with the end of a request for one
 
 

@@ -256,7 +256,8 @@ class Generation:
         content, reasoning, tools = self._speech.take()
         ids, logprobs, self._token_ids, self._logprobs = self._token_ids, self._logprobs, [], []
         number, prompt = self._completion_tokens, self._prompt_once()
-        delta = Delta(content, reasoning, ids, number, logprobs, prompt, finished, tools, self._vector)
+        spelled = None if self._speech.spelling is None else self._speech.spelling.take()
+        delta = Delta(content, reasoning, ids, number, logprobs, prompt, finished, tools, spelled, self._vector)
         self._group.add(self._index, delta)
 
     def _prompt_once(self) -> Sequence[wire.PromptLogprobs]:

@@ -16,6 +16,7 @@ from banyan_runtime.front.chat.tools.json_array import JSON_ARRAY
 from banyan_runtime.front.chat.tools.registry import find
 from banyan_runtime.front.openai.calls import Calls
 from banyan_runtime.front.plan import GenerateRequest
+from banyan_runtime.front.spelling import Spelling
 from banyan_runtime.front.text.detokenizer import Detokenizer
 from banyan_runtime.front.text.stop_regex import Stops
 from banyan_runtime.front.text.stops import StopMatcher
@@ -39,7 +40,10 @@ class Speech:
         self._detokenizer = _detokenizer(text, request, endpoint)
         self._stops = _stops(request)
         self._min_new_tokens = request.sampling.min_new_tokens
-        self.plain = self._parser is None and self._stops is None  # what is said is the content, and ends nothing
+        # Only Responses tell of the tokens of the content alone.
+        self.spelling = Spelling() if endpoint == "responses" and request.logprobs is not None else None
+        # What is said is the content, and ends nothing.
+        self.plain = self._parser is None and self._stops is None and self.spelling is None
 
     @property
     def over(self) -> bool:
@@ -69,6 +73,8 @@ class Speech:
         """Take the next token, the `number`th. Raises TooSlow when a stop regex takes too long."""
         ids = (token_id,)
         text = self.text(ids)
+        if self.spelling is not None:
+            self.spelling.say(text, silent=self._detokenizer is None or token_id in self._detokenizer.skip)
         if self._stops is not None:
             text = self._stops.feed(text, allowed=number >= self._min_new_tokens)
         self._pass_on(text, ids)
@@ -79,6 +85,8 @@ class Speech:
             return
         if self._detokenizer is not None and self.matched is None:
             text = self._detokenizer.finish()
+            if self.spelling is not None:
+                self.spelling.close(text)
             if self._stops is not None:
                 text = self._stops.feed(text, allowed=number >= self._min_new_tokens)
             self._pass_on(text)
@@ -94,10 +102,12 @@ class Speech:
 
     def _pass_on(self, text: str, ids: Sequence[int] = ()) -> None:
         """Send text on its way behind the stop strings."""
+        if self.spelling is not None:
+            self.spelling.release(text)
         parser = self._parser
         if parser is None:
             if text:
-                self.content.append(text)
+                self._sort((Content(text),))
             return
         self._parse(parser, lambda: parser.feed(text, ids))
 
@@ -114,11 +124,17 @@ class Speech:
         for event in events:
             if isinstance(event, Content):
                 self.content.append(event.text)
+                if self.spelling is not None:
+                    self.spelling.come_out("content", event.text)
             elif isinstance(event, Reasoning):
                 self.reasoning.append(event.text)
+                if self.spelling is not None:
+                    self.spelling.come_out("reasoning", event.text)
             else:
                 self.tools.append(event)
                 self._calls.add((event,))
+                if self.spelling is not None:
+                    self.spelling.skip()
 
 
 def _stops(request: GenerateRequest) -> Stops | StopMatcher | None:

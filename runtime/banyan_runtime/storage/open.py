@@ -10,8 +10,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.patience import Patience
-from banyan_runtime.storage.s3 import S3Store
-from banyan_runtime.storage.s3_settings import S3Settings
 from banyan_runtime.storage.store import ObjectStore, StoreError
 
 
@@ -60,6 +58,9 @@ def open_uri(uri: str, environment: Mapping[str, str] = os.environ, patience: Pa
     if scheme == "s3":
         if not parts.netloc:
             raise BadUri(uri, "the bucket is missing; write s3://BUCKET/KEY")
+        from banyan_runtime.storage.s3 import S3Store  # a tenth of a second, which who has no S3 does not wait for
+        from banyan_runtime.storage.s3_settings import S3Settings
+
         store = S3Store(parts.netloc, S3Settings.of(environment), patience=patience)
         return Location(store, uri.removeprefix(f"s3://{parts.netloc}").lstrip("/"))
     if scheme == "pvc":

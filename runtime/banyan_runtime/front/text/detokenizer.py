@@ -12,6 +12,9 @@ _WINDOW_LIMIT: Final = 8  # pending tokens; no character has more tokens than th
 class Detokenizer(Protocol):
     """The state of one sequence. The pieces of `feed` and `finish`, joined, do not depend on how the ids were cut."""
 
+    skip: frozenset[int]
+    """Tokens that are left out."""
+
     def feed(self, ids: Sequence[int]) -> str:
         """The text that is certain after these further ids; "" while a character is incomplete."""
         ...
@@ -24,15 +27,15 @@ class Detokenizer(Protocol):
 class ByteDetokenizer:
     """For vocabularies with known bytes: constant work per token, at most three bytes pending."""
 
-    __slots__ = ("_decode", "_skip", "_table")
+    __slots__ = ("_decode", "_table", "skip")
 
     def __init__(self, table: Sequence[bytes], skip: frozenset[int]) -> None:
         self._table = table
-        self._skip = skip
+        self.skip = skip
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def feed(self, ids: Sequence[int]) -> str:
-        table, skip, size = self._table, self._skip, len(self._table)
+        table, skip, size = self._table, self.skip, len(self._table)
         if len(ids) == 1:
             token_id = ids[0]
             return self._decode(table[token_id]) if 0 <= token_id < size and token_id not in skip else ""
@@ -48,17 +51,17 @@ class WindowDetokenizer:
     `decode` is the library's, without skipping anything; ids to skip are left out here.
     """
 
-    __slots__ = ("_decode", "_ids", "_read", "_skip", "_start")
+    __slots__ = ("_decode", "_ids", "_read", "_start", "skip")
 
     def __init__(self, decode: Callable[[Sequence[int]], str], skip: frozenset[int]) -> None:
         self._decode = decode
-        self._skip = skip
+        self.skip = skip
         self._ids: list[int] = []
         self._start = 0  # the window's first token
         self._read = 0  # tokens before this one have been given out
 
     def feed(self, ids: Sequence[int]) -> str:
-        return "".join(self._one(token_id) for token_id in ids if token_id not in self._skip)
+        return "".join(self._one(token_id) for token_id in ids if token_id not in self.skip)
 
     def _one(self, token_id: int) -> str:
         self._ids.append(token_id)

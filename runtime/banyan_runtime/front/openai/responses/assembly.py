@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Final, Literal
 
 import msgspec
@@ -19,6 +17,7 @@ from banyan_runtime.front.event_stream import named
 from banyan_runtime.front.logprobs import Row
 from banyan_runtime.front.openai.calls import NameCall
 from banyan_runtime.front.openai.responses.ids import item_id
+from banyan_runtime.front.spelling import Spelled
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ENDED: Final[frozenset[Status]] = frozenset({"completed", "incomplete", "failed", "cancelled"})
@@ -41,7 +40,6 @@ class _Item:
     place: int  # among the response's items
     text: list[str] = field(default_factory=list)  # of a call: its arguments
     logprobs: list[Json] = field(default_factory=list)
-    ahead: int = 0  # bytes of tokens that were told before their text was
     name: str = ""
     call_id: str = ""
 
@@ -92,8 +90,8 @@ class Assembly:
         self._number = 0
         self._output: list[Json] = []
         self._open: _Item | None = None
-        self._untold: list[Row] = []  # tokens whose text has not come yet
-        self._thought = False  # among these are some of thoughts
+        self._rows: dict[int, Row] = {}  # tokens whose text has not come, by their ordinals
+        self._untold: list[Row] = []  # tokens of text that has
         self._usage: Json | None = None
         self._error: Json | None = None
         self._incomplete: Json | None = None
@@ -140,12 +138,8 @@ class Assembly:
         return created + self._event(kind, response=self.told())
 
     def add(self, delta: Delta) -> bytes:
-        if delta.reasoning:
-            self._untold, self._thought = list(delta.logprobs), True  # the last ones may be those of text that is held back
-        elif not delta.tools:
-            self._untold += delta.logprobs
-        else:
-            self._untold = list(delta.logprobs) if delta.content else []  # nobody is told of the tokens of calls
+        if delta.spelled is not None:
+            self._note(delta, delta.spelled)
         events: list[bytes] = []
         if self.status == "queued":
             self.status = "in_progress"
@@ -193,7 +187,7 @@ class Assembly:
         item = self._opened
         item.text.append(text)
         if text:
-            logprobs = {"logprobs": self._take_logprobs(item, text)} if kind == "message" else {}
+            logprobs = {"logprobs": self._take_logprobs(item)} if kind == "message" else {}
             events.append(self._event(f"{_TEXT[kind]}.delta", **self._where(item), delta=text, **logprobs))
         return events
 
@@ -238,26 +232,17 @@ class Assembly:
         events.append(self._event("response.output_item.done", output_index=item.place, item=told))
         return events
 
-    def _take_logprobs(self, item: _Item, text: str) -> list[Json]:
-        """Those of `text`'s tokens alone, whichever tokens came together with them: not of what the parser took away before it (the
-        end of thoughts, blanks), nor of what stands behind it (text that is held back is told with its own; the end token never)."""
-        untold = self._tell_logprobs(self._untold)
-        said, wanted = b"".join(bytes(one["bytes"]) for one in untold), text.encode()
-        ends = list(accumulate(len(one["bytes"]) for one in untold))
-        first, until = 0, len(untold)
-        if item.logprobs:
-            wanted, item.ahead = wanted[item.ahead :], max(0, item.ahead - len(wanted))
-            at = said.find(wanted)
-        else:
-            at = said.rfind(wanted) if self._thought else said.find(wanted)
-            first = bisect_right(ends, at if at >= 0 else len(said) - len(wanted))
-        if not wanted:
-            until = 0
-        elif at >= 0:  # else the tokens do not spell the text: special ones were left out of it
-            until = bisect_left(ends, at + len(wanted)) + 1
-            item.ahead = ends[until - 1] - at - len(wanted)
-        self._thought = False
-        told, self._untold = untold[first:until], self._untold[until:]
+    def _note(self, delta: Delta, spelled: Spelled) -> None:
+        """Keep what is to be told of the content's tokens with its text, and of those whose text has not come."""
+        first = delta.completion_tokens - len(delta.token_ids)
+        self._rows.update(enumerate(delta.logprobs, first))
+        self._untold += [self._rows[token] for token in spelled.tokens if token in self._rows]
+        self._rows = {token: row for token, row in self._rows.items() if token >= spelled.unsaid}
+
+    def _take_logprobs(self, item: _Item) -> list[Json]:
+        """What is told beside a text."""
+        untold, self._untold = self._untold, []
+        told = self._tell_logprobs(untold)
         item.logprobs += told
         return told
 
