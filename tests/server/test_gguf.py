@@ -58,7 +58,7 @@ def test_weights_are_quantized_at_load(start_server: StartServer) -> None:
 def test_a_quantized_file_is_not_quantized_again(start_server: StartServer, quantized: Path) -> None:
     server = start_server("--quantization", "w4a16", model=quantized)
     assert server.wait(60) == EXIT_CONFIG
-    assert "tiny.Q8_0.gguf holds Q8_0 already, which is computed on as it is; leave the option out" in server.log
+    assert "tiny.Q8_0.gguf holds Q8_0: what is quantized already is not quantized again; leave the option out" in server.log
 
 
 def test_a_tokenizer_that_is_not_known_ends_the_start_with_what_to_do_and_that_helps(

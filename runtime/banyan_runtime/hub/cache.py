@@ -30,6 +30,7 @@ log = logging.getLogger("banyan")
 
 _FORGOTTEN_S: Final = 24 * 3600.0  # after that nobody continues what was begun
 _SCRATCH: Final = re.compile(r"\..+(?:\.part|\.[a-z0-9_]{8})")  # the second is how earlier versions named theirs
+_WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".gguf")
 _TOLD: Final = 5  # damaged files named in one line
 
 
@@ -87,6 +88,11 @@ def ensure(recipe: Recipe, target: Path, report: Report = silent, *, budget: int
             f"{target.parent}: a model cannot be kept there ({error.strerror}); name another folder with --download-dir"
         ) from error
     except OSError as error:
+        if error.errno == errno.EROFS:
+            raise AccessError(
+                f"{target}: the model has to be fetched or mended, and nothing can be kept there ({error.strerror}); mount the volume for "
+                "writing, or name another folder with --download-dir"
+            ) from error
         advice = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             advice = "; make room, or set BANYAN_CACHE to a folder on another disk: what was fetched is kept and continued"
@@ -170,13 +176,20 @@ def _bring(recipe: Recipe, target: Path, report: Report, budget: int | None) -> 
 
 def _mend(target: Path, staging: Path, needs: _Needs, made: Manifest) -> None:
     """Put what was made anew into a folder that others may be reading: each file by a rename, so they keep what they opened."""
-    names = [name for name in made.files if needs.names is None or name in needs.names]
-    kept = {} if needs.kept is None or needs.names is None else needs.kept.files
-    files = {name: entry for name, entry in kept.items() if name not in (needs.names or ())}
+    wanted = needs.names
+    if wanted is not None and not wanted <= made.files.keys():
+        wanted = None  # this version of ours makes another form of the model: then all of it is new
+    names = [name for name in made.files if wanted is None or name in wanted]
+    kept = {} if needs.kept is None or wanted is None else needs.kept.files
+    files = {name: entry for name, entry in kept.items() if name not in (wanted or ())}
     # First what is to be: should this be cut short, the next start finds what lacks.
     manifest.write(target, Manifest(made.source, made.version, files | {name: made.files[name] for name in names}))
     for name in names:
         (staging / name).replace(target / name)
+    if wanted is None:  # weights of another form would be taken for the model's, and nobody vouches for them
+        for path in target.iterdir():
+            if path.name not in made.files and path.name.endswith(_WEIGHTS):
+                path.unlink(missing_ok=True)
     manifest.sync(target)
     shutil.rmtree(staging, ignore_errors=True)
 

@@ -62,8 +62,8 @@ def load(
     _check(model_dir, layout, source)
     if quantization is not None and (stored := sorted({source.tensors[name].kind for name in layout.places} & source.block_kinds)):
         raise ConfigError(
-            f"--quantization={quantization}: {source.tensors[next(iter(layout.places))].file} holds {', '.join(stored)} already, which is "
-            "computed on as it is; leave the option out"
+            f"--quantization={quantization}: {source.tensors[next(iter(layout.places))].file} holds {', '.join(stored)}: what is "
+            "quantized already is not quantized again; leave the option out"
         )
     kinds = {name: source.kept(name) or _quantized(place, quantization) for name, place in layout.places.items()}
     log.info("Using model weights format ['%s']", source.form)

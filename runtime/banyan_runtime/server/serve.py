@@ -215,7 +215,9 @@ class Server:
                 async for _ in stream:
                     pass
         except EngineError as error:
-            raise EngineDied(f"the warm-up request failed: {error.message}") from error
+            broken = error.code == "internal_error"
+            doubt = f" The weights of {self._config.model_path} may be damaged, or not fit into --dtype." if broken else ""
+            raise EngineDied(f"the warm-up request failed: {error.message}{doubt}") from error
 
     async def _watch_engine(self, engine: EngineChild) -> None:
         """Note the engine's end, and what it said of it."""

@@ -8,7 +8,7 @@ CACHE/gguf/NAME-DIGEST/
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -25,6 +25,7 @@ from banyan_runtime.hub.gguf.header import Fields
 
 log = logging.getLogger("banyan")
 
+_SIZES: Final = ".banyan-sizes.json"  # of what was made
 _FORM: Final = "1"  # of what is made; a change makes folders anew
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 _NAMED: Final = 80  # characters of a file's name in that of its folder
@@ -46,7 +47,7 @@ def unfold(file: Path, beside: Path | None, cache: Path, *, tokenizer: bool = Tr
     if beside is not None and not makers:
         return beside  # nothing is left to say
     target = cache / "gguf" / f"{file.stem[:_NAMED]}-{_digest(file, (own, sorted(makers)))}"
-    if (target / "config.json").is_file():
+    if _whole(target):
         return target
     fields = Fields(header.read(file))
     texts = {name: make(fields) for name, make in makers.items()}
@@ -60,20 +61,30 @@ def unfold(file: Path, beside: Path | None, cache: Path, *, tokenizer: bool = Tr
                 assert beside is not None
                 (scratch / name).symlink_to((beside / name).resolve())
             (scratch / file.with_suffix(".gguf").name).symlink_to(file.resolve())
+            sizes = {path.name: path.lstat().st_size for path in scratch.iterdir()}
+            (scratch / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
             scratch.chmod(0o755)  # others may share the cache
-            with contextlib.suppress(OSError):  # another process was faster, with the same
-                scratch.rename(target)
+            while not _whole(target):
+                try:
+                    scratch.rename(target)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                if not _whole(target):  # else another process was faster, with the same
+                    target.rename(scratch.with_name(f"{scratch.name}.damaged"))
+                    shutil.rmtree(scratch.with_name(f"{scratch.name}.damaged"), ignore_errors=True)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    except PermissionError as error:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise UnavailableError(
+                f"{target.parent}: what {file.name} says of its tokenizer cannot be kept there ({error.strerror}); make room, or name "
+                "another folder with --download-dir or BANYAN_CACHE"
+            ) from error
         raise AccessError(
             f"{target.parent}: what {file.name} says of its tokenizer cannot be kept there ({error.strerror}); name another folder with "
             "--download-dir or BANYAN_CACHE"
-        ) from error
-    except OSError as error:
-        raise UnavailableError(
-            f"{target.parent}: what {file.name} says of its tokenizer cannot be kept there ({error.strerror}); make room, or name another "
-            "folder with --download-dir or BANYAN_CACHE"
         ) from error
     log.info("%s: its metadata was written to %s", file.name, target)
     return target
@@ -83,6 +94,15 @@ def described(file: Path) -> dict[str, str]:
     """All that a GGUF file says of its model, as the texts of a folder's files by their names. Raises ModelError."""
     fields = Fields(header.read(file))
     return {name: make(fields) for name, make in _MAKERS.items()}
+
+
+def _whole(folder: Path) -> bool:
+    """Whether a folder holds what was made for it. What was removed or cut off since is made anew: all of it comes from the file."""
+    try:
+        sizes = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
+        return all((folder / name).lstat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _counts(path: Path) -> bool:
