@@ -15,24 +15,29 @@ constexpr int CHUNK = 64, SEGMENT = 512;
 constexpr int AHEAD = 24;       // keys that are fetched while earlier ones are read
 constexpr int TILE_ROWS = 64;  // queries times the heads that share their keys
 
-// Keys and values of every layer: [layers][kv_heads][slots][key, value][head_dim], as float or bfloat16. A key lies beside its value,
-// since they are read together and from places that nobody can guess.
+constexpr int TOGETHER = 256;  // slots whose cells of all layers are neighbours
+
+// Keys and values of every layer: [slots / TOGETHER][layers][kv_heads][TOGETHER][key, value][head_dim], as float or bfloat16. A key lies
+// beside its value, since they are read together and from places that nobody can guess. What no text has reached yet takes no memory:
+// were all slots of a layer neighbours, the first token would touch a huge page for each layer and head.
 struct Cache {
-    int64_t slots = 0;
-    int kv_heads = 0, head_dim = 0;
+    int layers = 0, kv_heads = 0, head_dim = 0;
     bool half = false;  // bfloat16
     Block<uint16_t> halves;
     Block<float> floats;
 
-    void make(int layers, int64_t count) {
-        slots = count;
-        const size_t cells = (size_t)2 * layers * kv_heads * slots * head_dim;
+    void make(int layer_count, int64_t slots) {
+        layers = layer_count;
+        const size_t cells = (size_t)2 * layers * kv_heads * ((slots + TOGETHER - 1) / TOGETHER * TOGETHER) * head_dim;
         if (half)
             halves = Block<uint16_t>(cells, Pages::huge);
         else
             floats = Block<float>(cells, Pages::huge);
     }
-    int64_t cell(int layer, int head, int64_t slot) const { return (((int64_t)layer * kv_heads + head) * slots + slot) * 2 * head_dim; }
+    int64_t cell(int layer, int head, int64_t slot) const {
+        const uint64_t at = slot, run = (at / TOGETHER * layers + layer) * kv_heads + head;
+        return (run * TOGETHER + at % TOGETHER) * 2 * head_dim;
+    }
 
     // A key and its value. Values are made finite, since the weight 0 of one that a query must not see would not undo a NaN; the key is
     // made NaN instead, so that whoever does see it fails.
