@@ -14,9 +14,11 @@ import pytest
 
 from banyan_runtime.errors import AccessError, UnavailableError
 from banyan_runtime.hub import manifest, remote, resolve
+from banyan_runtime.hub.address import HubRepo
 from banyan_runtime.hub.gguf import conversion
 from banyan_runtime.hub.inspect import inspect
 from banyan_runtime.hub.manifest import NAME
+from banyan_runtime.hub.resolve import fetch
 from tests.hub.mirror import Mirror
 from tests.hub.test_fetch import digest, shelf  # noqa: F401
 from tests.hub.test_hub_models import SERVED, WEIGHTS, same, visible
@@ -188,3 +190,13 @@ def test_a_volume_that_may_only_be_read_is_named_with_what_to_do(
         AccessError, match=r"nothing can be kept there \(Read-only file system\); mount the volume for writing, or name another"
     ):
         resolve("catalog://tiny", str(tmp_path / "cache"))
+
+
+def test_weights_in_a_folder_that_we_have_not_made_stay(mirror: Mirror, tmp_path: Path) -> None:
+    folder = tmp_path / "somebodys"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "own.safetensors").write_bytes(b"own")
+    fetch(HubRepo("org/tiny", "main"), tmp_path / "cache", into=folder)
+    assert (folder / "own.safetensors").read_bytes() == b"own"
+    assert set(SERVED) <= {path.name for path in folder.iterdir()}

@@ -182,11 +182,12 @@ def _mend(target: Path, staging: Path, needs: _Needs, made: Manifest) -> None:
     names = [name for name in made.files if wanted is None or name in wanted]
     kept = {} if needs.kept is None or wanted is None else needs.kept.files
     files = {name: entry for name, entry in kept.items() if name not in (wanted or ())}
+    ours = manifest.read(target) is not None  # else somebody else's weights may lie there
     # First what is to be: should this be cut short, the next start finds what lacks.
     manifest.write(target, Manifest(made.source, made.version, files | {name: made.files[name] for name in names}))
     for name in names:
         (staging / name).replace(target / name)
-    if wanted is None:  # weights of another form would be taken for the model's, and nobody vouches for them
+    if ours and wanted is None:  # weights of another form would be taken for the model's, and nobody vouches for them
         for path in target.iterdir():
             if path.name not in made.files and path.name.endswith(_WEIGHTS):
                 path.unlink(missing_ok=True)
