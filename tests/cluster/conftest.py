@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -221,8 +222,13 @@ def wait_for_service_account(kubectl: Kubectl) -> None:
 
 def operator_metrics(system: Kubectl) -> dict[str, float]:
     """The operator's series by name with labels, as one scrape shows them."""
-    import urllib.request
-
-    with system.url(DEPLOYMENT) as url, urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            with system.url(DEPLOYMENT) as url, urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
+                lines = page.read().decode().splitlines()
+                break
+        except OSError:  # its pod is another since a moment ago, and the node still routes to the one before
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}

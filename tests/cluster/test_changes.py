@@ -71,11 +71,16 @@ def test_a_child_that_loses_a_label_gets_it_back_and_goes_on(team: Kubectl, serv
 
 
 def test_a_child_that_is_deleted_comes_back(living: Kubectl) -> None:
+    pods = [pod["metadata"]["name"] for pod in living.items("pods", f"serving.banyan.dev/server={NAME}")]
     for what in (f"service/{NAME}", f"deployment/{NAME}"):
         uid = living.get(what)["metadata"]["uid"]
         living("delete", what, "--wait=false")
         living.until(what, lambda one, uid=uid: one["metadata"]["uid"] != uid, 30)
+    for pod in pods:
+        living.gone(f"pod/{pod}")  # before that a Ready may be theirs
     living.until(f"isrv/{NAME}", is_true("Ready"), 120)
+    with living.url(NAME) as url:
+        until_answered(sdk(url))
 
 
 class Asker(threading.Thread):
@@ -83,7 +88,7 @@ class Asker(threading.Thread):
 
     def __init__(self, ask: Callable[[], None], pause_s: float = 0.05) -> None:
         super().__init__(daemon=True)
-        self._ask, self._pause_s, self._over = ask, pause_s, threading.Event()
+        self._ask, self._pause_s, self._over, self._began = ask, pause_s, threading.Event(), time.monotonic()
         self.answers, self.failures = 0, list[str]()
 
     def run(self) -> None:
@@ -92,12 +97,23 @@ class Asker(threading.Thread):
                 self._ask()
                 self.answers += 1
             except Exception as error:
-                self.failures.append(f"{type(error).__name__}: {error}")
+                self.failures.append(f"after {time.monotonic() - self._began:.2f} s: {type(error).__name__}: {error}")
             time.sleep(self._pause_s)
 
     def stop(self) -> None:
         self._over.set()
         self.join(60)
+
+
+def until_answered(ask: Callable[[], None]) -> None:
+    """Waits for the node to route a Service's new address: kube-proxy learns of a ready pod when the operator does."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return ask()
+        except openai.APIConnectionError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 def sdk(url: str) -> Callable[[], None]:
@@ -131,6 +147,7 @@ def pooled(url: str) -> Callable[[], None]:
 def test_a_change_of_the_spec_is_rolled_out_without_a_failed_request(living: Kubectl) -> None:
     before = living.get(f"isrv/{NAME}")["status"]["currentRevision"]
     with living.url(NAME) as url:
+        until_answered(sdk(url))
         askers = [Asker(sdk(url)), *(Asker(pooled(url)) for _ in range(4)), Asker(pooled(url), pause_s=0.0)]
         for asker in askers:
             asker.start()

@@ -295,6 +295,29 @@ def test_a_stream_that_outlives_the_drain_is_cut_off_with_an_error(start_server:
     assert reader.error()["code"] == "unavailable"
 
 
+def own_address() -> str:
+    """An address of this machine that is not the loopback's."""
+    return next(
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family == socket.AF_INET and not address.address.startswith("127.")
+    )
+
+
+def test_while_a_load_balancer_still_sends_new_connections_they_are_served(start_server: StartServer) -> None:
+    server = start_server("--host", "0.0.0.0").ready()
+    url = server.url.replace("0.0.0.0", own_address())
+    began = time.monotonic()
+    while (since := time.monotonic() - began) < 3.5:  # between two requests nobody is connected, for longer than one turn of the wait
+        assert httpx.post(f"{url}/v1/chat/completions", json=CHAT | {"max_tokens": 1}).status_code == 200
+        if since > 0.5 and "draining" not in server.log:
+            server.process.terminate()
+            server.eventually(lambda: "draining" in server.log, "draining")
+        time.sleep(0.1)
+    assert server.wait(5) == 0
+
+
 CHAT_HEAD = head("POST", "/v1/chat/completions", "Content-Type: application/json", "Content-Length: 1000")
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import enum
 import functools
+import ipaddress
 import logging
 import resource
 import socket
@@ -38,6 +39,7 @@ log = logging.getLogger("banyan.http")
 
 BACKLOG: Final = 2048  # connections that may wait to be accepted
 CONNECTIONS_CLOSE_S: Final = 2  # at the end, for clients to take their answers
+STILL_SENT_HERE_S: Final = 1.5  # since somebody elsewhere connected last: until whoever spreads the requests seems to know that we go
 HANDLERS_END_S: Final = 1  # from then on, for handlers to notice that their clients are gone
 RESERVED_FILES: Final = 256  # descriptors that connections leave to probes, the engine's sockets and files
 FEWEST_CONNECTIONS: Final = 16
@@ -76,6 +78,7 @@ class Http(uvicorn.Server):
         self.draining = False
         self.on_refused: Callable[[int], None] = lambda status: None  # the status of an answer that the application did not give
         self.half_closed: set[Connection] = set()
+        self.connected_from_afar = float("-inf")  # when a client that is not on this machine opened its connection, the last one
         self._was_crowded = False
         protocol: Any = functools.partial(Connection, http=self)
         super().__init__(
@@ -97,8 +100,11 @@ class Http(uvicorn.Server):
         yield
 
     @property
-    def held_open(self) -> bool:
-        """Whether some client may still send a request on a connection that it has."""
+    def sought(self) -> bool:
+        """Whether some client may still send a request: on a connection that it has, or on new ones, for a load balancer
+        (kube-proxy on another node) may learn seconds after us that we go."""
+        if time.monotonic() - self.connected_from_afar < STILL_SENT_HERE_S:
+            return True
         return any(isinstance(each, Connection) and not each.transport.is_closing() for each in self.server_state.connections)
 
     def drain(self) -> None:
@@ -210,6 +216,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.client is not None and not ipaddress.ip_address(self.client[0]).is_loopback:
+            self._http.connected_from_afar = time.monotonic()
         self.flow = self._flow = Flow(transport)
         if len(self.connections) > self._limits.connections + RESERVED_FILES // 2:
             transport.abort()

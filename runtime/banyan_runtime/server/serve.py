@@ -310,8 +310,8 @@ class Server:
     async def _drain(self) -> None:
         """Let the running requests finish, up to --drain-seconds.
 
-        At first new ones are served too, for clients with open connections are the last to learn that we go: each is the last of
-        its connection. Then they are refused.
+        At first new ones are served too, each the last of its connection, for clients with open connections and load balancers are
+        the last to learn that we go. Then they are refused.
         """
         was_ready = self._state.serving
         self._state.enter("draining")
@@ -339,7 +339,7 @@ class Server:
         seconds = 0.0 if self._interrupted else min(self._config.drain_linger_seconds, self._config.drain_seconds)
         until = time.monotonic() + seconds
         self._state.leaving = True
-        while self._http.held_open and not self._died.done():
+        while self._http.sought and not self._died.done():
             if time.monotonic() > until:
                 break
             await asyncio.sleep(0.02)
