@@ -14,10 +14,11 @@ import pytest
 from tests.cluster.kubectl import Kubectl, KubectlError, Manifest, condition
 
 PARTS = os.environ.get("BANYAN_TEST_PARTS", "")
-"""A pipe to whoever runs the cluster: it takes the lines `kill PART` and `start PART`, where a part is a node or `kube-apiserver`."""
+"""A pipe to whoever runs the cluster: it takes the lines `kill PART` and `start PART`,
+where a part is a node, `kube-apiserver` or `kube-proxy`."""
 
 needs_parts = pytest.mark.skipif(
-    not PARTS, reason="BANYAN_TEST_PARTS is not set: a pipe to whoever ends and starts nodes and the API server"
+    not PARTS, reason="BANYAN_TEST_PARTS is not set: a pipe to whoever ends and starts nodes and the cluster's own parts"
 )
 
 LOST = "node-1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
@@ -13,6 +14,7 @@ import openai
 import pytest
 
 from tests.cluster.conftest import DEPLOYMENT, LEASES, MODEL, TIMES, inference_server, operator_metrics
+from tests.cluster.faults import needs_parts, tell
 from tests.cluster.kubectl import Kubectl, KubectlError, is_true
 
 NAME = "living"
@@ -144,24 +146,46 @@ def pooled(url: str) -> Callable[[], None]:
     return ask
 
 
-def test_a_change_of_the_spec_is_rolled_out_without_a_failed_request(living: Kubectl) -> None:
-    before = living.get(f"isrv/{NAME}")["status"]["currentRevision"]
+@contextlib.contextmanager
+def asked_all_the_time(living: Kubectl) -> Iterator[None]:
+    """Many clients ask the server meanwhile; afterwards none of them was failed."""
     with living.url(NAME) as url:
         until_answered(sdk(url))
         askers = [Asker(sdk(url)), *(Asker(pooled(url)) for _ in range(4)), Asker(pooled(url), pause_s=0.0)]
         for asker in askers:
             asker.start()
+        yield
+        for asker in askers:
+            asker.stop()
+    assert [failure for asker in askers for failure in asker.failures] == []
+    assert all(asker.answers > 10 for asker in askers)
+
+
+def test_a_change_of_the_spec_is_rolled_out_without_a_failed_request(living: Kubectl) -> None:
+    before = living.get(f"isrv/{NAME}")["status"]["currentRevision"]
+    with asked_all_the_time(living):
         began = time.monotonic()
         living.patch(f"isrv/{NAME}", {"spec": {"runtime": {"maxRunningRequests": 7}}})
         living.until(f"isrv/{NAME}", lambda one: is_true("Ready")(one) and one["status"]["currentRevision"] != before, 120)
         TIMES["change of the spec until it is rolled out"] = time.monotonic() - began
         living.pods_left(f"serving.banyan.dev/server={NAME}", 1)
-        for asker in askers:
-            asker.stop()
-    assert [failure for asker in askers for failure in asker.failures] == []
-    assert all(asker.answers > 10 for asker in askers)
     pod = living.items("pods", f"serving.banyan.dev/server={NAME}")[0]
     assert "--max-running-requests=7" in json.dumps(pod["spec"]["containers"][0]["args"])
+
+
+@needs_parts
+def test_a_node_that_learns_late_that_a_pod_goes_costs_no_request(living: Kubectl) -> None:
+    pod = living.items("pods", f"serving.banyan.dev/server={NAME}")[0]["metadata"]["name"]
+    with asked_all_the_time(living):
+        living.patch(f"isrv/{NAME}", {"spec": {"runtime": {"maxRunningRequests": 6}}})
+        living.until(f"pod/{pod}", lambda one: "deletionTimestamp" in one["metadata"], 60)
+        tell("kill", "kube-proxy")
+        try:
+            time.sleep(5)  # longer than preStopSeconds
+        finally:
+            tell("start", "kube-proxy")
+        living.pods_left(f"serving.banyan.dev/server={NAME}", 1)
+    living.until(f"isrv/{NAME}", is_true("Ready"), 60)
 
 
 def test_a_settled_resource_costs_no_write(living: Kubectl, system: Kubectl) -> None:
