@@ -7,6 +7,7 @@ import http.client
 import json
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
@@ -82,7 +83,7 @@ def test_a_child_that_is_deleted_comes_back(living: Kubectl) -> None:
         living.gone(f"pod/{pod}")  # before that a Ready may be theirs
     living.until(f"isrv/{NAME}", is_true("Ready"), 120)
     with living.url(NAME) as url:
-        until_answered(sdk(url))
+        until_answered(url)
 
 
 class Asker(threading.Thread):
@@ -107,13 +108,14 @@ class Asker(threading.Thread):
         self.join(60)
 
 
-def until_answered(ask: Callable[[], None]) -> None:
+def until_answered(url: str) -> None:
     """Waits for the node to route a Service's new address: kube-proxy learns of a ready pod when the operator does."""
     deadline = time.monotonic() + 30
     while True:
         try:
-            return ask()
-        except openai.APIConnectionError:
+            urllib.request.urlopen(f"{url}/v1/models", timeout=10).close()  # no connection stays, which a server that goes would wait for
+            return
+        except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
@@ -147,11 +149,13 @@ def pooled(url: str) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def asked_all_the_time(living: Kubectl) -> Iterator[None]:
-    """Many clients ask the server meanwhile; afterwards none of them was failed."""
+def asked_all_the_time(living: Kubectl, *, gently: bool = False) -> Iterator[None]:
+    """Clients ask the server meanwhile, `gently` one that is mostly not connected; afterwards none of them was failed."""
     with living.url(NAME) as url:
-        until_answered(sdk(url))
-        askers = [Asker(sdk(url)), *(Asker(pooled(url)) for _ in range(4)), Asker(pooled(url), pause_s=0.0)]
+        until_answered(url)
+        askers = [Asker(pooled(url), pause_s=0.2)]
+        if not gently:
+            askers = [Asker(sdk(url)), *(Asker(pooled(url)) for _ in range(4)), Asker(pooled(url), pause_s=0.0)]
         for asker in askers:
             asker.start()
         yield
@@ -176,11 +180,11 @@ def test_a_change_of_the_spec_is_rolled_out_without_a_failed_request(living: Kub
 @needs_parts
 def test_a_node_that_learns_late_that_a_pod_goes_costs_no_request(living: Kubectl) -> None:
     pod = living.items("pods", f"serving.banyan.dev/server={NAME}")[0]["metadata"]["name"]
-    with asked_all_the_time(living):
-        living.patch(f"isrv/{NAME}", {"spec": {"runtime": {"maxRunningRequests": 6}}})
-        living.until(f"pod/{pod}", lambda one: "deletionTimestamp" in one["metadata"], 60)
+    with asked_all_the_time(living, gently=True):
         tell("kill", "kube-proxy")
         try:
+            living.patch(f"isrv/{NAME}", {"spec": {"runtime": {"maxRunningRequests": 6}}})
+            living.until(f"pod/{pod}", lambda one: "deletionTimestamp" in one["metadata"], 60)
             time.sleep(5)  # longer than preStopSeconds
         finally:
             tell("start", "kube-proxy")
