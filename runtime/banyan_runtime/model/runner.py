@@ -71,7 +71,8 @@ class ModelRunner:
         picked = draws.sequences
         columns = step.sampling if draws.one_each else _cells(step.sampling, picked)
         states = hidden if draws.one_each else hidden.index_select(0, self._tensor(draws.at))
-        if _wants_likeliest(step, rows.greedy(step, draws, columns)):
+        wanted = rows.wanted(step, draws, columns)
+        if _wants_likeliest(step, wanted):
             tokens, failed = self.forward.likeliest(states)
             return self._noted(step, draws, rows, token_ids, tokens, failed, None)
         logits = self.forward.logits(states)
@@ -82,13 +83,15 @@ class ModelRunner:
             raw = logprobs.raw(logits.index_select(0, self._tensor(scored)), top, self._named(step, picked[scored]))
         if step.bias is not None:
             edits.add_biases(logits, step.bias, picked)
-        rows.penalties.apply(logits, step.rows[picked], columns)
+        if wanted.penalties:
+            rows.penalties.apply(logits, step.rows[picked], columns)
         if step.banned is not None:
             edits.forbid(logits, step.banned, picked)
         if step.mask is not None:
             edits.allow(logits, step.mask, picked)
         tokens, failed = self.forward.sample(logits, columns, draws.positions(step))
-        rows.penalties.count(step.rows[picked], tokens)
+        if wanted.penalties:
+            rows.penalties.count(step.rows[picked], tokens)
         scores = None if raw is None else raw.of(tokens.index_select(0, self._tensor(scored)))
         return self._noted(step, draws, rows, token_ids, tokens, failed, scores)
 
@@ -140,7 +143,7 @@ class _Rows:
         # step before.
         self.latest = torch.zeros(shape.rows, dtype=torch.int64, device=device)
         self._draws: _Draws | None = None
-        self._greedy: tuple[SamplingColumns, I32, bool] | None = None  # of the last step: its columns, its rows, and what became of them
+        self._wanted: tuple[SamplingColumns, I32, _Wanted] | None = None  # of the last step: its columns, its rows, and what they want
 
     def draws(self, step: Step) -> _Draws:
         """Decode steps over the same rows, one after another, share most of what is to be known of them."""
@@ -148,16 +151,24 @@ class _Rows:
             self._draws = _Draws(step)
         return self._draws
 
-    def greedy(self, step: Step, draws: _Draws, columns: SamplingColumns) -> bool:
-        """Whether every token drawn is to be the likeliest, and no row has penalties; then the rows are noted as such."""
-        last = self._greedy
+    def wanted(self, step: Step, draws: _Draws, columns: SamplingColumns) -> _Wanted:
+        """Where no row has penalties, the rows are noted as such."""
+        last = self._wanted
         if last is not None and last[0] is columns and last[1] is step.rows:
             return last[2]
-        found = bool(sampler.greedy(columns).all()) and not penalties.penalised(columns).any()
-        if found:
+        found = _Wanted(greedy=bool(sampler.greedy(columns).all()), penalties=bool(penalties.penalised(columns).any()))
+        if not found.penalties:
             self.penalties.apply_none(step.rows[draws.sequences])
-        self._greedy = columns, step.rows, found
+        self._wanted = columns, step.rows, found
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the rows of a step want of their sampling."""
+
+    greedy: bool  # all of them their likeliest token
+    penalties: bool  # some of them
 
 
 class _Draws:
@@ -293,9 +304,16 @@ def refuse(step: Step, features: frozenset[Feature]) -> None:
             raise UnsupportedStep(feature)
 
 
-def _wants_likeliest(step: Step, greedy: bool) -> bool:
+def _wants_likeliest(step: Step, wanted: _Wanted) -> bool:
     """Whether nothing is asked of the logits but where they are largest; then they need not be written down."""
-    return greedy and step.bias is None and step.banned is None and step.mask is None and step.top_logprobs is None
+    return (
+        wanted.greedy
+        and not wanted.penalties
+        and step.bias is None
+        and step.banned is None
+        and step.mask is None
+        and step.top_logprobs is None
+    )
 
 
 def _cells(columns: SamplingColumns, rows: I64) -> SamplingColumns:

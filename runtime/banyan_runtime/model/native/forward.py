@@ -154,6 +154,7 @@ class NativeForward:
         self._choice = choice
         self._logits = torch.empty(0)
         self._kept = _Columns(0)  # for decode steps
+        self._drawn: _Sampling | None = None  # of the last step that drew
 
     def reserve(self, rows: int, positions: int) -> None:
         spec = self._choice.spec
@@ -192,13 +193,10 @@ class NativeForward:
         return tokens.clamp_(min=0), failed
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
-        kept = [  # contiguous for as long as the call takes
-            np.ascontiguousarray(column)
-            for column in (columns.temperature, columns.top_p, columns.min_p, columns.top_k, positions, columns.seed)
-        ]
+        if self._drawn is None or not self._drawn.fit(columns):
+            self._drawn = _Sampling(columns)
         tokens = torch.empty(len(logits), dtype=torch.int64)
-        draws = Draws(*(column.ctypes.data for column in kept))
-        self._library.sample(self._decoder, logits.data_ptr(), len(logits), ctypes.byref(draws), tokens.data_ptr())
+        self._library.sample(self._decoder, logits.data_ptr(), len(logits), self._drawn.at(positions), tokens.data_ptr())
         failed = tokens < 0
         return tokens.clamp_(min=0), failed
 
@@ -233,6 +231,26 @@ class _Columns:
         memory[4, :sequences] = step.kv_lens
         about.tokens, about.sequences, about.token_ids = tokens, sequences, token_ids
         about.table, about.table_width = table.address, table.slots.shape[1]
+        return self._pointer
+
+
+class _Sampling:
+    """How tokens are drawn, as the library reads it: decode steps over the same rows share all but their positions."""
+
+    def __init__(self, columns: SamplingColumns) -> None:
+        self._of = columns
+        self._positions = np.empty(len(columns.temperature), dtype=np.int32)
+        own = (columns.temperature, columns.top_p, columns.min_p, columns.top_k)
+        self._kept = [np.ascontiguousarray(column) for column in (*own, columns.seed)]
+        *first, seed = (column.ctypes.data for column in self._kept)
+        self._pointer = ctypes.pointer(Draws(*first, self._positions.ctypes.data, seed))
+
+    def fit(self, columns: SamplingColumns) -> bool:
+        return columns is self._of
+
+    def at(self, positions: I32) -> ctypes._Pointer[Draws]:
+        """Of tokens at these positions. Valid until the next call."""
+        self._positions[:] = positions
         return self._pointer
 
 

@@ -8,10 +8,11 @@
 #include <cmath>
 #include <cstdint>
 
+#include "few.h"
 #include "memory.h"
 #include "simd.h"
 
-constexpr int CHUNK = 64, SEGMENT = 512;
+constexpr int SEGMENT = 512;
 constexpr int AHEAD = 24;       // keys that are fetched while earlier ones are read
 constexpr int TILE_ROWS = 64;  // queries times the heads that share their keys
 
@@ -75,21 +76,6 @@ struct Span {
     int queries;
     int position;  // of the first query
 };
-
-INLINE void four_sums(F a, F b, F c, F d, float *to) {
-#if defined(__AVX2__)
-#if defined(__AVX512F__)
-    auto fold = [](F v) { return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1)); };
-    const __m256 w = fold(a), x = fold(b), y = fold(c), z = fold(d);
-#else
-    const __m256 w = (__m256)a, x = (__m256)b, y = (__m256)c, z = (__m256)d;
-#endif
-    const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(w, x), _mm256_hadd_ps(y, z));
-    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
-#else
-    to[0] = sum_of(a), to[1] = sum_of(b), to[2] = sum_of(c), to[3] = sum_of(d);
-#endif
-}
 
 // What queries have got from some of their keys.
 struct Gained {
@@ -169,18 +155,50 @@ class Attention {
             }
             any = true;
             const int here = last - start < CHUNK ? last - start : CHUNK;
-            for (int j = 0; j < here; j++) {
-                // Slots of a text may lie anywhere, so the hardware cannot know which comes next.
-                if (start + j + AHEAD < last) cache.fetch(layer, head, span.slots[start + j + AHEAD]);
-                const int64_t slot = span.slots[start + j];
-                cache.get(cache.cell(layer, head, slot), keys + j * padded);
-                cache.get(cache.cell(layer, head, slot) + cache.head_dim, values + j * padded);
-            }
-            score(count, here);
-            for (int r = 0; r < count; r++) weigh(r, span.position + r / group, window, start, to);
-            add_values(count, here, to);
+            auto weigh_all = [&] {
+                for (int r = 0; r < count; r++) weigh(r, span.position + r / group, window, start, to);
+            };
+            auto fetch = [&](int position) {  // slots of a text may lie anywhere, so the hardware cannot know which comes next
+                if (position < last) cache.fetch(layer, head, span.slots[position]);
+            };
+            const int32_t *slots = span.slots + start;
+            if (count > Few<float>::ROWS || padded != dim)
+                copied(cache, layer, head, slots, count, here, [&](int j) { fetch(start + j + AHEAD); }, weigh_all, to);
+            else if (cache.half)
+                lying(cache, cache.halves.get(), layer, head, slots, count, here, [&](int j) { fetch(start + j + AHEAD); }, weigh_all, to);
+            else
+                lying(cache, cache.floats.get(), layer, head, slots, count, here, [&](int j) { fetch(start + j + AHEAD); }, weigh_all, to);
         }
         return any;
+    }
+
+    // One chunk, for rows so many that its keys and values are made floats first.
+    template <class Fetch, class Weigh>
+    void copied(const Cache &cache, int layer, int head, const int32_t *slots, int count, int here, Fetch fetch, Weigh weigh_all, Gained to) {
+        for (int j = 0; j < here; j++) {
+            fetch(j);
+            const int64_t at = cache.cell(layer, head, slots[j]);
+            cache.get(at, keys + j * padded);
+            cache.get(at + dim, values + j * padded);
+        }
+        score(count, here);
+        weigh_all();
+        add_values(count, here, to);
+    }
+
+    // The same for few rows, where they lie in `pool`.
+    template <class Number, class Fetch, class Weigh>
+    void lying(const Cache &cache, const Number *pool, int layer, int head, const int32_t *slots, int count, int here, Fetch fetch, Weigh weigh_all,
+               Gained to) {
+        const Number *cells[CHUNK];
+        for (int j = 0; j < here; j++) cells[j] = pool + cache.cell(layer, head, slots[j]);
+        for (int j = here; j < CHUNK; j++) cells[j] = cells[0];
+        auto ahead = [&](int j, int positions) {
+            for (int n = j; n < j + positions; n++) fetch(n);
+        };
+        Few<Number>::score(query, count, dim, cells, here, scores, ahead);
+        weigh_all();
+        Few<Number>::add(scores, count, dim, cells, here, to.values);
     }
 
     void score(int count, int here) {
@@ -195,12 +213,16 @@ class Attention {
             F sums[ROWS][4] = {};
             for (int i = 0; i < padded; i += LANES) {
                 F key[4];
+#pragma GCC unroll 8
                 for (int n = 0; n < 4; n++) key[n] = load(keys + (j + n) * padded + i);
+#pragma GCC unroll 8
                 for (int m = 0; m < ROWS; m++) {
                     const F q = load(query + (r + m) * padded + i);
+#pragma GCC unroll 8
                     for (int n = 0; n < 4; n++) sums[m][n] = fma(q, key[n], sums[m][n]);
                 }
             }
+#pragma GCC unroll 8
             for (int m = 0; m < ROWS; m++) four_sums(sums[m][0], sums[m][1], sums[m][2], sums[m][3], scores + (r + m) * CHUNK + j);
         }
     }
@@ -248,17 +270,24 @@ class Attention {
     template <int ROWS, int WIDE>
     __attribute__((noinline)) void add_some(int r, int i, int here, Gained &to) {
         F sums[ROWS][WIDE];
+#pragma GCC unroll 8
         for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
             for (int n = 0; n < WIDE; n++) sums[m][n] = load(to.values + (r + m) * padded + i + n * LANES);
         for (int j = 0; j < here; j++) {
             F value[WIDE];
+#pragma GCC unroll 8
             for (int n = 0; n < WIDE; n++) value[n] = load(values + j * padded + i + n * LANES);
+#pragma GCC unroll 8
             for (int m = 0; m < ROWS; m++) {
                 const F weight = splat(scores[(r + m) * CHUNK + j]);
+#pragma GCC unroll 8
                 for (int n = 0; n < WIDE; n++) sums[m][n] = fma(weight, value[n], sums[m][n]);
             }
         }
+#pragma GCC unroll 8
         for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
             for (int n = 0; n < WIDE; n++) store(to.values + (r + m) * padded + i + n * LANES, sums[m][n]);
     }
 

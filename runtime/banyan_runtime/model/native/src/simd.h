@@ -62,20 +62,34 @@ INLINE F fma(F a, F b, F c) {
 // The larger of each pair; the second where either is NaN.
 INLINE F larger(F a, F b) { return a > b ? a : b; }
 
+// Lanes are joined in halves: each with the one that is half a register away, and so on.
+template <class Join>
+INLINE float across(F v, Join join) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+    auto eight = join(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#else
+    auto eight = (__m256)v;
+#endif
+    auto four = join(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = join(four, _mm_movehl_ps(four, four));
+    return join(four, _mm_movehdup_ps(four))[0];
+#else
+    typedef float Pair __attribute__((vector_size(8)));
+    Pair low, high;
+    std::memcpy(&low, &v, 8);
+    std::memcpy(&high, (const char *)&v + 8, 8);
+    const Pair two = join(low, high);
+    return join(Pair{two[0], 0}, Pair{two[1], 0})[0];
+#endif
+}
+
 INLINE float sum_of(F v) {
-    float total[LANES];
-    store(total, v);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) total[i] += total[i + width];
-    return total[0];
+    return across(v, [](auto a, auto b) { return a + b; });
 }
 
 INLINE float largest_of(F v) {
-    float most[LANES];
-    store(most, v);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) most[i] = most[i] > most[i + width] ? most[i] : most[i + width];
-    return most[0];
+    return across(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // A bfloat16 is the upper half of a float.
