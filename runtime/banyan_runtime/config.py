@@ -163,8 +163,8 @@ class ServerConfig:
     drain_linger_seconds: float = option(
         10.0,
         check=at_least(0),
-        help="After SIGTERM: seconds at most in which requests are still served, each the last of its connection, while clients have connections "
-        "or load balancers send new ones.",
+        help="After SIGTERM: seconds at most in which requests are still served, each the last of its connection, while clients have "
+        "connections or load balancers send new ones.",
         group="http",
     )
 
