@@ -158,9 +158,11 @@ def asked_all_the_time(living: Kubectl, *, gently: bool = False) -> Iterator[Non
             askers = [Asker(sdk(url)), *(Asker(pooled(url)) for _ in range(4)), Asker(pooled(url), pause_s=0.0)]
         for asker in askers:
             asker.start()
-        yield
-        for asker in askers:
-            asker.stop()
+        try:
+            yield
+        finally:
+            for asker in askers:
+                asker.stop()
     assert [failure for asker in askers for failure in asker.failures] == []
     assert all(asker.answers > 10 for asker in askers)
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -181,6 +182,20 @@ def test_a_long_context_has_the_same_bits_in_one_thread_and_shared_among_several
         wanted = model.reference(torch.tensor([tokens])).logits[0]
     off = native(model, dtype=dtype).forward.logits(found[0]) - wanted
     assert float(off.norm() / wanted.norm()) < {"float32": 1e-5, "bfloat16": 0.05}[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8])
+@pytest.mark.parametrize("wide", [16, 48])
+def test_a_query_has_the_same_bits_as_one_of_few_rows_and_of_many(
+    variant_or_pairs: str, tmp_path: Path, dtype: str, group: int, wide: int
+) -> None:
+    """Heads that share keys, and queries that are computed together, in other numbers: keys are read where they lie, or copied."""
+    shape = {"hidden_size": 16 * group, "num_attention_heads": group, "num_key_value_heads": 1, "head_dim": wide, "num_hidden_layers": 2}
+    runner, prompt = native(make(tmp_path, "llama", **shape), dtype=dtype), some(9, 75)
+    whole = states(runner, [Request(prompt, new_tokens=1, row=0)]).of(0)
+    for chunk in (1, 2, 3):
+        assert torch.equal(states(runner, [Request(prompt, new_tokens=1, row=0)], chunk).of(0), whole), chunk
 
 
 def test_bfloat16_is_near_float32(variant_or_pairs: str, tiny_model: Models) -> None:
@@ -516,6 +531,18 @@ def test_tokens_are_drawn_as_torch_draws_them(variant: str, tmp_path: Path, voca
     assert len(different) <= rows // 50
     for row in different:
         assert abs(drawn_for(logits[row], columns, row, int(tokens[row])) - drawn_for(logits[row], columns, row, int(wanted[row]))) < 1e-4
+
+
+def test_later_positions_of_the_same_rows_are_drawn_for_anew(variant: str, tmp_path: Path) -> None:
+    runner = native(make(tmp_path, "llama", hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1))
+    columns, logits = settings(300, 1), torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(1))
+    drawn = []
+    for first in (0, 1000, 0):
+        positions = np.arange(first, first + 300, dtype=np.int32)
+        drawn.append(runner.forward.sample(logits.clone(), columns, positions)[0])
+        assert torch.equal(drawn[-1], runner.forward.sample(logits.clone(), replace(columns), positions)[0])
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
 
 
 def drawn_for(logits: torch.Tensor, columns: SamplingColumns, row: int, token: int) -> float:

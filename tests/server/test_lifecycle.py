@@ -295,27 +295,63 @@ def test_a_stream_that_outlives_the_drain_is_cut_off_with_an_error(start_server:
     assert reader.error()["code"] == "unavailable"
 
 
-def own_address() -> str:
-    """An address of this machine that is not the loopback's."""
-    return next(
-        address.address
-        for addresses in psutil.net_if_addrs().values()
-        for address in addresses
-        if address.family == socket.AF_INET and not address.address.startswith("127.")
-    )
+def from_afar(server: ServerProcess) -> str:
+    """The URL of a server on 0.0.0.0 under an address of this machine that is not the loopback's, as if from another machine."""
+    found = [each.address for addresses in psutil.net_if_addrs().values() for each in addresses if each.family == socket.AF_INET]
+    others = [address for address in found if not address.startswith("127.")]
+    assert others, "this machine has no address but the loopback's"
+    return server.url.replace("0.0.0.0", others[0])
+
+
+def drained(server: ServerProcess) -> float:
+    """Begin its drain; returns when that was."""
+    server.process.terminate()
+    server.eventually(lambda: "draining" in server.log, "draining")
+    return time.monotonic()
+
+
+ONE_TOKEN = CHAT | {"max_tokens": 1}
 
 
 def test_while_a_load_balancer_still_sends_new_connections_they_are_served(start_server: StartServer) -> None:
     server = start_server("--host", "0.0.0.0").ready()
-    url = server.url.replace("0.0.0.0", own_address())
-    began = time.monotonic()
-    while (since := time.monotonic() - began) < 3.5:  # between two requests nobody is connected, for longer than one turn of the wait
-        assert httpx.post(f"{url}/v1/chat/completions", json=CHAT | {"max_tokens": 1}).status_code == 200
-        if since > 0.5 and "draining" not in server.log:
-            server.process.terminate()
-            server.eventually(lambda: "draining" in server.log, "draining")
-        time.sleep(0.1)
+    url = from_afar(server)
+    with httpx.Client(trust_env=False, timeout=60) as kept:  # its connection is older than the server waits for new ones
+        assert kept.get(f"{url}/v1/models").status_code == 200
+        time.sleep(2)
+        began = drained(server)
+        assert kept.post(f"{url}/v1/chat/completions", json=ONE_TOKEN).headers["Connection"] == "close"
+    while time.monotonic() < began + 4:  # between two requests nobody is connected
+        time.sleep(0.5)
+        with httpx.Client(trust_env=False, timeout=60) as fresh:
+            assert fresh.post(f"{url}/v1/chat/completions", json=ONE_TOKEN).status_code == 200
     assert server.wait(5) == 0
+
+
+def test_a_load_balancer_that_never_learns_is_turned_away_in_time(start_server: StartServer) -> None:
+    server = start_server("--host", "0.0.0.0", "--drain-linger-seconds", "3").ready()
+    url = from_afar(server)
+    with httpx.Client(trust_env=False, timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+        assert client.get(f"{url}/v1/models").status_code == 200
+        began = drained(server)
+        with contextlib.suppress(httpx.HTTPError):
+            while client.get(f"{url}/v1/models").status_code == 200:
+                assert time.monotonic() < began + 10
+                time.sleep(0.1)
+    assert time.monotonic() > began + 2
+    assert server.wait(10) == 0
+
+
+def test_who_only_asks_how_a_server_is_keeps_it_from_nothing(start_server: StartServer) -> None:
+    server = start_server("--host", "0.0.0.0").ready()
+    url = from_afar(server)
+    with httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+        for path in ("/readyz", "/livez", "/metrics"):
+            assert client.get(url + path).status_code == 200
+    assert httpx.get(server.url.replace("0.0.0.0", "127.0.0.1") + "/v1/models", trust_env=False).status_code == 200
+    began = drained(server)
+    assert server.wait(5) == 0
+    assert time.monotonic() < began + 1.4
 
 
 CHAT_HEAD = head("POST", "/v1/chat/completions", "Content-Type: application/json", "Content-Length: 1000")

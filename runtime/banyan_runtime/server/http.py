@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import enum
 import functools
-import ipaddress
 import logging
 import resource
 import socket
@@ -39,7 +38,9 @@ log = logging.getLogger("banyan.http")
 
 BACKLOG: Final = 2048  # connections that may wait to be accepted
 CONNECTIONS_CLOSE_S: Final = 2  # at the end, for clients to take their answers
-STILL_SENT_HERE_S: Final = 1.5  # since somebody elsewhere connected last: until whoever spreads the requests seems to know that we go
+STILL_SENT_HERE_S: Final = 1.5  # since somebody elsewhere asked last: until whoever spreads the requests seems to know that we go
+ASKED_LATELY_S: Final = 30.0  # before we go: somebody elsewhere may have more to ask
+SAME_MACHINE: Final = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # and no other of the loopback's: a mesh's proxy has one of them
 HANDLERS_END_S: Final = 1  # from then on, for handlers to notice that their clients are gone
 RESERVED_FILES: Final = 256  # descriptors that connections leave to probes, the engine's sockets and files
 FEWEST_CONNECTIONS: Final = 16
@@ -78,7 +79,7 @@ class Http(uvicorn.Server):
         self.draining = False
         self.on_refused: Callable[[int], None] = lambda status: None  # the status of an answer that the application did not give
         self.half_closed: set[Connection] = set()
-        self.connected_from_afar = float("-inf")  # when a client that is not on this machine opened its connection, the last one
+        self.asked_from_afar = float("-inf")  # when a client that is not on this machine was last connected to ask more than how we are
         self._was_crowded = False
         protocol: Any = functools.partial(Connection, http=self)
         super().__init__(
@@ -103,13 +104,16 @@ class Http(uvicorn.Server):
     def sought(self) -> bool:
         """Whether some client may still send a request: on a connection that it has, or on new ones, for a load balancer
         (kube-proxy on another node) may learn seconds after us that we go."""
-        if time.monotonic() - self.connected_from_afar < STILL_SENT_HERE_S:
+        if time.monotonic() - self.asked_from_afar < STILL_SENT_HERE_S:
             return True
         return any(isinstance(each, Connection) and not each.transport.is_closing() for each in self.server_state.connections)
 
     def drain(self) -> None:
         """From now on every answer is the last of its connection, and says so."""
         self.draining = True
+        now = time.monotonic()
+        if now - self.asked_from_afar < ASKED_LATELY_S:
+            self.asked_from_afar = now
         for each in list(self.server_state.connections):
             assert isinstance(each, Connection)
             each.close_after_answer()
@@ -210,14 +214,13 @@ class Connection(HttpToolsProtocol):
         self._close_at: float | None = None  # the last word is said
         self._probe_at: float | None = None  # the client has ended its side
         self._half_closed = asyncio.Event()
+        self._asked_from_afar = False
         self._unsent = (0, self._since)  # bytes in the buffer when it last changed, and when that was
 
     # --- bytes ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.client is not None and not ipaddress.ip_address(self.client[0]).is_loopback:
-            self._http.connected_from_afar = time.monotonic()
         self.flow = self._flow = Flow(transport)
         if len(self.connections) > self._limits.connections + RESERVED_FILES // 2:
             transport.abort()
@@ -294,6 +297,8 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         self._unset_keepalive_if_required()
+        if self._asked_from_afar:
+            self._http.asked_from_afar = time.monotonic()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -370,6 +375,9 @@ class Connection(HttpToolsProtocol):
         scope: Any = cycle.scope  # uvicorn's type knows no extensions of others
         scope["extensions"] = {HALF_CLOSED: self._half_closed, DIRECT_WRITE: functools.partial(self._write_part, cycle)}
         self._active = cycle
+        if cycle.scope["path"] not in OPEN_PATHS and self.client is not None and self.client[0] not in SAME_MACHINE:
+            self._asked_from_afar = True
+            self._http.asked_from_afar = time.monotonic()
         if self._http.crowded and cycle.scope["path"] not in OPEN_PATHS:
             app = _too_crowded
             self._http.on_refused(HTTPStatus.SERVICE_UNAVAILABLE)

@@ -336,7 +336,8 @@ class Server:
         return self._counter.open + len(self._context.responses_live)
 
     async def _linger(self) -> None:
-        seconds = 0.0 if self._interrupted else min(self._config.drain_linger_seconds, self._config.drain_seconds)
+        # Who is served last of all has half of the time to be answered.
+        seconds = 0.0 if self._interrupted else min(self._config.drain_linger_seconds, self._config.drain_seconds / 2)
         until = time.monotonic() + seconds
         self._state.leaving = True
         while self._http.sought and not self._died.done():

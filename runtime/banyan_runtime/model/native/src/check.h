@@ -187,34 +187,39 @@ inline bool products(const Weights &weights) {
     return right;
 }
 
-inline bool attends(bool half) {
-    constexpr int HEADS = 3, DIM = 24, KEYS = SEGMENT + CHUNK + 9;
+// A query alone is one of few rows, with others before it one of many: both must be right, and have the same bits (few.h).
+inline bool attends(bool half, int dim) {
+    constexpr int HEADS = 3, KEYS = SEGMENT + CHUNK + 9, QUERIES = 4;
     Numbers next;
     Cache cache;
-    cache.kv_heads = 1, cache.head_dim = DIM, cache.half = half;
+    cache.kv_heads = 1, cache.head_dim = dim, cache.half = half;
     cache.make(1, KEYS);
-    std::vector<float> keys(KEYS * DIM), values(KEYS * DIM), query(HEADS * DIM), out(HEADS * DIM);
+    const int width = HEADS * dim;
+    std::vector<float> keys(KEYS * dim), values(KEYS * dim), query(QUERIES * width), out(width), outs(QUERIES * width);
     std::vector<int32_t> slots(KEYS);
     for (auto &x : query) x = next();
     for (int j = 0; j < KEYS; j++) {
         slots[j] = KEYS - 1 - j;
-        for (int i = 0; i < DIM; i++) keys[j * DIM + i] = widen(narrow(next())), values[j * DIM + i] = widen(narrow(next()));
-        cache.put(0, 0, slots[j], &keys[j * DIM], &values[j * DIM]);
+        for (int i = 0; i < dim; i++) keys[j * dim + i] = widen(narrow(next())), values[j * dim + i] = widen(narrow(next()));
+        cache.put(0, 0, slots[j], &keys[j * dim], &values[j * dim]);
     }
-    Attention attention(HEADS, 1, DIM);
-    attention.whole(cache, 0, 0, {slots.data(), 0, 1, KEYS - 1}, 0, query.data(), HEADS * DIM, out.data(), HEADS * DIM);
+    Attention attention(HEADS, 1, dim);
+    const float *last = query.data() + (QUERIES - 1) * width;
+    attention.whole(cache, 0, 0, {slots.data(), 0, 1, KEYS - 1}, 0, last, width, out.data(), width);
+    attention.whole(cache, 0, 0, {slots.data(), 0, QUERIES, KEYS - QUERIES}, 0, query.data(), width, outs.data(), width);
+    if (std::memcmp(out.data(), outs.data() + (QUERIES - 1) * width, width * sizeof(float))) return false;
     for (int h = 0; h < HEADS; h++) {
         std::vector<double> weight(KEYS);
         double mass = 0;
         for (int j = 0; j < KEYS; j++) {
             double score = 0;
-            for (int i = 0; i < DIM; i++) score += (double)query[h * DIM + i] * keys[j * DIM + i];
-            mass += weight[j] = std::exp(score / std::sqrt((double)DIM));
+            for (int i = 0; i < dim; i++) score += (double)last[h * dim + i] * keys[j * dim + i];
+            mass += weight[j] = std::exp(score / std::sqrt((double)dim));
         }
-        for (int i = 0; i < DIM; i++) {
+        for (int i = 0; i < dim; i++) {
             double wanted = 0;
-            for (int j = 0; j < KEYS; j++) wanted += weight[j] / mass * values[j * DIM + i];
-            if (!near(out[h * DIM + i], wanted, 1)) return false;
+            for (int j = 0; j < KEYS; j++) wanted += weight[j] / mass * values[j * dim + i];
+            if (!near(out[h * dim + i], wanted, 1)) return false;
         }
     }
     return true;
@@ -283,7 +288,8 @@ inline const char *everything() {
     if (!products(blocks<Q4_1>(Kind::q4_1))) return "compute products in Q4_1 wrongly on this processor";
     if (!products(blocks<Q4_K>(Kind::q4_k))) return "compute products in Q4_K wrongly on this processor";
     if (!products(blocks<Q6_K>(Kind::q6_k))) return "compute products in Q6_K wrongly on this processor";
-    if (!attends(false) || !attends(true)) return "compute attention wrongly on this processor";
+    for (const int dim : {24, 4 * LANES, 5 * LANES + 2})
+        if (!attends(false, dim) || !attends(true, dim)) return "compute attention wrongly on this processor";
     if (!hashes() || !draws()) return "draw tokens wrongly on this processor";
     return nullptr;
 }
