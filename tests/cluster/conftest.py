@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,13 +221,11 @@ def wait_for_service_account(kubectl: Kubectl) -> None:
 
 def operator_metrics(system: Kubectl) -> dict[str, float]:
     """The operator's series by name with labels, as one scrape shows them."""
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            with system.url(DEPLOYMENT) as url, urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
-                lines = page.read().decode().splitlines()
-                break
-        except OSError:  # its pod is another since a moment ago, and the node still routes to the one before
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
+    lines = system.page(DEPLOYMENT, "/metrics", 20).splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+
+
+def leader(lease: Manifest) -> str:
+    """The operator's pod that holds its lease; "" where none does."""
+    name: str = ((lease.get("spec") or {}).get("holderIdentity") or "").rpartition("/")[2].partition("_")[0]
+    return name

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +109,18 @@ class Kubectl:
                 yield f"http://127.0.0.1:{found[1]}"
             finally:
                 process.terminate()
+
+    def page(self, service: str, path: str, timeout_s: float = 30) -> str:
+        """What a Service answers. Its pods may be others since a moment ago, which nodes learn no sooner than whoever asks here."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                with self.url(service) as url, urllib.request.urlopen(url + path, timeout=10) as page:
+                    text: str = page.read().decode()
+                    return text
+            except OSError:
+                assert time.monotonic() < deadline, f"{service} does not answer"
+                time.sleep(0.1)
 
     def _why(self) -> str:
         with contextlib.suppress(KubectlError):

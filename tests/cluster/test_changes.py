@@ -7,14 +7,13 @@ import http.client
 import json
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import openai
 import pytest
 
-from tests.cluster.conftest import DEPLOYMENT, LEASES, MODEL, TIMES, inference_server, operator_metrics
+from tests.cluster.conftest import DEPLOYMENT, LEASES, MODEL, TIMES, inference_server, leader, operator_metrics
 from tests.cluster.faults import needs_parts, tell
 from tests.cluster.kubectl import Kubectl, KubectlError, is_true
 
@@ -82,8 +81,7 @@ def test_a_child_that_is_deleted_comes_back(living: Kubectl) -> None:
     for pod in pods:
         living.gone(f"pod/{pod}")  # before that a Ready may be theirs
     living.until(f"isrv/{NAME}", is_true("Ready"), 120)
-    with living.url(NAME) as url:
-        until_answered(url)
+    living.page(NAME, "/v1/models")
 
 
 class Asker(threading.Thread):
@@ -106,18 +104,6 @@ class Asker(threading.Thread):
     def stop(self) -> None:
         self._over.set()
         self.join(60)
-
-
-def until_answered(url: str) -> None:
-    """Waits for the node to route a Service's new address: kube-proxy learns of a ready pod when the operator does."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/v1/models", timeout=10).close()  # no connection stays, which a server that goes would wait for
-            return
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
 
 
 def sdk(url: str) -> Callable[[], None]:
@@ -151,8 +137,8 @@ def pooled(url: str) -> Callable[[], None]:
 @contextlib.contextmanager
 def asked_all_the_time(living: Kubectl, *, gently: bool = False) -> Iterator[None]:
     """Clients ask the server meanwhile, `gently` one that is mostly not connected; afterwards none of them was failed."""
+    living.page(NAME, "/v1/models")
     with living.url(NAME) as url:
-        until_answered(url)
         askers = [Asker(pooled(url), pause_s=0.2)]
         if not gently:
             askers = [Asker(sdk(url)), *(Asker(pooled(url)) for _ in range(4)), Asker(pooled(url), pause_s=0.0)]
@@ -248,10 +234,10 @@ def test_two_operators_run_on_two_nodes_and_one_takes_over_from_the_other(system
     try:
         nodes = {pod["spec"]["nodeName"] for pod in system.items("pods", "app.kubernetes.io/component=operator")}
         assert len(nodes) == min(2, len(system.items("nodes")))
-        leader = LEASES.get("lease/banyan-operator")["spec"]["holderIdentity"]
-        system("delete", "pod", leader.rpartition("/")[2].partition("_")[0], "--wait=false")
+        before = LEASES.get("lease/banyan-operator")
+        system("delete", "pod", leader(before), "--wait=false")
         began = time.monotonic()
-        LEASES.until("lease/banyan-operator", lambda one: one["spec"].get("holderIdentity") not in ("", leader), 30)
+        LEASES.until("lease/banyan-operator", lambda one: leader(one) not in ("", leader(before)), 30)
         TIMES["leader's pod deleted until another leads"] = time.monotonic() - began
         team.apply(inference_server("after", replicas=0))
         team.until("deployment/after", lambda _: True, 30)

@@ -23,6 +23,7 @@ from tests.cluster.conftest import (
     TIMES,
     helm,
     inference_server,
+    leader,
     restricted,
     wait_for_service_account,
 )
@@ -65,12 +66,6 @@ class Installation:
         self.team.patch(f"isrv/{server}", {"spec": {"service": {"annotations": {"example.com/mark": mark}}}})
         self.team.until(f"service/{server}", lambda one: one["metadata"]["annotations"].get("example.com/mark") == mark, 60)
         self.team.until(f"isrv/{server}", lambda one: one["status"]["observedGeneration"] == one["metadata"]["generation"], 30)
-
-
-def holder(lease: Manifest) -> str:
-    """The pod that leads."""
-    name: str = ((lease.get("spec") or {}).get("holderIdentity") or "").rpartition("/")[2].partition("_")[0]
-    return name
 
 
 def operators(system: Kubectl) -> list[str]:
@@ -127,7 +122,7 @@ def upgraded(bare_cluster: None, volumes: Volumes, s3: S3Server) -> Iterator[tup
     installation.upgrade("runtime.imagePullSecrets[0].name=pull-two")
     TIMES["helm upgrade from the last release until the new operator is ready"] = time.monotonic() - began
     # It leads once the old one has given its lease back, and records what it finds before anything is edited.
-    LEASES.until("lease/banyan-operator", lambda one: holder(one) in operators(system), 90)
+    LEASES.until("lease/banyan-operator", lambda one: leader(one) in operators(system), 90)
     TIMES["helm upgrade from the last release until the new operator leads"] = time.monotonic() - began
     for name in ("pair", "cached"):
         recorded(team, name)

@@ -38,10 +38,10 @@ log = logging.getLogger("banyan.http")
 
 BACKLOG: Final = 2048  # connections that may wait to be accepted
 CONNECTIONS_CLOSE_S: Final = 2  # at the end, for clients to take their answers
+HANDLERS_END_S: Final = 1  # from then on, for handlers to notice that their clients are gone
 STILL_SENT_HERE_S: Final = 1.5  # since somebody elsewhere asked last: until whoever spreads the requests seems to know that we go
 ASKED_LATELY_S: Final = 30.0  # before we go: somebody elsewhere may have more to ask
 SAME_MACHINE: Final = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # and no other of the loopback's: a mesh's proxy has one of them
-HANDLERS_END_S: Final = 1  # from then on, for handlers to notice that their clients are gone
 RESERVED_FILES: Final = 256  # descriptors that connections leave to probes, the engine's sockets and files
 FEWEST_CONNECTIONS: Final = 16
 _TCP_CLOSE: Final = 7  # the state of a socket that was reset
@@ -375,10 +375,11 @@ class Connection(HttpToolsProtocol):
         scope: Any = cycle.scope  # uvicorn's type knows no extensions of others
         scope["extensions"] = {HALF_CLOSED: self._half_closed, DIRECT_WRITE: functools.partial(self._write_part, cycle)}
         self._active = cycle
-        if cycle.scope["path"] not in OPEN_PATHS and self.client is not None and self.client[0] not in SAME_MACHINE:
+        probe = cycle.scope["path"] in OPEN_PATHS
+        if not probe and self.client is not None and self.client[0] not in SAME_MACHINE:
             self._asked_from_afar = True
             self._http.asked_from_afar = time.monotonic()
-        if self._http.crowded and cycle.scope["path"] not in OPEN_PATHS:
+        if self._http.crowded and not probe:
             app = _too_crowded
             self._http.on_refused(HTTPStatus.SERVICE_UNAVAILABLE)
         super()._start_asgi_task(cycle, app)

@@ -8,12 +8,13 @@
 #include <cmath>
 #include <cstdint>
 
-#include "few.h"
+#include "chunk.h"
 #include "memory.h"
 #include "simd.h"
 
 constexpr int SEGMENT = 512;
 constexpr int AHEAD = 24;       // keys that are fetched while earlier ones are read
+constexpr int FEW_ROWS = 8;    // read keys and values where they lie: to copy them as floats would cost more than the products
 constexpr int TILE_ROWS = 64;  // queries times the heads that share their keys
 
 constexpr int TOGETHER = 256;  // slots whose cells of all layers are neighbours
@@ -92,7 +93,7 @@ class Attention {
           scratch(size_t(rows) * (3 * padded + CHUNK + 4) + 2 * CHUNK * padded, Pages::small) {
         float *at = scratch.get();
         auto take = [&](size_t count) { return std::exchange(at, at + count); };
-        query = take(rows * padded), scores = take(rows * CHUNK), keys = take(CHUNK * padded), values = take(CHUNK * padded);
+        query = take(rows * padded), scores = take(rows * CHUNK), copies = take(2 * CHUNK * padded);
         total = {take(rows * padded), take(rows), take(rows)};
         part = {take(rows * padded), take(rows), take(rows)};
     }
@@ -155,76 +156,36 @@ class Attention {
             }
             any = true;
             const int here = last - start < CHUNK ? last - start : CHUNK;
-            auto weigh_all = [&] {
-                for (int r = 0; r < count; r++) weigh(r, span.position + r / group, window, start, to);
-            };
-            auto fetch = [&](int position) {  // slots of a text may lie anywhere, so the hardware cannot know which comes next
-                if (position < last) cache.fetch(layer, head, span.slots[position]);
-            };
             const int32_t *slots = span.slots + start;
-            if (count > Few<float>::ROWS || padded != dim)
-                copied(cache, layer, head, slots, count, here, [&](int j) { fetch(start + j + AHEAD); }, weigh_all, to);
-            else if (cache.half)
-                lying(cache, cache.halves.get(), layer, head, slots, count, here, [&](int j) { fetch(start + j + AHEAD); }, weigh_all, to);
-            else
-                lying(cache, cache.floats.get(), layer, head, slots, count, here, [&](int j) { fetch(start + j + AHEAD); }, weigh_all, to);
+            auto ahead = [&](int j, int count) {  // slots of a text may lie anywhere, so the hardware cannot know which comes next
+                for (int n = j + AHEAD; n < j + AHEAD + count && start + n < last; n++) cache.fetch(layer, head, slots[n]);
+            };
+            auto meet = [&](const auto *const *cells, auto fetch) {
+                using Meeting = Chunk<std::decay_t<decltype(**cells)>>;
+                Meeting::score(query, count, padded, cells, here, scores, fetch);
+                for (int r = 0; r < count; r++) weigh(r, span.position + r / group, window, start, to);
+                Meeting::add(scores, count, padded, cells, here, to.values);
+            };
+            auto lying = [&](const auto *pool) {
+                decltype(pool) cells[CHUNK];
+                for (int j = 0; j < CHUNK; j++) cells[j] = pool + cache.cell(layer, head, slots[j < here ? j : 0]);
+                meet(cells, ahead);
+            };
+            if (count <= FEW_ROWS && padded == dim) {
+                cache.half ? lying((const uint16_t *)cache.halves.get()) : lying((const float *)cache.floats.get());
+                continue;
+            }
+            const float *cells[CHUNK];
+            for (int j = 0; j < CHUNK; j++) cells[j] = copies + j * 2 * padded;  // behind the last position what is left over from earlier
+            for (int j = 0; j < here; j++) {
+                ahead(j, 1);
+                const int64_t at = cache.cell(layer, head, slots[j]);
+                cache.get(at, copies + j * 2 * padded);
+                cache.get(at + dim, copies + (j * 2 + 1) * padded);
+            }
+            meet(cells, [](int, int) {});
         }
         return any;
-    }
-
-    // One chunk, for rows so many that its keys and values are made floats first.
-    template <class Fetch, class Weigh>
-    void copied(const Cache &cache, int layer, int head, const int32_t *slots, int count, int here, Fetch fetch, Weigh weigh_all, Gained to) {
-        for (int j = 0; j < here; j++) {
-            fetch(j);
-            const int64_t at = cache.cell(layer, head, slots[j]);
-            cache.get(at, keys + j * padded);
-            cache.get(at + dim, values + j * padded);
-        }
-        score(count, here);
-        weigh_all();
-        add_values(count, here, to);
-    }
-
-    // The same for few rows, where they lie in `pool`.
-    template <class Number, class Fetch, class Weigh>
-    void lying(const Cache &cache, const Number *pool, int layer, int head, const int32_t *slots, int count, int here, Fetch fetch, Weigh weigh_all,
-               Gained to) {
-        const Number *cells[CHUNK];
-        for (int j = 0; j < here; j++) cells[j] = pool + cache.cell(layer, head, slots[j]);
-        for (int j = here; j < CHUNK; j++) cells[j] = cells[0];
-        auto ahead = [&](int j, int positions) {
-            for (int n = j; n < j + positions; n++) fetch(n);
-        };
-        Few<Number>::score(query, count, dim, cells, here, scores, ahead);
-        weigh_all();
-        Few<Number>::add(scores, count, dim, cells, here, to.values);
-    }
-
-    void score(int count, int here) {
-        int r = 0;
-        for (; r + 2 <= count; r += 2) score_rows<2>(r, here);
-        if (r < count) score_rows<1>(r, here);
-    }
-
-    template <int ROWS>
-    __attribute__((noinline)) void score_rows(int r, int here) {
-        for (int j = 0; j < here; j += 4) {  // keys behind the last one are left over from earlier, and masked
-            F sums[ROWS][4] = {};
-            for (int i = 0; i < padded; i += LANES) {
-                F key[4];
-#pragma GCC unroll 8
-                for (int n = 0; n < 4; n++) key[n] = load(keys + (j + n) * padded + i);
-#pragma GCC unroll 8
-                for (int m = 0; m < ROWS; m++) {
-                    const F q = load(query + (r + m) * padded + i);
-#pragma GCC unroll 8
-                    for (int n = 0; n < 4; n++) sums[m][n] = fma(q, key[n], sums[m][n]);
-                }
-            }
-#pragma GCC unroll 8
-            for (int m = 0; m < ROWS; m++) four_sums(sums[m][0], sums[m][1], sums[m][2], sums[m][3], scores + (r + m) * CHUNK + j);
-        }
     }
 
     // Scores to weights, relative to the largest score so far.
@@ -252,43 +213,6 @@ class Attention {
         to.highest[r] = now;
         if (kept != 1)
             for (int i = 0; i < padded; i += LANES) store(to.values + r * padded + i, load(to.values + r * padded + i) * splat(kept));
-    }
-
-    void add_values(int count, int here, Gained &to) {
-        int r = 0;
-        for (; r + 2 <= count; r += 2) add_rows<2>(r, here, to);
-        if (r < count) add_rows<1>(r, here, to);
-    }
-
-    template <int ROWS>
-    void add_rows(int r, int here, Gained &to) {
-        int i = 0;
-        for (; i + 4 * LANES <= padded; i += 4 * LANES) add_some<ROWS, 4>(r, i, here, to);
-        for (; i < padded; i += LANES) add_some<ROWS, 1>(r, i, here, to);
-    }
-
-    template <int ROWS, int WIDE>
-    __attribute__((noinline)) void add_some(int r, int i, int here, Gained &to) {
-        F sums[ROWS][WIDE];
-#pragma GCC unroll 8
-        for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 8
-            for (int n = 0; n < WIDE; n++) sums[m][n] = load(to.values + (r + m) * padded + i + n * LANES);
-        for (int j = 0; j < here; j++) {
-            F value[WIDE];
-#pragma GCC unroll 8
-            for (int n = 0; n < WIDE; n++) value[n] = load(values + j * padded + i + n * LANES);
-#pragma GCC unroll 8
-            for (int m = 0; m < ROWS; m++) {
-                const F weight = splat(scores[(r + m) * CHUNK + j]);
-#pragma GCC unroll 8
-                for (int n = 0; n < WIDE; n++) sums[m][n] = fma(weight, value[n], sums[m][n]);
-            }
-        }
-#pragma GCC unroll 8
-        for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 8
-            for (int n = 0; n < WIDE; n++) store(to.values + (r + m) * padded + i + n * LANES, sums[m][n]);
     }
 
     // A segment joins those before it. Rows that saw none of its keys stay as they are.
@@ -319,6 +243,6 @@ class Attention {
 
     const float scale;
     Block<float> scratch;
-    float *query, *scores, *keys, *values;
+    float *query, *scores, *copies;  // copies [CHUNK][key, value][padded]
     Gained total, part;
 };

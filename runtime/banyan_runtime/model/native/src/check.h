@@ -187,7 +187,7 @@ inline bool products(const Weights &weights) {
     return right;
 }
 
-// A query alone is one of few rows, with others before it one of many: both must be right, and have the same bits (few.h).
+// A query alone is one of few rows, with others before it one of many: both must be right, and have the same bits.
 inline bool attends(bool half, int dim) {
     constexpr int HEADS = 3, KEYS = SEGMENT + CHUNK + 9, QUERIES = 4;
     Numbers next;

@@ -92,6 +92,21 @@ INLINE float largest_of(F v) {
     return across(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
+INLINE void four_sums(F a, F b, F c, F d, float *to) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+    auto fold = [](F v) { return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1)); };
+    const __m256 w = fold(a), x = fold(b), y = fold(c), z = fold(d);
+#else
+    const __m256 w = (__m256)a, x = (__m256)b, y = (__m256)c, z = (__m256)d;
+#endif
+    const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(w, x), _mm256_hadd_ps(y, z));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+#else
+    to[0] = sum_of(a), to[1] = sum_of(b), to[2] = sum_of(c), to[3] = sum_of(d);
+#endif
+}
+
 // A bfloat16 is the upper half of a float.
 INLINE float widen(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
