@@ -50,7 +50,7 @@ class Decoder {
         for (int t = 0; t < spec.threads; t++) samplers.emplace_back(spec.vocabulary);
         const int tile = attention[0]->queries_per_tile;
         block = std::max(BLOCK, (BLOCK + tile - 1) / tile * tile);
-        normed = Block<float>((size_t)block * spec.hidden, Pages::small);
+        normed = Block<float>((size_t)(block + NORMED_ALONE * spec.threads) * spec.hidden, Pages::small);
         qkv = Block<float>((size_t)block * qkv_width, Pages::small);
         attended = Block<float>((size_t)block * q_width, Pages::small);
         inner = Block<float>((size_t)block * spec.inner, Pages::small);
@@ -96,11 +96,16 @@ class Decoder {
             int64_t begin, end;
             member.share(step.tokens, begin, end);
             for (int64_t t = begin; t < end; t++) embed.row(step.token_ids[t], hidden + t * spec.hidden);
+            const bool at_once = step.tokens <= block;
+            if (member.index == 0 && at_once) plan(step, 0, step.tokens);
             member.meet();
             for (int index = 0; index < spec.layers; index++)
                 for (int first = 0; first < step.tokens; first += block) {
-                    if (member.index == 0) beat(), plan(step, first, std::min(block, step.tokens - first));
-                    member.meet();
+                    if (member.index == 0) beat();
+                    if (!at_once) {
+                        if (member.index == 0) plan(step, first, std::min(block, step.tokens - first));
+                        member.meet();
+                    }
                     through(member, index, step, first, std::min(block, step.tokens - first), hidden + (int64_t)first * spec.hidden);
                 }
         };
@@ -117,8 +122,8 @@ class Decoder {
         for (int first = 0; first < count; first += block) {
             const int rows = std::min(block, count - first);
             auto work = [&](Pool::Member &member) {
-                norm_rows(member, hidden + (int64_t)first * spec.hidden, rows, norm);
-                product(member, outputs(), {normed.get(), spec.hidden, rows}, {to + (int64_t)first * spec.vocabulary, spec.vocabulary});
+                const float *inputs = normed_rows(member, hidden + (int64_t)first * spec.hidden, rows, norm);
+                product(member, outputs(), {inputs, spec.hidden, rows}, {to + (int64_t)first * spec.vocabulary, spec.vocabulary});
             };
             pool.run(work);
         }
@@ -129,8 +134,7 @@ class Decoder {
         for (int first = 0; first < count; first += block) {
             const int rows = std::min(block, count - first);
             auto work = [&](Pool::Member &member) {
-                norm_rows(member, hidden + (int64_t)first * spec.hidden, rows, norm);
-                search(member, rows);
+                search(member, normed_rows(member, hidden + (int64_t)first * spec.hidden, rows, norm), rows);
             };
             pool.run(work);
             for (int row = 0; row < rows; row++) {
@@ -158,6 +162,7 @@ class Decoder {
 
   private:
     static constexpr int BLOCK = 256;
+    static constexpr int NORMED_ALONE = 4;  // rows at most
     static constexpr int TOGETHER = 4;  // panels that are claimed at least, since some products take so many at once
 
     struct Best {
@@ -186,12 +191,15 @@ class Decoder {
         for (; i < width; i++) to[i] = x[i] * scale * weight[i];
     }
 
-    // Into `normed`. Few rows every thread computes for itself: cheaper than to wait for one another.
-    void norm_rows(Pool::Member &member, const float *hidden, int rows, const std::vector<float> &weight) {
-        int64_t begin, end;
-        member.share(rows, begin, end);
-        for (int64_t row = begin; row < end; row++) normalize(hidden + row * spec.hidden, weight, spec.hidden, normed.get() + row * spec.hidden);
-        member.meet();
+    // [rows][hidden], until it is asked for again. Few rows every thread computes for itself: cheaper than to wait for one another.
+    const float *normed_rows(Pool::Member &member, const float *hidden, int rows, const std::vector<float> &weight) {
+        const bool alone = rows <= NORMED_ALONE;
+        float *to = normed.get() + (alone ? (int64_t)(block + NORMED_ALONE * member.index) * spec.hidden : 0);
+        int64_t begin = 0, end = rows;
+        if (!alone) member.share(rows, begin, end);
+        for (int64_t row = begin; row < end; row++) normalize(hidden + row * spec.hidden, weight, spec.hidden, to + row * spec.hidden);
+        if (!alone) member.meet();
+        return to;
     }
 
     // The spans of rows [first, first + count) of a step, and who computes what of their attention.
@@ -216,13 +224,12 @@ class Decoder {
             split.push_back(segments);
             if (segments == (int64_t)spans.size()) split.clear();  // there is nothing to share out
         }
-        next = joining = 0;
     }
 
     void through(Pool::Member &member, int index, const Step &step, int first, int rows, float *hidden) {
         Layer &layer = layers[index];
-        norm_rows(member, hidden, rows, layer.input_norm);
-        product(member, layer.qkv, {normed.get(), spec.hidden, rows}, {qkv.get(), qkv_width, bias(layer.qkv_bias)});
+        const float *inputs = normed_rows(member, hidden, rows, layer.input_norm);
+        product(member, layer.qkv, {inputs, spec.hidden, rows}, {qkv.get(), qkv_width, bias(layer.qkv_bias)});
         member.meet();
         place(member, layer, index, step, first, rows);
         member.meet();
@@ -230,10 +237,10 @@ class Decoder {
         member.meet();
         product(member, layer.out, {attended.get(), q_width, rows}, {hidden, spec.hidden, bias(layer.out_bias), true});
         member.meet();
-        norm_rows(member, hidden, rows, layer.mlp_norm);
+        inputs = normed_rows(member, hidden, rows, layer.mlp_norm);
         for (int64_t begin, end; member.claim(layer.gate.panels(), TOGETHER, begin, end);) {
-            layer.gate.multiply({normed.get(), spec.hidden, rows}, {inner.get(), spec.inner, bias(layer.gate_bias)}, begin, end);
-            layer.up.multiply({normed.get(), spec.hidden, rows}, {ups.get(), spec.inner, bias(layer.up_bias)}, begin, end);
+            layer.gate.multiply({inputs, spec.hidden, rows}, {inner.get(), spec.inner, bias(layer.gate_bias)}, begin, end);
+            layer.up.multiply({inputs, spec.hidden, rows}, {ups.get(), spec.inner, bias(layer.up_bias)}, begin, end);
             gate(begin * PANEL, std::min<int64_t>(end * PANEL, spec.inner), rows);
         }
         member.meet();
@@ -294,25 +301,27 @@ class Decoder {
         if (split.empty()) {
             const int64_t items = (int64_t)spans.size() * heads;
             // The later spans of a prompt see more keys: they are begun first.
-            for (int64_t item; (item = items - 1 - next.fetch_add(1, std::memory_order_relaxed)) >= 0;)
+            for (int64_t begun = 0, end = 0; begun < end || member.claim(items, 1, begun, end); begun++) {
+                const int64_t item = items - 1 - begun;
                 mine.whole(cache, index, item % heads, spans[item / heads], layer.window, qkv.get(), qkv_width, attended.get(), q_width);
+            }
             return;
         }
         const int64_t segments = split.back(), items = segments * heads;
-        for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+        for (int64_t item = 0, end = 0; item < end || member.claim(items, 1, item, end); item++) {
             const int64_t segment = item / heads;
             const int span = std::upper_bound(split.begin(), split.end(), segment) - split.begin() - 1;
             mine.segment(cache, index, item % heads, spans[span], layer.window, segment - split[span], qkv.get(), qkv_width, part(item % heads, segment));
         }
         member.meet();
-        for (int64_t item; (item = joining.fetch_add(1, std::memory_order_relaxed)) < (int64_t)spans.size() * heads;)
+        for (int64_t item = 0, end = 0; item < end || member.claim((int64_t)spans.size() * heads, 1, item, end); item++)
             mine.joined(item % heads, spans[item / heads], part(item % heads, split[item / heads]), attended.get(), q_width);
     }
 
     // Where a segment's gain lies: those of a head one after another.
     float *part(int head, int64_t segment) const { return shared.get() + (head * split.back() + segment) * attention[0]->gained_floats(); }
 
-    void search(Pool::Member &member, int rows) {
+    void search(Pool::Member &member, const float *inputs, int rows) {
         Best *mine = best.data() + (size_t)member.index * block;
         for (int row = 0; row < rows; row++) mine[row] = {-INFINITY, false, 0};
         constexpr int WIDE = 2 * TOGETHER, HIGH = 48;  // so many that what a product makes of weights is made once for most batches
@@ -324,7 +333,7 @@ class Decoder {
                     const int64_t last = std::min(panel + WIDE, end), token = panel * PANEL, until = std::min<int64_t>(last * PANEL, spec.vocabulary);
                     // Outputs are put where they would stand among all: `logits` begins at this panel's.
                     const Target target{logits - token, WIDE * PANEL};
-                    outputs().multiply({normed.get() + (int64_t)first * spec.hidden, spec.hidden, count}, target, panel, last);
+                    outputs().multiply({inputs + (int64_t)first * spec.hidden, spec.hidden, count}, target, panel, last);
                     for (int row = 0; row < count; row++) look(logits + row * WIDE * PANEL, token, until - token, mine[first + row]);
                 }
     }
@@ -362,6 +371,5 @@ class Decoder {
     std::vector<Span> spans;
     std::vector<int64_t> split;  // first segment of each span, then how many there are; empty: spans are computed whole
     std::vector<Best> best;
-    std::atomic<int64_t> next{0}, joining{0};
     std::chrono::steady_clock::time_point pulsed;
 };

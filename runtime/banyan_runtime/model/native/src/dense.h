@@ -56,18 +56,18 @@ struct Bfloat16 {
     INLINE F join(F sum, F input, F weights) { return fma(input, weights, sum); }
 };
 
+// Inputs [from, to) of some rows meet some panels, while what lies `ahead` words behind them is fetched: the hardware's own prefetching
+// stops where a page ends.
 template <class Weights, int ROWS, int PANELS>
-INLINE void tile(const typename Weights::Input *const (&inputs)[ROWS], int64_t steps, const typename Weights::Word *const (&weights)[PANELS],
-                 F (&sums)[ROWS][PANELS][2]) {
-    for (int m = 0; m < ROWS; m++)
-        for (int p = 0; p < PANELS; p++) sums[m][p][0] = sums[m][p][1] = F{};
-    constexpr int AHEAD = 4096 / (int)sizeof(typename Weights::Word);
-#pragma GCC unroll 2
-    for (int64_t k = 0; k < steps; k++) {
+INLINE void add_some(const typename Weights::Input *const (&inputs)[ROWS], int64_t from, int64_t to,
+                     const typename Weights::Word *const (&weights)[PANELS], int64_t ahead, F (&sums)[ROWS][PANELS][2]) {
+    constexpr int LINE = 64 / (int)sizeof(typename Weights::Word);
+    auto add = [&](int64_t k, bool fetch) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) {
             const typename Weights::Word *at = weights[p] + k * Weights::WORDS;
-            for (int w = 0; w < Weights::WORDS; w += 16) __builtin_prefetch(at + w + AHEAD);  // the hardware's own prefetching stops where a page ends
+            if (fetch)
+                for (int w = 0; w < Weights::WORDS; w += LINE) __builtin_prefetch(at + w + ahead);
             typename Weights::Lanes low, high;
             Weights::read(at, low, high);
 #pragma GCC unroll 12
@@ -77,7 +77,31 @@ INLINE void tile(const typename Weights::Input *const (&inputs)[ROWS], int64_t s
                 sums[m][p][1] = Weights::join(sums[m][p][1], input, high);
             }
         }
+    };
+    int64_t k = from;
+    if constexpr (PANELS > 1) {  // reading limits, so each line is fetched once only
+        constexpr int UNROLL = ROWS == 1 ? 4 : 2;
+        for (; k + UNROLL <= to; k += UNROLL)
+#pragma GCC unroll 4
+            for (int n = 0; n < UNROLL; n++) add(k + n, n * Weights::WORDS % LINE == 0);
     }
+#pragma GCC unroll 2
+    for (; k < to; k++) add(k, true);
+}
+
+template <class Weights, int ROWS, int PANELS>
+INLINE void tile(const typename Weights::Input *const (&inputs)[ROWS], int64_t steps, const typename Weights::Word *const (&weights)[PANELS],
+                 F (&sums)[ROWS][PANELS][2]) {
+#pragma GCC unroll 12
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++) sums[m][p][0] = sums[m][p][1] = F{};
+    constexpr int64_t MOST = 4096 / PANELS / (int)sizeof(typename Weights::Word) / Weights::WORDS;
+    if constexpr (PANELS == 1) return add_some<Weights>(inputs, 0, steps, weights, MOST * Weights::WORDS, sums);
+    // Near the ends of these panels the next ones' beginnings are fetched, which lie behind the last of these.
+    const int64_t ahead = MOST < steps ? MOST : steps;
+    add_some<Weights>(inputs, 0, steps - ahead, weights, ahead * Weights::WORDS, sums);
+    add_some<Weights>(inputs, steps - ahead, steps, weights, (ahead + (PANELS - 1) * steps) * Weights::WORDS, sums);
 }
 
 template <class Weights>

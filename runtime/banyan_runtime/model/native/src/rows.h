@@ -15,7 +15,8 @@ constexpr int SUMS = 12;
 #endif
 constexpr int MOST_ROWS = SUMS / 2;  // of one tile
 
-constexpr int panels_of_tile(int rows) { return 8 * rows <= SUMS ? 4 : 4 * rows <= SUMS ? 2 : 1; }
+// Three rows and two panels would leave too few registers of 16 for what is read, and half the speed.
+constexpr int panels_of_tile(int rows) { return 8 * rows <= SUMS ? 4 : 4 * rows <= SUMS && (rows != 3 || SUMS > 12) ? 2 : 1; }
 
 struct Rows {  // float activations [count][width], rows `stride` apart
     const float *at;
