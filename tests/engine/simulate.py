@@ -123,6 +123,7 @@ class Totals:
     short: int = 0  # steps of background that were kept short
     accepted: int = 0  # drafts that were right
     refused: int = 0
+    rounds: int = 0  # beyond the first of a step
     longest_stay: int = 0  # turns from submission to the end
 
 
@@ -143,6 +144,7 @@ class Load:
     hold_rate: float
     score_rate: float
     own_prefix_rate: float  # requests with prefix ids of their own
+    slowness: float  # of steps
     priorities: tuple[int, ...]
 
 
@@ -150,6 +152,7 @@ def draw_limits(rng: random.Random) -> EngineLimits:
     page = rng.choice((1, 1, 1, 16, 16, 32))
     pool = page * rng.randint(3, 12) if page > 1 else rng.choice((rng.randint(16, 60), rng.randint(60, 250)))
     overlap = rng.random() < 0.5
+    drafts = 0 if overlap else rng.choice((0, 0, 0, 2, 6, 12))
     return EngineLimits(
         context_len=rng.choice((4096, 4096, rng.randint(20, 120))),
         pool_tokens=pool,
@@ -166,7 +169,8 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         conservativeness=rng.choice((0.1, 0.5, 1.0)),
         continuous_decodes=rng.choice((1, 1, 3)),
         overlap=overlap,
-        draft_tokens=0 if overlap else rng.choice((0, 2, 6, 12)),
+        draft_tokens=drafts,
+        rounds=not overlap and not drafts,
         background=BackgroundLimits(
             rows_beside=rng.choice((1, 2, 4)),
             prefill_every=rng.choice((1, 5, 128)),
@@ -199,6 +203,7 @@ def draw_wishes(rng: random.Random) -> dict[str, Any]:
         "hold_rate": rng.choice((0.0, 0.0, 0.1)),
         "score_rate": rng.choice((0.0, 0.2, 0.8)),
         "own_prefix_rate": rng.choice((0.0, 0.0, 0.3)),
+        "slowness": rng.choice((0.05, 0.3, 1.0)),
         "priorities": rng.choice(
             (
                 (0,),
@@ -296,7 +301,8 @@ class World:
     def _launched(self, step: Step) -> None:
         if self.runner.steps % 16 == 0:
             invariants.check_owned(self.engine, step)
-        self.clock.now += self.rng.random() * 0.003
+        self.clock.now += self.rng.random() * 0.003 * self.load.slowness
+        self.totals.rounds += step.rounds - 1
         invariants.check_mirror(self.engine, self.runner)
         self.order.check()
         self.order.check_class(step)

@@ -99,17 +99,21 @@ class StepBuilder:
             page_size=self._page_size,
         )
 
-    def decode(self, requests: list[Request], rows: I32, positions: I32, slots: I32, guesses: list[list[int]] | None = None) -> Step:
+    def in_rounds(self, requests: list[Request], rows: I32) -> bool:
+        """Whether the next step over these rows asks for nothing that a step in rounds may not."""
+        batch = self._batch_of(requests, rows)
+        return batch.plain and not (self._tables.length[rows] < batch.free_from).any()
+
+    def decode(
+        self, requests: list[Request], rows: I32, positions: I32, slots: I32, guesses: list[list[int]] | None = None, *, rounds: int = 1
+    ) -> Step:
         """A step in which each row computes the token at its position, unknown where it is still being sampled, and its guesses.
 
-        `rows` is the same object as long as the batch has the same rows in the same order.
+        `rows` is the same object as long as the batch has the same rows in the same order. With `rounds`, `slots` are [rows, rounds].
         """
         tables = self._tables
         kv_lens = positions + 1
-        batch = self._decode
-        if batch is None or batch.rows is not rows:
-            top, free_from = _unless_none(self._top_logprobs[rows]), self._free_from[rows]
-            batch = self._decode = _DecodeBatch(rows, requests, self._sampling(rows), top, free_from)
+        batch = self._batch_of(requests, rows)
         token_ids = tables.tokens[rows, positions]
         token_ids[tables.length[rows] < kv_lens] = -1
         young = kv_lens < batch.free_from
@@ -123,7 +127,7 @@ class StepBuilder:
             mode="decode",
             token_ids=token_ids,
             positions=positions,
-            out_slots=slots,
+            out_slots=slots if rounds == 1 else slots[:, 0],
             rows=rows,
             query_lens=lens,
             kv_lens=kv_lens,
@@ -135,8 +139,16 @@ class StepBuilder:
             mask=masks_of(requests, batch.constrained, young, self._vocab_size),
             top_logprobs=batch.top_logprobs,
             named=batch.named,
+            rounds=rounds,
+            later_slots=None if rounds == 1 else slots[:, 1:],
             page_size=self._page_size,
         )
+
+    def _batch_of(self, requests: list[Request], rows: I32) -> _DecodeBatch:
+        if self._decode is None or self._decode.rows is not rows:
+            top, free_from = _unless_none(self._top_logprobs[rows]), self._free_from[rows]
+            self._decode = _DecodeBatch(rows, requests, self._sampling(rows), top, free_from)
+        return self._decode
 
     def _sampling(self, rows: I32) -> SamplingColumns:
         """The same object for the same rows in the same order, while they belong to the same requests."""
@@ -189,6 +201,8 @@ class _DecodeBatch:
         self.named = _named(requests)
         self.constrained = [index for index, request in enumerate(requests) if request.matcher is not None]
         self.free_from = free_from
+        extras = self.bias is not None or self.named is not None or top_logprobs is not None or bool(self.constrained)
+        self.plain = not extras and not any(request.penalised for request in requests)
         self._requests = requests
         self._any_young = bool(free_from.any())
         self._young: Bool | None = None  # who may not stop yet, and what that forbids

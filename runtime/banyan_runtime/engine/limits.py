@@ -62,6 +62,7 @@ class EngineLimits:
     overlap: bool = False  # one step in flight while the next is scheduled
     graphs: bool = False  # for the log line only
     draft_tokens: int = 0  # tokens of a request in a decode step, its last one and guesses; 0: nothing is guessed. Not with `overlap`
+    rounds: bool = False  # several decode steps at a stretch, where they are very short. Not with `overlap` or drafts
     background: BackgroundLimits = BackgroundLimits()
     vocab_size: int = 1 << 31
 
@@ -85,6 +86,7 @@ class EngineLimits:
                 f"--speculative-algorithm={config.speculative_algorithm} needs a runner that can check drafts, which this one cannot; "
                 "remove the flag"
             )
+        overlap = not config.disable_overlap_schedule and not cpu and not drafts
         chunk = config.chunked_prefill_size or (CHUNK_CPU if cpu else CHUNK_CUDA)
         return EngineLimits(
             context_len=info.context_len,
@@ -102,9 +104,10 @@ class EngineLimits:
             conservativeness=config.schedule_conservativeness,
             continuous_decodes=config.num_continuous_decode_steps,
             decode_log_interval=config.decode_log_interval,
-            overlap=not config.disable_overlap_schedule and not cpu and not drafts,
+            overlap=overlap,
             graphs=info.graphs,
             draft_tokens=config.speculative_num_draft_tokens if drafts else 0,
+            rounds="rounds" in info.features and not overlap and not drafts,
             background=BackgroundLimits.of(info.device),
             vocab_size=info.vocab_size,
         )

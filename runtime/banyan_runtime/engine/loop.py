@@ -69,6 +69,7 @@ class Engine:
         grammars: Grammars | None = None,
     ) -> None:
         assert not (limits.overlap and limits.draft_tokens), "what comes next is guessed from what the step in flight gives"
+        assert not (limits.rounds and (limits.overlap or limits.draft_tokens)), "rounds begin with known tokens, and guess nothing"
         self._runner = runner
         self._pending = None if grammars is None else Pending(grammars)
         self._constrained: set[int] = set()  # requests with a matcher, by id
@@ -257,9 +258,10 @@ class Engine:
             seconds = self._report.prefill_done(len(step.token_ids), launched.started, now)
         else:
             used, queued = self.memory.used, len(self.scheduler.queue)
-            right = 0 if result.accepted is None else int(result.accepted.sum()) - len(step.rows)
-            drafts = Drafted(len(step.token_ids) - len(step.rows), right)
-            seconds = self._report.decode_done(len(step.rows), drafts, launched.started, now, used=used, queued=queued)
+            guessed = len(step.token_ids) - len(step.rows)
+            right = int(result.accepted.sum()) - len(step.rows) if guessed and result.accepted is not None else 0
+            drafts = Drafted(guessed, right)
+            seconds = self._report.decode_done(len(step.rows), step.rounds, drafts, launched.started, now, used=used, queued=queued)
         self.scheduler.learn(launched.batch, seconds)
 
     def _end(self, request: Request, code: FinishCode, now: float, finished: list[Finish]) -> None:

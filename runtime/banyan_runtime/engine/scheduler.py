@@ -21,6 +21,7 @@ from banyan_runtime.engine.prefill import Prefill
 from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.retraction import RETRACT_DECODE_STEPS, NewTokenRatio, keep_order
+from banyan_runtime.engine.rounds import Rounds
 from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.engine.running import Running
 from banyan_runtime.step import I32, Step
@@ -45,6 +46,7 @@ class Scheduler:
         )
         self.queue = self.prefill.queue
         self.drafts = Drafts(limits.draft_tokens) if limits.draft_tokens else None
+        self.rounds = Rounds() if limits.rounds else None
         self.failed: list[tuple[Request, str, str]] = []  # (request, code, message), for the loop to report
         self._prefills_in_a_row = 0
         self._decodes_in_a_row = 0
@@ -66,7 +68,9 @@ class Scheduler:
             self.prefill.learn(batch, seconds)
             return
         if batch.background:
-            self.background.learn(len(step.rows), seconds)
+            self.background.learn(len(step.rows), seconds / step.rounds)
+        if self.rounds is not None:
+            self.rounds.learn(len(step.rows), step.rounds, seconds)
         if self.drafts is not None:
             self.drafts.learn(len(step.token_ids), seconds)
 
@@ -164,6 +168,9 @@ class Scheduler:
         memory = self._memory
         guesses = None if self.drafts is None else self.drafts.propose(requests, rows, memory.tables)
         if guesses is None:
+            rounds = self._rounds(requests, rows)
+            if rounds > 1:
+                return self._builder.decode(requests, rows, *memory.extend_all(requests, rows, rounds), rounds=rounds)
             return self._builder.decode(requests, rows, *memory.extend_each(rows))
         fitting = memory.fitting(rows, [len(guess) for guess in guesses])
         guesses = [guess[:count] for guess, count in zip(guesses, fitting, strict=True)]
@@ -171,6 +178,17 @@ class Scheduler:
         ends = [first + 1 + len(guess) for first, guess in zip(positions.tolist(), guesses, strict=True)]
         slots = [memory.extend(request, end) for request, end in zip(requests, ends, strict=True)]
         return self._builder.decode(requests, rows, positions, np.concatenate(slots), guesses)
+
+    def _rounds(self, requests: list[Request], rows: I32) -> int:
+        """How many rounds the step over all these has: nobody waits for its end, everybody has use for all of them, and they fit
+        beside what everybody needs."""
+        queue, tables = self.queue, self._memory.tables
+        if self.rounds is None or len(queue) > len(queue.held) or self.prefill.chunked is not None:
+            return 1
+        most = min(self.rounds.choose(len(rows)), int((tables.prompt[rows] + tables.max_new[rows] - tables.length[rows]).min()))
+        if most <= 1 or not self._builder.in_rounds(requests, rows):
+            return 1
+        return 1 + min(self._memory.fitting(rows, [most - 1] * len(rows)))
 
     def _retract(self) -> None:
         """The pool is full: send requests back to the queue until the others have room for some steps."""

@@ -42,6 +42,10 @@ class Forward(Protocol):
         """The token with the largest logit for each of n hidden states, int64 [n], of equal ones the first; and which rows failed,
         bool [n]: their logits hold NaN, or the largest is infinite. The tokens of failed rows are some ids of the vocabulary."""
 
+    def rounds(self, step: Step, token_ids: Tensor, table: SlotTable, columns: SamplingColumns | None) -> Tensor:
+        """What the rounds of a step give: int64 [B, rounds], drawn with `columns`, or the likeliest. From the first token on that
+        there is none for, those of a sequence are -1. The rest as for `hidden`."""
+
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
         """One token for each row of fp32 logits [n, vocab_size], as `sampler.sample` draws it; which rows failed, bool [n]."""
 

@@ -27,7 +27,7 @@ I64 = npt.NDArray[np.int64]
 class ModelRunner:
     """Computes steps in the order in which they are launched, on one device. `report` is told of every row without usable logits."""
 
-    FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask", "pooling", "drafts"})
+    FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask", "pooling", "drafts", "rounds"})
 
     def __init__(self, forward: Forward, info: RunnerInfo, device: torch.device, report: Report) -> None:
         self.forward = forward
@@ -48,7 +48,7 @@ class ModelRunner:
         self._rows = _Rows(shape, self.info.vocab_size, self._device)
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> _Launched:
+    def launch(self, step: Step) -> _Launched | _LaunchedRounds:
         """Start a step. On the CPU it is done when this returns; on CUDA its kernels are queued."""
         refuse(step, self.info.features)
         rows = self._rows
@@ -57,6 +57,8 @@ class ModelRunner:
         if step.histories is not None:
             rows.penalties.begin(step.histories)
         token_ids = self._token_ids(step, rows)
+        if step.rounds > 1:
+            return self._in_rounds(step, rows, token_ids)
         hidden = self.forward.hidden(step, token_ids, rows.table)
         prompt = None
         if step.prompt_scores is not None:
@@ -66,6 +68,13 @@ class ModelRunner:
         draws = rows.draws(step)
         drawn = self._draw(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
         return _Launched(self._report, self._device, step, draws, drawn, prompt, vectors)
+
+    def _in_rounds(self, step: Step, rows: _Rows, token_ids: Tensor) -> _LaunchedRounds:
+        wanted = rows.wanted(step, rows.draws(step), step.sampling)
+        assert not wanted.penalties, "rounds have none"
+        tokens = self.forward.rounds(step, token_ids, rows.table, None if wanted.greedy else step.sampling)
+        rows.latest.index_copy_(0, rows.draws(step).owners(step, self._device), tokens[:, -1].clamp(min=0))
+        return _LaunchedRounds(self._report, step, tokens)
 
     def _draw(self, step: Step, draws: _Draws, rows: _Rows, token_ids: Tensor, hidden: Tensor) -> _Drawn:
         picked = draws.sequences
@@ -285,7 +294,30 @@ class _Launched:
         """Report draws that failed."""
         rows = self._step.rows[self._draws.sequences[lost]]
         for row, length in zip(rows.tolist(), self._draws.positions(self._step)[lost].tolist(), strict=True):
-            self._report(f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone.")
+            self._report(_lost(row, length))
+
+
+class _LaunchedRounds:
+    """The handle of a step in rounds."""
+
+    def __init__(self, report: Report, step: Step, tokens: Tensor) -> None:
+        self._report = report
+        self._step = step
+        self._tokens = tokens
+
+    def result(self) -> StepResult:
+        """Wait for the step and give its tokens. Called once."""
+        tokens = self._tokens.numpy(force=True).astype(np.int32)
+        drawn = tokens >= 0
+        failed = ~drawn[:, 0]
+        for row, length in zip(self._step.rows[failed].tolist(), self._step.kv_lens[failed].tolist(), strict=True):
+            self._report(_lost(row, length))
+        accepted = None if drawn.all() else drawn.sum(axis=1, dtype=np.int32)
+        return StepResult(tokens.ravel(), failed, accepted)
+
+
+def _lost(row: int, length: int) -> str:
+    return f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone."
 
 
 def refuse(step: Step, features: frozenset[Feature]) -> None:
@@ -296,6 +328,7 @@ def refuse(step: Step, features: frozenset[Feature]) -> None:
         ("mask", step.mask),
         ("pooling", step.pooling),
         ("drafts", drafts or None),
+        ("rounds", step.later_slots),
         ("embeddings", step.embeddings),
         ("adapters", step.adapters),
     )

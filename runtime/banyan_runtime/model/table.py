@@ -27,6 +27,9 @@ class SlotTable:
                 self.slots[row, start : start + len(slots)] = slots
         rows = step.rows if len(step.rows) == len(step.positions) else np.repeat(step.rows, step.query_lens)
         self.slots[rows, step.positions] = step.out_slots
+        if step.later_slots is not None:
+            later = step.positions[:, np.newaxis] + np.arange(1, step.rounds, dtype=np.int32)
+            self.slots[rows[:, np.newaxis], later] = step.later_slots
 
     def pages(self, rows: I64, first: int, count: int, page_size: int) -> I64:
         """The pages [len(rows), count] of positions first · page_size and up; the padding page beyond the table."""

@@ -173,16 +173,23 @@ class NativeForward:
 
     def logits(self, hidden: Tensor) -> Tensor:
         self._owner.pulse()
-        rows, vocabulary = hidden.shape[0], self._choice.spec.vocab_size
-        if rows * vocabulary > _KEPT_LOGITS:
-            logits = torch.empty(rows, vocabulary)
-        else:
-            if self._logits.shape[0] < rows:
-                self._logits = torch.empty(rows, vocabulary)
-            logits = self._logits[:rows]
+        rows = hidden.shape[0]
+        logits = self._room_for_logits(rows)
         hidden = hidden.contiguous()
         self._library.logits(self._decoder, hidden.data_ptr(), rows, logits.data_ptr())
         return logits
+
+    def rounds(self, step: Step, token_ids: Tensor, table: SlotTable, columns: SamplingColumns | None) -> Tensor:
+        self._owner.pulse()
+        rows = len(step.rows)
+        hidden = torch.empty(rows, self._choice.spec.hidden_size)
+        tokens = torch.empty((rows, step.rounds), dtype=torch.int64)
+        draws, logits = None, None
+        if columns is not None:
+            draws, logits = self._sampling(columns).at(step.kv_lens), self._room_for_logits(rows).data_ptr()
+        about = self._kept.filled(step, token_ids.data_ptr(), table)
+        self._library.rounds(self._decoder, about, step.rounds, draws, hidden.data_ptr(), logits, tokens.data_ptr())
+        return tokens
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         self._owner.pulse()
@@ -193,10 +200,8 @@ class NativeForward:
         return tokens.clamp_(min=0), failed
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
-        if self._drawn is None or not self._drawn.fit(columns):
-            self._drawn = _Sampling(columns)
         tokens = torch.empty(len(logits), dtype=torch.int64)
-        self._library.sample(self._decoder, logits.data_ptr(), len(logits), self._drawn.at(positions), tokens.data_ptr())
+        self._library.sample(self._decoder, logits.data_ptr(), len(logits), self._sampling(columns).at(positions), tokens.data_ptr())
         failed = tokens < 0
         return tokens.clamp_(min=0), failed
 
@@ -205,6 +210,20 @@ class NativeForward:
         normed = torch.empty_like(hidden)
         self._library.normed(self._decoder, hidden.data_ptr(), hidden.shape[0], normed.data_ptr())
         return normed
+
+    def _sampling(self, columns: SamplingColumns) -> _Sampling:
+        if self._drawn is None or not self._drawn.fit(columns):
+            self._drawn = _Sampling(columns)
+        return self._drawn
+
+    def _room_for_logits(self, rows: int) -> Tensor:
+        """fp32 [rows, vocab_size], until it is asked for again."""
+        vocabulary = self._choice.spec.vocab_size
+        if rows * vocabulary > _KEPT_LOGITS:
+            return torch.empty(rows, vocabulary)
+        if self._logits.shape[0] < rows:
+            self._logits = torch.empty(rows, vocabulary)
+        return self._logits[:rows]
 
 
 class _Columns:
