@@ -223,9 +223,9 @@ def main() -> None:
         if result.models:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             text = table(result, options.peers[0])
-            options.out.with_suffix(".json").write_bytes(result.to_json() + b"\n")
-            options.out.with_suffix(".md").write_text(text)
-            options.out.with_suffix(".svg").write_text(chart(result))
+            Path(f"{options.out}.json").write_bytes(result.to_json() + b"\n")
+            Path(f"{options.out}.md").write_text(text)
+            Path(f"{options.out}.svg").write_text(chart(result))
             print(text)
 
 

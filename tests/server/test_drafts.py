@@ -85,22 +85,24 @@ def test_log_probabilities_are_the_same_as_without(servers: dict[str, ServerProc
 
 
 def test_drafts_are_accepted_and_save_steps(servers: dict[str, ServerProcess]) -> None:
-    def steps(server: ServerProcess) -> tuple[float, float]:
-        def done() -> tuple[float, float]:
-            return (
-                server.metric('banyan_steps_total{phase="decode",graph="false"}'),
-                server.metric('banyan_draft_tokens_total{outcome="accepted"}'),
-            )
+    def counted(server: ServerProcess) -> tuple[float, float, float]:
+        return (
+            server.metric("banyan_generation_tokens_total"),
+            server.metric('banyan_steps_total{phase="decode",graph="false"}'),
+            server.metric('banyan_draft_tokens_total{outcome="accepted"}'),
+        )
 
-        before = done()
+    def steps(server: ServerProcess) -> tuple[float, float]:
+        tokens, taken, accepted = counted(server)
         completed(server, max_tokens=300, extra_body={"ignore_eos": True})
-        server.eventually(lambda: sum(done()) - sum(before) >= 299, "the metrics of all 299 tokens behind the first")
-        taken, accepted = done()
-        return taken - before[0], accepted - before[1]
+        server.eventually(lambda: counted(server)[0] - tokens >= 300, "the metrics of all 300 tokens")
+        _, taken_then, accepted_then = counted(server)
+        return taken_then - taken, accepted_then - accepted
 
     plain, nothing = steps(servers["plain"])
     drafting, accepted = steps(servers["drafting"])
-    assert (plain, nothing) == (299, 0)
+    assert 0 < plain <= 299, "the first comes from the prompt's step; of the others, several may come from one call"
+    assert nothing == 0
     assert drafting + accepted == 299
     assert drafting < 200
     assert any(float(line.split("accept len: ")[1].split(",")[0]) > 1.2 for line in servers["drafting"].lines if "accept len: " in line)

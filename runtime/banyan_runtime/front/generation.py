@@ -228,7 +228,7 @@ class Generation:
         """Turn tokens into deltas. Only the first `spoken` ones have a text; `over`: they are the last of all, and what is left
         of them goes with the end."""
         interval, number, speech = self._interval, len(ids), self._speech
-        if speech.plain and (interval == 0 or interval == number == 1):  # the frequent case: nothing is held back, nothing cut up
+        if speech.plain and interval <= 1:  # the frequent case: nothing is held back, nothing cut up
             self._completion_tokens += number
             text = speech.text(ids if spoken == number else ids[:spoken])
             if over:
@@ -247,9 +247,9 @@ class Generation:
                 speech.feed(token_id, self._completion_tokens)
             if speech.over:
                 return  # what the engine computed beyond the end is nobody's business
-            if interval and len(self._token_ids) >= interval and not (over and position == number - 1):
+            if interval > 1 and len(self._token_ids) >= interval and not (over and position == number - 1):
                 self._flush()
-        if not interval and ids and not over:
+        if interval <= 1 and ids and not over:
             self._flush()
 
     def _flush(self, finished: Finished | None = None) -> None:

@@ -44,7 +44,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: ToolUse | None = None  # None: calls of tools are passed on as the text they are
     constraint: wire.Constraint | None = None
     stream_reasoning: bool = True
-    stream_interval: int = 0  # tokens per delta; 0: as many as have come
+    stream_interval: int = 0  # tokens per delta; 0 and 1: as many as have come
     priority: int = 0
     salt: str = ""
     param: str = "prompt"  # the request's field that the prompt came from, for errors
