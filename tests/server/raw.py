@@ -95,8 +95,10 @@ def serving(app: ASGIApp, limits: Limits | None = None) -> Iterator[str]:
     http = Http(app, limits)
     http.config.lifespan = "off"
 
+    loop = uvloop.new_event_loop()
+
     def run() -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(http.serve([listener]))
 
     thread = threading.Thread(target=run)
@@ -104,6 +106,6 @@ def serving(app: ASGIApp, limits: Limits | None = None) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        http.should_exit = True
+        loop.call_soon_threadsafe(http.end)
         thread.join(20)
         assert not thread.is_alive()

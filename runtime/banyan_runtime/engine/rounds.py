@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SECONDS: Final = 0.004  # that a step in rounds may take
+SECONDS: Final = 0.01  # that a step in rounds may take
 MOST: Final = 8
 MEMORY: Final = 0.8  # of what earlier steps over as many rows count for
 

@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -40,6 +41,8 @@ BACKLOG: Final = 2048  # connections that may wait to be accepted
 CONNECTIONS_CLOSE_S: Final = 2  # at the end, for clients to take their answers
 HANDLERS_END_S: Final = 1  # from then on, for handlers to notice that their clients are gone
 STILL_SENT_HERE_S: Final = 1.5  # since somebody elsewhere asked last: until whoever spreads the requests seems to know that we go
+SWEEP_EVERY_S: Final = 1.0
+PROBE_EVERY_S: Final = 0.1
 ASKED_LATELY_S: Final = 30.0  # before we go: somebody elsewhere may have more to ask
 SAME_MACHINE: Final = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # and no other of the loopback's: a mesh's proxy has one of them
 RESERVED_FILES: Final = 256  # descriptors that connections leave to probes, the engine's sockets and files
@@ -81,6 +84,7 @@ class Http(uvicorn.Server):
         self.half_closed: set[Connection] = set()
         self.asked_from_afar = float("-inf")  # when a client that is not on this machine was last connected to ask more than how we are
         self._was_crowded = False
+        self._news = asyncio.Event()  # somebody is there again, or it is time to end
         protocol: Any = functools.partial(Connection, http=self)
         super().__init__(
             uvicorn.Config(
@@ -122,19 +126,50 @@ class Http(uvicorn.Server):
     def crowded(self) -> bool:
         return len(self.server_state.connections) > self.limits.connections
 
-    async def on_tick(self, counter: int) -> bool:
-        """Ten times a second."""
-        now = time.monotonic()
-        for connection in list(self.half_closed):
-            self._look_at(connection, Connection.probe, now)
-        if counter % 10 == 0:
-            if self.crowded and not self._was_crowded:
-                log.warning("more than %d connections are open: until some end only probes are answered", self.limits.connections)
-            self._was_crowded = self.crowded
-            for each in list(self.server_state.connections):
-                assert isinstance(each, Connection)
-                self._look_at(each, Connection.sweep, now)
-        return await super().on_tick(counter)
+    def end(self) -> None:
+        """Stop, once the answers that are under way are given."""
+        self.should_exit = True
+        self._news.set()
+
+    def opened(self) -> None:
+        """A connection has begun. With the first one time goes on, for which nobody cared before."""
+        if len(self.server_state.connections) == 1:
+            self._date()
+            self._news.set()
+
+    def closed_half(self, connection: Connection) -> None:
+        """The client has ended its side: to be probed from now on."""
+        self.half_closed.add(connection)
+        self._news.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's looks ten times a second whether anybody is there or not; here nothing moves while nobody is connected."""
+        swept = float("-inf")
+        while not self.should_exit:
+            self._news.clear()
+            now = time.monotonic()
+            for connection in list(self.half_closed):
+                self._look_at(connection, Connection.probe, now)
+            if now - swept >= SWEEP_EVERY_S:
+                swept = now
+                self._sweep(now)
+            connected = bool(self.server_state.connections)
+            pause = PROBE_EVERY_S if self.half_closed else swept + SWEEP_EVERY_S - now if connected else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._news.wait()
+
+    def _sweep(self, now: float) -> None:
+        self._date()
+        if self.crowded and not self._was_crowded:
+            log.warning("more than %d connections are open: until some end only probes are answered", self.limits.connections)
+        self._was_crowded = self.crowded
+        for each in list(self.server_state.connections):
+            assert isinstance(each, Connection)
+            self._look_at(each, Connection.sweep, now)
+
+    def _date(self) -> None:
+        self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *self.config.encoded_headers]
 
     def give_up(self, error: ApiError) -> None:
         """The server ends: every request that has no answer yet gets this one, also where its body is still on the way."""
@@ -221,6 +256,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._http.opened()
         self.flow = self._flow = Flow(transport)
         if len(self.connections) > self._limits.connections + RESERVED_FILES // 2:
             transport.abort()
@@ -285,7 +321,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         self._refused = True
         self._probe_at = time.monotonic() + self._limits.probe_s
-        self._http.half_closed.add(self)
+        self._http.closed_half(self)
         self._half_closed.set()
         return True
 
@@ -448,7 +484,7 @@ class Connection(HttpToolsProtocol):
     # --- time ---
 
     def sweep(self, now: float) -> None:
-        """Once a second: end what takes too long."""
+        """Every SWEEP_EVERY_S: end what takes too long."""
         limits = self._limits
         unsent = self.transport.get_write_buffer_size()
         if not unsent or unsent != self._unsent[0]:
@@ -481,7 +517,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def probe(self, now: float) -> None:
-        """Ten times a second on a half-closed connection: is the client gone?
+        """Every PROBE_EVERY_S on a half-closed connection: is the client gone?
 
         A client that closes altogether and one that only has no more to say look the same until something is sent. Gone,
         its machine answers with a reset. What can be sent at any time before an answer is an interim response.

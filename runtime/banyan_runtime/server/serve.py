@@ -377,7 +377,7 @@ class Server:
         if self._counter.open:
             await asyncio.sleep(LAST_ANSWERS_S)
         self._http.give_up(errors.shutting_down())
-        self._http.should_exit = True
+        self._http.end()
         await self._batches.close()
         if self._engine is None or self._zygote is None:
             self._early.kill()
