@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
 
 from banyan_runtime import wire
-from banyan_runtime.front.chat.events import ToolEvent
+from banyan_runtime.front.chat.events import Content, Event, Reasoning, ToolEvent
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.logprobs import Row
 from banyan_runtime.front.spelling import Spelled
@@ -38,9 +38,22 @@ class Delta(msgspec.Struct, gc=False):
     logprobs: Sequence[Row] = ()  # of `token_ids`, where the request asked for them
     prompt_logprobs: Sequence[wire.PromptLogprobs] = ()  # with the first delta, where the request asked for them
     finished: Finished | None = None
-    tools: Sequence[ToolEvent] = ()  # behind the content where there is both: what a model says before it calls
+    tools: Sequence[ToolEvent] = ()
+    said: Sequence[Event] = ()  # reasoning, content and tools as they were said, where that was in another order
     spelled: Spelled | None = None  # which tokens spell the content, for who asked
     vector: bytes = b""  # float32, with the end of a request for one
+
+
+def in_order(delta: Delta) -> Iterator[Event]:
+    """What a delta says, as it was said: text behind a call is not a text before it."""
+    if delta.said:
+        yield from delta.said
+        return
+    if delta.reasoning:
+        yield Reasoning(delta.reasoning)
+    if delta.content:
+        yield Content(delta.content)
+    yield from delta.tools
 
 
 class Consumer(Protocol):

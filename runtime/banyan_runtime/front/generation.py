@@ -253,11 +253,11 @@ class Generation:
             self._flush()
 
     def _flush(self, finished: Finished | None = None) -> None:
-        content, reasoning, tools = self._speech.take()
+        content, reasoning, tools, said = self._speech.take()
         ids, logprobs, self._token_ids, self._logprobs = self._token_ids, self._logprobs, [], []
         number, prompt = self._completion_tokens, self._prompt_once()
         spelled = None if self._speech.spelling is None else self._speech.spelling.take()
-        delta = Delta(content, reasoning, ids, number, logprobs, prompt, finished, tools, spelled, self._vector)
+        delta = Delta(content, reasoning, ids, number, logprobs, prompt, finished, tools, said, spelled, self._vector)
         self._group.add(self._index, delta)
 
     def _prompt_once(self) -> Sequence[wire.PromptLogprobs]:

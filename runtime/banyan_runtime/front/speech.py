@@ -34,6 +34,8 @@ class Speech:
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.tools: list[ToolEvent] = []
+        self._said: list[Event] = []  # all of these, in order
+        self._turned = False  # whether that is another one than reasoning, content, calls
         self._calls = Calls(lambda start: "")  # their ids are the answer's
         self._id = request_id
         self._parser = _parser(text, request)
@@ -94,11 +96,13 @@ class Speech:
         if (parser := self._parser) is not None:
             self._parse(parser, parser.finish)
 
-    def take(self) -> tuple[str, str, list[ToolEvent]]:
-        """What has become certain since it was last taken: content, reasoning, calls."""
+    def take(self) -> tuple[str, str, list[ToolEvent], list[Event]]:
+        """What has become certain since it was last taken: content, reasoning, calls; and all of it as it was said, where that was
+        in another order than reasoning, content, calls."""
         content, reasoning, tools = "".join(self.content), "".join(self.reasoning), self.tools
-        self.content, self.reasoning, self.tools = [], [], []
-        return content, reasoning, tools
+        said = self._said if self._turned else []
+        self.content, self.reasoning, self.tools, self._said, self._turned = [], [], [], [], False
+        return content, reasoning, tools, said
 
     def _pass_on(self, text: str, ids: Sequence[int] = ()) -> None:
         """Send text on its way behind the stop strings."""
@@ -122,6 +126,8 @@ class Speech:
 
     def _sort(self, events: Sequence[Event]) -> None:
         for event in events:
+            self._turned = self._turned or (bool(self._said) and _rank(event) < _rank(self._said[-1]))
+            self._said.append(event)
             if isinstance(event, Content):
                 self.content.append(event.text)
                 if self.spelling is not None:
@@ -135,6 +141,11 @@ class Speech:
                 self._calls.add((event,))
                 if self.spelling is not None:
                     self.spelling.skip()
+
+
+def _rank(event: Event) -> int:
+    """Where it comes among what a delta tells."""
+    return 0 if isinstance(event, Reasoning) else 1 if isinstance(event, Content) else 2
 
 
 def _stops(request: GenerateRequest) -> Stops | StopMatcher | None:

@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from banyan_runtime.front.answers import Answer, Arrival, Outcome, Start, Streamed, Whole, answer, given, to_json
 from banyan_runtime.front.anthropic.errors import error_body
-from banyan_runtime.front.chat.events import ToolArgs, ToolEvent, ToolStart
+from banyan_runtime.front.chat.events import Content, Reasoning, ToolArgs, ToolEvent, ToolStart
 from banyan_runtime.front.chat.messages import object_of
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.current import current
-from banyan_runtime.front.deltas import Delta, Finished
+from banyan_runtime.front.deltas import Delta, Finished, in_order
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.event_stream import named
 from banyan_runtime.front.generation import Call
@@ -116,12 +116,13 @@ class _Writer:
 
     def render(self, index: int, delta: Delta) -> bytes:
         events: list[bytes] = []
-        if delta.reasoning:
-            events += self._text("thinking", {"type": "thinking_delta", "thinking": delta.reasoning})
-        if delta.content:
-            events += self._text("text", {"type": "text_delta", "text": delta.content})
-        for one in delta.tools:
-            events += self._call(one)
+        for one in in_order(delta):
+            if isinstance(one, Reasoning):
+                events += self._text("thinking", {"type": "thinking_delta", "thinking": one.text})
+            elif isinstance(one, Content):
+                events += self._text("text", {"type": "text_delta", "text": one.text})
+            else:
+                events += self._call(one)
         if delta.finished is not None:
             self._end, self._tokens = delta.finished, delta.completion_tokens
         return b"".join(events)

@@ -9,9 +9,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from banyan_runtime.front.chat.events import ToolArgs, ToolEvent, ToolStart
+from banyan_runtime.front.chat.events import Content, Reasoning, ToolArgs, ToolEvent, ToolStart
 from banyan_runtime.front.chat.messages import object_of
-from banyan_runtime.front.deltas import Delta, Finished
+from banyan_runtime.front.deltas import Delta, Finished, in_order
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.event_stream import named
 from banyan_runtime.front.logprobs import Row
@@ -144,12 +144,13 @@ class Assembly:
         if self.status == "queued":
             self.status = "in_progress"
             events.append(self._event("response.in_progress", response=self.told()))
-        if delta.reasoning:
-            events += self._text("reasoning", delta.reasoning)
-        if delta.content:
-            events += self._text("message", delta.content)
-        for one in delta.tools:
-            events += self._call(one)
+        for one in in_order(delta):
+            if isinstance(one, Reasoning):
+                events += self._text("reasoning", one.text)
+            elif isinstance(one, Content):
+                events += self._text("message", one.text)
+            else:
+                events += self._call(one)
         return b"".join(events)
 
     def finish(self, end: Finished, usage: Json) -> bytes:
