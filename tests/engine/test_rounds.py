@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from banyan_runtime.engine.rounds import MOST, SECONDS, Rounds
+from banyan_runtime.engine.rounds import MOST, ROWS, SECONDS, Rounds
 from banyan_runtime.wire import Abort, FinishCode, LogprobRequest
 from tests.engine.fake import NAN_SEED
 from tests.engine.session import PAGES, Session, limits
@@ -133,11 +133,43 @@ def test_a_step_is_as_long_as_the_limit_at_most() -> None:
     rounds.learn(1, 1, SECONDS / 3.5)
     assert [rounds.choose(1), rounds.choose(3), rounds.choose(4)] == [3, 1, 1]
     rounds.learn(4, 1, SECONDS / 100)
-    assert [rounds.choose(1), rounds.choose(4), rounds.choose(100)] == [MOST, MOST, 4]
+    assert [rounds.choose(1), rounds.choose(4), rounds.choose(ROWS)] == [MOST, MOST, MOST]
+    assert rounds.choose(ROWS + 1) == 1, "many rows cost more, noted one by one, than rounds save"
     rounds.learn(4, 8, 2.0)
     assert rounds.choose(4) == 1
     rounds.learn(2, 2, 0.0)
     assert rounds.choose(2) == MOST, "another number of rows is known from its last step alone"
+    rounds.learn(2, 8, 8 * SECONDS / 2)
+    assert rounds.choose(2) == 2, "what takes longer is believed at once"
+    rounds.learn(2, 2, 2 * SECONDS / 100)
+    assert rounds.choose(2) == 2, "what takes less is not"
+
+
+def test_a_text_that_comes_later_is_measured_anew() -> None:
+    """It may be far longer, and a round over it too."""
+    session = Session(limits(rounds=True))
+    for number in range(2):
+        session.submit([1, 2, 3 + number], max_new=40, seed=number)
+        session.turn()  # its prompt
+        before = len(session.outputs[number + 1])
+        session.turn()
+        assert len(session.outputs[number + 1]) - before == 1
+        session.turn()
+        assert len(session.outputs[number + 1]) - before == 1 + MOST
+        session.drain()
+
+
+def test_background_is_computed_a_step_at_a_time_while_somebody_online_may_come() -> None:
+    session = Session(limits(rounds=True))
+    session.submit([1, 2, 3], max_new=2, seed=1)
+    session.submit([1, 2, 4], max_new=60, seed=2, priority=-1)
+    session.drain()
+    assert decodes(session) > 50
+    session.now += 60
+    session.submit([1, 2, 5], max_new=60, seed=3, priority=-1)
+    before = decodes(session)
+    session.drain()
+    assert decodes(session) - before < 12
 
 
 def test_the_counters_tell_of_tokens() -> None:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.hub.resolve import cache_dir
 from banyan_runtime.model import host, noise, runners, sampler
-from banyan_runtime.model.native import build, loading, variants
+from banyan_runtime.model.native import build, forward, loading, variants
 from banyan_runtime.model.native.forward import NativeForward
 from banyan_runtime.model.native.library import Library
 from banyan_runtime.model.runner import ModelRunner
@@ -236,6 +237,34 @@ def test_a_broken_row_breaks_nobody_elses(variant_or_pairs: str, tmp_path: Path,
     assert torch.isfinite(heard.of(1)).all()
 
 
+def test_memory_of_many_logits_is_kept_while_rounds_are_computed(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = native(tiny_model("qwen3"))
+    assert isinstance(runner.forward, NativeForward)
+    monkeypatch.setattr(forward, "_KEPT_LOGITS", 0)  # as if they were too many to be kept from step to step
+    library, make_room = runner.forward._library, NativeForward._room_for_logits
+    rooms: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def watched_room(self: NativeForward, rows: int) -> torch.Tensor:
+        room = make_room(self, rows)
+        rooms.append(weakref.ref(room))
+        return room
+
+    def watched_rounds(*arguments: Any) -> Any:
+        alive.append(rooms[-1]() is not None)
+        return rounds(*arguments)
+
+    rounds = library.rounds
+    monkeypatch.setattr(NativeForward, "_room_for_logits", watched_room)
+    monkeypatch.setitem(library._functions, "rounds", watched_rounds)
+    driver = Driver(runner, rows=1, context=64)
+    request = Request([5, 6, 7], new_tokens=6, row=0, temperature=0.8, seed=1)
+    driver.step([(request, 3)])
+    step = driver.build([(request, 1)], 3)
+    runner.launch(step).result()
+    assert alive == [True]
+
+
 def test_an_idle_runner_computes_nothing(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     runner = native(tiny_model("qwen3-576"))
@@ -354,7 +383,7 @@ def test_a_library_is_made_once_and_whole_even_by_several_at_once(tmp_path: Path
     compiler, calls = tmp_path / "slow", tmp_path / "calls"
     compiler.write_text(f'#!/bin/sh\necho x >>{calls}\nfor last; do :; done\nprintf half >"$last"; sleep 1; printf whole >"$last"\n')
     compiler.chmod(0o755)
-    program = "import sys; from pathlib import Path; from banyan_runtime.model.native import build, loading, variants\n"
+    program = "import sys; from pathlib import Path; from banyan_runtime.model.native import build, forward, loading, variants\n"
     program += "print(build.make(variants.VARIANTS[-1], Path(sys.argv[1])))"
     command = [sys.executable, "-c", program, str(tmp_path / "cache")]
     environment = os.environ | {"CXX": str(compiler)}

@@ -11,6 +11,7 @@ from typing import Final
 
 SECONDS: Final = 0.01  # that a step in rounds may take
 MOST: Final = 8
+ROWS: Final = 24  # at most: beyond it noting each row's tokens one by one costs more than steps that are noted as a whole
 MEMORY: Final = 0.8  # of what earlier steps over as many rows count for
 
 
@@ -23,13 +24,17 @@ class Rounds:
 
     def choose(self, rows: int) -> int:
         """At least 1. More rows take longer, at worst each as long as another."""
-        if not self._rows:
+        if not self._rows or rows > ROWS:
             return 1
         expected = self._seconds * max(1.0, rows / self._rows)
         return MOST if expected * MOST <= SECONDS else max(1, int(SECONDS / expected))
 
     def learn(self, rows: int, rounds: int, seconds: float) -> None:
-        """A step took so long."""
+        """A step took so long. What takes longer than it did is believed at once."""
         each = seconds / rounds
-        self._seconds = MEMORY * self._seconds + (1 - MEMORY) * each if rows == self._rows else each
+        self._seconds = max(each, MEMORY * self._seconds + (1 - MEMORY) * each) if rows == self._rows else each
         self._rows = rows
+
+    def forget(self) -> None:
+        """Other texts come, that may be far longer."""
+        self._rows = 0

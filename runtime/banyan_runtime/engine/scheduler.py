@@ -66,6 +66,8 @@ class Scheduler:
         step = batch.step
         if step.mode == "prefill":
             self.prefill.learn(batch, seconds)
+            if self.rounds is not None:
+                self.rounds.forget()
             return
         if batch.background:
             self.background.learn(len(step.rows), seconds / step.rounds)
@@ -147,28 +149,30 @@ class Scheduler:
         need = memory.decode_need(rows)
         if memory.pages.free_tokens < need:
             memory.evict(need)
-        if memory.pages.free_tokens < need:
+        full = memory.pages.free_tokens < need
+        if full:
             self._retract()
             if not len(running):
                 return None
             requests, rows = running.part(beside)
             if memory.pages.free_tokens < memory.decode_need(rows):
                 return None
-        else:
-            self.ratio.decay()
-        step = self._decode_step(requests, rows)
+        online = running.online > 0
+        step = self._decode_step(requests, rows, short=beside is not None and not online)
+        if not full:
+            self.ratio.decay(step.rounds)
         self._prefills_in_a_row = 0
         self._decodes_in_a_row += 1
-        online = running.online > 0
         self.background.decoded(online=online)
         return ScheduledBatch(step, requests, background=not online)
 
-    def _decode_step(self, requests: list[Request], rows: I32) -> Step:
-        """With guesses, where they are worth it and fit beside what everybody needs; nobody leaves for them."""
+    def _decode_step(self, requests: list[Request], rows: I32, *, short: bool) -> Step:
+        """With guesses, where they are worth it and fit beside what everybody needs; nobody leaves for them. `short`: somebody more
+        urgent may come while it is computed."""
         memory = self._memory
         guesses = None if self.drafts is None else self.drafts.propose(requests, rows, memory.tables)
         if guesses is None:
-            rounds = self._rounds(requests, rows)
+            rounds = 1 if short else self._rounds(requests, rows)
             if rounds > 1:
                 return self._builder.decode(requests, rows, *memory.extend_all(requests, rows, rounds), rounds=rounds)
             return self._builder.decode(requests, rows, *memory.extend_each(rows))

@@ -139,8 +139,9 @@ class Http(uvicorn.Server):
 
     def closed_half(self, connection: Connection) -> None:
         """The client has ended its side: to be probed from now on."""
+        if not self.half_closed:
+            self._news.set()
         self.half_closed.add(connection)
-        self._news.set()
 
     async def main_loop(self) -> None:
         """uvicorn's looks ten times a second whether anybody is there or not; here nothing moves while nobody is connected."""

@@ -186,9 +186,10 @@ class NativeForward:
         tokens = torch.empty((rows, step.rounds), dtype=torch.int64)
         draws, logits = None, None
         if columns is not None:
-            draws, logits = self._sampling(columns).at(step.kv_lens), self._room_for_logits(rows).data_ptr()
+            draws, logits = self._sampling(columns).at(step.kv_lens), self._room_for_logits(rows)
         about = self._kept.filled(step, token_ids.data_ptr(), table)
-        self._library.rounds(self._decoder, about, step.rounds, draws, hidden.data_ptr(), logits, tokens.data_ptr())
+        into = None if logits is None else logits.data_ptr()  # `logits` lives until the call returns
+        self._library.rounds(self._decoder, about, step.rounds, draws, hidden.data_ptr(), into, tokens.data_ptr())
         return tokens
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
