@@ -199,7 +199,10 @@ class ServerConfig:
         group="device",
     )
     attention_backend: str | None = option(
-        None, check=one_of("torch_native", None), help="Attention kernels: torch_native.", group="device"
+        None,
+        check=one_of("triton", "torch_native", None),
+        help="Attention kernels: triton (CUDA), torch_native; default: the best there is.",
+        group="device",
     )
     sampling_backend: str | None = option(None, check=one_of("pytorch", None), help="Sampling kernels: pytorch.", group="device")
     mem_fraction_static: float | None = option(

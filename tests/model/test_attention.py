@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from banyan_runtime.model.attention import tiles
+from banyan_runtime.model.attention import AttentionKind, tiles
 from banyan_runtime.model.attention.tiles import CHUNK, TILE
 from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.pool import KvPool
@@ -41,13 +41,22 @@ def spec(window: int | None, head_dim: int = DIM) -> ModelSpec:
 class Room:
     """A pool, and sequences whose queries, keys and values are known from the start."""
 
-    def __init__(self, lengths: list[int], window: int | None = None, page_size: int = 1, dtype: torch.dtype = torch.float32) -> None:
-        self.lengths, self.window, self.page_size = lengths, window, page_size
-        self.spec = spec(window)
+    def __init__(
+        self,
+        lengths: list[int],
+        window: int | None = None,
+        page_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+        *,
+        kind: AttentionKind = TorchAttention,
+        dim: int = DIM,
+    ) -> None:
+        self.lengths, self.window, self.page_size, self.dim = lengths, window, page_size, dim
+        self.spec = spec(window, dim)
         pages = [-(-length // page_size) for length in lengths]
         self.pool = KvPool(self.spec, sum(pages) * page_size, page_size, dtype, torch.device("cpu"))
         self.pulses = 0
-        self.attention = TorchAttention(self.spec, self.pool, self._pulse)
+        self.attention = kind(self.spec, self.pool, self._pulse)
         self.table = SlotTable(TableShape(len(lengths), max(pages) * page_size))
         random = np.random.default_rng(1)
         numbers = np.split(random.permutation(sum(pages)) + 1, np.cumsum(pages)[:-1])
@@ -55,7 +64,7 @@ class Room:
         generator = torch.Generator().manual_seed(2)
 
         def some(heads: int) -> list[torch.Tensor]:
-            return [(torch.randn(length, heads, DIM, generator=generator) * 2).to(dtype) for length in lengths]
+            return [(torch.randn(length, heads, dim, generator=generator) * 2).to(dtype) for length in lengths]
 
         self.q, self.k, self.v = some(HEADS), some(KV_HEADS), some(KV_HEADS)
 
@@ -89,7 +98,7 @@ class Room:
         """In double precision, with all scores at once."""
         q, k, v = (part[row].double() for part in (self.q, self.k, self.v))
         group = HEADS // KV_HEADS
-        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) / math.sqrt(DIM)
+        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) / math.sqrt(self.dim)
         position = torch.arange(len(q))
         hidden = position[None] > position[:, None]
         if self.window is not None:

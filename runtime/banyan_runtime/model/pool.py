@@ -49,6 +49,10 @@ class KvPool:
         self._k_slots[layer].index_copy_(1, slots, (k + (v - v)).transpose(0, 1))
         self._v_slots[layer].index_copy_(1, slots, torch.nan_to_num(v).transpose(0, 1))
 
+    def slots(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of all slots: [kv_heads, slots, head_dim] each."""
+        return self._k_slots[layer], self._v_slots[layer]
+
     def keys(self, layer: int, pages: Tensor) -> Tensor:
         """The keys of pages [n]: [kv_heads, n, page_size * head_dim]."""
         return self._k_pages[layer].index_select(1, pages)

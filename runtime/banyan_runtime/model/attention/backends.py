@@ -10,11 +10,12 @@ import torch
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model.attention import AttentionKind
 from banyan_runtime.model.attention.torch_native import TorchAttention
+from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.spec import ModelSpec
 
 log = logging.getLogger("banyan")
 
-BACKENDS: Final[dict[str, AttentionKind]] = {kind.name: kind for kind in (TorchAttention,)}
+BACKENDS: Final[dict[str, AttentionKind]] = {kind.name: kind for kind in (TritonAttention, TorchAttention)}
 """By name, the best first. The last one computes everything."""
 
 
@@ -27,7 +28,7 @@ def choose(name: str | None, spec: ModelSpec, device: torch.device, dtype: torch
         return BACKENDS[name]
     for kind in BACKENDS.values():
         if reason := kind.refusal(spec, device, dtype):
-            log.info("Attention backend %s is not used: %s.", kind.name, reason)
+            log.log(logging.INFO if device.type == "cuda" else logging.DEBUG, "Attention backend %s is not used: %s.", kind.name, reason)
         else:
             log.info("Attention backend not set. Use %s backend by default.", kind.name)
             return kind

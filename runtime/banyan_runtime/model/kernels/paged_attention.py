@@ -1,0 +1,130 @@
+"""Attention of tiles of queries over keys and values that lie in pages, with a running softmax (FlashAttention's recurrence,
+Dao et al. 2022; the split over the context is Flash-Decoding's, Dao et al. 2023).
+
+A tile is some queries of one sequence that follow one another; with each come the heads that share a KV head, so what is read of
+a key serves all of them. A program computes one tile, one KV head and one stretch of the context.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attend(
+    q,  # [tokens, heads, DIM]
+    keys,  # [kv_heads, slots, DIM], head_stride apart
+    values,  # likewise
+    out,  # [tokens, heads, DIM]; SPLIT: fp32 [stretches, tokens, heads, DIM], not divided by the mass
+    highs,  # SPLIT: fp32 [stretches, tokens, heads], largest score in powers of two
+    masses,  # SPLIT: fp32 [stretches, tokens, heads], sum of powers of two relative to it
+    sequences,  # int32 [tiles]: row of `pages`
+    firsts,  # int32 [tiles]: first token
+    counts,  # int32 [tiles]: queries
+    positions,  # int32 [tiles]: position of the first query
+    pages,  # int32 [sequences, pages_stride]
+    pages_stride,
+    head_stride,
+    tokens,
+    scale,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,  # DIM, or the next power of two
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,  # queries times group at most, a power of two
+    KEYS: tl.constexpr,  # at a time
+    STRETCH: tl.constexpr,  # keys of a program, a multiple of KEYS; 0: all
+    WINDOW: tl.constexpr,  # 0: none
+    PRECISION: tl.constexpr,  # of products of fp32
+):
+    tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, count, position = tl.load(firsts + tile), tl.load(counts + tile), tl.load(positions + tile)
+    own_pages = pages + tl.load(sequences + tile).to(tl.int64) * pages_stride
+    rows = tl.arange(0, ROWS)
+    query = rows // GROUP
+    real = query < count
+    at = position + query
+    row = (first + query).to(tl.int64) * HEADS + head * GROUP + rows % GROUP
+    dims = tl.arange(0, WIDTH)
+    inside = dims < DIM
+    queries = tl.load(q + row[:, None] * DIM + dims[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+    keys += head.to(tl.int64) * head_stride
+    values += head.to(tl.int64) * head_stride
+
+    begin, end = 0, position + count
+    if STRETCH > 0:
+        begin = stretch * STRETCH
+        end = tl.minimum(end, begin + STRETCH)
+    if WINDOW > 0:  # begun at a multiple of KEYS, so that a query's sums are the same in any tile
+        begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS)
+
+    high = tl.full((ROWS,), float("-inf"), tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS, WIDTH), tl.float32)
+    for start in range(begin, end, KEYS):
+        places = start + tl.arange(0, KEYS)
+        known = places < end
+        page = tl.load(own_pages + places // PAGE, mask=known, other=0)
+        slot = page.to(tl.int64) * PAGE + places % PAGE
+        readable = known[:, None] & inside[None, :]
+        key = tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0)
+        scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION) * (scale * LOG2_E)
+        seen = places[None, :] <= at[:, None]
+        if WINDOW > 0:
+            seen &= places[None, :] > at[:, None] - WINDOW
+        scores = tl.where(seen & known[None, :], scores, float("-inf"))
+        higher = tl.maximum(high, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: all weights are 0
+        kept = tl.exp2(high - base)
+        weights = tl.exp2(scores - base[:, None])
+        mass = mass * kept + tl.sum(weights, 1)
+        value = tl.load(values + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0)
+        sums = sums * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+        high = higher
+
+    writable = real[:, None] & inside[None, :]
+    if STRETCH > 0:
+        part = stretch.to(tl.int64) * tokens * HEADS + row
+        tl.store(out + part[:, None] * DIM + dims[None, :], sums, mask=writable)
+        tl.store(highs + part, high, mask=real)
+        tl.store(masses + part, mass, mask=real)
+    else:
+        result = sums / tl.where(real, mass, 1.0)[:, None]
+        tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=writable)
+
+
+@triton.jit
+def join(
+    parts,  # fp32 [stretches, tokens * heads, DIM]
+    highs,  # fp32 [stretches, tokens * heads]
+    masses,
+    ends,  # int32 [tokens]: keys that a token sees, those before its window included
+    out,  # [tokens, heads, DIM]
+    pairs,  # tokens * heads
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRETCH: tl.constexpr,
+):
+    """One token and head: its stretches, one after another."""
+    pair = tl.program_id(0)
+    dims = tl.arange(0, WIDTH)
+    inside = dims < DIM
+    high = float("-inf")
+    mass = 0.0
+    sums = tl.zeros((WIDTH,), tl.float32)
+    stretches = (tl.load(ends + pair // HEADS) + STRETCH - 1) // STRETCH
+    for stretch in range(0, stretches):
+        part = pair.to(tl.int64) + stretch * pairs
+        here = tl.load(highs + part)
+        higher = tl.maximum(high, here)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        kept, share = tl.exp2(high - base), tl.exp2(here - base)
+        mass = mass * kept + tl.load(masses + part) * share
+        sums = sums * kept + tl.load(parts + part * DIM + dims, mask=inside, other=0.0) * share
+        high = higher
+    tl.store(out + pair.to(tl.int64) * DIM + dims, (sums / mass).to(out.dtype.element_ty), mask=inside)
