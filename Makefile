@@ -23,7 +23,7 @@ install: ## a virtual environment with both packages
 install-dev: ## the same, and everything that lint and tests need
 	@PYTHON=$(PYTHON) VENV=$(VENV) .ci/install dev
 
-test: install-dev ## every test that this machine can run (three quarters of an hour); the last lines say what was left out and why
+test: install-dev ## every test that this machine can run (half an hour; with a cluster, three quarters); the last lines say what was left out and why
 	@VENV=$(VENV) .ci/test $(PYTEST_ARGS)
 
 test-cluster: install-dev ## images, chart and operator on a real cluster (CLUSTER=kind, or the one beside the checkout)

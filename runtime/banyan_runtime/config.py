@@ -113,7 +113,9 @@ class ServerConfig:
         help="Web pages that may use the server from a browser: origins (https://chat.example), separated by spaces, or *. Default: none.",
         group="http",
     )
-    stream_interval: int = option(1, check=at_least(1), help="Tokens per streamed event; 1: as they come.", group="http")
+    stream_interval: int = option(
+        1, check=at_least(1), help="Tokens per streamed event; 1: as they come, on very small models several at once.", group="http"
+    )
     stream_response_default_include_usage: bool = option(
         False, help="Tell the usage at the end of every stream whose request does not say whether (stream_options).", group="http"
     )

@@ -21,7 +21,9 @@ def between(low: float, high: float) -> Check:
 
 
 def one_of(*choices: object) -> Check:
-    return lambda value: None if value in choices else "must be one of " + ", ".join(map(str, choices))
+    return lambda value: (
+        None if value in choices else "must be one of " + ", ".join(str(choice) for choice in choices if choice is not None)
+    )
 
 
 def chunk_size(value: int) -> str | None:

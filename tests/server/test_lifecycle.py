@@ -577,6 +577,19 @@ def test_time_goes_on_for_an_idle_server(server: ServerProcess) -> None:
     assert 2 <= passed.total_seconds() <= 10
 
 
+@pytest.mark.parametrize(("path", "waits"), [("/readyz", False), ("/v1/models", True)])
+def test_a_connection_that_only_probes_came_on_is_not_waited_for(start_server: StartServer, path: str, waits: bool) -> None:
+    server = start_server("--drain-linger-seconds", "6").ready()
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+    connection.request("GET", path)
+    assert connection.getresponse().read()
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    assert (time.monotonic() - began > 5) == waits
+    connection.close()
+
+
 @contextlib.contextmanager
 def closing_connection(server: ServerProcess) -> Iterator[http.client.HTTPResponse]:
     """What a probe on a connection of its own is answered."""

@@ -325,7 +325,7 @@ class Metrics:
         self._prompt_tokens = to.cells(
             "banyan_prompt_tokens_total", "counter", "Prompt tokens by source, each once.", source=("computed", "cached")
         )
-        self._generation_tokens = to.cell("banyan_generation_tokens_total", "counter", "Tokens generated, those behind a stop string included, which nobody is told.")
+        self._generation_tokens = to.cell("banyan_generation_tokens_total", "counter", "Tokens generated, with those behind a stop string.")
         self._evicted_tokens = to.cell("banyan_prefix_cache_evicted_tokens_total", "counter", "Tokens evicted from the prefix cache.")
         self._drafts = to.cells(
             "banyan_draft_tokens_total",

@@ -110,7 +110,8 @@ class Http(uvicorn.Server):
         (kube-proxy on another node) may learn seconds after us that we go."""
         if time.monotonic() - self.asked_from_afar < STILL_SENT_HERE_S:
             return True
-        return any(isinstance(each, Connection) and not each.transport.is_closing() for each in self.server_state.connections)
+        open_ones = (each for each in self.server_state.connections if isinstance(each, Connection))
+        return any(not each.only_probed and not each.transport.is_closing() for each in open_ones)
 
     def drain(self) -> None:
         """From now on every answer is the last of its connection, and says so."""
@@ -251,6 +252,8 @@ class Connection(HttpToolsProtocol):
         self._probe_at: float | None = None  # the client has ended its side
         self._half_closed = asyncio.Event()
         self._asked_from_afar = False
+        self._asked = False  # more than how we are
+        self.only_probed = False  # it has asked that, and nothing else
         self._unsent = (0, self._since)  # bytes in the buffer when it last changed, and when that was
 
     # --- bytes ---
@@ -413,6 +416,8 @@ class Connection(HttpToolsProtocol):
         scope["extensions"] = {HALF_CLOSED: self._half_closed, DIRECT_WRITE: functools.partial(self._write_part, cycle)}
         self._active = cycle
         probe = cycle.scope["path"] in OPEN_PATHS
+        self._asked = self._asked or not probe
+        self.only_probed = not self._asked
         if not probe and self.client is not None and self.client[0] not in SAME_MACHINE:
             self._asked_from_afar = True
             self._http.asked_from_afar = time.monotonic()
