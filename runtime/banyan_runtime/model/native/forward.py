@@ -68,6 +68,7 @@ class NativeModel:
     def __init__(self, choice: Choice, parameters: dict[str, Parameter], pulse: Pulse) -> None:
         self._choice = choice
         self._library = loading.load()
+        log.info("The native runner computes, in %d threads (%s).", host.cores(), self._library.name)
         self.pulse = pulse
         self._pulse = PULSE(pulse)  # the library calls it as long as it lives
         spec = choice.spec

@@ -92,6 +92,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         loaded = c.CDLL(str(path))
+        self.name = path.stem
         self._functions: dict[str, Callable[..., Any]] = {}
         for name, (gives, *takes) in _SIGNATURES.items():
             function = getattr(loaded, name)

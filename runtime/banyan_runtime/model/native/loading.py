@@ -36,8 +36,6 @@ def load_from(candidates: list[Variant], cache: Path | None) -> Library:
             continue
         if reasons:
             log.warning("The %s kernels are used, which are not the fastest for this processor (%s).", variant.name, "; ".join(reasons))
-        else:
-            log.info("The %s kernels are used.", variant.name)
         return library
     raise build.NotBuilt("; ".join(reasons))
 
