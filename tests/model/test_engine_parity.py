@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,8 +74,9 @@ def serve(runner: Runner, config: ServerConfig, prompts: list[list[int]], sampli
         for message in engine.turn():
             assert not isinstance(message, Failed), message
             if isinstance(message, StepOutput):
-                for i, token in zip(message.ids, unpack_ids(message.token_ids).tolist(), strict=True):
-                    text[i].append(token)
+                tokens = iter(unpack_ids(message.token_ids).tolist())
+                for i, count in zip(message.ids, message.counts or [1] * len(message.ids), strict=True):
+                    text[i] += itertools.islice(tokens, count)
                 finished |= {finish.id: finish for finish in message.finished}
     return Run(text, finished, watched, lines)
 

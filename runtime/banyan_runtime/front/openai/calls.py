@@ -76,11 +76,16 @@ class Calls:
             return None
         return [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in self.calls]
 
-    def delta(self, event: ToolEvent) -> dict[str, Any] | None:
-        """An element of `delta.tool_calls`, for an event that was added; None: it says nothing new."""
-        if isinstance(event, ToolStart):
-            call = self.calls[event.index]
-            return {"index": event.index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
-        if isinstance(event, ToolArgs):
-            return {"index": event.index, "function": {"arguments": event.fragment}}
-        return None
+    def deltas(self, events: Sequence[ToolEvent]) -> list[dict[str, Any]]:
+        """Elements of `delta.tool_calls` for events that were added. Each needs a chunk of its own: of several in one, many clients
+        read the first alone."""
+        told: list[dict[str, Any]] = []
+        for event in events:
+            if isinstance(event, ToolStart):
+                call = self.calls[event.index]
+                told.append({"index": event.index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}})
+            elif isinstance(event, ToolArgs):
+                if not (told and "id" not in told[-1] and told[-1]["index"] == event.index):
+                    told.append({"index": event.index, "function": {"arguments": ""}})
+                told[-1]["function"]["arguments"] += event.fragment
+        return told

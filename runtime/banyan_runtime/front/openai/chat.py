@@ -127,9 +127,8 @@ class _Writer(ChunkWriter):
         if delta.tools:
             calls = self._calls[index]
             calls.add(delta.tools)
-            told = [one for event in delta.tools if (one := calls.delta(event)) is not None]
-            if told:
-                chunks += self._chunk(index, delta, b'"tool_calls":' + to_json(told), OPEN_END)
+            for told in calls.deltas(delta.tools):
+                chunks += self._chunk(index, delta, b'"tool_calls":' + to_json([told]), OPEN_END)
         if delta.finished is not None:
             chunks += self._chunk(index, delta, b'"reasoning_content":null', self.end_of(index, delta, calls=self._calls[index].fit))
         return b"".join(chunks)
