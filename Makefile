@@ -9,7 +9,7 @@ ARGS ?=
 export REGISTRY TAG TORCH BASE_IMAGE IMAGE_TOOL
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster images lint format crds install install-dev clean bench bench-host simulate simulate-operator simulate-batch test-batch-faults soak fuzz
+.PHONY: help demo test test-cluster images lint format crds install install-dev clean bench bench-gpu bench-host test-gpu simulate simulate-operator simulate-batch test-batch-faults soak fuzz
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,12 @@ fuzz: install-dev ## ten thousand drawn HTTP requests over /openapi.json (make t
 
 bench: install-dev ## Banyan beside llama.cpp, OpenVINO and vLLM on this machine's CPU, into benchmarks/results (ARGS="--models 7m --rounds 1": minutes)
 	$(BIN)/python benchmarks/compare.py $(ARGS)
+
+test-gpu: ## on a machine with a GPU: kernels, runners and a server there (.ci/gpu-wheels first, where it has no network)
+	.ci/test-gpu
+
+bench-gpu: ## on a machine with a GPU: steps of models with random weights beside the limit by arithmetic
+	PYTHONPATH=runtime $$([ -d .gpu/venv ] && echo .gpu/venv/bin/python || echo $(BIN)/python) benchmarks/gpu.py $(ARGS)
 
 bench-host: install-dev ## what the host costs around the model: scheduler, prefix cache, front, start (ARGS="--rounds 1")
 	$(BIN)/python benchmarks/host.py $(ARGS)

@@ -50,11 +50,12 @@ class Room:
         *,
         kind: AttentionKind = TorchAttention,
         dim: int = DIM,
+        device: str = "cpu",
     ) -> None:
         self.lengths, self.window, self.page_size, self.dim = lengths, window, page_size, dim
         self.spec = spec(window, dim)
         pages = [-(-length // page_size) for length in lengths]
-        self.pool = KvPool(self.spec, sum(pages) * page_size, page_size, dtype, torch.device("cpu"))
+        self.pool = KvPool(self.spec, sum(pages) * page_size, page_size, dtype, torch.device(device))
         self.pulses = 0
         self.attention = kind(self.spec, self.pool, self._pulse)
         self.table = SlotTable(TableShape(len(lengths), max(pages) * page_size))
@@ -64,7 +65,7 @@ class Room:
         generator = torch.Generator().manual_seed(2)
 
         def some(heads: int) -> list[torch.Tensor]:
-            return [(torch.randn(length, heads, dim, generator=generator) * 2).to(dtype) for length in lengths]
+            return [(torch.randn(length, heads, dim, generator=generator) * 2).to(device, dtype) for length in lengths]
 
         self.q, self.k, self.v = some(HEADS), some(KV_HEADS), some(KV_HEADS)
 
@@ -96,7 +97,7 @@ class Room:
 
     def expected(self, row: int) -> torch.Tensor:
         """In double precision, with all scores at once."""
-        q, k, v = (part[row].double() for part in (self.q, self.k, self.v))
+        q, k, v = (part[row].double().cpu() for part in (self.q, self.k, self.v))
         group = HEADS // KV_HEADS
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) / math.sqrt(self.dim)
         position = torch.arange(len(q))

@@ -13,6 +13,7 @@ import torch
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import runners
+from banyan_runtime.model.attention.backends import BACKENDS
 from banyan_runtime.step import Feature, InputEmbeddings, Runner, Step, TokenBiases, TokenMask, UnsupportedStep
 
 from .conftest import VOCAB, TinyModel, make
@@ -23,17 +24,21 @@ Factory = Callable[..., Runner]  # (folder of a model, **options)
 POISON = VOCAB - 1
 
 
-def started(name: str) -> Factory:
+def started(name: str, **given: Any) -> Factory:
     def start(folder: Path, **options: Any) -> Runner:
-        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 2048, "runner": name} | options
+        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 2048, "runner": name} | given | options
         return runners.load(ServerConfig(model_path=str(folder), **settings), folder, lambda *_: None)
 
     return start
 
 
-@pytest.fixture(params=list(runners.RUNNERS))
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+ON_GPU = [pytest.param({"device": "cuda", "attention_backend": name}, id=f"cuda-{name}", marks=GPU) for name in BACKENDS]
+
+
+@pytest.fixture(params=[*runners.RUNNERS, *ON_GPU])
 def factory(request: pytest.FixtureRequest) -> Factory:
-    return started(request.param)
+    return started(request.param) if isinstance(request.param, str) else started("torch", **request.param)
 
 
 @pytest.fixture(scope="module")

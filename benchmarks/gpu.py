@@ -1,0 +1,211 @@
+"""Steps of models with random weights on a GPU: decode at several sizes of batch, and a long prompt, beside the limit by arithmetic.
+
+    python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
+                             [--profile] [--out FILE.json]
+
+No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
+step in flight does. Weights, keys and values read once and every multiplication done once are the limit, at what this GPU copied and
+multiplied in the same minute. `--profile`: what of a step the GPU was busy with, and with which kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.model.runners import load
+from banyan_runtime.step import Ragged, RowUpdates, Runner, SamplingColumns, Step, TableShape
+
+LLAMA3: Final = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+SHAPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "0.5b": ("Qwen2", {
+        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "vocab_size": 151_936, "tie_word_embeddings": True,
+    }),
+    "qwen3-0.6b": ("Qwen3", {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
+    }),
+    "1b": ("Llama", {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 64, "vocab_size": 128_256, "tie_word_embeddings": True, "rope_scaling": LLAMA3,
+    }),
+    "8b": ("Llama", {
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 128_256, "tie_word_embeddings": False, "rope_scaling": LLAMA3,
+    }),
+}  # fmt: skip
+PROMPT: Final = 8192
+STEPS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was measured of it."""
+
+    bytes_s: float
+    flop_s: float
+
+
+def timed(work: Callable[[], object], rounds: int = 5) -> float:
+    """The median of seconds."""
+    found = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+def probe() -> Machine:
+    """On random numbers: zeros take less power, and so run faster than anything real."""
+    some = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    other = torch.empty_like(some)
+    seconds = timed(lambda: other.copy_(some))
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return Machine(2 * some.nbytes / seconds, 2 * 8192**3 / timed(lambda: a @ b))
+
+
+class Bench:
+    def __init__(self, folder: Path, name: str, backend: str, running: int, context: int) -> None:
+        kind, shape = SHAPES[name]
+        config = {
+            "architectures": [f"{kind}ForCausalLM"],
+            "model_type": kind.lower(),
+            "max_position_embeddings": 16_384,
+            "dtype": "bfloat16",
+        }
+        common = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu"}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config | common | shape))
+        self.context, self.running, self.shape = context, running, shape
+        self.positions = max(context + 4 * STEPS, PROMPT)
+        tokens = max(running * (context + 4 * STEPS), PROMPT)
+        options = ServerConfig(
+            model_path=str(folder), device="cuda", dtype="bfloat16", load_format="dummy", runner="torch", attention_backend=backend,
+            max_total_tokens=tokens,
+        )  # fmt: skip
+        self.runner: Runner = load(options, folder, lambda *_: None)
+        self.runner.prepare(TableShape(running, self.positions))
+
+    def step(self, rows: int, start: int, count: int, *, told: bool) -> Step:
+        """`told`: where the tokens are not those of the step before."""
+        each = np.arange(rows, dtype=np.int32)
+        positions = np.tile(np.arange(start, start + count, dtype=np.int32), rows)
+        slots = (1 + positions + (self.context + 4 * STEPS) * np.repeat(each, count)).astype(np.int32)
+        ids = ((positions * 31 + 7) % 4000).astype(np.int32) if told else np.full(rows * count, -1, np.int32)
+        column, ones = np.zeros(rows, np.float32), np.ones(rows, np.int32)
+        sampling = SamplingColumns(column, 0 * ones, column + 1, column, column, column, column + 1, np.zeros(rows, np.uint64))
+        mode: Any = "decode" if count == 1 else "prefill"
+        nothing = RowUpdates(each[:0], each[:0], Ragged(each[:0], np.zeros(1, np.int32)))
+        return Step(mode, ids, positions, slots, each, ones * count, ones * (start + count), ones, sampling, nothing)
+
+    def decode(self, running: int) -> float:
+        """Seconds of a step with so many rows."""
+        self.runner.launch(self.step(running, self.context - 1, 1, told=True)).result()
+
+        def steps() -> None:
+            handle = None
+            for number in range(STEPS):
+                launched = self.runner.launch(self.step(running, self.context + number, 1, told=False))
+                if handle is not None:
+                    handle.result()
+                handle = launched
+            assert handle is not None
+            handle.result()
+
+        steps()
+        return timed(steps, 3) / STEPS
+
+    def prefill(self) -> float:
+        def whole() -> None:
+            self.runner.launch(self.step(1, 0, PROMPT, told=True)).result()
+
+        whole()
+        return timed(whole, 3)
+
+    def bounds(self, machine: Machine) -> Callable[[int], float]:
+        shape = self.shape
+        heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+        dim = shape.get("head_dim", shape["hidden_size"] // heads)
+        hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
+        block = layers * (hidden * (heads + 2 * kv_heads) * dim + heads * dim * hidden + 3 * hidden * shape["intermediate_size"])
+        head = shape["vocab_size"] * hidden
+        kv = layers * 2 * kv_heads * dim * 2
+
+        def of(running: int) -> float:
+            """Of a decode step; 0: of the prompt."""
+            if running == 0:
+                return (2 * block * PROMPT + 4 * layers * heads * dim * PROMPT * PROMPT / 2 + 2 * head) / machine.flop_s
+            read = 2 * (block + head) + running * self.context * kv
+            return max(read / machine.bytes_s, running * 2 * (block + head) / machine.flop_s)
+
+        return of
+
+    def profile(self, running: int) -> str:
+        self.decode(running)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as found:
+            seconds = self.decode(running)
+        table: str = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=60)
+        return f"{running} running, {1e3 * seconds:.2f} ms a step under the profiler\n{table}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--backends", nargs="+", default=["triton", "torch_native"])
+    parser.add_argument("--running", nargs="+", type=int, default=[1, 16, 64, 256])
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    machine = probe()
+    rows: list[dict[str, Any]] = []
+    device = torch.cuda.get_device_name()
+    measured = f"{machine.bytes_s / 1e12:.2f} TB/s copied, {machine.flop_s / 1e12:.0f} TFLOP/s"
+    print(f"{device}, torch {torch.__version__}: {measured}")
+    print(f"{'model':12} {'attention':14} {'case':12} {'ms':>9} {'tok/s':>9} {'limit ms':>9} {'of limit':>8}")
+    for name in options.models:
+        for backend in options.backends:
+            with tempfile.TemporaryDirectory() as scratch:
+                bench = Bench(Path(scratch), name, backend, max(options.running), options.context)
+                limit = bench.bounds(machine)
+                for running in [*options.running, 0]:
+                    seconds = bench.decode(running) if running else bench.prefill()
+                    case = f"{running} running" if running else f"prompt {PROMPT}"
+                    tokens = running or PROMPT
+                    row = {"model": name, "attention": backend, "case": case, "seconds": seconds, "limit": limit(running)}
+                    rows.append(row)
+                    print(
+                        f"{name:12} {backend:14} {case:12} {1e3 * seconds:9.3f} {tokens / seconds:9.0f} {1e3 * limit(running):9.3f} "
+                        f"{limit(running) / seconds:8.2f}",
+                        flush=True,
+                    )
+                if options.profile:
+                    print(bench.profile(1))
+                    print(bench.profile(64))
+                del bench
+                torch.cuda.empty_cache()
+    if options.out:
+        about = {"device": device, "torch": torch.__version__, "bytes_s": machine.bytes_s, "flop_s": machine.flop_s}
+        options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
