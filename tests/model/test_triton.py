@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,15 @@ import pytest
 import torch
 
 from banyan_runtime.errors import ConfigError
+from banyan_runtime.model import fused
 from banyan_runtime.model.attention import backends, triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
+from banyan_runtime.model.fused import FusedKernels, FusedRope
+from banyan_runtime.model.layers import PackedKernels, PlainKernels, RmsNorm
+from banyan_runtime.model.rope import Rope
 
+from .conftest import VOCAB, TinyModel
+from .driver import Driver, Request
 from .test_attention import Room, spec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,6 +38,15 @@ def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context of several stretches is short then."""
     monkeypatch.setattr(triton_paged, "KEYS", 16)
     monkeypatch.setattr(triton_paged, "STRETCH", 64)
+
+
+def some(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    rtol, atol = DTYPES[found.dtype]
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -96,10 +112,55 @@ def test_on_the_cpu_it_is_refused() -> None:
     assert backends.choose(None, spec(None), torch.device("cpu"), torch.float32).name == "torch_native"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [64, 96, 896])
+def test_a_fused_norm_is_the_norm(width: int, dtype: torch.dtype) -> None:
+    weight, x = some(width, dtype=dtype), some(5, 3 * width, dtype=dtype)
+    heads = x.view(5, 3, width)[:, :2]  # beside others, as in qkv
+    assert_near(FusedKernels().norm(weight, 1e-6)(x[:, :width]), RmsNorm(weight, 1e-6)(x[:, :width]))
+    assert_near(FusedKernels().norm(weight, 1e-6, 2)(heads), RmsNorm(weight, 1e-6)(heads))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [16, 1100])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_fused_mlp_is_the_mlp(inner: int, biased: bool, dtype: torch.dtype) -> None:
+    weight, x = some(2 * inner, 40, dtype=dtype), some(3, 40, dtype=dtype)
+    bias = some(2 * inner, dtype=dtype) if biased else None
+    assert_near(FusedKernels().gated(weight, bias)(x), PlainKernels().gated(weight, bias)(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [16, 24, 128])
+def test_a_fused_rotation_is_the_rotation(dim: int, dtype: torch.dtype) -> None:
+    plain, fused = (kind(spec(None, dim), dtype, torch.device(DEVICE)) for kind in (Rope, FusedRope))
+    positions = torch.tensor([3, 0, 70, 4000], device=DEVICE)
+    x = some(4, 8 * dim, dtype=dtype).view(4, 8, dim)[:, 1:6]
+    for rope in (plain, fused):
+        rope.reserve(4096)
+    assert_near(fused.rotate(x, fused.at(positions)), plain.rotate(x, plain.at(positions)))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2-window"])
+def test_a_model_of_all_of_them_says_what_transformers_says(
+    tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "supports", lambda device: True)
+    monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
+    monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
+    model = tiny_model(family)
+    requests = [Request([(31 * row + 7 * i) % VOCAB for i in range(20 + row)], new_tokens=12, row=row, start=row) for row in range(3)]
+    runner = model.load(device=DEVICE, runner="torch")
+    assert runner.info.attention_backend == "triton"
+    Driver(runner, rows=3, context=64).run(requests, chunk=13)
+    for request in requests:
+        assert request.output == model.choices(request.prompt, request.output)
+
+
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from banyan_runtime.model.kernels import paged_attention as kernels
+from banyan_runtime.model.kernels import paged_attention as kernels, rows
 
 POINTERS = {"sequences": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "pages": "*i32", "ends": "*i32",
             "highs": "*fp32", "masses": "*fp32", "parts": "*fp32", "q": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16",
@@ -111,10 +172,15 @@ def check(function, constants, **changes):
     assert made.metadata.shared <= 227 * 1024, (constants, made.metadata.shared)
 
 SHAPES = [(7, 64, 16, 512, 0), (7, 64, 128, 0, 0), (4, 128, 16, 512, 0), (4, 128, 128, 0, 4096), (8, 256, 128, 0, 0)]
-for group, dim, rows, stretch, window in SHAPES:
-    constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "PAGE": 16, "ROWS": rows, "KEYS": 64}
+for group, dim, most, stretch, window in SHAPES:
+    constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "PAGE": 16, "ROWS": most, "KEYS": 64}
     constants |= {"STRETCH": stretch, "WINDOW": window, "PRECISION": "tf32"}
     check(kernels.attend, constants, **({"out": "*fp32"} if stretch else {}))
+rows_types = {name: "*bf16" for name in ("x", "weight", "both", "cos", "sin")}
+rows_types |= {"stride": "i32", "heads": "i32", "inner": "i32", "eps": "fp32"}
+check(rows.rms_norm, {"WIDTH": 896, "BLOCK": 1024}, **rows_types)
+check(rows.silu_times, {"BLOCK": 1024}, **rows_types)
+check(rows.rotate, {"HALF": 40, "BLOCK": 64}, **rows_types)
 check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "STRETCH": 512})
 """
 

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model import blocks, loader, rounds, sampler
+from banyan_runtime.model import blocks, fused, loader, rounds, sampler
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Attention
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.layers import PackedKernels, PlainKernels
+from banyan_runtime.model.fused import FusedKernels, FusedRope
+from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import SlotTable
@@ -36,9 +37,12 @@ class TorchModel:
         self._pulse = pulse
         weights = loader.dequantized(parameters, choice.dtype, choice.device)
         self.weights_bytes = blocks.nbytes(weights.values())
-        packed = choice.device.type == "cpu" and PackedKernels.supports(choice.dtype)
-        rope = Rope(choice.spec, choice.dtype, choice.device)
-        self._decoder = Decoder(choice.spec, weights, PackedKernels(pulse) if packed else PlainKernels(pulse), rope, pulse)
+        fusing = fused.supports(choice.device)
+        kernels: Kernels = FusedKernels(pulse) if fusing else PlainKernels(pulse)
+        if choice.device.type == "cpu" and PackedKernels.supports(choice.dtype):
+            kernels = PackedKernels(pulse)
+        rope = (FusedRope if fusing else Rope)(choice.spec, choice.dtype, choice.device)
+        self._decoder = Decoder(choice.spec, weights, kernels, rope, pulse)
 
     def forward(self, pool_tokens: int, page_size: int) -> TorchForward:
         choice = self._choice

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model.device import tensor
+from banyan_runtime.model.kernels import power_of_two
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
@@ -56,7 +57,7 @@ class TritonAttention:
         self._spec = spec
         self._pool = pool
         self._pulse = pulse
-        self._width = max(16, _power_of_two(spec.head_dim))
+        self._width = max(16, power_of_two(spec.head_dim))
         self._scale = 1.0 / math.sqrt(spec.head_dim)
         self._planned: _Planned | None = None
 
@@ -74,8 +75,8 @@ class TritonAttention:
         group, device = self._spec.group, self._pool.device
         longest = int(step.query_lens.max())
         few = longest <= FEW_QUERIES
-        rows = max(FEWEST_ROWS, _power_of_two(group * longest)) if few else max(TILE_ROWS, _power_of_two(group))
-        rows = min(rows, max(TILE_ROWS, _power_of_two(group)))
+        rows = max(FEWEST_ROWS, power_of_two(group * longest)) if few else max(TILE_ROWS, power_of_two(group))
+        rows = min(rows, max(TILE_ROWS, power_of_two(group)))
         most = rows // group  # queries of a tile
         tiles = -(-step.query_lens // most)
         sequences = np.repeat(np.arange(len(step.rows), dtype=np.int32), tiles)
@@ -129,8 +130,3 @@ class TritonAttention:
                 parts, highs, masses, plan.ends, out, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width, STRETCH=STRETCH
             )
         return out
-
-
-def _power_of_two(number: int) -> int:
-    """The next one, or the number itself."""
-    return 1 << (number - 1).bit_length()
