@@ -26,7 +26,7 @@ from banyan_runtime.model.pool import cell_bytes, choose_tokens
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.runners import load
 from banyan_runtime.model.spec import read
-from banyan_runtime.model.table import SlotTable
+from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import TableShape
 
 from .conftest import TinyModel, resident_bytes
@@ -103,13 +103,13 @@ def test_a_slot_table_takes_no_memory_before_it_is_written() -> None:
     assert resident_bytes() - before < 32 << 20
 
 
-def test_the_pool_of_a_gpu_leaves_room_for_the_tokens_that_penalties_count(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_of_a_gpu_leaves_room_for_its_tables(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, budget = read(tiny_model("llama").folder), 1 << 30
     monkeypatch.setattr(device, "available_bytes", lambda _: budget)
     config = ServerConfig(model_path="x", device="cuda", mem_fraction_static=0.5, max_running_requests=1000)
     tokens = choose_tokens(config, spec, 32_768, torch.float16, torch.device("cuda"), 0)
     shape = TableShape(1000, 32_768)
-    held = Penalties(shape, 16, torch.device("meta"))._tokens.nbytes
+    held = Penalties(shape, 16, torch.device("meta"))._tokens.nbytes + DeviceTable(SlotTable(shape), torch.device("meta")).slots.nbytes
     assert budget - held - cell_bytes(spec, torch.float16) < tokens * cell_bytes(spec, torch.float16) <= budget - held
 
 

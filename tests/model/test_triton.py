@@ -162,9 +162,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from banyan_runtime.model.kernels import paged_attention as kernels, rows
 
-POINTERS = {"sequences": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "pages": "*i32", "ends": "*i32",
+POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32", "ends": "*i32",
             "highs": "*fp32", "masses": "*fp32", "parts": "*fp32", "q": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16",
-            "pages_stride": "i32", "head_stride": "i64", "tokens": "i32", "pairs": "i32", "scale": "fp32"}
+            "table_stride": "i32", "head_stride": "i64", "tokens": "i32", "pairs": "i32", "scale": "fp32"}
 
 def check(function, constants, **changes):
     types = {name: (POINTERS | changes).get(name, "constexpr") for name in function.arg_names}
@@ -173,7 +173,7 @@ def check(function, constants, **changes):
 
 SHAPES = [(7, 64, 16, 512, 0), (7, 64, 128, 0, 0), (4, 128, 16, 512, 0), (4, 128, 128, 0, 4096), (8, 256, 128, 0, 0)]
 for group, dim, most, stretch, window in SHAPES:
-    constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "PAGE": 16, "ROWS": most, "KEYS": 64}
+    constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "ROWS": most, "KEYS": 64}
     constants |= {"STRETCH": stretch, "WINDOW": window, "PRECISION": "tf32"}
     check(kernels.attend, constants, **({"out": "*fp32"} if stretch else {}))
 rows_types = {name: "*bf16" for name in ("x", "weight", "both", "cos", "sin")}

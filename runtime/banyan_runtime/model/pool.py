@@ -100,9 +100,11 @@ def choose_tokens(
 
 
 def _history_bytes(config: ServerConfig, context_len: int, tokens: int) -> int:
-    """What a GPU holds for penalties beside a pool of so many tokens: by the most requests that may run, and their length."""
+    """What a GPU holds for penalties, and as its slot table, beside a pool of so many tokens: by the most requests that may run, and
+    their length."""
     rows = config.max_running_requests or min(max(tokens * 512 // context_len, 2048), 4096)
-    return table_bytes(TableShape(min(rows, tokens // config.page_size), min(context_len, tokens)))
+    shape = TableShape(min(rows, tokens // config.page_size), min(context_len, tokens))
+    return table_bytes(shape) + 4 * shape.rows * shape.positions
 
 
 def _cuda_fraction(config: ServerConfig, device: torch.device) -> float:

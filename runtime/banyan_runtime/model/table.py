@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from banyan_runtime.model import device as devices
 from banyan_runtime.model import host
 from banyan_runtime.step import PADDING_SLOT, Step, TableShape
 
@@ -37,3 +40,30 @@ class SlotTable:
         known = self.slots[rows, first * page_size : (first + count) * page_size : page_size]
         pages[:, : known.shape[1]] = known // page_size
         return pages
+
+
+class DeviceTable:
+    """The slot table on a device: what a step changes goes there, and nothing else."""
+
+    def __init__(self, table: SlotTable, device: torch.device) -> None:
+        """Of a table whose steps all follow."""
+        self.of = table
+        self.slots: Tensor = torch.zeros(table.slots.shape, dtype=torch.int32, device=device)
+
+    def follow(self, step: Step) -> None:
+        """Note what `step` changed in the table, which has taken it in."""
+        width = self.of.slots.shape[1]
+        rows = step.rows if len(step.rows) == len(step.positions) else np.repeat(step.rows, step.query_lens)
+        changed = [rows.astype(np.int64) * width + step.positions]
+        if (updates := step.updates) is not None:
+            for index, (row, start) in enumerate(zip(updates.rows.tolist(), updates.starts.tolist(), strict=True)):
+                begin = row * width + start
+                changed.append(np.arange(begin, begin + len(updates.slots[index])))
+        if step.later_slots is not None:
+            later = step.positions[:, np.newaxis] + np.arange(1, step.rounds)
+            changed.append((rows.astype(np.int64)[:, np.newaxis] * width + later).reshape(-1))
+        cells = np.concatenate(changed)
+        device = self.slots.device
+        # From the host's table, so that a cell that is named twice gets what it holds in the end.
+        values = devices.tensor(self.of.slots.reshape(-1)[cells], device, torch.int32)
+        self.slots.view(-1).index_copy_(0, devices.tensor(cells, device), values)

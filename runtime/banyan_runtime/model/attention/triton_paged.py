@@ -20,7 +20,7 @@ from banyan_runtime.model.device import tensor
 from banyan_runtime.model.kernels import power_of_two
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.model.table import SlotTable
+from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import Pulse, Step
 
 TILE_ROWS: Final = 128  # queries times the heads that share a KV head, in a prompt's tile
@@ -34,16 +34,14 @@ FEW_QUERIES: Final = 16  # of the longest sequence of a step: it is computed as 
 class _Planned:
     """A step's tiles on the device, int32 [tiles] each."""
 
-    sequences: Tensor
+    rows_of: Tensor  # of the slot table
     firsts: Tensor
     counts: Tensor
     positions: Tensor
-    pages: Tensor  # [sequences, pages of the longest]
     ends: Tensor  # [tokens] keys that each sees
     slots: Tensor  # int64 [tokens]
     rows: int  # of a tile
     stretches: int  # 0: the context is not cut
-    page_size: int
 
 
 class TritonAttention:
@@ -59,6 +57,7 @@ class TritonAttention:
         self._pulse = pulse
         self._width = max(16, power_of_two(spec.head_dim))
         self._scale = 1.0 / math.sqrt(spec.head_dim)
+        self._table: DeviceTable | None = None  # of the slot table that steps are planned with
         self._planned: _Planned | None = None
 
     @staticmethod
@@ -85,28 +84,30 @@ class TritonAttention:
         counts = np.minimum(step.query_lens[sequences] - offsets, most)
         positions = (step.kv_lens - step.query_lens)[sequences] + offsets
         most_keys = int(step.kv_lens.max())
-        pages = table.pages(step.rows.astype(np.int64), 0, -(-most_keys // step.page_size), step.page_size)
+        if self._table is None:
+            self._table = DeviceTable(table, device)
+        assert self._table.of is table, "one table for all steps"
+        self._table.follow(step)
 
         def on_device(column: np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]) -> Tensor:
             return tensor(column.astype(np.int32), device, torch.int32)
 
         self._planned = _Planned(
-            sequences=on_device(sequences),
+            rows_of=on_device(step.rows[sequences]),
             firsts=on_device(begun[sequences] + offsets),
             counts=on_device(counts),
             positions=on_device(positions),
-            pages=on_device(pages),
             ends=on_device(step.positions + 1),
             slots=tensor(step.out_slots, device),
             rows=rows,
             stretches=-(-most_keys // STRETCH) if few else 0,
-            page_size=step.page_size,
         )
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._pulse()
-        plan, spec = self._planned, self._spec
+        plan, table, spec = self._planned, self._table, self._spec
         assert plan is not None, "a step is planned first"
+        assert table is not None
         self._pool.store(layer, plan.slots, k, v)
         keys, values = self._pool.slots(layer)
         q = q.contiguous()
@@ -117,11 +118,11 @@ class TritonAttention:
         if cut:
             parts = torch.empty((plan.stretches, tokens, heads, dim), dtype=torch.float32, device=q.device)
             highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=q.device) for _ in range(2))
-        self._kernels.attend[(len(plan.sequences), spec.kv_heads, max(plan.stretches, 1))](
+        self._kernels.attend[(len(plan.rows_of), spec.kv_heads, max(plan.stretches, 1))](
             q, keys, values, parts, highs, masses,
-            plan.sequences, plan.firsts, plan.counts, plan.positions, plan.pages, plan.pages.stride(0),
+            plan.rows_of, plan.firsts, plan.counts, plan.positions, table.slots, table.slots.stride(0),
             keys.stride(0), tokens, self._scale,
-            GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, PAGE=plan.page_size, ROWS=plan.rows, KEYS=KEYS,
+            GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, ROWS=plan.rows, KEYS=KEYS,
             STRETCH=STRETCH if cut else 0, WINDOW=spec.windows[layer] or 0,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         )  # fmt: skip

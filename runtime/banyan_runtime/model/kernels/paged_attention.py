@@ -1,4 +1,4 @@
-"""Attention of tiles of queries over keys and values that lie in pages, with a running softmax (FlashAttention's recurrence,
+"""Attention of tiles of queries over keys and values that lie in slots anywhere, with a running softmax (FlashAttention's recurrence,
 Dao et al. 2022; the split over the context is Flash-Decoding's, Dao et al. 2023).
 
 A tile is some queries of one sequence that follow one another; with each come the heads that share a KV head, so what is read of
@@ -21,12 +21,12 @@ def attend(
     out,  # [tokens, heads, DIM]; SPLIT: fp32 [stretches, tokens, heads, DIM], not divided by the mass
     highs,  # SPLIT: fp32 [stretches, tokens, heads], largest score in powers of two
     masses,  # SPLIT: fp32 [stretches, tokens, heads], sum of powers of two relative to it
-    sequences,  # int32 [tiles]: row of `pages`
+    rows_of,  # int32 [tiles]: row of `table`
     firsts,  # int32 [tiles]: first token
     counts,  # int32 [tiles]: queries
     positions,  # int32 [tiles]: position of the first query
-    pages,  # int32 [sequences, pages_stride]
-    pages_stride,
+    table,  # int32 [rows, table_stride]: in which slot each position's key lies
+    table_stride,
     head_stride,
     tokens,
     scale,
@@ -34,7 +34,6 @@ def attend(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,  # DIM, or the next power of two
-    PAGE: tl.constexpr,
     ROWS: tl.constexpr,  # queries times group at most, a power of two
     KEYS: tl.constexpr,  # at a time
     STRETCH: tl.constexpr,  # keys of a program, a multiple of KEYS; 0: all
@@ -43,7 +42,7 @@ def attend(
 ):
     tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, count, position = tl.load(firsts + tile), tl.load(counts + tile), tl.load(positions + tile)
-    own_pages = pages + tl.load(sequences + tile).to(tl.int64) * pages_stride
+    own_slots = table + tl.load(rows_of + tile).to(tl.int64) * table_stride
     rows = tl.arange(0, ROWS)
     query = rows // GROUP
     real = query < count
@@ -68,8 +67,7 @@ def attend(
     for start in range(begin, end, KEYS):
         places = start + tl.arange(0, KEYS)
         known = places < end
-        page = tl.load(own_pages + places // PAGE, mask=known, other=0)
-        slot = page.to(tl.int64) * PAGE + places % PAGE
+        slot = tl.load(own_slots + places, mask=known, other=0).to(tl.int64)
         readable = known[:, None] & inside[None, :]
         key = tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0)
         scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION) * (scale * LOG2_E)
