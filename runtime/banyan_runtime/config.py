@@ -206,6 +206,10 @@ class ServerConfig:
         help="Attention kernels: triton (CUDA), torch_native; default: the best there is.",
         group="device",
     )
+    disable_cuda_graph: bool = option(False, help="Launch the kernels of decode steps one by one.", group="device")
+    cuda_graph_max_bs: int | None = option(
+        None, check=at_least(1), help="Rows of the largest decode step that is captured as a CUDA graph; default: 256.", group="device"
+    )
     sampling_backend: str | None = option(None, check=one_of("pytorch", None), help="Sampling kernels: pytorch.", group="device")
     mem_fraction_static: float | None = option(
         None, check=between(0.05, 0.98), help="Part of the device's memory for weights and KV pool.", group="device"

@@ -94,12 +94,10 @@ REFUSED: Final[dict[str, Refused]] = {
 HARMLESS: Final[dict[str, int | None]] = {
     "enable_metrics": 0,  # always on
     "sleep_on_idle": 0,  # always on
-    "disable_cuda_graph": 0,
     "disable_cuda_graph_padding": 0,
-    "cuda_graph_max_bs": 1,
     "cuda_graph_bs": None,
 }
-"""Options of SGLang's that are accepted and change nothing (no graphs are captured yet), with how many whole numbers each
+"""Options of SGLang's that are accepted and change nothing (which graphs are captured is ours to choose), with how many whole numbers each
 takes; None: one or more."""
 
 

@@ -109,7 +109,7 @@ def test_the_pool_of_a_gpu_leaves_room_for_its_tables(tiny_model: Models, monkey
     config = ServerConfig(model_path="x", device="cuda", mem_fraction_static=0.5, max_running_requests=1000)
     tokens = choose_tokens(config, spec, 32_768, torch.float16, torch.device("cuda"), 0)
     shape = TableShape(1000, 32_768)
-    held = Penalties(shape, 16, torch.device("meta"))._tokens.nbytes + DeviceTable(SlotTable(shape), torch.device("meta")).slots.nbytes
+    held = Penalties(shape, 16, torch.device("meta"))._tokens.nbytes + DeviceTable(shape, torch.device("meta")).slots.nbytes
     assert budget - held - cell_bytes(spec, torch.float16) < tokens * cell_bytes(spec, torch.float16) <= budget - held
 
 

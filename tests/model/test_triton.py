@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import fused
+from banyan_runtime.model import fused, graphs
 from banyan_runtime.model.attention import backends, triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused import FusedKernels, FusedRope
 from banyan_runtime.model.layers import PackedKernels, PlainKernels, RmsNorm
 from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.torch_forward import TorchForward
 
 from .conftest import VOCAB, TinyModel
 from .driver import Driver, Request
@@ -38,6 +39,7 @@ def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context of several stretches is short then."""
     monkeypatch.setattr(triton_paged, "KEYS", 16)
     monkeypatch.setattr(triton_paged, "STRETCH", 64)
+    monkeypatch.setattr(triton_paged, "PROGRAMS", 32)
 
 
 def some(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -157,12 +159,61 @@ def test_a_model_of_all_of_them_says_what_transformers_says(
         assert request.output == model.choices(request.prompt, request.output)
 
 
+class Again:
+    """What stands for a graph where there is no GPU: the body runs again."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            self.replays += 1
+            body()
+
+        body()
+        return replay
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+def test_decode_steps_that_are_replayed_say_the_same(
+    tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three texts of different lengths that come and go: the graphs are for 1, 2 and 4 rows, so some steps are padded."""
+    recorder = graphs.CudaRecorder() if DEVICE == "cuda" else Again()
+    monkeypatch.setattr(fused, "supports", lambda device: True)
+    monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
+    monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
+    model = tiny_model(family)
+    runner = model.load(device=DEVICE, runner="torch", disable_cuda_graph=True)
+    forward = runner.forward
+    assert isinstance(forward, TorchForward)
+    runner.forward = TorchForward(forward.decoder, forward.attention, forward._pool, recorder, 4)
+    requests = [
+        Request([(31 * row + 7 * i) % VOCAB for i in range(9 + 30 * row)], new_tokens=6 + 3 * row, row=row, start=row) for row in range(3)
+    ]
+    Driver(runner, rows=4, context=128).run(requests)
+    assert runner.forward.graphs
+    assert isinstance(recorder, graphs.CudaRecorder) or recorder.replays > 8
+    for request in requests:
+        assert request.output == model.choices(request.prompt, request.output)
+
+
+def test_the_ladder_ends_with_the_most_rows() -> None:
+    assert graphs.ladder(1) == [1]
+    assert graphs.ladder(7) == [1, 2, 4, 7]
+    assert graphs.ladder(24) == [1, 2, 4, 8, 12, 16, 24]
+    assert len(graphs.ladder(256)) == 36
+    assert len(graphs.ladder(512)) == 52
+    assert graphs.ladder(600)[-2:] == [576, 600]
+
+
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from banyan_runtime.model.kernels import paged_attention as kernels, rows
 
-POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32", "ends": "*i32",
+POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32",
+            "stretch_keys": "*i32", "ends": "*i32",
             "highs": "*fp32", "masses": "*fp32", "parts": "*fp32", "q": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16",
             "table_stride": "i32", "head_stride": "i64", "tokens": "i32", "pairs": "i32", "scale": "fp32"}
 
@@ -174,14 +225,14 @@ def check(function, constants, **changes):
 SHAPES = [(7, 64, 16, 512, 0), (7, 64, 128, 0, 0), (4, 128, 16, 512, 0), (4, 128, 128, 0, 4096), (8, 256, 128, 0, 0)]
 for group, dim, most, stretch, window in SHAPES:
     constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "ROWS": most, "KEYS": 64}
-    constants |= {"STRETCH": stretch, "WINDOW": window, "PRECISION": "tf32"}
+    constants |= {"SPLIT": stretch > 0, "WINDOW": window, "PRECISION": "tf32"}
     check(kernels.attend, constants, **({"out": "*fp32"} if stretch else {}))
 rows_types = {name: "*bf16" for name in ("x", "weight", "both", "cos", "sin")}
 rows_types |= {"stride": "i32", "heads": "i32", "inner": "i32", "eps": "fp32"}
 check(rows.rms_norm, {"WIDTH": 896, "BLOCK": 1024}, **rows_types)
 check(rows.silu_times, {"BLOCK": 1024}, **rows_types)
 check(rows.rotate, {"HALF": 40, "BLOCK": 64}, **rows_types)
-check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "STRETCH": 512})
+check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64})
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -17,6 +18,8 @@ from banyan_runtime.model.spec import ModelSpec
 
 log = logging.getLogger("banyan")
 
+MOST_ROWS: Final = 256  # --cuda-graph-max-bs
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -25,6 +28,7 @@ class Choice:
     dtype: torch.dtype
     context_len: int  # tokens
     attention: AttentionKind | None  # None: the runner has its own
+    graph_rows: int  # of the largest decode step that is captured as a graph; 0: none is
 
 
 def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_bf16: bool, own_attention: bool) -> Choice:
@@ -40,4 +44,5 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     if context_len > spec.context_len:
         log.warning("context_length=%d is larger than the %d tokens that the model was made for.", context_len, spec.context_len)
     attention = None if own_attention else backends.choose(config.attention_backend, spec, device, dtype)
-    return Choice(spec, device, dtype, context_len, attention)
+    graph_rows = 0 if config.disable_cuda_graph or device.type != "cuda" else config.cuda_graph_max_bs or MOST_ROWS
+    return Choice(spec, device, dtype, context_len, attention, graph_rows)

@@ -22,6 +22,10 @@ class Forward(Protocol):
     def kv_bytes(self) -> int: ...
 
     @property
+    def graphs(self) -> bool:
+        """Whether decode steps replay captured graphs."""
+
+    @property
     def batch_invariant(self) -> bool:
         """Whether the bits of a token's results are the same whatever else is in the step."""
 

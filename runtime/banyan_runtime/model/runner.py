@@ -35,6 +35,7 @@ class ModelRunner:
             info,
             kv_bytes=forward.kv_bytes,
             available_bytes=devices.available_bytes(device),
+            graphs=forward.graphs,
             batch_invariant=forward.batch_invariant,
             features=self.FEATURES,
         )

@@ -45,14 +45,13 @@ class SlotTable:
 class DeviceTable:
     """The slot table on a device: what a step changes goes there, and nothing else."""
 
-    def __init__(self, table: SlotTable, device: torch.device) -> None:
-        """Of a table whose steps all follow."""
-        self.of = table
-        self.slots: Tensor = torch.zeros(table.slots.shape, dtype=torch.int32, device=device)
+    def __init__(self, shape: TableShape, device: torch.device) -> None:
+        self.slots: Tensor = torch.zeros((shape.rows, shape.positions), dtype=torch.int32, device=device)
 
-    def follow(self, step: Step) -> None:
-        """Note what `step` changed in the table, which has taken it in."""
-        width = self.of.slots.shape[1]
+    def follow(self, step: Step, table: SlotTable) -> None:
+        """Note what `step` changed in the host's table, which has taken it in. No step may be left out."""
+        width = table.slots.shape[1]
+        assert self.slots.shape[1] == width
         rows = step.rows if len(step.rows) == len(step.positions) else np.repeat(step.rows, step.query_lens)
         changed = [rows.astype(np.int64) * width + step.positions]
         if (updates := step.updates) is not None:
@@ -65,5 +64,5 @@ class DeviceTable:
         cells = np.concatenate(changed)
         device = self.slots.device
         # From the host's table, so that a cell that is named twice gets what it holds in the end.
-        values = devices.tensor(self.of.slots.reshape(-1)[cells], device, torch.int32)
+        values = devices.tensor(table.slots.reshape(-1)[cells], device, torch.int32)
         self.slots.view(-1).index_copy_(0, devices.tensor(cells, device), values)

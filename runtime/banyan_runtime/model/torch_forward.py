@@ -8,16 +8,17 @@ from torch import Tensor
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import blocks, fused, loader, rounds, sampler
 from banyan_runtime.model import device as devices
-from banyan_runtime.model.attention import Attention
+from banyan_runtime.model.attention import Attention, Replayed
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.fused import FusedKernels, FusedRope
+from banyan_runtime.model.graphs import CudaRecorder, DecodeGraphs, Recorder
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import I32, Pulse, SamplingColumns, Step
+from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TableShape
 
 
 class TorchModel:
@@ -48,14 +49,25 @@ class TorchModel:
         choice = self._choice
         assert choice.attention is not None
         pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device)
-        return TorchForward(self._decoder, choice.attention(choice.spec, pool, self._pulse), pool)
+        attention = choice.attention(choice.spec, pool, self._pulse)
+        recorder = CudaRecorder() if choice.graph_rows else None
+        return TorchForward(self._decoder, attention, pool, recorder, choice.graph_rows)
 
 
 class TorchForward:
-    def __init__(self, decoder: Decoder, attention: Attention, pool: KvPool) -> None:
+    def __init__(self, decoder: Decoder, attention: Attention, pool: KvPool, recorder: Recorder | None = None, graph_rows: int = 0) -> None:
+        """With a recorder, decode steps of up to `graph_rows` rows are captured, if the attention can be."""
         self.decoder = decoder
         self.attention = attention
         self._pool = pool
+        self._recorder = recorder if isinstance(attention, Replayed) else None
+        self._graph_rows = graph_rows
+        self._graphs: DecodeGraphs | None = None
+
+    @property
+    def graphs(self) -> bool:
+        """Whether decode steps are replayed, once rows are reserved."""
+        return self._recorder is not None
 
     @property
     def kv_bytes(self) -> int:
@@ -70,8 +82,13 @@ class TorchForward:
 
     def reserve(self, rows: int, positions: int) -> None:
         self.decoder.rope.reserve(positions)
+        if self._recorder is not None and isinstance(self.attention, Replayed):
+            self.attention.reserve(TableShape(rows, positions))
+            self._graphs = DecodeGraphs(self.decoder, self.attention, min(rows, self._graph_rows), self._recorder)
 
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
+        if self._graphs is not None and self._graphs.takes(step):
+            return self._graphs.hidden(step, token_ids, table)
         self.attention.plan(step, table)
         return self.decoder.hidden(token_ids, devices.tensor(step.positions, self._pool.device, torch.int64), self.attention)
 

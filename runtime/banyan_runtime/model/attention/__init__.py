@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import Pulse, Step
+from banyan_runtime.step import Pulse, Step, TableShape
 
 
 class Attention(Protocol):
@@ -31,6 +31,23 @@ class Attention(Protocol):
         q and the result: [T, heads, head_dim]. Prefill and decode are told apart by the plan: a query sees the positions up
         to its own, whether they were computed in this step, an earlier one, or by another request with the same prefix.
         """
+
+
+@runtime_checkable
+class Replayed(Attention, Protocol):
+    """Attention whose decode steps can be captured as graphs: kernels are launched over memory that stays, and steps are filled in."""
+
+    def reserve(self, shape: TableShape) -> None:
+        """Called before the first step, with the size of the table that all steps are planned with."""
+
+    def hold(self, rows: int) -> None:
+        """Allocate what decode steps of so many rows at most are told by."""
+
+    def plan_held(self, rows: int) -> None:
+        """What is attended from now on has so many rows, and reads what it is told there."""
+
+    def fill(self, step: Step, table: SlotTable, rows: int) -> None:
+        """Tell it of a decode step, padded to `rows`. Padded rows write to the padding slot, and what they give means nothing."""
 
 
 class AttentionKind(Protocol):

@@ -1,8 +1,7 @@
 """Attention in Triton, on CUDA: our own kernels (`kernels/paged_attention.py`), which need no compiler but Triton's.
 
 Prompts are cut into tiles of queries, each computed by one program for each KV head. Few queries would leave most of a GPU idle,
-so a decode step also cuts the context, into stretches at fixed positions, and joins them: a query's sums do not depend on
-how many others there are.
+so steps of few queries also cut the context into stretches, and join them.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,17 +21,18 @@ from banyan_runtime.model.kernels import power_of_two
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
-from banyan_runtime.step import Pulse, Step
+from banyan_runtime.step import PADDING_SLOT, Pulse, Step, TableShape
 
 TILE_ROWS: Final = 128  # queries times the heads that share a KV head, in a prompt's tile
 FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
 KEYS: Final = 64  # at a time
-STRETCH: Final = 512  # keys that a program of a decode step meets
+STRETCH: Final = 512  # keys that a program of a step of few queries meets, at least
+PROGRAMS: Final = 512  # that a step of few queries is cut into, about: four for each of a large GPU's processors
 FEW_QUERIES: Final = 16  # of the longest sequence of a step: it is computed as decode steps are, however it calls itself
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _Tiles:
     """A step's tiles on the device, int32 [tiles] each."""
 
     rows_of: Tensor  # of the slot table
@@ -39,9 +40,10 @@ class _Planned:
     counts: Tensor
     positions: Tensor
     ends: Tensor  # [tokens] keys that each sees
+    stretch: Tensor  # [1] keys of a stretch
     slots: Tensor  # int64 [tokens]
     rows: int  # of a tile
-    stretches: int  # 0: the context is not cut
+    stretches: int  # 1: the context is not cut
 
 
 class TritonAttention:
@@ -57,8 +59,9 @@ class TritonAttention:
         self._pulse = pulse
         self._width = max(16, power_of_two(spec.head_dim))
         self._scale = 1.0 / math.sqrt(spec.head_dim)
-        self._table: DeviceTable | None = None  # of the slot table that steps are planned with
-        self._planned: _Planned | None = None
+        self._table: DeviceTable | None = None
+        self._planned: _Tiles | None = None
+        self._held: _Tiles | None = None  # of decode steps that are replayed: memory that stays
 
     @staticmethod
     def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -70,38 +73,78 @@ class TritonAttention:
             return "it needs compute capability 8.0"
         return "heads wider than 256 do not fit its tiles" if spec.head_dim > 256 else None
 
+    def reserve(self, shape: TableShape) -> None:
+        self._table = DeviceTable(shape, self._pool.device)
+
     def plan(self, step: Step, table: SlotTable) -> None:
+        if self._table is None:
+            self.reserve(TableShape(*table.slots.shape))
+        assert self._table is not None
+        self._table.follow(step, table)
         group, device = self._spec.group, self._pool.device
-        longest = int(step.query_lens.max())
+        longest, most_keys = int(step.query_lens.max()), int(step.kv_lens.max())
         few = longest <= FEW_QUERIES
-        rows = max(FEWEST_ROWS, power_of_two(group * longest)) if few else max(TILE_ROWS, power_of_two(group))
-        rows = min(rows, max(TILE_ROWS, power_of_two(group)))
+        rows = max(TILE_ROWS, power_of_two(group))
+        if few:
+            rows = min(rows, max(FEWEST_ROWS, power_of_two(group * longest)))
         most = rows // group  # queries of a tile
         tiles = -(-step.query_lens // most)
-        sequences = np.repeat(np.arange(len(step.rows), dtype=np.int32), tiles)
-        offsets = (np.arange(len(sequences), dtype=np.int32) - np.repeat(np.cumsum(tiles) - tiles, tiles).astype(np.int32)) * most
+        sequences = np.repeat(np.arange(len(step.rows)), tiles)
+        offsets = (np.arange(len(sequences)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * most
         begun = np.cumsum(step.query_lens) - step.query_lens
-        counts = np.minimum(step.query_lens[sequences] - offsets, most)
-        positions = (step.kv_lens - step.query_lens)[sequences] + offsets
-        most_keys = int(step.kv_lens.max())
-        if self._table is None:
-            self._table = DeviceTable(table, device)
-        assert self._table.of is table, "one table for all steps"
-        self._table.follow(step)
+        stretches = self._stretches(len(sequences)) if few else 1
+        length = _stretch(most_keys, stretches)
 
-        def on_device(column: np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]) -> Tensor:
-            return tensor(column.astype(np.int32), device, torch.int32)
+        def on_device(column: npt.NDArray[np.signedinteger]) -> Tensor:
+            return tensor(column, device, torch.int32)
 
-        self._planned = _Planned(
+        self._planned = _Tiles(
             rows_of=on_device(step.rows[sequences]),
             firsts=on_device(begun[sequences] + offsets),
-            counts=on_device(counts),
-            positions=on_device(positions),
+            counts=on_device(np.minimum(step.query_lens[sequences] - offsets, most)),
+            positions=on_device((step.kv_lens - step.query_lens)[sequences] + offsets),
             ends=on_device(step.positions + 1),
+            stretch=on_device(np.array([length])),
             slots=tensor(step.out_slots, device),
             rows=rows,
-            stretches=-(-most_keys // STRETCH) if few else 0,
+            stretches=min(stretches, -(-most_keys // length)),
         )
+
+    def hold(self, rows: int) -> None:
+        def column(dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(rows, dtype=dtype, device=self._pool.device)
+
+        firsts = torch.arange(rows, dtype=torch.int32, device=self._pool.device)
+        stretch = torch.full((1,), STRETCH, dtype=torch.int32, device=self._pool.device)
+        tile = max(FEWEST_ROWS, power_of_two(self._spec.group))
+        self._held = _Tiles(column(), firsts, column(), column(), column(), stretch, column(torch.int64), tile, 1)
+
+    def plan_held(self, rows: int) -> None:
+        held = self._held
+        assert held is not None, "hold comes first"
+        self._planned = _Tiles(
+            held.rows_of[:rows], held.firsts[:rows], held.counts[:rows], held.positions[:rows], held.ends[:rows], held.stretch,
+            held.slots[:rows], held.rows, self._stretches(rows),
+        )  # fmt: skip
+
+    def fill(self, step: Step, table: SlotTable, rows: int) -> None:
+        held, device = self._held, self._pool.device
+        assert held is not None, "hold comes first"
+        assert self._table is not None, "reserve comes first"
+        self._table.follow(step, table)
+        real = len(step.rows)
+        columns = np.zeros((5, rows), np.int32)  # a padded row has no query
+        columns[0, :real], columns[1, :real], columns[2, :real], columns[3, :real] = step.rows, 1, step.positions, step.positions + 1
+        columns[4] = PADDING_SLOT
+        columns[4, :real] = step.out_slots
+        sent = tensor(columns, device, torch.int32)
+        for to, column in zip((held.rows_of, held.counts, held.positions, held.ends, held.slots), sent, strict=True):
+            to[:rows].copy_(column)
+        held.stretch.fill_(_stretch(int(step.kv_lens.max()), self._stretches(rows)))
+
+    def _stretches(self, tiles: int) -> int:
+        """How many stretches the context is cut into at most, for so many tiles."""
+        return max(1, PROGRAMS // (tiles * self._spec.kv_heads))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._pulse()
@@ -118,16 +161,20 @@ class TritonAttention:
         if cut:
             parts = torch.empty((plan.stretches, tokens, heads, dim), dtype=torch.float32, device=q.device)
             highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=q.device) for _ in range(2))
-        self._kernels.attend[(len(plan.rows_of), spec.kv_heads, max(plan.stretches, 1))](
+        self._kernels.attend[(len(plan.rows_of), spec.kv_heads, plan.stretches)](
             q, keys, values, parts, highs, masses,
-            plan.rows_of, plan.firsts, plan.counts, plan.positions, table.slots, table.slots.stride(0),
+            plan.rows_of, plan.firsts, plan.counts, plan.positions, table.slots, table.slots.stride(0), plan.stretch,
             keys.stride(0), tokens, self._scale,
-            GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, ROWS=plan.rows, KEYS=KEYS,
-            STRETCH=STRETCH if cut else 0, WINDOW=spec.windows[layer] or 0,
-            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, ROWS=plan.rows, KEYS=KEYS, SPLIT=cut,
+            WINDOW=spec.windows[layer] or 0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         )  # fmt: skip
         if cut:
             self._kernels.join[(tokens * heads,)](
-                parts, highs, masses, plan.ends, out, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width, STRETCH=STRETCH
+                parts, highs, masses, plan.ends, out, plan.stretch, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width
             )
         return out
+
+
+def _stretch(keys: int, stretches: int) -> int:
+    """How many keys of a context a program meets."""
+    return max(STRETCH, -(-keys // (stretches * KEYS)) * KEYS)

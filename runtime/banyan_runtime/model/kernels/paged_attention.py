@@ -27,6 +27,7 @@ def attend(
     positions,  # int32 [tiles]: position of the first query
     table,  # int32 [rows, table_stride]: in which slot each position's key lies
     table_stride,
+    stretch_keys,  # int32 [1]: keys of a stretch, a multiple of KEYS
     head_stride,
     tokens,
     scale,
@@ -36,7 +37,7 @@ def attend(
     WIDTH: tl.constexpr,  # DIM, or the next power of two
     ROWS: tl.constexpr,  # queries times group at most, a power of two
     KEYS: tl.constexpr,  # at a time
-    STRETCH: tl.constexpr,  # keys of a program, a multiple of KEYS; 0: all
+    SPLIT: tl.constexpr,  # whether a program meets a stretch of the context, or all of it
     WINDOW: tl.constexpr,  # 0: none
     PRECISION: tl.constexpr,  # of products of fp32
 ):
@@ -55,9 +56,10 @@ def attend(
     values += head.to(tl.int64) * head_stride
 
     begin, end = 0, position + count
-    if STRETCH > 0:
-        begin = stretch * STRETCH
-        end = tl.minimum(end, begin + STRETCH)
+    if SPLIT:
+        length = tl.load(stretch_keys)
+        begin = stretch * length
+        end = tl.minimum(end, begin + length)
     if WINDOW > 0:  # begun at a multiple of KEYS, so that a query's sums are the same in any tile
         begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS)
 
@@ -85,7 +87,7 @@ def attend(
         high = higher
 
     writable = real[:, None] & inside[None, :]
-    if STRETCH > 0:
+    if SPLIT:
         part = stretch.to(tl.int64) * tokens * HEADS + row
         tl.store(out + part[:, None] * DIM + dims[None, :], sums, mask=writable)
         tl.store(highs + part, high, mask=real)
@@ -102,11 +104,11 @@ def join(
     masses,
     ends,  # int32 [tokens]: keys that a token sees, those before its window included
     out,  # [tokens, heads, DIM]
+    stretch_keys,  # int32 [1]
     pairs,  # tokens * heads
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    STRETCH: tl.constexpr,
 ):
     """One token and head: its stretches, one after another."""
     pair = tl.program_id(0)
@@ -115,7 +117,8 @@ def join(
     high = float("-inf")
     mass = 0.0
     sums = tl.zeros((WIDTH,), tl.float32)
-    stretches = (tl.load(ends + pair // HEADS) + STRETCH - 1) // STRETCH
+    length = tl.load(stretch_keys)
+    stretches = (tl.load(ends + pair // HEADS) + length - 1) // length
     for stretch in range(0, stretches):
         part = pair.to(tl.int64) + stretch * pairs
         here = tl.load(highs + part)
@@ -125,4 +128,5 @@ def join(
         mass = mass * kept + tl.load(masses + part) * share
         sums = sums * kept + tl.load(parts + part * DIM + dims, mask=inside, other=0.0) * share
         high = higher
+    mass = tl.where(mass == 0.0, 1.0, mass)  # of a padded row
     tl.store(out + pair.to(tl.int64) * DIM + dims, (sums / mass).to(out.dtype.element_ty), mask=inside)

@@ -145,6 +145,8 @@ def _cut(value: Parameter, count: int) -> list[list[Blocks | Tensor]]:
 
 
 class NativeForward:
+    graphs = False
+
     batch_invariant = True  # every sum has one order, whatever is computed beside it (src/matrix.h, src/attention.h)
 
     def __init__(self, owner: NativeModel, library: Library, decoder: int, choice: Choice, kv_bytes: int) -> None:

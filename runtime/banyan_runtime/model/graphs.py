@@ -1,0 +1,98 @@
+"""Decode steps as CUDA graphs: all kernels of a step are launched by one call.
+
+A graph is captured for some numbers of rows, and replays what was captured over the same memory; a step is copied there and padded to
+the next number. Nothing of a graph depends on how long the texts are. Heads and sampling stay outside, so does everything but plain
+decode steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan_runtime.model.attention import Replayed
+from banyan_runtime.model.decoder import Decoder
+from banyan_runtime.model.device import tensor
+from banyan_runtime.model.table import SlotTable
+from banyan_runtime.step import Step
+
+log = logging.getLogger("banyan")
+
+_WARM_UPS: Final = 2
+
+
+def ladder(most: int) -> list[int]:
+    """Numbers of rows that are worth a graph of their own: close together where a row more costs most (SGLang's, 0.5)."""
+    sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)]
+    return sorted({*(size for size in sizes if size <= most), most})
+
+
+class Recorder(Protocol):
+    def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        """Run `body` until it is warm, and capture it; what comes back runs it again."""
+
+
+class CudaRecorder:
+    """Captures CUDA graphs. They share one pool of memory, so the largest comes first."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                body()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            body()
+        self._pool = graph.pool()
+        return graph.replay
+
+
+class DecodeGraphs:
+    """The decoder's plain decode steps of up to `most` rows."""
+
+    def __init__(self, decoder: Decoder, attention: Replayed, most: int, recorder: Recorder) -> None:
+        self._decoder, self._attention = decoder, attention
+        self._sizes = ladder(most)
+        device = decoder.embed.device
+        self._ids = torch.zeros(most, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(most, dtype=torch.int64, device=device)
+        self._hidden = torch.zeros(most, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)
+        self._replays: dict[int, Callable[[], None]] = {}
+        attention.hold(most)
+        started = time.monotonic()
+        log.info("Capture cuda graph begin. This can take up to several minutes. bs %s", self._sizes)
+        for size in reversed(self._sizes):
+            self._replays[size] = recorder.record(lambda size=size: self._compute(size))  # type: ignore[misc]
+        log.info("Capture cuda graph end. Time elapsed: %.2f s.", time.monotonic() - started)
+
+    def takes(self, step: Step) -> bool:
+        return step.mode == "decode" and len(step.token_ids) == len(step.rows) <= self._sizes[-1]
+
+    def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
+        """As `Forward.hidden`, of a step that it takes. The result is written over by the next step."""
+        rows = len(step.rows)
+        size = self._sizes[bisect_left(self._sizes, rows)]
+        positions = np.zeros(size, np.int32)
+        positions[:rows] = step.positions
+        self._ids[:rows].copy_(token_ids)
+        self._ids[rows:size].zero_()
+        self._positions[:size].copy_(tensor(positions, self._positions.device))
+        self._attention.fill(step, table, size)
+        self._replays[size]()
+        return self._hidden[:rows]
+
+    def _compute(self, size: int) -> None:
+        self._attention.plan_held(size)
+        self._hidden[:size].copy_(self._decoder.hidden(self._ids[:size], self._positions[:size], self._attention))
