@@ -35,7 +35,7 @@ def line(server: ServerProcess, tokens: int = 1500) -> str | None:
 
 
 def test_a_queue_full_of_background_refuses_background_alone_and_online_requests_are_answered_first(narrow: ServerProcess) -> None:
-    with ThreadPoolExecutor(4) as pool:
+    with narrow.slowed(), ThreadPoolExecutor(4) as pool:
         lines = [pool.submit(line, narrow) for _ in range(2)]
         narrow.eventually(lambda: narrow.metric(RUNNING) == 2, "running background", 10)
         lines += [pool.submit(line, narrow) for _ in range(2)]
