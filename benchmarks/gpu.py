@@ -22,20 +22,18 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from shapes import QWEN2
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model.runners import load
-from banyan_runtime.step import Ragged, RowUpdates, Runner, SamplingColumns, Step, TableShape
+from banyan_runtime.step import Runner, SamplingColumns, Step, TableShape
 
 LLAMA3: Final = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
 SHAPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "0.5b": ("Qwen2", {
-        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
-        "vocab_size": 151_936, "tie_word_embeddings": True,
-    }),
+    "0.5b": ("Qwen2", {**QWEN2["0.5b"], "tie_word_embeddings": True}),
     "qwen3-0.6b": ("Qwen3", {
         "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
         "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
@@ -113,8 +111,7 @@ class Bench:
         column, ones = np.zeros(rows, np.float32), np.ones(rows, np.int32)
         sampling = SamplingColumns(column, 0 * ones, column + 1, column, column, column, column + 1, np.zeros(rows, np.uint64))
         mode: Any = "decode" if count == 1 else "prefill"
-        nothing = RowUpdates(each[:0], each[:0], Ragged(each[:0], np.zeros(1, np.int32)))
-        return Step(mode, ids, positions, slots, each, ones * count, ones * (start + count), ones, sampling, nothing)
+        return Step(mode, ids, positions, slots, each, ones * count, ones * (start + count), ones, sampling)
 
     def decode(self, running: int) -> float:
         """Seconds of a step with so many rows."""

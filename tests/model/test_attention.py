@@ -181,5 +181,6 @@ def test_a_window_gathers_no_keys_that_no_query_sees(monkeypatch: pytest.MonkeyP
 
 def test_a_long_step_gives_a_pulse_for_every_block() -> None:
     room = Room([4 * BLOCK])
+    measuring = room.pulses  # of the products, where this is the first room of the process
     room.attend([(0, 4 * BLOCK - 1, 4 * BLOCK)])
-    assert room.pulses == 4
+    assert room.pulses - measuring == 4

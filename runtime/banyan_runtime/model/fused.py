@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from banyan_runtime.model.invariance import RowSizes
 from banyan_runtime.model.kernels import power_of_two
 from banyan_runtime.model.layers import Layer, PlainKernels, RmsNorm
 from banyan_runtime.model.rope import Rope
-from banyan_runtime.step import Pulse
 
 _SILU_BLOCK = 1024
 
@@ -21,21 +19,11 @@ def supports(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-class FusedKernels:
+class FusedKernels(PlainKernels):
     """torch's own products, and Triton between them."""
-
-    def __init__(self, pulse: Pulse = lambda: None) -> None:
-        self._plain = PlainKernels(pulse)
-
-    @property
-    def rows(self) -> RowSizes:
-        return self._plain.rows
 
     def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
         return _FusedNorm(weight, eps)
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return self._plain.linear(weight, bias)
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         return _FusedGated(weight, bias)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import host
-from banyan_runtime.step import PADDING_SLOT, Step, TableShape
+from banyan_runtime.step import I32, PADDING_SLOT, Step, TableShape
 
 I64 = npt.NDArray[np.int64]
 
@@ -24,15 +26,11 @@ class SlotTable:
 
     def apply(self, step: Step) -> None:
         """Note what a step changes before it runs, and what it writes."""
-        if (updates := step.updates) is not None:
-            for index, (row, start) in enumerate(zip(updates.rows.tolist(), updates.starts.tolist(), strict=True)):
-                slots = updates.slots[index]
-                self.slots[row, start : start + len(slots)] = slots
-        rows = step.rows if len(step.rows) == len(step.positions) else np.repeat(step.rows, step.query_lens)
-        self.slots[rows, step.positions] = step.out_slots
-        if step.later_slots is not None:
-            later = step.positions[:, np.newaxis] + np.arange(1, step.rounds, dtype=np.int32)
-            self.slots[rows[:, np.newaxis], later] = step.later_slots
+        for row, start, slots in _updates(step):
+            self.slots[row, start : start + len(slots)] = slots
+        rows, positions = _written(step)
+        later = step.later_slots
+        self.slots[rows, positions] = step.out_slots if later is None else np.concatenate((step.out_slots, later.reshape(-1)))
 
     def pages(self, rows: I64, first: int, count: int, page_size: int) -> I64:
         """The pages [len(rows), count] of positions first · page_size and up; the padding page beyond the table."""
@@ -52,17 +50,27 @@ class DeviceTable:
         """Note what `step` changed in the host's table, which has taken it in. No step may be left out."""
         width = table.slots.shape[1]
         assert self.slots.shape[1] == width
-        rows = step.rows if len(step.rows) == len(step.positions) else np.repeat(step.rows, step.query_lens)
-        changed = [rows.astype(np.int64) * width + step.positions]
-        if (updates := step.updates) is not None:
-            for index, (row, start) in enumerate(zip(updates.rows.tolist(), updates.starts.tolist(), strict=True)):
-                begin = row * width + start
-                changed.append(np.arange(begin, begin + len(updates.slots[index])))
-        if step.later_slots is not None:
-            later = step.positions[:, np.newaxis] + np.arange(1, step.rounds)
-            changed.append((rows.astype(np.int64)[:, np.newaxis] * width + later).reshape(-1))
+        rows, positions = _written(step)
+        changed = [rows.astype(np.int64) * width + positions]
+        changed += [np.arange(len(slots)) + row * width + start for row, start, slots in _updates(step)]
         cells = np.concatenate(changed)
         device = self.slots.device
         # From the host's table, so that a cell that is named twice gets what it holds in the end.
         values = devices.tensor(table.slots.reshape(-1)[cells], device, torch.int32)
         self.slots.view(-1).index_copy_(0, devices.tensor(cells, device), values)
+
+
+def _updates(step: Step) -> Iterator[tuple[int, int, I32]]:
+    """What changes before the step runs: row, first position, slots from there on."""
+    if (updates := step.updates) is not None:
+        for index, (row, start) in enumerate(zip(updates.rows.tolist(), updates.starts.tolist(), strict=True)):
+            yield row, start, updates.slots[index]
+
+
+def _written(step: Step) -> tuple[I32, I32]:
+    """Rows and positions that the step writes: of its tokens, then of those of later rounds."""
+    rows = step.rows if len(step.rows) == len(step.positions) else np.repeat(step.rows, step.query_lens)
+    if step.later_slots is None:
+        return rows, step.positions
+    later = step.positions[:, np.newaxis] + np.arange(1, step.rounds, dtype=np.int32)
+    return np.concatenate((rows, np.repeat(rows, step.rounds - 1))), np.concatenate((step.positions, later.reshape(-1)))
