@@ -43,9 +43,10 @@ def grammars_of(config: ServerConfig, model_dir: Path, tokenizer_dir: Path, voca
     if config.grammar_backend == "none" or config.skip_tokenizer_init:
         return None
 
+    files = (model_dir / "generation_config.json", model_dir / "config.json")
+    ends = [token_ids(read_object_if_any(file), "eos_token_id", str(file)) for file in files]  # here: a bad file ends the start
+
     def vocabulary() -> Vocabulary:
-        files = (model_dir / "generation_config.json", model_dir / "config.json")
-        ends = [token_ids(read_object_if_any(file), "eos_token_id", str(file)) for file in files]
         return Vocabulary.load(tokenizer_dir, vocab_size, frozenset().union(*ends))
 
     return GrammarPool(vocabulary, lambda known: open_backend(config.grammar_backend, known), wake.wake)
