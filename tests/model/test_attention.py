@@ -90,7 +90,8 @@ class Room:
         self.table.apply(step)
         self.attention.plan(step, self.table)
         q, k, v = (torch.cat([part[row][start:end] for row, start, end in work]) for part in (self.q, self.k, self.v))
-        return list(self.attention.attend(0, q, k, v).split([end - start for _, start, end in work]))
+        self.attention.cells.store(0, k, v)
+        return list(self.attention.attend(0, q).split([end - start for _, start, end in work]))
 
     def prefill(self) -> list[torch.Tensor]:
         return [self.attend([(row, 0, length)])[0] for row, length in enumerate(self.lengths)]

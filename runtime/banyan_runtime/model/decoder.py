@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.attention import Attention
+from banyan_runtime.model.heads import joined
 from banyan_runtime.model.invariance import aligned, report
-from banyan_runtime.model.layers import Head, Kernels
+from banyan_runtime.model.layers import Head, Kernels, RmsNorm
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.step import Pulse
@@ -50,10 +51,12 @@ class Decoder:
             token_ids, positions = F.pad(token_ids, (0, padding)), F.pad(positions, (0, padding))
         h = [F.embedding(ids, self.embed) for ids in torch.split(token_ids, sizes)]
         at = [self.rope.at(block) for block in torch.split(positions, sizes)]
+        deltas: list[Tensor] | None = None
         for block in self.blocks:
             self.pulse()
-            h = block(h, tokens, at, attention)
-        return _joined(h)[:tokens]
+            h, deltas = block(h, deltas, tokens, at, attention)
+        assert deltas is not None, "a model has blocks"
+        return joined([block + delta for block, delta in zip(h, deltas, strict=True)])[:tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocab_size] of n hidden states."""
@@ -69,7 +72,7 @@ class Decoder:
         sizes = self.rows.split(rows)
         if padding := sum(sizes) - rows:
             hidden = F.pad(hidden, (0, 0, 0, padding))
-        return _joined([compute(aligned(block)) for block in torch.split(hidden, sizes)])[:rows]
+        return joined([compute(aligned(block)) for block in torch.split(hidden, sizes)])[:rows]
 
 
 class _Block:
@@ -81,40 +84,33 @@ class _Block:
             return take(name) if present else None
 
         self.index = index
-        self.rope = rope
-        self.heads = [spec.heads, spec.kv_heads, spec.kv_heads]
-        self.head_dim = spec.head_dim
         self.input_norm = kernels.norm(take("input_norm"), spec.norm_eps)
         self.qkv = kernels.linear(take("qkv"), bias("qkv_bias", spec.qkv_bias))
-        self.q_norm = kernels.norm(take("q_norm"), spec.norm_eps, spec.heads) if spec.qk_norm else None
-        self.k_norm = kernels.norm(take("k_norm"), spec.norm_eps, spec.kv_heads) if spec.qk_norm else None
+        norms = (take("q_norm"), take("k_norm")) if spec.qk_norm else (None, None)
+        self.heads = kernels.heads(spec, rope, *norms)
         self.out = kernels.linear(take("out"), bias("out_bias", spec.output_bias))
         self.mlp_norm = kernels.norm(take("mlp_norm"), spec.norm_eps)
         self.gate_up = kernels.gated(take("gate_up"), bias("gate_up_bias", spec.mlp_bias))
         self.down = kernels.linear(take("down"), bias("down_bias", spec.mlp_bias))
 
-    def __call__(self, h: list[Tensor], tokens: int, at: list[tuple[Tensor, Tensor]], attention: Attention) -> list[Tensor]:
-        """h: blocks [rows, hidden_size], of which the first `tokens` rows are real and the rest padding. Everything but
-        attention is computed block by block."""
-        q, k, v = (_joined(parts)[:tokens] for parts in zip(*map(self._project, h, at), strict=True))
-        attended = attention.attend(self.index, q, k, v).view(tokens, -1)
+    def __call__(
+        self, h: list[Tensor], deltas: list[Tensor] | None, tokens: int, at: list[tuple[Tensor, Tensor]], attention: Attention
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Blocks [rows, hidden_size], of which the first `tokens` rows are real and the rest padding, and what is still to be added to
+        them; likewise what comes out: the next norm adds it. Everything but attention is computed block by block."""
+        h, normed = _added(self.input_norm, h, deltas)
+        q = self.heads(self.index, [self.qkv(block) for block in normed], at, attention.cells)
+        attended = attention.attend(self.index, q).view(tokens, -1)
         sizes = [block.shape[0] for block in h]
         if padding := sum(sizes) - tokens:
             attended = F.pad(attended, (0, 0, 0, padding))
-        return [self._finish(block, aligned(part)) for block, part in zip(h, torch.split(attended, sizes), strict=True)]
-
-    def _project(self, h: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [rows, heads, head_dim] of a block, at their positions."""
-        q, k, v = torch.split(self.qkv(self.input_norm(h)).view(h.shape[0], -1, self.head_dim), self.heads, 1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return self.rope.rotate(q, at), self.rope.rotate(k, at), v
-
-    def _finish(self, h: Tensor, attended: Tensor) -> Tensor:
-        """What attention [rows, heads * head_dim] and MLP add to a block."""
-        h = h + self.out(attended)
-        return h + self.down(self.gate_up(self.mlp_norm(h)))
+        h, normed = _added(self.mlp_norm, h, [self.out(aligned(part)) for part in torch.split(attended, sizes)])
+        return h, [self.down(self.gate_up(block)) for block in normed]
 
 
-def _joined(blocks: Sequence[Tensor]) -> Tensor:
-    return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks))
+def _added(norm: RmsNorm, h: list[Tensor], deltas: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:
+    """The sums, and their norms."""
+    if deltas is None:
+        return h, [norm(block) for block in h]
+    sums, normed = zip(*map(norm.added, h, deltas), strict=True)
+    return list(sums), list(normed)

@@ -18,7 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from banyan_runtime.model.heads import Heads, PlainHeads
 from banyan_runtime.model.invariance import LADDER, Measured, RowSizes, agreement, probe_row, probe_weight
+from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.step import Pulse
 
 
@@ -38,6 +41,9 @@ class Kernels(Protocol):
     def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
         """The norm of vectors like weight [width], of which each row has `heads`."""
 
+    def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
+        """What is done to heads before attention; weights of their norms [head_dim]."""
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
         """x @ weight.T + bias; weight [out, in], bias [out]."""
 
@@ -56,6 +62,11 @@ class RmsNorm:
         wide = x.float()
         scale = torch.mul(wide, wide).mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return (wide * scale).to(x.dtype) * self.weight
+
+    def added(self, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """h + delta, and its norm. Both [rows, width]."""
+        h = h + delta
+        return h, self(h)
 
 
 class Head:
@@ -92,6 +103,12 @@ class PlainKernels:
         self._measured.norm(weight, heads)
         return RmsNorm(weight, eps)
 
+    def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
+        if q_norm is None or k_norm is None:
+            return PlainHeads(spec, rope)
+        norms = self.norm(q_norm, spec.norm_eps, spec.heads), self.norm(k_norm, spec.norm_eps, spec.kv_heads)
+        return PlainHeads(spec, rope, norms)
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
         self._measured.product(_PlainLinear, weight, bias)
         return _PlainLinear(weight, bias)
@@ -101,15 +118,8 @@ class PlainKernels:
         return _PlainGated(weight, bias)
 
 
-class PackedKernels:
+class PackedKernels(PlainKernels):
     """oneDNN products over packed weights, on the CPU."""
-
-    def __init__(self, pulse: Pulse = lambda: None) -> None:
-        self._measured = _MeasuredLayers(pulse)
-
-    @property
-    def rows(self) -> RowSizes:
-        return self._measured.rows
 
     @staticmethod
     def supports(dtype: torch.dtype) -> bool:
@@ -117,10 +127,6 @@ class PackedKernels:
         if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
             return False
         return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
-
-    def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
-        self._measured.norm(weight, heads)
-        return RmsNorm(weight, eps)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
         self._measured.product(_PackedLinear, weight, bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -60,6 +61,18 @@ class KvPool:
     def values(self, layer: int, pages: Tensor) -> Tensor:
         """The values of pages [n]: [kv_heads, n, page_size * head_dim]."""
         return self._v_pages[layer].index_select(1, pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Where the keys and values of a step's tokens go."""
+
+    pool: KvPool
+    slots: Tensor  # int64 [T]
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """k and v [T, kv_heads, head_dim]."""
+        self.pool.store(layer, self.slots, k, v)
 
 
 def cell_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

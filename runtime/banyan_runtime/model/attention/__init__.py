@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from banyan_runtime.model.pool import KvPool
+from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Pulse, Step, TableShape
@@ -19,16 +19,20 @@ class Attention(Protocol):
     name: str
 
     @property
+    def cells(self) -> Cells:
+        """Where the keys and values of the planned step's tokens go."""
+
+    @property
     def batch_invariant(self) -> bool:
         """Whether the bits of a query's result are the same whatever else is in the step."""
 
     def plan(self, step: Step, table: SlotTable) -> None:
         """Prepare what all layers of a step share: where keys lie, which of them each query sees. The table has taken the step in."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v [T, kv_heads, head_dim] in the planned slots, then attend.
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        """q and the result: [T, heads, head_dim]. The keys and values of the step's tokens are in their cells.
 
-        q and the result: [T, heads, head_dim]. Prefill and decode are told apart by the plan: a query sees the positions up
+        Prefill and decode are told apart by the plan: a query sees the positions up
         to its own, whether they were computed in this step, an earlier one, or by another request with the same prefix.
         """
 

@@ -21,7 +21,7 @@ from banyan_runtime.model.attention.products import Products
 from banyan_runtime.model.attention.tiles import CHUNK, Group, Sizes, groups
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.invariance import report
-from banyan_runtime.model.pool import KvPool
+from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Pulse, Step
@@ -61,7 +61,7 @@ class TorchAttention:
         self._products = Products(spec, pool.dtype, pool.device, pulse)
         if pool.device.type == "cpu":
             report("attention is", self._products.rows)
-        self._slots = torch.empty(0, dtype=torch.int64)
+        self.cells = Cells(pool, torch.empty(0, dtype=torch.int64))
         self._groups: list[_Planned] = []
 
     @staticmethod
@@ -75,7 +75,7 @@ class TorchAttention:
 
     def plan(self, step: Step, table: SlotTable) -> None:
         device = self._pool.device
-        self._slots = tensor(step.out_slots, device)
+        self.cells = Cells(self._pool, tensor(step.out_slots, device))
         self._groups = []
         for group in groups(step, table, self._sizes):
             tokens = tensor(group.tokens, device)
@@ -109,8 +109,7 @@ class TorchAttention:
             blocks.append(_Block(end - begin, pages[:, begin * pages_of : end * pages_of].reshape(-1), hidden))
         return blocks
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._pool.store(layer, self._slots, k, v)
+    def attend(self, layer: int, q: Tensor) -> Tensor:
         q = q * self._scale
         out: Tensor | None = None
         for group in self._groups:

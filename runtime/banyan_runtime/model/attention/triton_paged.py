@@ -18,7 +18,7 @@ from torch import Tensor
 
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.kernels import power_of_two
-from banyan_runtime.model.pool import KvPool
+from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import PADDING_SLOT, Pulse, Step, TableShape
@@ -41,7 +41,7 @@ class _Tiles:
     positions: Tensor
     ends: Tensor  # [tokens] keys that each sees
     stretch: Tensor  # [1] keys of a stretch
-    slots: Tensor  # int64 [tokens]
+    cells: Cells
     rows: int  # of a tile
     stretches: int  # 1: the context is not cut
 
@@ -105,7 +105,7 @@ class TritonAttention:
             positions=on_device((step.kv_lens - step.query_lens)[sequences] + offsets),
             ends=on_device(step.positions + 1),
             stretch=on_device(np.array([length])),
-            slots=tensor(step.out_slots, device),
+            cells=Cells(self._pool, tensor(step.out_slots, device)),
             rows=rows,
             stretches=min(stretches, -(-most_keys // length)),
         )
@@ -117,14 +117,14 @@ class TritonAttention:
         firsts = torch.arange(rows, dtype=torch.int32, device=self._pool.device)
         stretch = torch.full((1,), STRETCH, dtype=torch.int32, device=self._pool.device)
         tile = max(FEWEST_ROWS, power_of_two(self._spec.group))
-        self._held = _Tiles(column(), firsts, column(), column(), column(), stretch, column(torch.int64), tile, 1)
+        self._held = _Tiles(column(), firsts, column(), column(), column(), stretch, Cells(self._pool, column(torch.int64)), tile, 1)
 
     def plan_held(self, rows: int) -> None:
         held = self._held
         assert held is not None, "hold comes first"
         self._planned = _Tiles(
             held.rows_of[:rows], held.firsts[:rows], held.counts[:rows], held.positions[:rows], held.ends[:rows], held.stretch,
-            held.slots[:rows], held.rows, self._stretches(rows),
+            Cells(self._pool, held.cells.slots[:rows]), held.rows, self._stretches(rows),
         )  # fmt: skip
 
     def fill(self, step: Step, table: SlotTable, rows: int) -> None:
@@ -138,7 +138,7 @@ class TritonAttention:
         columns[4] = PADDING_SLOT
         columns[4, :real] = step.out_slots
         sent = tensor(columns, device, torch.int32)
-        for to, column in zip((held.rows_of, held.counts, held.positions, held.ends, held.slots), sent, strict=True):
+        for to, column in zip((held.rows_of, held.counts, held.positions, held.ends, held.cells.slots), sent, strict=True):
             to[:rows].copy_(column)
         held.stretch.fill_(_stretch(int(step.kv_lens.max()), self._stretches(rows)))
 
@@ -146,12 +146,16 @@ class TritonAttention:
         """How many stretches the context is cut into at most, for so many tiles."""
         return max(1, PROGRAMS // (tiles * self._spec.kv_heads))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    @property
+    def cells(self) -> Cells:
+        assert self._planned is not None, "a step is planned first"
+        return self._planned.cells
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
         self._pulse()
         plan, table, spec = self._planned, self._table, self._spec
         assert plan is not None, "a step is planned first"
         assert table is not None
-        self._pool.store(layer, plan.slots, k, v)
         keys, values = self._pool.slots(layer)
         q = q.contiguous()
         tokens, heads, dim = q.shape
