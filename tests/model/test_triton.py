@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import fused, graphs
 from banyan_runtime.model.attention import backends, triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
-from banyan_runtime.model.fused import FusedKernels, FusedRope
+from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.layers import PackedKernels, PlainKernels, RmsNorm
+from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.torch_forward import TorchForward
+from banyan_runtime.step import PADDING_SLOT
 
 from .conftest import VOCAB, TinyModel
 from .driver import Driver, Request
@@ -117,10 +120,13 @@ def test_on_the_cpu_it_is_refused() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 96, 896])
 def test_a_fused_norm_is_the_norm(width: int, dtype: torch.dtype) -> None:
-    weight, x = some(width, dtype=dtype), some(5, 3 * width, dtype=dtype)
-    heads = x.view(5, 3, width)[:, :2]  # beside others, as in qkv
-    assert_near(FusedKernels().norm(weight, 1e-6)(x[:, :width]), RmsNorm(weight, 1e-6)(x[:, :width]))
-    assert_near(FusedKernels().norm(weight, 1e-6, 2)(heads), RmsNorm(weight, 1e-6)(heads))
+    weight, x = some(width, dtype=dtype), some(5, 2 * width, dtype=dtype)
+    rows, delta = x[:, :width], x[:, width:]  # beside others
+    fused_norm, norm = FusedKernels().norm(weight, 1e-6), RmsNorm(weight, 1e-6)
+    assert_near(fused_norm(rows), norm(rows))
+    (found_sum, found), (sums, expected) = fused_norm.added(rows, delta), norm.added(rows, delta)
+    assert torch.equal(found_sum, sums)
+    assert_near(found, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,14 +139,31 @@ def test_a_fused_mlp_is_the_mlp(inner: int, biased: bool, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [16, 24, 128])
-def test_a_fused_rotation_is_the_rotation(dim: int, dtype: torch.dtype) -> None:
-    plain, fused = (kind(spec(None, dim), dtype, torch.device(DEVICE)) for kind in (Rope, FusedRope))
-    positions = torch.tensor([3, 0, 70, 4000], device=DEVICE)
-    x = some(4, 8 * dim, dtype=dtype).view(4, 8, dim)[:, 1:6]
-    for rope in (plain, fused):
-        rope.reserve(4096)
-    assert_near(fused.rotate(x, fused.at(positions)), plain.rotate(x, plain.at(positions)))
+@pytest.mark.parametrize(("dim", "heads", "kv_heads"), [(16, 14, 2), (24, 4, 4), (128, 5, 1)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_fused_heads_are_the_heads(
+    dim: int, heads: int, kv_heads: int, normed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries, and what the pool holds afterwards: of tokens whose values are broken as well, and of padding nothing."""
+    shape = dataclasses.replace(spec(None, dim), heads=heads, kv_heads=kv_heads)
+    norms = (some(dim, dtype=dtype), some(dim, dtype=dtype) + 1) if normed else (None, None)
+    qkv = some(4, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    qkv[1, -1], qkv[2, -2] = float("nan"), -float("inf")
+    rope = Rope(shape, dtype, torch.device(DEVICE))
+    rope.reserve(4096)
+    at = [rope.at(torch.tensor([3, 0, 70, 4000], device=DEVICE))]
+    for few in (0, 64):
+        monkeypatch.setattr(fused, "_FEW", few)
+        found = []
+        for kernels in (FusedKernels(), PlainKernels()):
+            pool = KvPool(shape, 32, 4, dtype, torch.device(DEVICE))
+            cells = Cells(pool, torch.tensor([7, 30, 12, PADDING_SLOT], device=DEVICE))
+            queries = kernels.heads(shape, rope, *norms)(0, [qkv], at, cells)
+            keys, values = pool.slots(0)
+            found.append((queries, keys[:, 1:].clone(), values[:, 1:].clone()))
+            assert isinstance(kernels, FusedKernels) <= (not keys[:, PADDING_SLOT].any())
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=DTYPES[dtype][0], atol=DTYPES[dtype][1], equal_nan=True)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2-window"])
@@ -227,11 +250,13 @@ for group, dim, most, stretch, window in SHAPES:
     constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "ROWS": most, "KEYS": 64}
     constants |= {"SPLIT": stretch > 0, "WINDOW": window, "PRECISION": "tf32"}
     check(kernels.attend, constants, **({"out": "*fp32"} if stretch else {}))
-rows_types = {name: "*bf16" for name in ("x", "weight", "both", "cos", "sin")}
-rows_types |= {"stride": "i32", "heads": "i32", "inner": "i32", "eps": "fp32"}
-check(rows.rms_norm, {"WIDTH": 896, "BLOCK": 1024}, **rows_types)
+rows_types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "both", "qkv", "cos", "sin", "q_weight", "k_weight", "queries")}
+rows_types |= {"stride": "i32", "delta_stride": "i32", "inner": "i32", "eps": "fp32", "slots": "*i64"}
+for yes in (False, True):
+    check(rows.rms_norm, {"ADDED": yes, "WIDTH": 896, "BLOCK": 1024}, **rows_types)
+    heads = {"NORMED": yes, "HEADS": 14, "KV_HEADS": 2, "TOGETHER": 16, "HALF": 40, "BLOCK": 64, "PADDING": 0, "LARGEST": 3e38}
+    check(rows.place, heads, **rows_types)
 check(rows.silu_times, {"BLOCK": 1024}, **rows_types)
-check(rows.rotate, {"HALF": 40, "BLOCK": 64}, **rows_types)
 check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64})
 """
 

@@ -12,7 +12,7 @@ from banyan_runtime.model.attention import Attention, Replayed
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.fused import FusedKernels, FusedRope
+from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.graphs import CudaRecorder, DecodeGraphs, Recorder
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
@@ -38,11 +38,10 @@ class TorchModel:
         self._pulse = pulse
         weights = loader.dequantized(parameters, choice.dtype, choice.device)
         self.weights_bytes = blocks.nbytes(weights.values())
-        fusing = fused.supports(choice.device)
-        kernels: Kernels = FusedKernels(pulse) if fusing else PlainKernels(pulse)
+        kernels: Kernels = FusedKernels(pulse) if fused.supports(choice.device) else PlainKernels(pulse)
         if choice.device.type == "cpu" and PackedKernels.supports(choice.dtype):
             kernels = PackedKernels(pulse)
-        rope = (FusedRope if fusing else Rope)(choice.spec, choice.dtype, choice.device)
+        rope = Rope(choice.spec, choice.dtype, choice.device)
         self._decoder = Decoder(choice.spec, weights, kernels, rope, pulse)
 
     def forward(self, pool_tokens: int, page_size: int) -> TorchForward:

@@ -17,10 +17,7 @@ class Attention(Protocol):
     """Attention over the paged KV pool."""
 
     name: str
-
-    @property
-    def cells(self) -> Cells:
-        """Where the keys and values of the planned step's tokens go."""
+    cells: Cells  # of the planned step's tokens
 
     @property
     def batch_invariant(self) -> bool:

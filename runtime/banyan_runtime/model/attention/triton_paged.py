@@ -41,7 +41,7 @@ class _Tiles:
     positions: Tensor
     ends: Tensor  # [tokens] keys that each sees
     stretch: Tensor  # [1] keys of a stretch
-    cells: Cells
+    slots: Tensor  # int64 [tokens]
     rows: int  # of a tile
     stretches: int  # 1: the context is not cut
 
@@ -60,6 +60,7 @@ class TritonAttention:
         self._width = max(16, power_of_two(spec.head_dim))
         self._scale = 1.0 / math.sqrt(spec.head_dim)
         self._table: DeviceTable | None = None
+        self.cells = Cells(pool, torch.empty(0, dtype=torch.int64))
         self._planned: _Tiles | None = None
         self._held: _Tiles | None = None  # of decode steps that are replayed: memory that stays
 
@@ -105,10 +106,11 @@ class TritonAttention:
             positions=on_device((step.kv_lens - step.query_lens)[sequences] + offsets),
             ends=on_device(step.positions + 1),
             stretch=on_device(np.array([length])),
-            cells=Cells(self._pool, tensor(step.out_slots, device)),
+            slots=tensor(step.out_slots, device),
             rows=rows,
             stretches=min(stretches, -(-most_keys // length)),
         )
+        self.cells = Cells(self._pool, self._planned.slots)
 
     def hold(self, rows: int) -> None:
         def column(dtype: torch.dtype = torch.int32) -> Tensor:
@@ -117,15 +119,16 @@ class TritonAttention:
         firsts = torch.arange(rows, dtype=torch.int32, device=self._pool.device)
         stretch = torch.full((1,), STRETCH, dtype=torch.int32, device=self._pool.device)
         tile = max(FEWEST_ROWS, power_of_two(self._spec.group))
-        self._held = _Tiles(column(), firsts, column(), column(), column(), stretch, Cells(self._pool, column(torch.int64)), tile, 1)
+        self._held = _Tiles(column(), firsts, column(), column(), column(), stretch, column(torch.int64), tile, 1)
 
     def plan_held(self, rows: int) -> None:
         held = self._held
         assert held is not None, "hold comes first"
         self._planned = _Tiles(
             held.rows_of[:rows], held.firsts[:rows], held.counts[:rows], held.positions[:rows], held.ends[:rows], held.stretch,
-            Cells(self._pool, held.cells.slots[:rows]), held.rows, self._stretches(rows),
+            held.slots[:rows], held.rows, self._stretches(rows),
         )  # fmt: skip
+        self.cells = Cells(self._pool, self._planned.slots)
 
     def fill(self, step: Step, table: SlotTable, rows: int) -> None:
         held, device = self._held, self._pool.device
@@ -138,18 +141,13 @@ class TritonAttention:
         columns[4] = PADDING_SLOT
         columns[4, :real] = step.out_slots
         sent = tensor(columns, device, torch.int32)
-        for to, column in zip((held.rows_of, held.counts, held.positions, held.ends, held.cells.slots), sent, strict=True):
+        for to, column in zip((held.rows_of, held.counts, held.positions, held.ends, held.slots), sent, strict=True):
             to[:rows].copy_(column)
         held.stretch.fill_(_stretch(int(step.kv_lens.max()), self._stretches(rows)))
 
     def _stretches(self, tiles: int) -> int:
         """How many stretches the context is cut into at most, for so many tiles."""
         return max(1, PROGRAMS // (tiles * self._spec.kv_heads))
-
-    @property
-    def cells(self) -> Cells:
-        assert self._planned is not None, "a step is planned first"
-        return self._planned.cells
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         self._pulse()

@@ -8,25 +8,32 @@ import triton.language as tl
 
 @triton.jit
 def rms_norm(
-    x,  # rows of [heads, WIDTH], `stride` apart
+    x,  # [rows, WIDTH], `stride` apart
+    delta,  # likewise; ADDED: what is added first
     weight,  # [WIDTH]
-    out,  # [rows, heads, WIDTH]
+    sums,  # [rows, WIDTH]; ADDED
+    out,  # [rows, WIDTH]
     stride,
-    heads,
+    delta_stride,
     eps,
+    ADDED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,  # WIDTH, or the next power of two
 ):
-    """The norm of one vector, rounded to its type before the weight is applied (layers.RmsNorm)."""
-    vector = tl.program_id(0)
-    row, head = vector // heads, vector % heads
+    """The norm of one row, of the sum with another one: rounded to its type before the weight is applied (layers.RmsNorm)."""
+    row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
-    wide = tl.load(x + row.to(tl.int64) * stride + head * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
     kind = out.dtype.element_ty
+    values = tl.load(x + row * stride + at, mask=inside, other=0.0)
+    if ADDED:
+        more = tl.load(delta + row * delta_stride + at, mask=inside, other=0.0)
+        values = (values.to(tl.float32) + more.to(tl.float32)).to(kind)
+        tl.store(sums + row * WIDTH + at, values, mask=inside)
+    wide = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
     normed = (wide * scale).to(kind) * tl.load(weight + at, mask=inside, other=0.0).to(kind)
-    tl.store(out + vector.to(tl.int64) * WIDTH + at, normed, mask=inside)
+    tl.store(out + row * WIDTH + at, normed, mask=inside)
 
 
 @triton.jit
@@ -46,26 +53,76 @@ def silu_times(
 
 
 @triton.jit
-def rotate(
-    x,  # rows of [heads, 2 * HALF], `stride` apart
+def place(
+    qkv,  # rows of [HEADS + 2 * KV_HEADS, 2 * HALF], `stride` apart
     cos,  # [rows, 2 * HALF]
     sin,  # likewise, with the sign that the first half gets
-    out,  # [rows, heads, 2 * HALF]
+    q_weight,  # [2 * HALF]; NORMED: of the norm of a query's head
+    k_weight,  # likewise
+    slots,  # int64 [rows]: where keys and values go; PADDING: nowhere
+    queries,  # [rows, HEADS, 2 * HALF]
+    keys,  # [KV_HEADS, slots, 2 * HALF], `head_stride` apart
+    values,  # likewise
     stride,
-    heads,
+    head_stride,
+    eps,
+    NORMED: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    TOGETHER: tl.constexpr,  # heads at a time, a power of two
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,  # HALF, or the next power of two
+    PADDING: tl.constexpr,
+    LARGEST: tl.constexpr,  # finite number of the type
 ):
-    """A head turned to its position (rope.Rope.rotate)."""
-    vector = tl.program_id(0)
-    row, head = vector // heads, vector % heads
+    """Some heads of a token: queries and keys are normed and turned to their position, keys and values go to their slot
+    (heads.PlainHeads, pool.KvPool.store)."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     at = tl.arange(0, BLOCK)
-    inside = at < HALF
-    source = x + row.to(tl.int64) * stride + head * 2 * HALF + at
+    real = at < HALF
+    inside = (head < HEADS + KV_HEADS)[:, None] & real[None, :]
+    is_key = (head >= HEADS)[:, None]
+    kind = queries.dtype.element_ty
+    own = qkv + row * stride
+    source = own + head[:, None] * 2 * HALF + at[None, :]
     low, high = tl.load(source, mask=inside, other=0.0), tl.load(source + HALF, mask=inside, other=0.0)
-    turn = row.to(tl.int64) * 2 * HALF + at
-    cos_low, cos_high = tl.load(cos + turn, mask=inside, other=0.0), tl.load(cos + turn + HALF, mask=inside, other=0.0)
-    sin_low, sin_high = tl.load(sin + turn, mask=inside, other=0.0), tl.load(sin + turn + HALF, mask=inside, other=0.0)
-    to = out + vector.to(tl.int64) * 2 * HALF + at
-    tl.store(to, low * cos_low + high * sin_low, mask=inside)
-    tl.store(to + HALF, high * cos_high + low * sin_high, mask=inside)
+    if NORMED:
+        wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+        mean = (tl.sum(wide_low * wide_low, 1) + tl.sum(wide_high * wide_high, 1)) / (2 * HALF)
+        scale = tl.rsqrt(mean + eps)[:, None]
+        low = (wide_low * scale).to(kind) * _of_either(q_weight, k_weight, at, real, is_key).to(kind)
+        high = (wide_high * scale).to(kind) * _of_either(q_weight + HALF, k_weight + HALF, at, real, is_key).to(kind)
+    turn = row * 2 * HALF + at
+    cos_low, cos_high = tl.load(cos + turn, mask=real, other=0.0), tl.load(cos + turn + HALF, mask=real, other=0.0)
+    sin_low, sin_high = tl.load(sin + turn, mask=real, other=0.0), tl.load(sin + turn + HALF, mask=real, other=0.0)
+    turned_low = low * cos_low[None, :] + high * sin_low[None, :]
+    turned_high = high * cos_high[None, :] + low * sin_high[None, :]
+    to = queries + (row * HEADS + head[:, None]) * 2 * HALF + at[None, :]
+    is_query = inside & (head < HEADS)[:, None]
+    tl.store(to, turned_low, mask=is_query)
+    tl.store(to + HALF, turned_high, mask=is_query)
+    slot = tl.load(slots + row)
+    stored = inside & is_key & (slot != PADDING)
+    if tl.max(head, 0) >= HEADS:
+        source += KV_HEADS * 2 * HALF
+        low, high = tl.load(source, mask=stored, other=0.0), tl.load(source + HALF, mask=stored, other=0.0)
+        cell = (head - HEADS).to(tl.int64)[:, None] * head_stride + slot * 2 * HALF + at[None, :]
+        tl.store(keys + cell, turned_low + (low - low), mask=stored)
+        tl.store(keys + cell + HALF, turned_high + (high - high), mask=stored)
+        tl.store(values + cell, _finite(low, LARGEST), mask=stored)
+        tl.store(values + cell + HALF, _finite(high, LARGEST), mask=stored)
+
+
+@triton.jit
+def _of_either(q_weight, k_weight, at, real, is_key):
+    of_query, of_key = tl.load(q_weight + at, mask=real, other=0.0), tl.load(k_weight + at, mask=real, other=0.0)
+    return tl.where(is_key, of_key[None, :], of_query[None, :])
+
+
+@triton.jit
+def _finite(x, LARGEST: tl.constexpr):
+    """torch.nan_to_num."""
+    wide = x.to(tl.float32)
+    wide = tl.where(wide == wide, wide, 0.0)
+    return tl.minimum(tl.maximum(wide, -LARGEST), LARGEST).to(x.dtype)
