@@ -210,7 +210,7 @@ def counting(rng: random.Random, metrics: Metrics, rounds: int) -> dict[str, dic
 
 def step_cost(steps: int = 20_000) -> dict[str, float]:
     """Microseconds of CPU time that counting adds to one decode step of 64 requests, a snapshot every 100 ms included."""
-    limits: Any = SimpleNamespace(pool_tokens=200_000, decode_log_interval=1 << 30, graphs=False, draft_tokens=0)
+    limits: Any = SimpleNamespace(pool_tokens=200_000, decode_log_interval=1 << 30, draft_tokens=0)
     report, stages = Report(lambda line: None, limits, 0.0), Stages()
     metrics = Metrics("m", ServerState("m"))
     every = int(SNAPSHOT_S / SHORT_STEP_S)
@@ -228,7 +228,7 @@ def step_cost(steps: int = 20_000) -> dict[str, float]:
     for number in range(steps):
         for stage in (OUTPUT, RECV, SCHEDULE, LAUNCH, SCHEDULE, WAIT_DEVICE):
             stages.end(stage)
-        report.decode_done(RUNNING, Drafted(0, 0), number * SHORT_STEP_S, number * SHORT_STEP_S + 0.001, used=1000, queued=0)
+        report.decode_done(RUNNING, 1, Drafted(0, 0), number * SHORT_STEP_S, number * SHORT_STEP_S + 0.001, used=1000, queued=0)
         if number % every == 0:
             raw = snapshot()
     engine = (time.process_time() - began) / steps * 1e6

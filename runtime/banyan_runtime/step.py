@@ -211,6 +211,7 @@ class StepResult:
     logprobs: TokenLogprobs | None = None  # of the drawn tokens of the sequences with top_logprobs >= 0, in the step's order
     prompt_logprobs: TokenLogprobs | None = None  # of prompt_scores
     vectors: F32 | None = None  # [sequences with pooling, hidden_size], not normalised to length 1
+    replayed: bool = False  # whether a captured graph computed the step
 
 
 class Handle(Protocol):
@@ -235,7 +236,6 @@ class RunnerInfo:
     weights_bytes: int
     kv_bytes: int
     available_bytes: int  # free device (or host) memory after everything was allocated
-    graphs: bool = False  # whether decode steps replay captured graphs
     batch_invariant: bool = True  # whether a request's greedy tokens do not depend on what else runs
     features: frozenset[Feature] = frozenset()
     phase_seconds: dict[str, float] = field(default_factory=dict)

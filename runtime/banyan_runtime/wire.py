@@ -267,6 +267,7 @@ class StepStats(msgspec.Struct):
     steps: int
     seconds: HistogramCounts  # over STEP_SECONDS_BUCKETS
     tokens: HistogramCounts  # over STEP_TOKENS_BUCKETS
+    replayed: int = 0  # steps that a captured graph computed
 
 
 class Stats(msgspec.Struct, tag="stats", kw_only=True):

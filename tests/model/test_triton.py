@@ -201,7 +201,8 @@ class Again:
 def test_decode_steps_that_are_replayed_say_the_same(
     tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three texts of different lengths that come and go: the graphs are for 1, 2 and 4 rows, so some steps are padded."""
+    """Three texts of different lengths that come and go, the last one drawn: the graphs are for 1, 2 and 4 rows, so some steps are padded,
+    and of some the likeliest tokens are replayed too."""
     recorder = graphs.CudaRecorder() if DEVICE == "cuda" else Again()
     monkeypatch.setattr(fused, "supports", lambda device: True)
     monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
@@ -211,14 +212,23 @@ def test_decode_steps_that_are_replayed_say_the_same(
     forward = runner.forward
     assert isinstance(forward, TorchForward)
     runner.forward = TorchForward(forward.decoder, forward.attention, forward._pool, recorder, 4)
-    requests = [
-        Request([(31 * row + 7 * i) % VOCAB for i in range(9 + 30 * row)], new_tokens=6 + 3 * row, row=row, start=row) for row in range(3)
-    ]
-    Driver(runner, rows=4, context=128).run(requests)
-    assert runner.forward.graphs
-    assert isinstance(recorder, graphs.CudaRecorder) or recorder.replays > 8
-    for request in requests:
+
+    def requests(*lengths: int) -> list[Request]:
+        prompts = [[(31 * row + 7 * i) % VOCAB for i in range(9 + 30 * row)] for row in range(3)]
+        return [
+            Request(prompt, new_tokens=length, row=row, start=row, temperature=0.9 * (row == 2), seed=5)
+            for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+        ]
+
+    found = requests(12, 5, 6)
+    Driver(runner, rows=4, context=128).run(found)
+    assert isinstance(recorder, graphs.CudaRecorder) or recorder.replays > 14
+    for request in found[:2]:
         assert request.output == model.choices(request.prompt, request.output)
+    eager = model.load(device=DEVICE, runner="torch", disable_cuda_graph=True)
+    expected = requests(1, 1, 6)
+    Driver(eager, rows=4, context=128).run(expected)
+    assert found[2].output == expected[2].output
 
 
 def test_the_ladder_ends_with_the_most_rows() -> None:

@@ -30,7 +30,7 @@ def step_stats(steps: int) -> wire.StepStats:
     seconds[3] = steps
     tokens = [0] * (len(wire.STEP_TOKENS_BUCKETS) + 1)
     tokens[-1] = steps
-    return wire.StepStats(steps, wire.HistogramCounts(seconds, 0.25), wire.HistogramCounts(tokens, 99.0))
+    return wire.StepStats(steps, wire.HistogramCounts(seconds, 0.25), wire.HistogramCounts(tokens, 99.0), replayed=2)
 
 
 STATS = wire.Stats(
@@ -159,7 +159,8 @@ def test_an_engine_snapshot_fills_gauges_counters_and_step_histograms() -> None:
     assert [value("banyan_device_memory_bytes", kind=kind) for kind in ("weights", "kv_cache", "free")] == [1000, 2000, 3000]
     assert value("banyan_build_info", version=__version__, torch="2.13.0", cuda="13.0", flashinfer="0.7.1") == 1
     assert value("banyan_engine_last_step_timestamp_seconds") == 1_750_000_000.5
-    assert value("banyan_steps_total", phase="decode", graph="false") == 8
+    assert value("banyan_steps_total", phase="decode", graph="false") == 6
+    assert value("banyan_steps_total", phase="decode", graph="true") == 2
     assert value("banyan_step_duration_seconds_bucket", phase="prefill", le="0.002") == 0
     assert value("banyan_step_duration_seconds_bucket", phase="prefill", le="0.004") == 7
     assert value("banyan_step_tokens_bucket", phase="decode", le="20000.0") == 0

@@ -60,7 +60,6 @@ class EngineLimits:
     continuous_decodes: int = 1
     decode_log_interval: int = 40
     overlap: bool = False  # one step in flight while the next is scheduled
-    graphs: bool = False  # for the log line only
     draft_tokens: int = 0  # tokens of a request in a decode step, its last one and guesses; 0: nothing is guessed. Not with `overlap`
     rounds: bool = False  # several decode steps at a stretch, where they are very short. Not with `overlap` or drafts
     background: BackgroundLimits = BackgroundLimits()
@@ -105,7 +104,6 @@ class EngineLimits:
             continuous_decodes=config.num_continuous_decode_steps,
             decode_log_interval=config.decode_log_interval,
             overlap=overlap,
-            graphs=info.graphs,
             draft_tokens=config.speculative_num_draft_tokens if drafts else 0,
             rounds="rounds" in info.features and not overlap and not drafts,
             background=BackgroundLimits.of(info.device),

@@ -261,7 +261,9 @@ class Engine:
             guessed = len(step.token_ids) - len(step.rows)
             right = int(result.accepted.sum()) - len(step.rows) if guessed and result.accepted is not None else 0
             drafts = Drafted(guessed, right)
-            seconds = self._report.decode_done(len(step.rows), step.rounds, drafts, launched.started, now, used=used, queued=queued)
+            seconds = self._report.decode_done(
+                len(step.rows), step.rounds, drafts, launched.started, now, used=used, queued=queued, replayed=result.replayed
+            )
         self.scheduler.learn(launched.batch, seconds)
 
     def _end(self, request: Request, code: FinishCode, now: float, finished: list[Finish]) -> None:

@@ -36,7 +36,6 @@ class Report:
         self._log = log
         self._total = limits.pool_tokens
         self._interval = limits.decode_log_interval
-        self._graphs = limits.graphs
         self._drafts = limits.draft_tokens > 0
         self._window_start = now  # of the decode throughput; idle time is moved out of it
         self._window_tokens = 0
@@ -85,10 +84,12 @@ class Report:
         self._last_step = now
         return seconds
 
-    def decode_done(self, requests: int, rounds: int, drafts: Drafted, started: float, now: float, *, used: int, queued: int) -> float:
+    def decode_done(
+        self, requests: int, rounds: int, drafts: Drafted, started: float, now: float, *, used: int, queued: int, replayed: bool = False
+    ) -> float:
         """One decode step is through; every `decode_log_interval` of them there is a line. Returns as `prefill_done`."""
         seconds = now - max(started, self._last_step)
-        self._decode.add(requests * rounds + drafts.tokens, seconds)
+        self._decode.add(requests * rounds + drafts.tokens, seconds, replayed=replayed)
         self._last_step = now
         self._window_tokens += requests * rounds + drafts.right
         self._window_rows += requests * rounds
@@ -107,7 +108,7 @@ class Report:
         accepted = f"accept len: {self._accept_len:.2f}, accept rate: {self._accept_rate:.2f}, " if self._drafts else ""
         self._log(
             f"Decode batch. #running-req: {requests}, #token: {used}, token usage: {used / self._total:.2f}, {accepted}"
-            f"cuda graph: {self._graphs}, gen throughput (token/s): {self._throughput:.2f}, #queue-req: {queued}"
+            f"cuda graph: {replayed}, gen throughput (token/s): {self._throughput:.2f}, #queue-req: {queued}"
         )
         return seconds
 
@@ -180,12 +181,13 @@ class _StepCounts:
     """Counters of one kind of step."""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps = self._replayed = 0
         self._seconds = HistogramCounts(counts=[0] * (len(STEP_SECONDS_BUCKETS) + 1))
         self._tokens = HistogramCounts(counts=[0] * (len(STEP_TOKENS_BUCKETS) + 1))
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, tokens: int, seconds: float, *, replayed: bool = False) -> None:
         self.steps += 1
+        self._replayed += replayed
         _observe(self._seconds, STEP_SECONDS_BUCKETS, seconds)
         _observe(self._tokens, STEP_TOKENS_BUCKETS, tokens)
 
@@ -194,6 +196,7 @@ class _StepCounts:
             steps=self.steps,
             seconds=_copy(self._seconds),
             tokens=_copy(self._tokens),
+            replayed=self._replayed,
         )
 
 

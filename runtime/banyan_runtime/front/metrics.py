@@ -277,7 +277,8 @@ class Metrics:
         self._drafts["accepted",].value = stats.draft_tokens_accepted
         self._drafts["refused",].value = stats.draft_tokens - stats.draft_tokens_accepted
         for name, phase in (("prefill", stats.prefill), ("decode", stats.decode)):
-            self._steps[name, "false"].value = phase.steps
+            self._steps[name, "true"].value = phase.replayed
+            self._steps[name, "false"].value = phase.steps - phase.replayed
             self._step_duration[(name,)].replace(phase.seconds.counts, phase.seconds.sum)
             self._step_tokens[(name,)].replace(phase.tokens.counts, phase.tokens.sum)
         if stats.grammar_seconds is not None:

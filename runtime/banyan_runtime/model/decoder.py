@@ -63,6 +63,13 @@ class Decoder:
         self.pulse()
         return self._by_blocks(hidden, lambda block: self.head(self.norm(block)))
 
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The token with the largest logit for each of n hidden states, int64 [n], 0 where it failed; and which rows failed, bool [n]."""
+        self.pulse()
+        highest, tokens = self._by_blocks(hidden, lambda block: self.head.own(self.norm(block))).max(-1)
+        failed = ~torch.isfinite(highest)
+        return tokens.masked_fill_(failed, 0), failed
+
     def normed(self, hidden: Tensor) -> Tensor:
         """n hidden states as the head reads them, [n, hidden_size]."""
         return self._by_blocks(hidden, self.norm)

@@ -21,9 +21,8 @@ class Forward(Protocol):
     @property
     def kv_bytes(self) -> int: ...
 
-    @property
-    def graphs(self) -> bool:
-        """Whether decode steps replay captured graphs."""
+    def replays(self, step: Step) -> bool:
+        """Whether such a step is computed by replaying a captured graph."""
 
     @property
     def batch_invariant(self) -> bool:

@@ -1,8 +1,8 @@
 """Decode steps as CUDA graphs: all kernels of a step are launched by one call.
 
 A graph is captured for some numbers of rows, and replays what was captured over the same memory; a step is copied there and padded to
-the next number. Nothing of a graph depends on how long the texts are. Heads and sampling stay outside, so does everything but plain
-decode steps.
+the next number. Nothing of a graph depends on how long the texts are. The likeliest tokens have a graph of their own, for steps that
+ask for nothing else; logits and sampling stay outside, so does everything but plain decode steps.
 """
 
 from __future__ import annotations
@@ -69,12 +69,17 @@ class DecodeGraphs:
         self._ids = torch.zeros(most, dtype=torch.int64, device=device)
         self._positions = torch.zeros(most, dtype=torch.int64, device=device)
         self._hidden = torch.zeros(most, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)
+        self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
+        self._failed = torch.zeros(most, dtype=torch.bool, device=device)
+        self._last: tuple[Tensor, int] | None = None  # the hidden states given last, and their size on the ladder
         self._replays: dict[int, Callable[[], None]] = {}
+        self._picks: dict[int, Callable[[], None]] = {}
         attention.hold(most)
         started = time.monotonic()
         log.info("Capture cuda graph begin. This can take up to several minutes. bs %s", self._sizes)
         for size in reversed(self._sizes):
             self._replays[size] = recorder.record(lambda size=size: self._compute(size))  # type: ignore[misc]
+            self._picks[size] = recorder.record(lambda size=size: self._pick(size))  # type: ignore[misc]
         log.info("Capture cuda graph end. Time elapsed: %.2f s.", time.monotonic() - started)
 
     def takes(self, step: Step) -> bool:
@@ -91,8 +96,22 @@ class DecodeGraphs:
         self._positions[:size].copy_(tensor(positions, self._positions.device))
         self._attention.fill(step, table, size)
         self._replays[size]()
-        return self._hidden[:rows]
+        self._last = self._hidden[:rows], size
+        return self._last[0]
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """As `Forward.likeliest`, of the hidden states that were given last; None: of others."""
+        if self._last is None or hidden is not self._last[0]:
+            return None
+        rows = len(hidden)
+        self._picks[self._last[1]]()
+        return self._tokens[:rows].clone(), self._failed[:rows].clone()  # they may be asked for behind the next step
 
     def _compute(self, size: int) -> None:
         self._attention.plan_held(size)
         self._hidden[:size].copy_(self._decoder.hidden(self._ids[:size], self._positions[:size], self._attention))
+
+    def _pick(self, size: int) -> None:
+        tokens, failed = self._decoder.likeliest(self._hidden[:size])
+        self._tokens[:size].copy_(tokens)
+        self._failed[:size].copy_(failed)

@@ -35,7 +35,6 @@ class ModelRunner:
             info,
             kv_bytes=forward.kv_bytes,
             available_bytes=devices.available_bytes(device),
-            graphs=forward.graphs,
             batch_invariant=forward.batch_invariant,
             features=self.FEATURES,
         )
@@ -60,7 +59,7 @@ class ModelRunner:
         token_ids = self._token_ids(step, rows)
         if step.rounds > 1:
             return self._in_rounds(step, rows, token_ids)
-        hidden = self.forward.hidden(step, token_ids, rows.table)
+        hidden, replayed = self.forward.hidden(step, token_ids, rows.table), self.forward.replays(step)
         prompt = None
         if step.prompt_scores is not None:
             owners = np.repeat(np.arange(len(step.rows)), step.query_lens)[step.prompt_scores.at]
@@ -68,7 +67,7 @@ class ModelRunner:
         vectors = None if step.pooling is None else rows.pooler.pool(self.forward.normed(hidden), step, step.pooling)
         draws = rows.draws(step)
         drawn = self._draw(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
-        return _Launched(self._report, self._device, step, draws, drawn, prompt, vectors)
+        return _Launched(self._report, self._device, step, draws, drawn, prompt, vectors, replayed)
 
     def _in_rounds(self, step: Step, rows: _Rows, token_ids: Tensor) -> _LaunchedRounds:
         wanted = rows.wanted(step, rows.draws(step), step.sampling)
@@ -244,9 +243,11 @@ class _Launched:
         drawn: _Drawn | None,
         prompt: logprobs.Scores | None,
         vectors: Vectors | None,
+        replayed: bool,
     ) -> None:
         self._report = report
         self._step = step
+        self._replayed = replayed
         self._draws = draws
         self._drawn = None if drawn is None else drawn.to_host()
         self._prompt = None if prompt is None else prompt.to_host()
@@ -261,7 +262,7 @@ class _Launched:
             self._done.synchronize()
         if self._plain:
             return self._one_each()
-        result = StepResult(np.empty(0, dtype=np.int32), np.zeros(len(self._step.rows), dtype=np.bool_))
+        result = StepResult(np.empty(0, dtype=np.int32), np.zeros(len(self._step.rows), dtype=np.bool_), replayed=self._replayed)
         if self._prompt is not None:
             result.prompt_logprobs = self._prompt.numpy()
         if self._vectors is not None:
@@ -289,7 +290,7 @@ class _Launched:
         if failed.any():
             tokens[failed] = -1
             self._tell_of(np.flatnonzero(failed))
-        return StepResult(tokens, failed)
+        return StepResult(tokens, failed, replayed=self._replayed)
 
     def _tell_of(self, lost: I64) -> None:
         """Report draws that failed."""

@@ -63,10 +63,8 @@ class TorchForward:
         self._graph_rows = graph_rows
         self._graphs: DecodeGraphs | None = None
 
-    @property
-    def graphs(self) -> bool:
-        """Whether decode steps are replayed, once rows are reserved."""
-        return self._recorder is not None
+    def replays(self, step: Step) -> bool:
+        return self._graphs is not None and self._graphs.takes(step)
 
     @property
     def kv_bytes(self) -> int:
@@ -95,9 +93,8 @@ class TorchForward:
         return self.decoder.logits(hidden)
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        highest, tokens = self.decoder.logits(hidden).max(-1)
-        failed = ~torch.isfinite(highest)
-        return tokens.masked_fill_(failed, 0), failed
+        replayed = None if self._graphs is None else self._graphs.likeliest(hidden)
+        return self.decoder.likeliest(hidden) if replayed is None else replayed
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
         return sampler.sample(logits, columns, positions)

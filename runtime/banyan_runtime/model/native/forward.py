@@ -145,8 +145,6 @@ def _cut(value: Parameter, count: int) -> list[list[Blocks | Tensor]]:
 
 
 class NativeForward:
-    graphs = False
-
     batch_invariant = True  # every sum has one order, whatever is computed beside it (src/matrix.h, src/attention.h)
 
     def __init__(self, owner: NativeModel, library: Library, decoder: int, choice: Choice, kv_bytes: int) -> None:
@@ -166,6 +164,9 @@ class NativeForward:
         if not self._library.reserve(self._decoder, rows, positions, cosines.data_ptr(), sines.data_ptr()):
             raise _no_memory()
         self._kept = _Columns(rows)
+
+    def replays(self, step: Step) -> bool:
+        return False
 
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
         tokens = len(step.token_ids)
