@@ -65,8 +65,9 @@ bench: install-dev ## Banyan beside llama.cpp, OpenVINO and vLLM on this machine
 test-gpu: ## on a machine with a GPU: kernels, runners and a server there (.ci/gpu-wheels first, where it has no network)
 	.ci/test-gpu
 
-bench-gpu: ## on a machine with a GPU: steps of models with random weights beside the limit by arithmetic
-	PYTHONPATH=runtime $$([ -d .gpu/venv ] && echo .gpu/venv/bin/python || echo $(BIN)/python) benchmarks/gpu.py $(ARGS)
+bench-gpu: ## on a machine with a GPU: models with random weights, their steps beside the limit by arithmetic, and served
+	python=$$([ -d .gpu/venv ] && echo .gpu/venv/bin/python || echo $(BIN)/python); export PYTHONPATH=runtime; \
+	$$python benchmarks/gpu.py $(ARGS) && $$python benchmarks/gpu_served.py $(SERVED_ARGS)
 
 bench-host: install-dev ## what the host costs around the model: scheduler, prefix cache, front, start (ARGS="--rounds 1")
 	$(BIN)/python benchmarks/host.py $(ARGS)

@@ -22,31 +22,12 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from shapes import QWEN2
+from shapes import SHAPES, describe
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model.runners import load
 from banyan_runtime.step import Runner, SamplingColumns, Step, TableShape
 
-LLAMA3: Final = {
-    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}  # fmt: skip
-SHAPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "0.5b": ("Qwen2", {**QWEN2["0.5b"], "tie_word_embeddings": True}),
-    "qwen3-0.6b": ("Qwen3", {
-        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
-    }),
-    "1b": ("Llama", {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 64, "vocab_size": 128_256, "tie_word_embeddings": True, "rope_scaling": LLAMA3,
-    }),
-    "8b": ("Llama", {
-        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "vocab_size": 128_256, "tie_word_embeddings": False, "rope_scaling": LLAMA3,
-    }),
-}  # fmt: skip
 PROMPT: Final = 8192
 STEPS: Final = 50
 
@@ -82,17 +63,8 @@ def probe() -> Machine:
 
 class Bench:
     def __init__(self, folder: Path, name: str, backend: str, running: int, context: int) -> None:
-        kind, shape = SHAPES[name]
-        config = {
-            "architectures": [f"{kind}ForCausalLM"],
-            "model_type": kind.lower(),
-            "max_position_embeddings": 16_384,
-            "dtype": "bfloat16",
-        }
-        common = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu"}
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config | common | shape))
-        self.context, self.running, self.shape = context, running, shape
+        describe(name, folder)
+        self.context, self.running, self.shape = context, running, SHAPES[name][1]
         self.positions = max(context + 4 * STEPS, PROMPT)
         tokens = max(running * (context + 4 * STEPS), PROMPT)
         options = ServerConfig(

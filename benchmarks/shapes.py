@@ -29,6 +29,26 @@ QWEN2: Final[dict[str, dict[str, Any]]] = {
         "vocab_size": 8192, "max_position_embeddings": 32_768,
     },
 }  # fmt: skip
+LLAMA3: Final = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+SHAPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "0.5b": ("Qwen2", {**QWEN2["0.5b"], "tie_word_embeddings": True}),
+    "qwen3-0.6b": ("Qwen3", {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
+    }),
+    "1b": ("Llama", {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 64, "vocab_size": 128_256, "tie_word_embeddings": True, "rope_scaling": LLAMA3,
+    }),
+    "8b": ("Llama", {
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 128_256, "tie_word_embeddings": False, "rope_scaling": LLAMA3,
+    }),
+}  # fmt: skip
+"""Of models that are measured on GPUs, with weights that nobody wrote down: class, and what its config.json says beside `describe`'s."""
 TITLES: Final = {
     "0.5b": "Qwen2.5-0.5B's shape, random weights",
     "7m": "Qwen2's shape with 7 M parameters, random weights",
@@ -55,9 +75,20 @@ def folder(name: str) -> Path:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         _write_weights(QWEN2[name], scratch)
-        _write_tokenizer(QWEN2[name]["vocab_size"], scratch)
+        write_tokenizer(QWEN2[name]["vocab_size"], scratch)
         scratch.rename(made)
     return made
+
+
+def describe(name: str, out: Path) -> None:
+    """The config.json of one of SHAPES into the folder `out`, for `--load-format dummy`."""
+    kind, shape = SHAPES[name]
+    config = {
+        "architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower(), "max_position_embeddings": 16_384, "dtype": "bfloat16",
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu",
+    }  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps(config | shape))
 
 
 def _write_weights(shape: dict[str, Any], out: Path) -> None:
@@ -70,7 +101,7 @@ def _write_weights(shape: dict[str, Any], out: Path) -> None:
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
 
 
-def _write_tokenizer(vocab_size: int, out: Path) -> None:
+def write_tokenizer(vocab_size: int, out: Path) -> None:
     """Byte-level BPE trained on words that are made up, then entries that no merge leads to, so that every id has a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -8,6 +8,7 @@ ask for nothing else; logits and sampling stay outside, so does everything but p
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Replayed
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.device import tensor
@@ -26,6 +29,7 @@ from banyan_runtime.step import Step
 log = logging.getLogger("banyan")
 
 _WARM_UPS: Final = 2
+_GIB: Final = 1 << 30
 
 
 def ladder(most: int) -> list[int]:
@@ -76,11 +80,16 @@ class DecodeGraphs:
         self._picks: dict[int, Callable[[], None]] = {}
         attention.hold(most)
         started = time.monotonic()
-        log.info("Capture cuda graph begin. This can take up to several minutes. bs %s", self._sizes)
-        for size in reversed(self._sizes):
+        free = devices.available_bytes(device)
+        log.info("Capture cuda graph begin. This can take up to several minutes. avail mem=%.2f GB, bs %s", free / _GIB, self._sizes)
+        for size in tqdm(self._sizes[::-1], desc="Capturing batches", disable=not sys.stderr.isatty()):
             self._replays[size] = recorder.record(lambda size=size: self._compute(size))  # type: ignore[misc]
             self._picks[size] = recorder.record(lambda size=size: self._pick(size))  # type: ignore[misc]
-        log.info("Capture cuda graph end. Time elapsed: %.2f s.", time.monotonic() - started)
+        left = devices.available_bytes(device)
+        log.info(
+            "Capture cuda graph end. Time elapsed: %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.",
+            time.monotonic() - started, (free - left) / _GIB, left / _GIB,
+        )  # fmt: skip
 
     def takes(self, step: Step) -> bool:
         return step.mode == "decode" and len(step.token_ids) == len(step.rows) <= self._sizes[-1]

@@ -30,7 +30,7 @@ from banyan_runtime.model.stored import GgufFile, Safetensors, Source
 Progress = Callable[[str, int, str], None]
 """(phase, percent of the phase, detail)"""
 
-DUMMY_SEED: Final = 1234  # per parameter, so a value depends on the parameter's size and type only
+DUMMY_SEED: Final = 1234  # per parameter, so a value depends on the parameter's size and type, and the device, only
 DUMMY_RANGE: Final = 1e-3
 _NAMED: Final = 10  # tensors named in one error
 _GIB: Final = 1 << 30
@@ -157,10 +157,11 @@ def dummy(
     parameters: dict[str, Parameter] = {}
     with _Report(len(layout.parameters), progress, "Making dummy weights") as report:
         for name, shape in layout.parameters.items():
-            generator = torch.Generator("cpu").manual_seed(DUMMY_SEED)
-            values = torch.empty(shape, dtype=dtype).uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
             kind = kinds[name]
-            parameters[name] = values.to(device) if kind is None else (blocks.quantize(values, kind),)
+            maker = device if kind is None else torch.device("cpu")  # a GPU takes no time over what takes a CPU a minute
+            generator = torch.Generator(maker).manual_seed(DUMMY_SEED)
+            values = torch.empty(shape, dtype=dtype, device=maker).uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
+            parameters[name] = values if kind is None else (blocks.quantize(values, kind),)
             report.advance(name)
     return parameters
 

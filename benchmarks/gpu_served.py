@@ -1,0 +1,74 @@
+"""Servers on a GPU through HTTP: the cases of measure.py, for models with random weights.
+
+    python benchmarks/gpu_served.py [--models 0.5b qwen3-0.6b 1b 8b] [--cases bs1 conc16 conc64 conc256 prefix prefill8k offline]
+                                    [--rounds 3] [--flags="--disable-cuda-graph"] [--out FILE.json]
+
+Each case is played once before what is kept, for what is compiled or allocated when it is first seen; prompts are new in each round.
+A step that waits for nobody is `gpu.py`'s; what is more here is the scheduler, the wire and HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+from load.cases import CASES, plans
+from load.client import Server
+from load.summary import Summary
+from measure import measure, table
+from served import served
+from shapes import SHAPES, describe, write_tokenizer
+
+CASES_ASKED: Final = ["bs1", "conc16", "conc64", "conc256", "prefix", "prefill8k", "offline"]
+
+
+def middle(rounds: list[Summary]) -> Summary:
+    """The round whose throughput is the median."""
+    chosen = statistics.median_low([one.output_tokens_per_s for one in rounds])
+    return next(one for one in rounds if one.output_tokens_per_s == chosen)
+
+
+def played(url: str, cases: list[str], rounds: int) -> dict[str, Summary]:
+    found: dict[str, Summary] = {}
+    for case in cases:
+        kept = []
+        for seed in range(rounds + 1):
+            server = Server(url, "m", api_key="", extra={"ignore_eos": True})  # its connections belong to a loop
+            kept.append(uvloop.run(measure(plans(case, seed), server, "ids")))
+        kept = kept[1:]
+        found |= {name: middle([one[name] for one in kept]) for name in kept[0]}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--cases", nargs="+", default=CASES_ASKED, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--flags", type=shlex.split, default=[], help="more options of the server")
+    parser.add_argument("--out", type=Path, help="file for the numbers, JSON")
+    options = parser.parse_args()
+    kept: dict[str, Any] = {}
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            describe(name, folder)
+            write_tokenizer(SHAPES[name][1]["vocab_size"], folder)
+            with served(folder, "--load-format", "dummy", "--device", options.device, *options.flags) as (_, url):
+                found = played(url, options.cases, options.rounds)
+        print(f"{name} {' '.join(options.flags)}\n{table(found)}", flush=True)
+        kept[name] = {case: dataclasses.asdict(one) for case, one in found.items()}
+    if options.out:
+        options.out.write_text(json.dumps({"flags": options.flags, "models": kept}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
