@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,16 @@ from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.fused import FusedKernels
+from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.graphs import CudaRecorder, DecodeGraphs, Recorder
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TableShape
+
+Sampler = Callable[[Tensor, SamplingColumns, I32], tuple[Tensor, Tensor]]
+"""`Forward.sample`."""
 
 
 class TorchModel:
@@ -50,17 +56,30 @@ class TorchModel:
         pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device)
         attention = choice.attention(choice.spec, pool, self._pulse)
         recorder = CudaRecorder() if choice.graph_rows else None
-        return TorchForward(self._decoder, attention, pool, recorder, choice.graph_rows)
+        sample: Sampler = sampler.sample
+        if fused.supports(choice.device):
+            sample = FusedSampler()
+            sample.compile(choice.spec.vocab_size, choice.device)
+        return TorchForward(self._decoder, attention, pool, recorder, choice.graph_rows, sample)
 
 
 class TorchForward:
-    def __init__(self, decoder: Decoder, attention: Attention, pool: KvPool, recorder: Recorder | None = None, graph_rows: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: Attention,
+        pool: KvPool,
+        recorder: Recorder | None = None,
+        graph_rows: int = 0,
+        sample: Sampler = sampler.sample,
+    ) -> None:
         """With a recorder, decode steps of up to `graph_rows` rows are captured, if the attention can be."""
         self.decoder = decoder
         self.attention = attention
         self._pool = pool
         self._recorder = recorder if isinstance(attention, Replayed) else None
         self._graph_rows = graph_rows
+        self._sample = sample
         self._graphs: DecodeGraphs | None = None
 
     def replays(self, step: Step) -> bool:
@@ -97,7 +116,7 @@ class TorchForward:
         return self.decoder.likeliest(hidden) if replayed is None else replayed
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
-        return sampler.sample(logits, columns, positions)
+        return self._sample(logits, columns, positions)
 
     def normed(self, hidden: Tensor) -> Tensor:
         return self.decoder.normed(hidden)

@@ -76,6 +76,7 @@ class TritonAttention:
 
     def reserve(self, shape: TableShape) -> None:
         self._table = DeviceTable(shape, self._pool.device)
+        self._compile()
 
     def plan(self, step: Step, table: SlotTable) -> None:
         if self._table is None:
@@ -85,9 +86,7 @@ class TritonAttention:
         group, device = self._spec.group, self._pool.device
         longest, most_keys = int(step.query_lens.max()), int(step.kv_lens.max())
         few = longest <= FEW_QUERIES
-        rows = max(TILE_ROWS, power_of_two(group))
-        if few:
-            rows = min(rows, max(FEWEST_ROWS, power_of_two(group * longest)))
+        rows = self._rows(longest)
         most = rows // group  # queries of a tile
         tiles = -(-step.query_lens // most)
         sequences = np.repeat(np.arange(len(step.rows)), tiles)
@@ -144,6 +143,25 @@ class TritonAttention:
         for to, column in zip((held.rows_of, held.counts, held.positions, held.ends, held.slots), sent, strict=True):
             to[:rows].copy_(column)
         held.stretch.fill_(_stretch(int(step.kv_lens.max()), self._stretches(rows)))
+
+    def _rows(self, longest: int) -> int:
+        """Of the tiles of a step, by its longest sequence's queries: times the heads that share a KV head."""
+        rows = max(TILE_ROWS, power_of_two(self._spec.group))
+        if longest > FEW_QUERIES:
+            return rows
+        return min(rows, max(FEWEST_ROWS, power_of_two(self._spec.group * longest)))
+
+    def _compile(self) -> None:
+        """Launch every kernel that a step may take with nothing to do, so that no request waits for a compiler."""
+        spec, device = self._spec, self._pool.device
+        nothing, one = (torch.full((1,), number, dtype=torch.int32, device=device) for number in (0, KEYS))
+        q = torch.zeros((1, spec.heads, spec.head_dim), dtype=self._pool.dtype, device=device)
+        for rows in sorted({self._rows(longest) for longest in range(1, FEW_QUERIES + 2)}):
+            for stretches in (1, 2):
+                self._planned = _Tiles(nothing, nothing, nothing, nothing, nothing, one, nothing.long(), rows, stretches)
+                for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
+                    self.attend(layer, q)
+        self._planned = None
 
     def _stretches(self, tiles: int) -> int:
         """How many stretches the context is cut into at most, for so many tiles."""

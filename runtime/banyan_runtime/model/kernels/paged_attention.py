@@ -13,7 +13,7 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])  # else one more is compiled for some numbers of them
 def attend(
     q,  # [tokens, heads, DIM]
     keys,  # [kv_heads, slots, DIM], head_stride apart
@@ -97,7 +97,7 @@ def attend(
         tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=writable)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def join(
     parts,  # fp32 [stretches, tokens * heads, DIM]
     highs,  # fp32 [stretches, tokens * heads]

@@ -1,0 +1,62 @@
+"""`sampler.sample` on CUDA in two launches, without waiting for the GPU: the host prepares the next step meanwhile (`kernels/draw.py`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan_runtime.model import noise, sampler
+from banyan_runtime.model.device import tensor
+from banyan_runtime.model.kernels import power_of_two
+from banyan_runtime.step import I32, SamplingColumns
+
+_PART: Final = 4096  # tokens: 16 for each of a program's threads, and some 40 parts of a large vocabulary, so that one row is work for many
+_WARPS: Final = 8
+
+
+class FusedSampler:
+    def __init__(self) -> None:
+        from banyan_runtime.model.kernels import draw
+
+        self._kernels = draw
+
+    def compile(self, vocabulary: int, device: torch.device) -> None:
+        """Draw once, so that no request waits for a compiler."""
+        one = np.ones(1, np.float32)
+        columns = SamplingColumns(one, np.zeros(1, np.int32), one, 0 * one, 0 * one, 0 * one, one, np.zeros(1, np.uint64))
+        self(torch.zeros(1, vocabulary, device=device), columns, np.zeros(1, np.int32))
+
+    def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
+        """The contract is `sampler.sample`'s. The tokens are its too, but for draws that its fp32 probabilities decide by rounding.
+
+        logits: fp32 [n, vocab_size], contiguous; they stay as they are.
+        """
+        n, vocabulary = logits.shape
+        device = logits.device
+        assert logits.dtype == torch.float32
+        assert logits.is_contiguous()
+        tokens = torch.empty(n, dtype=torch.int64, device=device)
+        failed = torch.empty(n, dtype=torch.bool, device=device)
+        if n == 0:
+            return tokens, failed
+        settings = tensor(_settings(columns, positions), device, torch.int32)
+        parts = -(-vocabulary // _PART)
+        numbers = torch.empty((n, 3, parts), dtype=torch.float64, device=device)
+        ids = torch.empty((n, 2, parts), dtype=torch.int32, device=device)
+        self._kernels.survey[(n, parts)](logits, settings, numbers, ids, VOCABULARY=vocabulary, PART=_PART, num_warps=_WARPS)
+        self._kernels.choose[(n,)](
+            logits, settings, numbers, ids, tokens, failed,
+            VOCABULARY=vocabulary, PARTS=parts, WIDTH=power_of_two(parts), PART=_PART, num_warps=_WARPS,
+        )  # fmt: skip
+        return tokens, failed
+
+
+def _settings(columns: SamplingColumns, positions: I32) -> I32:
+    """All that differs between rows as one array, since every copy to the device costs as much as a launch: [n, draw.SETTINGS]."""
+    temperatures = np.where(sampler.greedy(columns), np.float32(0), columns.temperature)
+    starts = noise.starts(columns.seed, positions)
+    words = (temperatures, columns.top_k, columns.top_p, columns.min_p, starts)
+    return np.stack([word.view(np.int32) for word in words], axis=1)
