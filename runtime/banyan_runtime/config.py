@@ -45,7 +45,12 @@ class ServerConfig:
         "A .gguf that is quantized needs no option.",
         group="model",
     )
-    kv_cache_dtype: str = option("auto", check=one_of("auto"), help="Type of the KV cache. auto: as --dtype.", group="model")
+    kv_cache_dtype: str = option(
+        "auto",
+        check=one_of("auto", "fp8_e4m3", "fp8_e5m2"),
+        help="Type of the KV cache. auto: as --dtype; fp8_*: half of the memory, less exact.",
+        group="model",
+    )
     context_length: int | None = option(
         None, check=at_least(8), help="Longest prompt plus output, tokens. Default: the model's.", group="model"
     )
@@ -202,8 +207,8 @@ class ServerConfig:
     )
     attention_backend: str | None = option(
         None,
-        check=one_of("triton", "torch_native", None),
-        help="Attention kernels: triton (CUDA), torch_native; default: the best there is.",
+        check=one_of("flashinfer", "triton", "torch_native", None),
+        help="Attention kernels: flashinfer, triton (both on CUDA), torch_native; default: the best there is.",
         group="device",
     )
     disable_cuda_graph: bool = option(False, help="Launch the kernels of decode steps one by one.", group="device")

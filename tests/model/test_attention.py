@@ -51,11 +51,12 @@ class Room:
         kind: AttentionKind = TorchAttention,
         dim: int = DIM,
         device: str = "cpu",
+        kept: torch.dtype | None = None,
     ) -> None:
         self.lengths, self.window, self.page_size, self.dim = lengths, window, page_size, dim
         self.spec = spec(window, dim)
         pages = [-(-length // page_size) for length in lengths]
-        self.pool = KvPool(self.spec, sum(pages) * page_size, page_size, dtype, torch.device(device))
+        self.pool = KvPool(self.spec, sum(pages) * page_size, page_size, dtype, torch.device(device), kept)
         self.pulses = 0
         self.attention = kind(self.spec, self.pool, self._pulse)
         self.table = SlotTable(TableShape(len(lengths), max(pages) * page_size))
@@ -106,6 +107,29 @@ class Room:
         if self.window is not None:
             hidden |= position[None] <= position[:, None] - self.window
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v.repeat_interleave(group, 1))
+
+    def expected_of_kept(self, row: int) -> torch.Tensor:
+        """Of keys and values as the pool keeps them."""
+        assert self.pool.narrow
+        for part in (self.k, self.v):
+            part[row] = part[row].clamp(-self.pool.largest, self.pool.largest).to(self.pool.kept).to(part[row].dtype)
+        return self.expected(row)
+
+
+NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("kept", NARROW)
+def test_keys_and_values_are_kept_in_eight_bits(kept: torch.dtype) -> None:
+    """What is too large for them becomes the largest; a broken key stays one."""
+    texts = Room([BLOCK + 20, 30], kept=kept)
+    texts.v[1][3, 0, 0], texts.k[1][4, 1, 1] = 1e6, -1e6
+    texts.v[1][25, 0, 0] = float("inf")
+    found = texts.prefill()
+    assert texts.pool.bytes == 2 * texts.pool.slots(0)[0].nbytes == 2 * KV_HEADS * DIM * (BLOCK + 20 + 30 + 1)
+    torch.testing.assert_close(found[0].double(), texts.expected_of_kept(0), rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(found[1][:25].double(), texts.expected_of_kept(1)[:25], rtol=1e-4, atol=1e-3)
+    assert not torch.isfinite(found[1][25:, :2]).any()
 
 
 WINDOWS = [None, 37, BLOCK, BLOCK + 100]

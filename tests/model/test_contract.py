@@ -33,7 +33,10 @@ def started(name: str, **given: Any) -> Factory:
 
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-ON_GPU = [pytest.param({"device": "cuda", "attention_backend": name}, id=f"cuda-{name}", marks=GPU) for name in BACKENDS]
+# FlashInfer computes neither float32 nor heads as small as these models'.
+ON_GPU = [
+    pytest.param({"device": "cuda", "attention_backend": name}, id=f"cuda-{name}", marks=GPU) for name in BACKENDS if name != "flashinfer"
+]
 
 
 @pytest.fixture(params=[*runners.RUNNERS, *ON_GPU])

@@ -18,6 +18,7 @@ from banyan_runtime.model.spec import ModelSpec
 
 log = logging.getLogger("banyan")
 
+_KV_TYPES: Final = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 MOST_ROWS: Final = 256  # --cuda-graph-max-bs
 
 
@@ -27,6 +28,7 @@ class Choice:
     device: torch.device
     dtype: torch.dtype
     context_len: int  # tokens
+    kv_dtype: torch.dtype  # of keys and values that are kept
     attention: AttentionKind | None  # None: the runner has its own
     graph_rows: int  # of the largest decode step that is captured as a graph; 0: none is
 
@@ -43,6 +45,9 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     context_len = config.context_length or spec.context_len
     if context_len > spec.context_len:
         log.warning("context_length=%d is larger than the %d tokens that the model was made for.", context_len, spec.context_len)
-    attention = None if own_attention else backends.choose(config.attention_backend, spec, device, dtype)
+    kv_dtype = _KV_TYPES.get(config.kv_cache_dtype, dtype)
+    if kv_dtype != dtype:
+        log.info("Using KV cache dtype: %s, without scales.", kv_dtype)
+    attention = None if own_attention else backends.choose(config.attention_backend, spec, device, dtype, kv_dtype)
     graph_rows = 0 if config.disable_cuda_graph or device.type != "cuda" else config.cuda_graph_max_bs or MOST_ROWS
-    return Choice(spec, device, dtype, context_len, attention, graph_rows)
+    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graph_rows)

@@ -93,7 +93,7 @@ class _FusedHeads:
             self._kernel[(tokens, -(-(spec.heads + spec.kv_heads) // together))](
                 own, cos, sin, q_weight, k_weight, cells.slots, queries, keys, values, own.stride(0), keys.stride(0), spec.norm_eps,
                 NORMED=self._norms is not None, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
-                HALF=spec.head_dim // 2, BLOCK=self._half, PADDING=PADDING_SLOT, LARGEST=torch.finfo(own.dtype).max,
+                HALF=spec.head_dim // 2, BLOCK=self._half, PADDING=PADDING_SLOT, LARGEST=cells.pool.largest, NARROW=cells.pool.narrow,
             )  # fmt: skip
         return queries
 

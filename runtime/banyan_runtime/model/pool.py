@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,15 +24,22 @@ _GIB = 1 << 30
 
 class KvPool:
     """Keys and values [layers][kv_heads, slots, head_dim]; heads outermost, so that gathered keys need no second copy before
-    they are multiplied. The first page is padding and stays zero."""
+    they are multiplied. The first page is padding and stays zero.
 
-    def __init__(self, spec: ModelSpec, tokens: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    They may be kept in a narrower type than the model's, without scales: what it cannot hold becomes the largest that it can.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, tokens: int, page_size: int, dtype: torch.dtype, device: torch.device, kept: torch.dtype | None = None
+    ) -> None:
+        """`kept`: the type in memory; None: `dtype`, which is that of what comes and goes."""
         self.dtype = dtype
+        self.kept = kept or dtype
         self.device = device
         self._page_size = page_size
         shape = (spec.layers, spec.kv_heads, tokens + page_size, spec.head_dim)
-        self._k = torch.zeros(shape, dtype=dtype, device=device)
-        self._v = torch.zeros(shape, dtype=dtype, device=device)
+        self._k = torch.zeros(shape, dtype=self.kept, device=device)
+        self._v = torch.zeros(shape, dtype=self.kept, device=device)
         paged = (spec.layers, spec.kv_heads, shape[2] // page_size, page_size * spec.head_dim)
         self._k_pages, self._v_pages = self._k.view(paged).unbind(0), self._v.view(paged).unbind(0)
         self._k_slots, self._v_slots = self._k.unbind(0), self._v.unbind(0)
@@ -47,20 +55,37 @@ class KvPool:
         before a broken one and for the next owner of its page. The key is marked instead (v - v is NaN unless v is finite),
         so that whoever does see it still fails.
         """
-        self._k_slots[layer].index_copy_(1, slots, (k + (v - v)).transpose(0, 1))
-        self._v_slots[layer].index_copy_(1, slots, torch.nan_to_num(v).transpose(0, 1))
+        k, v = (k + (v - v)).transpose(0, 1), torch.nan_to_num(v).transpose(0, 1)
+        if not self.narrow:
+            self._k_slots[layer].index_copy_(1, slots, k)
+            self._v_slots[layer].index_copy_(1, slots, v)
+            return
+        k = k.clamp(-self.largest, self.largest).masked_fill_(~torch.isfinite(k), math.nan)
+        v = v.clamp(-self.largest, self.largest)
+        for part, kept in ((k, self._k_slots[layer]), (v, self._v_slots[layer])):
+            # As bytes: nothing but conversions is known of these types everywhere.
+            kept.view(torch.uint8).index_copy_(1, slots, part.to(self.kept).view(torch.uint8))
+
+    @property
+    def narrow(self) -> bool:
+        return self.kept != self.dtype
+
+    @property
+    def largest(self) -> float:
+        """That is kept."""
+        return torch.finfo(self.kept).max
 
     def slots(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of all slots: [kv_heads, slots, head_dim] each."""
+        """Keys and values of all slots as they are kept: [kv_heads, slots, head_dim] each."""
         return self._k_slots[layer], self._v_slots[layer]
 
     def keys(self, layer: int, pages: Tensor) -> Tensor:
         """The keys of pages [n]: [kv_heads, n, page_size * head_dim]."""
-        return self._k_pages[layer].index_select(1, pages)
+        return self._k_pages[layer].index_select(1, pages).to(self.dtype)
 
     def values(self, layer: int, pages: Tensor) -> Tensor:
         """The values of pages [n]: [kv_heads, n, page_size * head_dim]."""
-        return self._v_pages[layer].index_select(1, pages)
+        return self._v_pages[layer].index_select(1, pages).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse
         choice.spec.architecture, choice.dtype, devices.available_bytes(choice.device) / _GIB, model.weights_bytes / _GIB,
     )  # fmt: skip
     loaded = time.monotonic()
-    tokens = choose_tokens(config, choice.spec, choice.context_len, choice.dtype, choice.device, free)
+    tokens = choose_tokens(config, choice.spec, choice.context_len, choice.kv_dtype, choice.device, free)
     seconds = {"load_weights": loaded - started}
     about = RunnerInfo(
         architecture=choice.spec.architecture,

@@ -53,7 +53,7 @@ class TorchModel:
     def forward(self, pool_tokens: int, page_size: int) -> TorchForward:
         choice = self._choice
         assert choice.attention is not None
-        pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device)
+        pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device, choice.kv_dtype)
         attention = choice.attention(choice.spec, pool, self._pulse)
         recorder = CudaRecorder() if choice.graph_rows else None
         sample: Sampler = sampler.sample

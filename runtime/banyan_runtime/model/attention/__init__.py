@@ -59,5 +59,8 @@ class AttentionKind(Protocol):
     def __call__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> Attention:
         """`pulse` is called before every group of products."""
 
-    def refusal(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why this backend cannot compute such a model there, in words that go on after "is not used:"; or None."""
+    def refusal(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
+        """Why this backend cannot compute such a model there, in words that go on after "is not used:"; or None.
+
+        `asked`: it is named by --attention-backend, so it need not be the best choice.
+        """

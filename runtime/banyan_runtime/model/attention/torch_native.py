@@ -65,7 +65,7 @@ class TorchAttention:
         self._groups: list[_Planned] = []
 
     @staticmethod
-    def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+    def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
         return None
 
     @property

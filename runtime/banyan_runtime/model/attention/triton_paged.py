@@ -65,13 +65,14 @@ class TritonAttention:
         self._held: _Tiles | None = None  # of decode steps that are replayed: memory that stays
 
     @staticmethod
-    def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+    def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
         if device.type != "cuda":
             return "it computes on CUDA devices"
         if find_spec("triton") is None:
             return "the package triton is not installed"
-        if torch.cuda.get_device_capability(device) < (8, 0):
-            return "it needs compute capability 8.0"
+        needed = (8, 9) if kv_dtype == torch.float8_e4m3fn else (8, 0)
+        if torch.cuda.get_device_capability(device) < needed:
+            return f"it needs compute capability {needed[0]}.{needed[1]}"
         return "heads wider than 256 do not fit its tiles" if spec.head_dim > 256 else None
 
     def reserve(self, shape: TableShape) -> None:

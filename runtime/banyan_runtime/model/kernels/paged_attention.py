@@ -16,7 +16,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit(do_not_specialize=["tokens"])  # else one more is compiled for some numbers of them
 def attend(
     q,  # [tokens, heads, DIM]
-    keys,  # [kv_heads, slots, DIM], head_stride apart
+    keys,  # [kv_heads, slots, DIM], head_stride apart; in q's type or a narrower one
     values,  # likewise
     out,  # [tokens, heads, DIM]; SPLIT: fp32 [stretches, tokens, heads, DIM], not divided by the mass
     highs,  # SPLIT: fp32 [stretches, tokens, heads], largest score in powers of two
@@ -71,7 +71,7 @@ def attend(
         known = places < end
         slot = tl.load(own_slots + places, mask=known, other=0).to(tl.int64)
         readable = known[:, None] & inside[None, :]
-        key = tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0)
+        key = tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION) * (scale * LOG2_E)
         seen = places[None, :] <= at[:, None]
         if WINDOW > 0:
@@ -82,7 +82,7 @@ def attend(
         kept = tl.exp2(high - base)
         weights = tl.exp2(scores - base[:, None])
         mass = mass * kept + tl.sum(weights, 1)
-        value = tl.load(values + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0)
+        value = tl.load(values + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0).to(queries.dtype)
         sums = sums * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
         high = higher
 

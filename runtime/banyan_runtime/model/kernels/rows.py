@@ -61,7 +61,7 @@ def place(
     k_weight,  # likewise
     slots,  # int64 [rows]: where keys and values go; PADDING: nowhere
     queries,  # [rows, HEADS, 2 * HALF]
-    keys,  # [KV_HEADS, slots, 2 * HALF], `head_stride` apart
+    keys,  # [KV_HEADS, slots, 2 * HALF], `head_stride` apart; NARROW: in a narrower type
     values,  # likewise
     stride,
     head_stride,
@@ -73,7 +73,8 @@ def place(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,  # HALF, or the next power of two
     PADDING: tl.constexpr,
-    LARGEST: tl.constexpr,  # finite number of the type
+    LARGEST: tl.constexpr,  # finite number that is kept
+    NARROW: tl.constexpr,
 ):
     """Some heads of a token: queries and keys are normed and turned to their position, keys and values go to their slot
     (heads.PlainHeads, pool.KvPool.store)."""
@@ -108,10 +109,10 @@ def place(
         source += KV_HEADS * 2 * HALF
         low, high = tl.load(source, mask=stored, other=0.0), tl.load(source + HALF, mask=stored, other=0.0)
         cell = (head - HEADS).to(tl.int64)[:, None] * head_stride + slot * 2 * HALF + at[None, :]
-        tl.store(keys + cell, turned_low + (low - low), mask=stored)
-        tl.store(keys + cell + HALF, turned_high + (high - high), mask=stored)
-        tl.store(values + cell, _finite(low, LARGEST), mask=stored)
-        tl.store(values + cell + HALF, _finite(high, LARGEST), mask=stored)
+        tl.store(keys + cell, _marked(turned_low, low, keys.dtype.element_ty, LARGEST, NARROW), mask=stored)
+        tl.store(keys + cell + HALF, _marked(turned_high, high, keys.dtype.element_ty, LARGEST, NARROW), mask=stored)
+        tl.store(values + cell, _finite(low, LARGEST).to(values.dtype.element_ty), mask=stored)
+        tl.store(values + cell + HALF, _finite(high, LARGEST).to(values.dtype.element_ty), mask=stored)
 
 
 @triton.jit
@@ -121,8 +122,19 @@ def _of_either(q_weight, k_weight, at, real, is_key):
 
 
 @triton.jit
+def _marked(key, value, kind: tl.constexpr, LARGEST: tl.constexpr, NARROW: tl.constexpr):
+    """The key, or NaN where the value is not finite."""
+    key += value - value
+    if NARROW:
+        wide = key.to(tl.float32)
+        within = tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
+        key = tl.where(wide - wide == 0.0, within, float("nan")).to(kind)
+    return key
+
+
+@triton.jit
 def _finite(x, LARGEST: tl.constexpr):
-    """torch.nan_to_num."""
+    """torch.nan_to_num, in fp32."""
     wide = x.to(tl.float32)
     wide = tl.where(wide == wide, wide, 0.0)
-    return tl.minimum(tl.maximum(wide, -LARGEST), LARGEST).to(x.dtype)
+    return tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)

@@ -59,6 +59,8 @@ class NativeModel:
             return f"it computes on the CPU, not on {device.type}"
         if config.attention_backend is not None:
             return f"--attention-backend={config.attention_backend} is the torch runner's"
+        if config.kv_cache_dtype != "auto":
+            return f"--kv-cache-dtype={config.kv_cache_dtype} is the torch runner's"
         try:
             loading.load()
         except build.NotBuilt as error:

@@ -1,0 +1,275 @@
+"""Attention in FlashInfer, on CUDA: the fastest there is for prompts, and for decode steps that are replayed.
+
+FlashInfer is told of a step by a plan, which is made on the host; its kernels read what the plan left on the device. A page is one slot
+here, whatever --page-size says: the kernels look every key up by itself, so larger pages would spare nothing but indices, and those are
+gathered on the device. Keys and values are read where they lie, through strides: [slots, kv_heads, 1, head_dim].
+
+Long queries go to the kernels that FlashInfer chooses (FlashAttention 3's on Hopper). These do not cut a context into parts, so steps of
+few queries go to FlashAttention 2's, which do; so do decode steps that are replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from banyan_runtime.model.device import tensor
+from banyan_runtime.model.pool import Cells, KvPool
+from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.model.table import DeviceTable, SlotTable
+from banyan_runtime.step import PADDING_SLOT, Pulse, Step, TableShape
+
+log = logging.getLogger("banyan")
+
+HEAD_DIMS: Final = (64, 128, 256)  # that both generations of kernels are made for
+FEW_QUERIES: Final = 16  # of the longest sequence of a step
+CUDA_CORES: Final = 4  # heads that share a KV head: with fewer, a decode step is faster without tensor cores
+WORKSPACE: Final = 128 << 20  # bytes for parts of results, as FlashInfer recommends; what graphs need beyond that is asked for
+PLAN: Final = 1 << 20  # bytes of a plan of decode steps: some 40 for each of a few thousand rows; FlashInfer takes 8 MiB for each wrapper
+_TYPES: Final = {torch.float16: "f16", torch.bfloat16: "bf16"}  # in the names of compiled kernels
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Which keys the sequences of a step meet. int32; but for the slots on the host, where plans are made, in memory that can be
+    copied from while the host goes on."""
+
+    begun: Tensor  # [sequences + 1] slots before each
+    lengths: Tensor  # [sequences]
+    ones: Tensor  # [sequences] keys in the last page
+    slots: Tensor  # [slots] on the device
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What decode steps that are replayed read. All numbers of rows share it, since one is replayed after another."""
+
+    begun: Tensor  # int32 [rows + 1]
+    ones: Tensor  # int32 [rows]
+    slots: Tensor  # int32 [rows * positions]
+    out_slots: Tensor  # int64 [rows]
+    workspace: Tensor
+    plans: dict[int | None, Tensor]  # by window, since all windows of a step are planned before the first is read
+    wrappers: dict[int, dict[int | None, Any]]  # by number of rows, then by window
+
+
+class FlashInferAttention:
+    name = "flashinfer"
+    batch_invariant = False  # how contexts are cut depends on the step
+
+    def __init__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> None:
+        import flashinfer  # two to three seconds
+
+        self._flashinfer: Any = flashinfer
+        self._spec = spec
+        self._pool = pool
+        self._pulse = pulse
+        self._windows = tuple(dict.fromkeys(spec.windows))
+        self._caches = [tuple(part.transpose(0, 1).unsqueeze(2) for part in pool.slots(layer)) for layer in range(spec.layers)]
+        self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=pool.device)
+        self._few, self._many = self._wrappers("fa2"), self._wrappers("auto")
+        self._table: DeviceTable | None = None
+        self._held: _Held | None = None
+        self._planned: dict[int | None, Any] = {}
+        self.cells = Cells(pool, torch.empty(0, dtype=torch.int64, device=pool.device))
+        # A plan is copied from memory that the next one writes.
+        self._sent = torch.cuda.Event() if pool.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        log.info("Prepare FlashInfer's kernels. Those that are not compiled yet take up to ten minutes.")
+        started = time.monotonic()
+        for wrappers in (self._few, self._many):
+            self._plan(wrappers, self._one_key(1), np.ones(1, np.int32))
+        log.info("FlashInfer's kernels are there. Time elapsed: %.2f s.", time.monotonic() - started)
+
+    @staticmethod
+    def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
+        if device.type != "cuda":
+            return "it computes on CUDA devices"
+        if (package := find_spec("flashinfer")) is None or package.origin is None:
+            return "the package flashinfer-python is not installed"
+        if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+            return "it needs compute capability 8.0"
+        if dtype not in _TYPES:
+            return "it computes in float16 and bfloat16"
+        if kv_dtype != dtype:
+            return "it keeps keys and values in the model's type"
+        if spec.head_dim not in HEAD_DIMS:
+            return f"its heads are {', '.join(map(str, HEAD_DIMS))} wide, not {spec.head_dim}"
+        name = f"batch_prefill_with_kv_cache_dtype_q_{_TYPES[dtype]}_*_head_dim_qk_{spec.head_dim}_*"
+        if _compiled_ahead(Path(package.origin).parent, name):
+            return None
+        if missing := _missing(hopper=capability[0] == 9):
+            return f"its kernels are not compiled and there is no {missing}"
+        if not asked and not _compiled_before(name):
+            return "its kernels are not compiled, which takes up to ten minutes; --attention-backend=flashinfer does it"
+        return None
+
+    def _wrappers(self, backend: str) -> dict[int | None, Any]:
+        kind = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper
+        return {window: kind(self._workspace, "HND", backend=backend) for window in self._windows}
+
+    def reserve(self, shape: TableShape) -> None:
+        self._table = DeviceTable(shape, self._pool.device)
+
+    def plan(self, step: Step, table: SlotTable) -> None:
+        if self._table is None:
+            self.reserve(TableShape(*table.slots.shape))
+        assert self._table is not None
+        self._table.follow(step, table)
+        self.cells = Cells(self._pool, tensor(step.out_slots, self._pool.device))
+        self._planned = self._few if int(step.query_lens.max()) <= FEW_QUERIES else self._many
+        self._plan(self._planned, self._keys(step, len(step.rows)), step.query_lens)
+
+    def _plan(self, wrappers: dict[int | None, Any], keys: _Keys, query_lens: npt.NDArray[np.int32]) -> None:
+        self._wait()
+        begun = self._on_host(np.append(0, np.cumsum(query_lens)))
+        for window, wrapper in wrappers.items():
+            wrapper.plan(
+                qo_indptr=begun, paged_kv_indptr=keys.begun, paged_kv_indices=keys.slots, paged_kv_last_page_len=keys.ones,
+                seq_lens=keys.lengths, head_dim_qk=self._spec.head_dim, causal=True, **self._named(window),
+            )  # fmt: skip
+        self._record()
+
+    def _named(self, window: int | None) -> dict[str, Any]:
+        """What all plans say."""
+        spec, dtype = self._spec, self._pool.dtype
+        return {
+            "num_qo_heads": spec.heads, "num_kv_heads": spec.kv_heads, "page_size": 1, "sm_scale": 1.0 / math.sqrt(spec.head_dim),
+            "window_left": -1 if window is None else window - 1, "q_data_type": dtype, "kv_data_type": dtype,
+        }  # fmt: skip
+
+    def hold(self, rows: int) -> None:
+        assert self._table is not None, "reserve comes first"
+        device = self._pool.device
+
+        def column(length: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(length, dtype=dtype, device=device)
+
+        def held(workspace: int, plan: int) -> _Held:
+            return _Held(
+                begun, ones, slots, out_slots,
+                self._workspace if workspace <= WORKSPACE else column(workspace, torch.uint8),
+                {window: column(plan, torch.uint8) for window in self._windows}, {},
+            )  # fmt: skip
+
+        begun, ones, slots = column(rows + 1), column(rows), column(rows * self._table.slots.shape[1])
+        out_slots = column(rows, torch.int64)
+        keys = self._one_key(rows)
+        asked = [
+            wrapper.workspace_size(keys.begun, keys.slots, keys.ones, head_dim=self._spec.head_dim, **self._named(window))
+            for window, wrapper in self._held_wrappers(held(WORKSPACE, PLAN), rows).items()
+        ]
+        workspaces, plans = zip(*asked, strict=True)
+        self._held = held(max(workspaces), max(PLAN, *plans))
+
+    def _held_wrappers(self, held: _Held, rows: int) -> dict[int | None, Any]:
+        """Wrappers over the memory that stays: where it lies and how the grid is cut is the same in all plans for so many rows."""
+        wrappers = {}
+        for window, plan in held.plans.items():
+            wrapper = self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                held.workspace, "HND", use_cuda_graph=True, use_tensor_cores=self._spec.group >= CUDA_CORES, backend="fa2",
+                paged_kv_indptr_buffer=held.begun[: rows + 1], paged_kv_indices_buffer=held.slots,
+                paged_kv_last_page_len_buffer=held.ones[:rows],
+            )  # fmt: skip
+            wrapper.reset_workspace_buffer(held.workspace, plan)
+            wrappers[window] = wrapper
+        return wrappers
+
+    def plan_held(self, rows: int) -> None:
+        held = self._held
+        assert held is not None, "hold comes first"
+        if rows not in held.wrappers:  # never while a graph is captured: the body has run before
+            held.wrappers[rows] = self._held_wrappers(held, rows)
+            self._fill(held.wrappers[rows], self._one_key(rows))
+        self._planned = held.wrappers[rows]
+        self.cells = Cells(self._pool, held.out_slots[:rows])
+
+    def fill(self, step: Step, table: SlotTable, rows: int) -> None:
+        held = self._held
+        assert held is not None, "hold comes first"
+        assert self._table is not None, "reserve comes first"
+        self._table.follow(step, table)
+        out_slots = np.full(rows, PADDING_SLOT, np.int64)
+        out_slots[: len(step.rows)] = step.out_slots
+        held.out_slots[:rows].copy_(tensor(out_slots, self._pool.device))
+        self._fill(held.wrappers[rows], self._keys(step, rows))
+
+    def _fill(self, wrappers: dict[int | None, Any], keys: _Keys) -> None:
+        self._wait()
+        for window, wrapper in wrappers.items():
+            wrapper.plan(keys.begun, keys.slots, keys.ones, head_dim=self._spec.head_dim, **self._named(window))
+        self._record()
+
+    def _keys(self, step: Step, rows: int) -> _Keys:
+        """The keys of a step; rows beyond its own meet the padding slot."""
+        assert self._table is not None
+        ends = np.cumsum(step.kv_lens, dtype=np.int64)
+        begun = ends - step.kv_lens
+        # Cell `at` of the sequences laid out one after another is in the table at [row, at - begun].
+        sent = tensor(np.stack((ends, step.rows.astype(np.int64) * self._table.slots.shape[1] - begun)), self._pool.device)
+        at = torch.arange(int(ends[-1]), device=self._pool.device)
+        cells = sent[1].index_select(0, torch.searchsorted(sent[0], at, right=True)).add_(at)
+        slots = self._table.slots.view(-1).index_select(0, cells)
+        if (padded := rows - len(step.rows)) > 0:
+            slots = F.pad(slots, (0, padded), value=PADDING_SLOT)
+        return self._told(np.append(step.kv_lens, np.ones(padded, np.int32)), slots)
+
+    def _one_key(self, rows: int) -> _Keys:
+        """Rows that see the padding slot and nothing else."""
+        return self._told(np.ones(rows, np.int32), torch.full((rows,), PADDING_SLOT, dtype=torch.int32, device=self._pool.device))
+
+    def _told(self, lengths: npt.NDArray[np.int32], slots: Tensor) -> _Keys:
+        begun = np.append(0, np.cumsum(lengths))
+        return _Keys(self._on_host(begun), self._on_host(lengths), self._on_host(np.ones_like(lengths)), slots)
+
+    def _on_host(self, column: npt.NDArray[np.signedinteger]) -> Tensor:
+        return torch.tensor(column, dtype=torch.int32, pin_memory=self._pool.device.type == "cuda")
+
+    def _wait(self) -> None:
+        """Until the plans before are on the device. They lie there before the work of their step, so this seldom takes time."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def _record(self) -> None:
+        if self._sent is not None:
+            self._sent.record()
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        self._pulse()
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # else prompts' is filled with zeros first
+        result: Tensor = self._planned[self._spec.windows[layer]].run(q, self._caches[layer], out=out)
+        return result
+
+
+def _missing(hopper: bool) -> str | None:
+    """What FlashInfer would need to compile its kernels and does not find, where it looks for it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = f"{home}/bin/nvcc" if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    programs = {"nvcc": os.environ.get("FLASHINFER_NVCC", nvcc), "ninja": "ninja", "C++ compiler": os.environ.get("CXX", "c++")}
+    if absent := [name for name, program in programs.items() if shutil.which(program) is None]:
+        return absent[0]
+    header = Path(nvcc).parent.parent / "include" / "curand_kernel.h"  # the smallest installations of a toolkit have none
+    return f"{header}" if hopper and not header.exists() else None
+
+
+def _compiled_ahead(package: Path, name: str) -> bool:
+    """Whether kernels were compiled with the package, or by one that FlashInfer asks for them."""
+    return find_spec("flashinfer_jit_cache") is not None or any((package / "data" / "aot").glob(f"{name}/*.so"))
+
+
+def _compiled_before(name: str) -> bool:
+    """Whether an earlier start has compiled them: FlashInfer looks through its sources then, which takes seconds."""
+    base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer"
+    return any(base.glob(f"*/*/cached_ops/{name}/*.so"))

@@ -1,0 +1,400 @@
+"""FlashInfer: that its plans say what a step means, with a double of the package anywhere and with the package itself on a GPU."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from banyan_runtime.errors import ConfigError
+from banyan_runtime.model import graphs
+from banyan_runtime.model.attention import Replayed, backends, flashinfer_paged
+from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
+from banyan_runtime.model.layers import PackedKernels
+from banyan_runtime.model.torch_forward import TorchForward
+from banyan_runtime.step import PADDING_SLOT, Step
+
+from . import test_attention
+from .conftest import VOCAB, TinyModel
+from .driver import Driver, Request, columns
+from .test_attention import Room, spec
+
+CLOSE = {torch.float32: (1e-4, 2e-5), torch.float16: (1e-2, 1e-2), torch.bfloat16: (5e-2, 5e-2)}
+
+# Of flashinfer-python 0.7.2.post1: positional parameters, those that may be left out in brackets, those that are only named behind a *.
+PLANNED = (
+    "pos_encoding_mode window_left window_right logits_soft_cap q_data_type kv_data_type o_data_type data_type sm_scale rope_scale "
+    "rope_theta non_blocking block_tables seq_lens fixed_split_size disable_split_kv q_len_per_req is_causal"
+)
+RUN = (
+    "q paged_kv_cache * q_scale k_scale v_scale out lse return_lse enable_pdl window_left sinks kv_cache_sf "
+    "skip_softmax_threshold_scale_factor "
+)
+RECORDED = {
+    "BatchPrefillWithPagedKVCacheWrapper": {
+        "__init__": "float_workspace_buffer [ kv_layout use_cuda_graph qo_indptr_buf paged_kv_indptr_buf paged_kv_indices_buf "
+        "paged_kv_last_page_len_buf custom_mask_buf mask_indptr_buf backend jit_args jit_kwargs variant_owns_mask",
+        "plan": "qo_indptr paged_kv_indptr paged_kv_indices paged_kv_last_page_len num_qo_heads num_kv_heads head_dim_qk page_size "
+        "[ head_dim_vo custom_mask packed_custom_mask causal pos_encoding_mode use_fp16_qk_reduction sm_scale window_left "
+        "logits_soft_cap rope_scale rope_theta q_data_type kv_data_type o_data_type non_blocking prefix_len_ptr "
+        "token_pos_in_items_ptr token_pos_in_items_len max_item_len_ptr seq_lens seq_lens_q block_tables max_token_per_sequence "
+        "max_sequence_kv fixed_split_size disable_split_kv uniform_q_len",
+        "run": RUN + "lse_base lse_layout use_fp16_softmax uses_spcompress",
+    },
+    "BatchDecodeWithPagedKVCacheWrapper": {
+        "__init__": "float_workspace_buffer [ kv_layout use_cuda_graph use_tensor_cores paged_kv_indptr_buffer "
+        "paged_kv_indices_buffer paged_kv_last_page_len_buffer backend jit_args",
+        "reset_workspace_buffer": "float_workspace_buffer int_workspace_buffer",
+        "workspace_size": "indptr indices last_page_len num_qo_heads num_kv_heads head_dim page_size [ pos_encoding_mode window_left "
+        "logits_soft_cap q_data_type kv_data_type o_data_type data_type sm_scale rope_scale rope_theta block_tables seq_lens "
+        "fixed_split_size disable_split_kv q_len_per_req",
+        "plan": "indptr indices last_page_len num_qo_heads num_kv_heads head_dim page_size * " + PLANNED,
+        "run": RUN + "q_len_per_req",
+    },
+}
+
+
+def signature(names: str) -> inspect.Signature:
+    kind, default, parameters = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty, []
+    for name in names.split():
+        if name in "[*":
+            kind, default = (kind if name == "[" else inspect.Parameter.KEYWORD_ONLY), None
+        else:
+            parameters.append(inspect.Parameter(name, kind, default=default))
+    return inspect.Signature(parameters)
+
+
+class Double:
+    """What both wrappers have in common. A call that the real one would not take fails."""
+
+    planned: dict[str, Any]
+
+    def bound(self, method: str, args: Any, named: Any) -> dict[str, Any]:
+        return dict(signature(RECORDED[type(self).__name__][method]).bind(*args, **named).arguments)
+
+    @staticmethod
+    def check(planned: dict[str, Any], on_host: list[str], indices: str) -> None:
+        for name in on_host:
+            column = planned[name]
+            assert (column.device.type, column.dtype, column.dim()) == ("cpu", torch.int32, 1), name
+        assert planned[indices].dtype == torch.int32
+        assert planned["q_data_type"] == planned["kv_data_type"]
+
+    def attended(self, q: Tensor, cache: tuple[Tensor, Tensor], queries: Tensor, begun: Tensor, pages: Tensor, last: Tensor) -> Tensor:
+        """Of exactly what was planned, one sequence after another. Keys and values in "HND": [pages, kv_heads, page_size, head_dim]."""
+        planned, out = self.planned, torch.empty_like(q)
+        assert q.dtype == cache[0].dtype == planned["q_data_type"]
+        assert cache[0].stride() == cache[1].stride()  # the kernels for others are compiled when they are first met
+        assert [cache[0].shape[1], cache[0].shape[2]] == [planned["num_kv_heads"], planned["page_size"]]
+        group = planned["num_qo_heads"] // planned["num_kv_heads"]
+        for index in range(len(last)):
+            first, end = int(begun[index]), int(begun[index + 1])
+            length = (end - first - 1) * planned["page_size"] + int(last[index])
+            k, v = (part[pages[first:end].long()].transpose(1, 2).flatten(0, 1)[:length].float() for part in cache)
+            rows = slice(int(queries[index]), int(queries[index + 1]))
+            scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k.repeat_interleave(group, 1)) * planned["sm_scale"]
+            position = torch.arange(length - (rows.stop - rows.start), length)[:, None]
+            hidden = torch.arange(length)[None] > position
+            if planned["window_left"] >= 0:
+                hidden |= torch.arange(length)[None] < position - planned["window_left"]
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            out[rows] = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1)).to(q.dtype)
+        return out
+
+
+class BatchPrefillWithPagedKVCacheWrapper(Double):
+    def __init__(self, *args: Any, **named: Any) -> None:
+        made = self.bound("__init__", args, named)
+        assert made["kv_layout"] == "HND"
+        assert made["float_workspace_buffer"].nbytes >= 128 << 20
+
+    def plan(self, *args: Any, **named: Any) -> None:
+        planned = self.bound("plan", args, named)
+        self.check(planned, ["qo_indptr", "paged_kv_indptr", "paged_kv_last_page_len", "seq_lens"], "paged_kv_indices")
+        assert planned["causal"]
+        lengths = (planned["paged_kv_indptr"].diff() - 1) * planned["page_size"] + planned["paged_kv_last_page_len"]
+        assert torch.equal(planned["seq_lens"], lengths)
+        assert len(planned["paged_kv_indices"]) == planned["paged_kv_indptr"][-1]
+        self.planned = planned
+
+    def run(self, *args: Any, **named: Any) -> Tensor:
+        asked, planned = self.bound("run", args, named), self.planned
+        assert len(asked["q"]) == planned["qo_indptr"][-1]
+        found = self.attended(
+            asked["q"], asked["paged_kv_cache"], planned["qo_indptr"], planned["paged_kv_indptr"], planned["paged_kv_indices"],
+            planned["paged_kv_last_page_len"],
+        )  # fmt: skip
+        return asked["out"].copy_(found)  # type: ignore[no-any-return]
+
+
+class BatchDecodeWithPagedKVCacheWrapper(Double):
+    """In graph mode, as it is used: it reads what lies in its buffers and in its plan's memory when it runs."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        made = self.bound("__init__", args, named)
+        assert made["kv_layout"] == "HND"
+        assert made["use_cuda_graph"]
+        self.begun, self.pages, self.last = (made[f"paged_kv_{name}_buffer"] for name in ("indptr", "indices", "last_page_len"))
+        assert len(self.begun) == len(self.last) + 1
+        self.plans = 0
+
+    def reset_workspace_buffer(self, *args: Any, **named: Any) -> None:
+        self.memory = self.bound("reset_workspace_buffer", args, named)["int_workspace_buffer"]
+
+    def workspace_size(self, *args: Any, **named: Any) -> tuple[int, int]:
+        asked = self.bound("workspace_size", args, named)
+        assert len(asked["last_page_len"]) == len(self.last)
+        return 1 << 20, 1 << 10
+
+    def plan(self, *args: Any, **named: Any) -> None:
+        planned = self.bound("plan", args, named)
+        self.check(planned, ["indptr", "last_page_len"], "indices")
+        assert len(planned["last_page_len"]) == len(self.last), "the batch size is fixed"
+        assert len(planned["indices"]) == planned["indptr"][-1] <= len(self.pages)
+        fixed = {name: value for name, value in planned.items() if not isinstance(value, Tensor)}
+        if self.plans:
+            assert fixed == {name: self.planned[name] for name in fixed}, "a captured kernel keeps what it was launched with"
+        self.planned = planned
+        self.plans += 1
+        self.begun.copy_(planned["indptr"])
+        self.last.copy_(planned["last_page_len"])
+        self.pages[: len(planned["indices"])].copy_(planned["indices"])
+        self.mark = torch.tensor([id(self) % 251, self.plans % 256], dtype=torch.uint8)
+        self.memory[:2].copy_(self.mark)
+
+    def run(self, *args: Any, **named: Any) -> Tensor:
+        asked = self.bound("run", args, named)
+        assert torch.equal(self.memory[:2], self.mark), "another plan lies there"
+        assert len(asked["q"]) == len(self.last)
+        found = self.attended(asked["q"], asked["paged_kv_cache"], torch.arange(len(self.last) + 1), self.begun, self.pages, self.last)
+        return asked["out"].copy_(found)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.ModuleType("flashinfer")
+    for kind in (BatchPrefillWithPagedKVCacheWrapper, BatchDecodeWithPagedKVCacheWrapper):
+        setattr(fake, kind.__name__, kind)
+    monkeypatch.setitem(sys.modules, "flashinfer", fake)
+
+
+@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """The CPU with a double, or a GPU with the package."""
+    if request.param == "double":
+        request.getfixturevalue("double")
+        return "cpu"
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    if find_spec("flashinfer") is None:
+        pytest.skip("the package flashinfer-python is not installed")
+    return "cuda"
+
+
+def room(device: str, lengths: list[int], *options: Any, **named: Any) -> Room:
+    return Room(lengths, *options, kind=FlashInferAttention, device=device, dim=64, **named)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    rtol, atol = CLOSE[found.dtype]
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=rtol, atol=atol)
+
+
+HALVES = [(None, torch.float16), (37, torch.bfloat16), (None, torch.bfloat16), (100, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("window", "dtype"), HALVES)
+def test_prompts_equal_one_softmax_over_all_keys(device: str, window: int | None, page_size: int, dtype: torch.dtype) -> None:
+    texts = room(device, [150, 3, 64], window, page_size, dtype)
+    found = texts.attend([(row, 0, length) for row, length in enumerate(texts.lengths)])
+    for row, values in enumerate(found):
+        close(values, texts.expected(row))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("window", "dtype"), HALVES)
+def test_decode_steps_drafts_and_ends_of_cached_prompts(device: str, window: int | None, page_size: int, dtype: torch.dtype) -> None:
+    lengths = [150, 3, 64, 65, 200]
+    texts = room(device, lengths, window, page_size, dtype)
+    texts.prefill()
+    expected = [texts.expected(row) for row in range(len(lengths))]
+    for queries in (1, 2, 7, 40):
+        work = [(row, max(length - queries, 0), length) for row, length in enumerate(lengths)]
+        for (row, start, end), values in zip(work, texts.attend(work), strict=True):
+            close(values, expected[row][start:end])
+
+
+def test_a_prompt_in_chunks_beside_decode_steps_of_others(device: str) -> None:
+    texts = room(device, [180, 40], dtype=torch.bfloat16)
+    expected = [texts.expected(row) for row in range(2)]
+    for start in range(0, 180, 60):
+        work = [(0, start, start + 60), (1, start // 60, start // 60 + 1)]
+        for (row, begin, end), values in zip(work, texts.attend(work), strict=True):
+            close(values, expected[row][begin:end])
+
+
+def test_a_broken_key_breaks_those_who_see_it_and_nobody_else(device: str) -> None:
+    texts = room(device, [40, 40], dtype=torch.bfloat16)
+    texts.v[0][20] = float("nan")
+    found = texts.attend([(0, 0, 40), (1, 0, 40)])
+    broken = [not torch.isfinite(values).all() for values in found[0]]
+    assert broken == [False] * 20 + [True] * 20
+    assert torch.isfinite(found[1]).all()
+
+
+class Again:
+    """What stands for a graph where there is no GPU: the body runs again."""
+
+    def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        body()
+        return body
+
+
+@pytest.mark.parametrize("heads", [6, 14])  # three and seven for each KV head: the former without tensor cores
+@pytest.mark.parametrize("window", [None, 37])
+def test_steps_that_are_replayed_follow_their_texts(device: str, window: int | None, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of four rows and of two, each replayed for fewer and over contexts that grow."""
+    monkeypatch.setattr(test_attention, "HEADS", heads)
+    lengths = [150, 20, 64]
+    texts = room(device, lengths, window, dtype=torch.bfloat16)
+    attention, table = texts.attention, texts.table
+    assert isinstance(attention, Replayed)
+    texts.prefill()
+    expected = [texts.expected(row) for row in range(3)]
+    attention.hold(4)
+    queries = torch.zeros(4, heads, 64, dtype=torch.bfloat16, device=device)
+    found = torch.zeros_like(queries)
+    recorder = graphs.CudaRecorder() if device == "cuda" else Again()
+
+    def attend(rows: int) -> None:
+        attention.plan_held(rows)
+        found[:rows].copy_(attention.attend(0, queries[:rows]))
+
+    with torch.inference_mode():
+        replays = {rows: recorder.record(lambda rows=rows: attend(rows)) for rows in (4, 2)}  # type: ignore[misc]
+        for back in range(15, 0, -1):
+            rows = np.array([2, 0, 1] if back % 3 else [1], np.int32)
+            kv_lens = np.array([lengths[row] - back + 1 for row in rows], np.int32)
+            ones, zeros = np.ones(len(rows), np.int32), np.zeros(len(rows), np.int32)
+            out_slots = np.array([texts.slots[row][end - 1] for row, end in zip(rows, kv_lens, strict=True)], np.int32)
+            step = Step("decode", zeros, kv_lens - 1, out_slots, rows, ones, kv_lens, ones, columns([]))
+            table.apply(step)
+            size = 4 if len(rows) > 2 else 2
+            for at, (row, end) in enumerate(zip(rows, kv_lens, strict=True)):
+                queries[at] = texts.q[row][end - 1]
+            attention.fill(step, table, size)
+            replays[size]()
+            for at, (row, end) in enumerate(zip(rows, kv_lens, strict=True)):
+                close(found[at], expected[row][end - 1])
+    attention.plan_held(4)
+    assert attention.cells.slots[3] == PADDING_SLOT
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2-window"])  # the last has layers with and without a window
+@pytest.mark.usefixtures("double")
+def test_a_model_says_the_same_with_and_without_replays(
+    tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three texts of different lengths that come and go: the graphs are for 1, 2 and 4 rows, so some steps are padded."""
+    monkeypatch.setattr(FlashInferAttention, "refusal", staticmethod(lambda *_: None))
+    monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
+    model = tiny_model(family)
+    for recorder in (None, Again()):
+        runner = model.load(runner="torch")
+        assert runner.info.attention_backend == "flashinfer"
+        forward = runner.forward
+        assert isinstance(forward, TorchForward)
+        if recorder is not None:
+            runner.forward = TorchForward(forward.decoder, forward.attention, forward._pool, recorder, 4)
+        requests = [
+            Request([(31 * row + 7 * i) % VOCAB for i in range(9 + 30 * row)], new_tokens=6 + 3 * row, row=row, start=row)
+            for row in range(3)
+        ]
+        Driver(runner, rows=4, context=128).run(requests, **({} if recorder else {"chunk": 13}))
+        for request in requests:
+            assert request.output == model.choices(request.prompt, request.output)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamespace:
+    """One where FlashInfer computes, with a compiler."""
+    here = types.SimpleNamespace(package=tmp_path, capability=(8, 6), programs={"nvcc", "ninja", "c++"})
+    for name in ("CUDA_PATH", "FLASHINFER_NVCC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    origin = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(flashinfer_paged, "find_spec", lambda name: origin if here.package and name == "flashinfer" else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: here.capability)
+    monkeypatch.setattr(flashinfer_paged.shutil, "which", lambda name: name if Path(name).name in here.programs else None)
+    return here
+
+
+NAME = (  # as FlashInfer calls the module of prompts
+    "batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_head_dim_qk_64_head_dim_vo_64_"
+    "posenc_0_use_swa_False_use_logits_cap_False_f16qk_False_kv_stride_equal"
+)
+
+
+def refusal(
+    head_dim: int = 64, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, kept: torch.dtype | None = None, asked: bool = True
+) -> str | None:
+    return FlashInferAttention.refusal(spec(None, head_dim), torch.device(device), dtype, kept or dtype, asked)
+
+
+def test_it_is_refused_where_it_could_not_compute(machine: types.SimpleNamespace) -> None:
+    assert refusal() is None
+    assert refusal(device="cpu") == "it computes on CUDA devices"
+    assert refusal(dtype=torch.float32) == "it computes in float16 and bfloat16"
+    assert refusal(kept=torch.float8_e4m3fn) == "it keeps keys and values in the model's type"
+    assert refusal(head_dim=80) == "its heads are 64, 128, 256 wide, not 80"
+    machine.capability = (7, 5)
+    assert refusal() == "it needs compute capability 8.0"
+    machine.package = None
+    assert refusal() == "the package flashinfer-python is not installed"
+
+
+def compiled(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / f"{folder.name}.so").touch()
+
+
+def test_without_a_compiler_it_needs_kernels_that_were_compiled_ahead(machine: types.SimpleNamespace) -> None:
+    machine.programs = {"nvcc", "c++"}
+    assert refusal() == "its kernels are not compiled and there is no ninja"
+    machine.programs, machine.capability = {"nvcc", "ninja", "c++"}, (9, 0)
+    assert refusal() == f"its kernels are not compiled and there is no {machine.package}/cuda/include/curand_kernel.h"
+    machine.programs = set()
+    assert refusal() == "its kernels are not compiled and there is no nvcc"
+    compiled(machine.package / "data" / "aot" / NAME)
+    assert refusal() is None
+    assert refusal(asked=False) is None
+    assert refusal(head_dim=128) == "its kernels are not compiled and there is no nvcc"
+    assert refusal(dtype=torch.float16) == "its kernels are not compiled and there is no nvcc"
+
+
+def test_nobody_waits_for_a_compiler_who_did_not_ask_for_it(machine: types.SimpleNamespace) -> None:
+    assert refusal() is None
+    assert refusal(asked=False) == "its kernels are not compiled, which takes up to ten minutes; --attention-backend=flashinfer does it"
+    compiled(machine.package / ".cache" / "flashinfer" / "0.7.2" / "86" / "cached_ops" / NAME)
+    assert refusal(asked=False) is None
+
+
+def test_it_is_the_first_choice_and_what_is_refused_is_an_error(machine: types.SimpleNamespace) -> None:
+    on_gpu = spec(None, 64), torch.device("cuda"), torch.bfloat16, torch.bfloat16
+    assert backends.choose(None, *on_gpu).name == "triton"
+    assert backends.choose("flashinfer", *on_gpu).name == "flashinfer"
+    compiled(machine.package / "data" / "aot" / NAME)
+    assert backends.choose(None, *on_gpu).name == "flashinfer"
+    with pytest.raises(ConfigError, match="--attention-backend=flashinfer: it computes on CUDA devices; leave it out"):
+        backends.choose("flashinfer", spec(None, 64), torch.device("cpu"), torch.float32, torch.float32)
