@@ -1,6 +1,7 @@
-"""What quantized weights change: logits, choices of tokens and perplexity, beside the same model in float32 and bfloat16.
+"""What quantized weights, and keys and values kept in 8 bits, change: logits, choices of tokens and perplexity, beside the same model
+in float32 and bfloat16.
 
-    python benchmarks/quantization.py [--model catalog://smollm2-135m] [--texts 12] [--tokens 256]
+    python benchmarks/quantization.py [--model catalog://smollm2-135m] [--texts 12] [--tokens 256] [--only weights|kv]
 
 Each kind is computed twice: by the torch runner on dequantized weights with float32 activations, which shows what the weights have
 lost, and by the native runner (`native`), whose activations become whole numbers as well. `bfloat16` is how a model runs that nobody
@@ -84,6 +85,9 @@ VARIANTS: dict[str, Kinds] = {
 }
 
 
+KEPT = {"KV in fp8_e4m3": torch.float8_e4m3fn, "KV in fp8_e5m2": torch.float8_e5m2}
+
+
 class Computed:
     """A model with some weights, that is given one sequence at a time."""
 
@@ -117,6 +121,7 @@ def main() -> None:
     parser.add_argument("--model", default="catalog://smollm2-135m")
     parser.add_argument("--texts", type=int, default=12, choices=range(1, len(PROMPTS) + 1), metavar="N")
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--only", choices=["weights", "kv"], help="either weights or keys and values")
     options = parser.parse_args()
     # Both runners take turns here, and two pools of threads that spin on the same cores would stop each other.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or 1)
@@ -153,10 +158,13 @@ def main() -> None:
             f"{np.mean(same):6.1%} {value:10.3f} ({value / entropy:5.3f}) {np.mean(agreed):6.1f}", flush=True,
         )  # fmt: skip
 
-    half = dataclasses.replace(choice, dtype=torch.bfloat16)
+    half = dataclasses.replace(choice, dtype=torch.bfloat16, kv_dtype=torch.bfloat16)
     narrow = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
     show("bfloat16", Computed(half, {**narrow}, positions), 2 * size, off_by(weights, narrow))
-    for name, kinds in VARIANTS.items():
+    for name, kept in KEPT.items() if options.only != "weights" else ():
+        show(f"{name} in float32", Computed(dataclasses.replace(choice, kv_dtype=kept), {**weights}, positions), 4 * size, 0)
+        show("  in bfloat16", Computed(dataclasses.replace(half, kv_dtype=kept), {**narrow}, positions), 2 * size, off_by(weights, narrow))
+    for name, kinds in VARIANTS.items() if options.only != "kv" else ():
         made = {key: quantized(key, tensor, kinds) for key, tensor in weights.items()}
         nbytes = blocks.nbytes(made.values())
         values = blocks.dequantized({**made}, torch.float32, CPU)  # which takes over what it is given

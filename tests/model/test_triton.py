@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import fused, graphs
+from banyan_runtime.model import fused, graphs, kernels
 from banyan_runtime.model.attention import backends, triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused import FusedKernels
@@ -120,6 +120,24 @@ def test_a_broken_key_breaks_those_who_see_it_and_nobody_else() -> None:
     assert torch.isfinite(found[1]).all()
 
 
+def test_a_gpu_alone_does_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(kept: torch.dtype = torch.bfloat16) -> str | None:
+        return TritonAttention.refusal(spec(None), torch.device("cuda"), torch.bfloat16, kept, False)
+
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: name if name == "clang" else None)
+    assert refusal() is None
+    assert refusal(torch.float8_e5m2) is None
+    assert refusal(torch.float8_e4m3fn) == "it needs compute capability 8.9"
+    assert fused.supports(torch.device("cuda"))
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
+    assert refusal() == "Triton finds no C compiler, gcc or clang"
+    assert not fused.supports(torch.device("cuda"))
+    monkeypatch.setenv("CC", "/opt/cc")
+    assert refusal() is None
+
+
 def test_on_the_cpu_it_is_refused() -> None:
     """The interpreter is for tests."""
     with pytest.raises(ConfigError, match="--attention-backend=triton: it computes on CUDA devices"):
@@ -157,13 +175,13 @@ def assert_heads_are_the_heads(
     rope.reserve(4096)
     at = [rope.at(torch.tensor(positions, device=DEVICE))]
     found = []
-    for kernels in (FusedKernels(), PlainKernels()):
+    for made in (FusedKernels(), PlainKernels()):
         pool = KvPool(shape, 32, 4, dtype, device, kept)
         cells = Cells(pool, torch.tensor([7, 30, 12, PADDING_SLOT], device=DEVICE))
-        queries = kernels.heads(shape, rope, *norms)(0, [qkv], at, cells)
+        queries = made.heads(shape, rope, *norms)(0, [qkv], at, cells)
         keys, values = (part.to(dtype) for part in pool.slots(0))
         found.append((queries, keys[:, 1:], values[:, 1:]))
-        assert isinstance(kernels, FusedKernels) <= (not keys[:, PADDING_SLOT].any())
+        assert isinstance(made, FusedKernels) <= (not keys[:, PADDING_SLOT].any())
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=DTYPES[dtype][0], atol=DTYPES[dtype][1], equal_nan=True)
 

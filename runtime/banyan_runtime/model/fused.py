@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Final
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.heads import Heads, joined
-from banyan_runtime.model.kernels import power_of_two
+from banyan_runtime.model.kernels import missing, power_of_two
 from banyan_runtime.model.layers import Layer, PlainKernels, RmsNorm
 from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
@@ -24,7 +23,7 @@ _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
 
 
 def supports(device: torch.device) -> bool:
-    return device.type == "cuda" and find_spec("triton") is not None
+    return device.type == "cuda" and missing() is None
 
 
 class FusedKernels(PlainKernels):

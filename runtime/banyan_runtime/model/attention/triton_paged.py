@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from banyan_runtime.model import kernels
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.kernels import power_of_two
 from banyan_runtime.model.pool import Cells, KvPool
@@ -68,8 +68,8 @@ class TritonAttention:
     def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
         if device.type != "cuda":
             return "it computes on CUDA devices"
-        if find_spec("triton") is None:
-            return "the package triton is not installed"
+        if reason := kernels.missing():
+            return reason
         needed = (8, 9) if kv_dtype == torch.float8_e4m3fn else (8, 0)
         if torch.cuda.get_device_capability(device) < needed:
             return f"it needs compute capability {needed[0]}.{needed[1]}"

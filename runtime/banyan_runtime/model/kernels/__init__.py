@@ -1,5 +1,20 @@
 """Kernels in Triton, for CUDA; its interpreter runs them on the CPU for tests (`TRITON_INTERPRET=1` before they are imported)."""
 
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.util import find_spec
+
+
+def missing() -> str | None:
+    """What is not there and Triton needs to compile for a GPU, in words that go on after "it is not used:"; or None."""
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    if not os.environ.get("CC") and shutil.which("gcc") is None and shutil.which("clang") is None:
+        return "Triton finds no C compiler, gcc or clang"
+    return None
+
 
 def power_of_two(number: int) -> int:
     """The next one, or the number itself."""
