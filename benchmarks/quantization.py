@@ -93,7 +93,7 @@ class Computed:
 
     def __init__(self, choice: Choice, parameters: dict[str, Parameter], positions: int, *, native: bool = False) -> None:
         self._forward: Forward = (NativeModel if native else TorchModel)(choice, parameters, lambda: None).forward(positions, 1)
-        self._forward.reserve(1, positions)
+        self._forward.reserve(1, positions, torch.zeros(1, dtype=torch.int64))
         self._table = SlotTable(TableShape(1, positions))
 
     def logits(self, ids: I32, start: int = 0, *, last: bool = False) -> Tensor:

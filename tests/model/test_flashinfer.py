@@ -17,7 +17,7 @@ from torch import Tensor
 
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import graphs
-from banyan_runtime.model.attention import Replayed, backends, flashinfer_paged
+from banyan_runtime.model.attention import Held, Replayed, backends, flashinfer_paged
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.layers import PackedKernels
 from banyan_runtime.model.torch_forward import TorchForward
@@ -276,8 +276,10 @@ def test_steps_that_are_replayed_follow_their_texts(device: str, window: int | N
     found = torch.zeros_like(queries)
     recorder = graphs.CudaRecorder() if device == "cuda" else Again()
 
+    held = {rows: Held.empty(rows, torch.device(device)) for rows in (4, 2)}
+
     def attend(rows: int) -> None:
-        attention.plan_held(rows)
+        attention.plan_held(held[rows])
         found[:rows].copy_(attention.attend(0, queries[:rows]))
 
     with torch.inference_mode():
@@ -292,11 +294,12 @@ def test_steps_that_are_replayed_follow_their_texts(device: str, window: int | N
             size = 4 if len(rows) > 2 else 2
             for at, (row, end) in enumerate(zip(rows, kv_lens, strict=True)):
                 queries[at] = texts.q[row][end - 1]
-            attention.fill(step, table, size)
+            attention.fill(step, table, own := np.zeros(size, np.int32))
+            held[size].tell(step, own)
             replays[size]()
             for at, (row, end) in enumerate(zip(rows, kv_lens, strict=True)):
                 close(found[at], expected[row][end - 1])
-    attention.plan_held(4)
+    attention.plan_held(held[4])
     assert attention.cells.slots[3] == PADDING_SLOT
 
 

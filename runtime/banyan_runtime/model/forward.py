@@ -21,15 +21,19 @@ class Forward(Protocol):
     @property
     def kv_bytes(self) -> int: ...
 
-    def replays(self, step: Step) -> bool:
-        """Whether such a step is computed by replaying a captured graph."""
-
     @property
     def batch_invariant(self) -> bool:
         """Whether the bits of a token's results are the same whatever else is in the step."""
 
-    def reserve(self, rows: int, positions: int) -> None:
-        """Called once, before the first step: so many sequences may be in a step, none longer than `positions`."""
+    def reserve(self, rows: int, positions: int, latest: Tensor) -> None:
+        """Called once, before the first step: so many sequences may be in a step, none longer than `positions`.
+
+        `latest` int64 [rows] on the device, where it stays: the last token of each row, which a step may leave it to find.
+        """
+
+    def replayed(self, step: Step, table: SlotTable) -> Tensor | None:
+        """As `hidden`, by replaying a captured graph, which finds the tokens by itself; None: there is none for such a step.
+        The result is written over by the next step."""
 
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
         """Last hidden states [T, hidden_size] of the step's tokens.

@@ -20,9 +20,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from banyan_runtime.model import device as devices
-from banyan_runtime.model.attention import Replayed
+from banyan_runtime.model.attention import Held, Replayed
 from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.device import tensor
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Step
 
@@ -66,12 +65,13 @@ class CudaRecorder:
 class DecodeGraphs:
     """The decoder's plain decode steps of up to `most` rows."""
 
-    def __init__(self, decoder: Decoder, attention: Replayed, most: int, recorder: Recorder) -> None:
+    def __init__(self, decoder: Decoder, attention: Replayed, most: int, latest: Tensor, recorder: Recorder) -> None:
+        """`latest` int64: the last token of each row, where it stays."""
         self._decoder, self._attention = decoder, attention
         self._sizes = ladder(most)
+        self._latest = latest
         device = decoder.embed.device
-        self._ids = torch.zeros(most, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(most, dtype=torch.int64, device=device)
+        self._held = {size: Held.empty(size, device) for size in self._sizes}
         self._hidden = torch.zeros(most, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
         self._failed = torch.zeros(most, dtype=torch.bool, device=device)
@@ -91,19 +91,15 @@ class DecodeGraphs:
             time.monotonic() - started, (free - left) / _GIB, left / _GIB,
         )  # fmt: skip
 
-    def takes(self, step: Step) -> bool:
-        return step.mode == "decode" and len(step.token_ids) == len(step.rows) <= self._sizes[-1]
-
-    def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
-        """As `Forward.hidden`, of a step that it takes. The result is written over by the next step."""
+    def hidden(self, step: Step, table: SlotTable) -> Tensor | None:
+        """As `Forward.replayed`."""
         rows = len(step.rows)
+        if step.mode != "decode" or len(step.token_ids) != rows or rows > self._sizes[-1]:
+            return None
         size = self._sizes[bisect_left(self._sizes, rows)]
-        positions = np.zeros(size, np.int32)
-        positions[:rows] = step.positions
-        self._ids[:rows].copy_(token_ids)
-        self._ids[rows:size].zero_()
-        self._positions[:size].copy_(tensor(positions, self._positions.device))
-        self._attention.fill(step, table, size)
+        own = np.zeros(size, np.int32)
+        self._attention.fill(step, table, own)
+        self._held[size].tell(step, own)
         self._replays[size]()
         self._last = self._hidden[:rows], size
         return self._last[0]
@@ -117,8 +113,10 @@ class DecodeGraphs:
         return self._tokens[:rows].clone(), self._failed[:rows].clone()  # they may be asked for behind the next step
 
     def _compute(self, size: int) -> None:
-        self._attention.plan_held(size)
-        self._hidden[:size].copy_(self._decoder.hidden(self._ids[:size], self._positions[:size], self._attention))
+        held = self._held[size]
+        self._attention.plan_held(held)
+        ids = torch.where(held.ids < 0, self._latest.index_select(0, held.rows), held.ids)
+        self._hidden[:size].copy_(self._decoder.hidden(ids, held.positions, self._attention))
 
     def _pick(self, size: int) -> None:
         tokens, failed = self._decoder.likeliest(self._hidden[:size])

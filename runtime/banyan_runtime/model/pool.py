@@ -93,11 +93,11 @@ class Cells:
     """Where the keys and values of a step's tokens go."""
 
     pool: KvPool
-    slots: Tensor  # int64 [T]
+    slots: Tensor  # int64 or int32 [T]
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """k and v [T, kv_heads, head_dim]."""
-        self.pool.store(layer, self.slots, k, v)
+        self.pool.store(layer, self.slots.long(), k, v)
 
 
 def cell_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

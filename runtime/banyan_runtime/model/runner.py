@@ -44,8 +44,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self, shape: TableShape) -> None:
-        self.forward.reserve(shape.rows, shape.positions)
         self._rows = _Rows(shape, self.info.vocab_size, self._device)
+        self.forward.reserve(shape.rows, shape.positions, self._rows.latest)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> _Launched | _LaunchedRounds:
@@ -56,10 +56,14 @@ class ModelRunner:
         rows.table.apply(step)
         if step.histories is not None:
             rows.penalties.begin(step.histories)
-        token_ids = self._token_ids(step, rows)
         if step.rounds > 1:
-            return self._in_rounds(step, rows, token_ids)
-        hidden, replayed = self.forward.hidden(step, token_ids, rows.table), self.forward.replays(step)
+            return self._in_rounds(step, rows)
+        replayed, token_ids = self.forward.replayed(step, rows.table), None
+        if replayed is None:
+            token_ids = self._token_ids(step, rows)
+            hidden = self.forward.hidden(step, token_ids, rows.table)
+        else:
+            hidden = replayed
         prompt = None
         if step.prompt_scores is not None:
             owners = np.repeat(np.arange(len(step.rows)), step.query_lens)[step.prompt_scores.at]
@@ -67,16 +71,17 @@ class ModelRunner:
         vectors = None if step.pooling is None else rows.pooler.pool(self.forward.normed(hidden), step, step.pooling)
         draws = rows.draws(step)
         drawn = self._draw(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
-        return _Launched(self._report, self._device, step, draws, drawn, prompt, vectors, replayed)
+        return _Launched(self._report, self._device, step, draws, drawn, prompt, vectors, replayed is not None)
 
-    def _in_rounds(self, step: Step, rows: _Rows, token_ids: Tensor) -> _LaunchedRounds:
+    def _in_rounds(self, step: Step, rows: _Rows) -> _LaunchedRounds:
         wanted = rows.wanted(step, rows.draws(step), step.sampling)
         assert not wanted.penalties, "rounds have none"
-        tokens = self.forward.rounds(step, token_ids, rows.table, None if wanted.greedy else step.sampling)
+        tokens = self.forward.rounds(step, self._token_ids(step, rows), rows.table, None if wanted.greedy else step.sampling)
         rows.latest.index_copy_(0, rows.draws(step).owners(step, self._device), tokens[:, -1].clamp(min=0))
         return _LaunchedRounds(self._report, step, tokens)
 
-    def _draw(self, step: Step, draws: _Draws, rows: _Rows, token_ids: Tensor, hidden: Tensor) -> _Drawn:
+    def _draw(self, step: Step, draws: _Draws, rows: _Rows, token_ids: Tensor | None, hidden: Tensor) -> _Drawn:
+        """`token_ids`: None where no sequence draws several."""
         picked = draws.sequences
         columns = step.sampling if draws.one_each else _cells(step.sampling, picked)
         states = hidden if draws.one_each else hidden.index_select(0, self._tensor(draws.at))
@@ -105,11 +110,19 @@ class ModelRunner:
         return self._noted(step, draws, rows, token_ids, tokens, failed, scores)
 
     def _noted(
-        self, step: Step, draws: _Draws, rows: _Rows, token_ids: Tensor, tokens: Tensor, failed: Tensor, scores: logprobs.Scores | None
+        self,
+        step: Step,
+        draws: _Draws,
+        rows: _Rows,
+        token_ids: Tensor | None,
+        tokens: Tensor,
+        failed: Tensor,
+        scores: logprobs.Scores | None,
     ) -> _Drawn:
         """With how many of them count; the last one that does is the row's latest."""
         accepted, latest = None, tokens
         if draws.drafts:
+            assert token_ids is not None, "drafts are not replayed"
             accepted = self._accepted(draws, token_ids, tokens, failed)
             latest = tokens.index_select(0, self._tensor(draws.firsts) + accepted - 1)
         rows.latest.index_copy_(0, draws.owners(step, self._device), latest)

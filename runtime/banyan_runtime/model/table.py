@@ -54,6 +54,15 @@ class DeviceTable:
         changed = [rows.astype(np.int64) * width + positions]
         changed += [np.arange(len(slots)) + row * width + start for row, start, slots in _updates(step)]
         cells = np.concatenate(changed)
+        self._copy(cells, table)
+
+    def follow_updates(self, step: Step, table: SlotTable) -> None:
+        """As `follow`, but for what the step itself writes."""
+        if step.updates is not None:
+            width = self.slots.shape[1]
+            self._copy(np.concatenate([np.arange(len(slots)) + row * width + start for row, start, slots in _updates(step)]), table)
+
+    def _copy(self, cells: I64, table: SlotTable) -> None:
         device = self.slots.device
         # From the host's table, so that a cell that is named twice gets what it holds in the end.
         values = devices.tensor(table.slots.reshape(-1)[cells], device, torch.int32)

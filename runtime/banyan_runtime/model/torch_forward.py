@@ -82,8 +82,8 @@ class TorchForward:
         self._sample = sample
         self._graphs: DecodeGraphs | None = None
 
-    def replays(self, step: Step) -> bool:
-        return self._graphs is not None and self._graphs.takes(step)
+    def replayed(self, step: Step, table: SlotTable) -> Tensor | None:
+        return None if self._graphs is None else self._graphs.hidden(step, table)
 
     @property
     def kv_bytes(self) -> int:
@@ -96,15 +96,13 @@ class TorchForward:
     def batch_invariant(self) -> bool:
         return self.decoder.batch_invariant and self.attention.batch_invariant
 
-    def reserve(self, rows: int, positions: int) -> None:
+    def reserve(self, rows: int, positions: int, latest: Tensor) -> None:
         self.decoder.rope.reserve(positions)
         if self._recorder is not None and isinstance(self.attention, Replayed):
             self.attention.reserve(TableShape(rows, positions))
-            self._graphs = DecodeGraphs(self.decoder, self.attention, min(rows, self._graph_rows), self._recorder)
+            self._graphs = DecodeGraphs(self.decoder, self.attention, min(rows, self._graph_rows), latest, self._recorder)
 
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
-        if self._graphs is not None and self._graphs.takes(step):
-            return self._graphs.hidden(step, token_ids, table)
         self.attention.plan(step, table)
         return self.decoder.hidden(token_ids, devices.tensor(step.positions, self._pool.device, torch.int64), self.attention)
 

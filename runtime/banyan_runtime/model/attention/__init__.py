@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from banyan_runtime.model.device import tensor
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import Pulse, Step, TableShape
+from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 
 
 class Attention(Protocol):
@@ -34,6 +37,67 @@ class Attention(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A decode step in memory on the device that stays while steps change: one block of columns, int32 [rows] each.
+
+    Padded rows see no key and write to the padding slot; what they give means nothing.
+    """
+
+    told: Tensor  # int32 [COLUMNS, rows at least]: the columns below, in this order
+    size: int  # rows
+
+    @classmethod
+    def empty(cls, size: int, device: torch.device) -> Held:
+        # Columns that begin at multiples of 16 bytes: for others Triton would compile its kernels once more.
+        return cls(torch.zeros(COLUMNS, -(-size // 4) * 4, dtype=torch.int32, device=device), size)
+
+    def tell(self, step: Step, own: I32) -> None:
+        """Of a decode step of as many rows or fewer, in one copy: each costs as much as a launch."""
+        rows = len(step.rows)
+        told = np.zeros(tuple(self.told.shape), np.int32)
+        told[0, :rows], told[1, :rows], told[2, :rows], told[3, :rows] = step.token_ids, step.rows, step.positions, step.out_slots
+        told[3, rows:] = PADDING_SLOT
+        told[4, :rows], told[5, :rows], told[6, : self.size] = 1, step.kv_lens, own
+        self.told.copy_(tensor(told, self.told.device, torch.int32), non_blocking=True)
+
+    @property
+    def ids(self) -> Tensor:
+        """Tokens; negative: the latest one of its row."""
+        return self.told[0, : self.size]
+
+    @property
+    def rows(self) -> Tensor:
+        return self.told[1, : self.size]
+
+    @property
+    def positions(self) -> Tensor:
+        return self.told[2, : self.size]
+
+    @property
+    def slots(self) -> Tensor:
+        """Where keys and values go."""
+        return self.told[3, : self.size]
+
+    @property
+    def counts(self) -> Tensor:
+        """Queries: 1, or 0 of a padded row."""
+        return self.told[4, : self.size]
+
+    @property
+    def ends(self) -> Tensor:
+        """Keys that are seen."""
+        return self.told[5, : self.size]
+
+    @property
+    def own(self) -> Tensor:
+        """What the attention has to say."""
+        return self.told[6, : self.size]
+
+
+COLUMNS: Final = 7  # of Held
+
+
 @runtime_checkable
 class Replayed(Attention, Protocol):
     """Attention whose decode steps can be captured as graphs: kernels are launched over memory that stays, and steps are filled in."""
@@ -42,13 +106,13 @@ class Replayed(Attention, Protocol):
         """Called before the first step, with the size of the table that all steps are planned with."""
 
     def hold(self, rows: int) -> None:
-        """Allocate what decode steps of so many rows at most are told by."""
+        """Allocate what decode steps of so many rows at most need beside what they are told."""
 
-    def plan_held(self, rows: int) -> None:
-        """What is attended from now on has so many rows, and reads what it is told there."""
+    def plan_held(self, held: Held) -> None:
+        """What is attended from now on reads what `held` tells by then. Launched with the rest of a step, and captured."""
 
-    def fill(self, step: Step, table: SlotTable, rows: int) -> None:
-        """Tell it of a decode step, padded to `rows`. Padded rows write to the padding slot, and what they give means nothing."""
+    def fill(self, step: Step, table: SlotTable, own: I32) -> None:
+        """Prepare a decode step, padded to len(own) rows, and write into `own` what it will find in `held.own`."""
 
 
 class AttentionKind(Protocol):

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from banyan_runtime.model.attention import Held
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
-from banyan_runtime.step import PADDING_SLOT, Pulse, Step, TableShape
+from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 
 log = logging.getLogger("banyan")
 
@@ -60,7 +61,6 @@ class _Held:
     begun: Tensor  # int32 [rows + 1]
     ones: Tensor  # int32 [rows]
     slots: Tensor  # int32 [rows * positions]
-    out_slots: Tensor  # int64 [rows]
     workspace: Tensor
     plans: dict[int | None, Tensor]  # by window, since all windows of a step are planned before the first is read
     wrappers: dict[int, dict[int | None, Any]]  # by number of rows, then by window
@@ -159,13 +159,12 @@ class FlashInferAttention:
 
         def held(workspace: int, plan: int) -> _Held:
             return _Held(
-                begun, ones, slots, out_slots,
+                begun, ones, slots,
                 self._workspace if workspace <= WORKSPACE else column(workspace, torch.uint8),
                 {window: column(plan, torch.uint8) for window in self._windows}, {},
             )  # fmt: skip
 
         begun, ones, slots = column(rows + 1), column(rows), column(rows * self._table.slots.shape[1])
-        out_slots = column(rows, torch.int64)
         keys = self._one_key(rows)
         asked = [
             wrapper.workspace_size(keys.begun, keys.slots, keys.ones, head_dim=self._spec.head_dim, **self._named(window))
@@ -187,24 +186,20 @@ class FlashInferAttention:
             wrappers[window] = wrapper
         return wrappers
 
-    def plan_held(self, rows: int) -> None:
-        held = self._held
-        assert held is not None, "hold comes first"
-        if rows not in held.wrappers:  # never while a graph is captured: the body has run before
-            held.wrappers[rows] = self._held_wrappers(held, rows)
-            self._fill(held.wrappers[rows], self._one_key(rows))
-        self._planned = held.wrappers[rows]
-        self.cells = Cells(self._pool, held.out_slots[:rows])
+    def plan_held(self, held: Held) -> None:
+        rows, own = held.size, self._held
+        assert own is not None, "hold comes first"
+        if rows not in own.wrappers:  # never while a graph is captured: the body has run before
+            own.wrappers[rows] = self._held_wrappers(own, rows)
+            self._fill(own.wrappers[rows], self._one_key(rows))
+        self._planned = own.wrappers[rows]
+        self.cells = Cells(self._pool, held.slots)
 
-    def fill(self, step: Step, table: SlotTable, rows: int) -> None:
-        held = self._held
-        assert held is not None, "hold comes first"
+    def fill(self, step: Step, table: SlotTable, own: I32) -> None:
+        assert self._held is not None, "hold comes first"
         assert self._table is not None, "reserve comes first"
         self._table.follow(step, table)
-        out_slots = np.full(rows, PADDING_SLOT, np.int64)
-        out_slots[: len(step.rows)] = step.out_slots
-        held.out_slots[:rows].copy_(tensor(out_slots, self._pool.device))
-        self._fill(held.wrappers[rows], self._keys(step, rows))
+        self._fill(self._held.wrappers[len(own)], self._keys(step, len(own)))
 
     def _fill(self, wrappers: dict[int | None, Any], keys: _Keys) -> None:
         self._wait()

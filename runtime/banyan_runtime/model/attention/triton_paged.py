@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model import kernels
+from banyan_runtime.model.attention import Held
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.kernels import power_of_two
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
-from banyan_runtime.step import PADDING_SLOT, Pulse, Step, TableShape
+from banyan_runtime.step import I32, Pulse, Step, TableShape
 
 TILE_ROWS: Final = 128  # queries times the heads that share a KV head, in a prompt's tile
 FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
@@ -40,8 +41,8 @@ class _Tiles:
     counts: Tensor
     positions: Tensor
     ends: Tensor  # [tokens] keys that each sees
-    stretch: Tensor  # [1] keys of a stretch
-    slots: Tensor  # int64 [tokens]
+    stretch: Tensor  # keys of a stretch, in the first cell
+    slots: Tensor  # int64 or int32 [tokens]
     rows: int  # of a tile
     stretches: int  # 1: the context is not cut
 
@@ -62,7 +63,7 @@ class TritonAttention:
         self._table: DeviceTable | None = None
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int64))
         self._planned: _Tiles | None = None
-        self._held: _Tiles | None = None  # of decode steps that are replayed: memory that stays
+        self._firsts = torch.empty(0, dtype=torch.int32)  # of decode steps that are replayed
 
     @staticmethod
     def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
@@ -113,37 +114,23 @@ class TritonAttention:
         self.cells = Cells(self._pool, self._planned.slots)
 
     def hold(self, rows: int) -> None:
-        def column(dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(rows, dtype=dtype, device=self._pool.device)
+        self._firsts = torch.arange(rows, dtype=torch.int32, device=self._pool.device)
 
-        firsts = torch.arange(rows, dtype=torch.int32, device=self._pool.device)
-        stretch = torch.full((1,), STRETCH, dtype=torch.int32, device=self._pool.device)
+    def plan_held(self, held: Held) -> None:
+        table = self._table
+        assert table is not None, "reserve comes first"
+        rows = held.size
+        self._kernels.note[(rows,)](table.slots, table.slots.stride(0), held.rows, held.positions, held.slots, held.counts)
         tile = max(FEWEST_ROWS, power_of_two(self._spec.group))
-        self._held = _Tiles(column(), firsts, column(), column(), column(), stretch, column(torch.int64), tile, 1)
-
-    def plan_held(self, rows: int) -> None:
-        held = self._held
-        assert held is not None, "hold comes first"
         self._planned = _Tiles(
-            held.rows_of[:rows], held.firsts[:rows], held.counts[:rows], held.positions[:rows], held.ends[:rows], held.stretch,
-            held.slots[:rows], held.rows, self._stretches(rows),
-        )  # fmt: skip
-        self.cells = Cells(self._pool, self._planned.slots)
+            held.rows, self._firsts[:rows], held.counts, held.positions, held.ends, held.own, held.slots, tile, self._stretches(rows)
+        )
+        self.cells = Cells(self._pool, held.slots)
 
-    def fill(self, step: Step, table: SlotTable, rows: int) -> None:
-        held, device = self._held, self._pool.device
-        assert held is not None, "hold comes first"
+    def fill(self, step: Step, table: SlotTable, own: I32) -> None:
         assert self._table is not None, "reserve comes first"
-        self._table.follow(step, table)
-        real = len(step.rows)
-        columns = np.zeros((5, rows), np.int32)  # a padded row has no query
-        columns[0, :real], columns[1, :real], columns[2, :real], columns[3, :real] = step.rows, 1, step.positions, step.positions + 1
-        columns[4] = PADDING_SLOT
-        columns[4, :real] = step.out_slots
-        sent = tensor(columns, device, torch.int32)
-        for to, column in zip((held.rows_of, held.counts, held.positions, held.ends, held.slots), sent, strict=True):
-            to[:rows].copy_(column)
-        held.stretch.fill_(_stretch(int(step.kv_lens.max()), self._stretches(rows)))
+        self._table.follow_updates(step, table)
+        own[0] = _stretch(int(step.kv_lens.max()), self._stretches(len(own)))
 
     def _rows(self, longest: int) -> int:
         """Of the tiles of a step, by its longest sequence's queries: times the heads that share a KV head."""

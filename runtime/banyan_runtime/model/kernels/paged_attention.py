@@ -130,3 +130,18 @@ def join(
         high = higher
     mass = tl.where(mass == 0.0, 1.0, mass)  # of a padded row
     tl.store(out + pair.to(tl.int64) * DIM + dims, (sums / mass).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def note(
+    table,  # int32 [rows, table_stride]
+    table_stride,
+    rows,  # int32 [n], as all that follow
+    positions,
+    slots,
+    counts,  # 0: of a padded row
+):
+    """Where a decode step puts its keys."""
+    at = tl.program_id(0)
+    cell = tl.load(rows + at).to(tl.int64) * table_stride + tl.load(positions + at)
+    tl.store(table + cell, tl.load(slots + at), mask=tl.load(counts + at) > 0)

@@ -59,7 +59,7 @@ def place(
     sin,  # likewise, with the sign that the first half gets
     q_weight,  # [2 * HALF]; NORMED: of the norm of a query's head
     k_weight,  # likewise
-    slots,  # int64 [rows]: where keys and values go; PADDING: nowhere
+    slots,  # int64 or int32 [rows]: where keys and values go; PADDING: nowhere
     queries,  # [rows, HEADS, 2 * HALF]
     keys,  # [KV_HEADS, slots, 2 * HALF], `head_stride` apart; NARROW: in a narrower type
     values,  # likewise
@@ -103,7 +103,7 @@ def place(
     is_query = inside & (head < HEADS)[:, None]
     tl.store(to, turned_low, mask=is_query)
     tl.store(to + HALF, turned_high, mask=is_query)
-    slot = tl.load(slots + row)
+    slot = tl.load(slots + row).to(tl.int64)
     stored = inside & is_key & (slot != PADDING)
     if tl.max(head, 0) >= HEADS:
         source += KV_HEADS * 2 * HALF

@@ -159,7 +159,7 @@ class NativeForward:
         self._kept = _Columns(0)  # for decode steps
         self._drawn: _Sampling | None = None  # of the last step that drew
 
-    def reserve(self, rows: int, positions: int) -> None:
+    def reserve(self, rows: int, positions: int, latest: Tensor) -> None:
         spec = self._choice.spec
         turned = angles(spec, positions)
         cosines, sines = turned.cos().contiguous(), turned.sin().contiguous()
@@ -167,8 +167,8 @@ class NativeForward:
             raise _no_memory()
         self._kept = _Columns(rows)
 
-    def replays(self, step: Step) -> bool:
-        return False
+    def replayed(self, step: Step, table: SlotTable) -> Tensor | None:
+        return None
 
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
         tokens = len(step.token_ids)
