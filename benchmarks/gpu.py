@@ -30,6 +30,7 @@ from banyan_runtime.step import Runner, SamplingColumns, Step, TableShape
 
 PROMPT: Final = 8192
 STEPS: Final = 50
+PROFILED: Final = 5  # steps: each has thousands of events
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Bench:
             max_total_tokens=tokens,
         )  # fmt: skip
         self.runner: Runner = load(options, folder, lambda *_: None)
+        assert self.runner.info.pool_tokens >= tokens, "others hold the GPU's memory"
         self.runner.prepare(TableShape(running, self.positions))
 
     def step(self, rows: int, start: int, count: int, *, told: bool) -> Step:
@@ -85,13 +87,13 @@ class Bench:
         mode: Any = "decode" if count == 1 else "prefill"
         return Step(mode, ids, positions, slots, each, ones * count, ones * (start + count), ones, sampling)
 
-    def decode(self, running: int) -> float:
+    def decode(self, running: int, steps: int = STEPS, rounds: int = 3) -> float:
         """Seconds of a step with so many rows."""
         self.runner.launch(self.step(running, self.context - 1, 1, told=True)).result()
 
-        def steps() -> None:
+        def play() -> None:
             handle = None
-            for number in range(STEPS):
+            for number in range(steps):
                 launched = self.runner.launch(self.step(running, self.context + number, 1, told=False))
                 if handle is not None:
                     handle.result()
@@ -99,8 +101,8 @@ class Bench:
             assert handle is not None
             handle.result()
 
-        steps()
-        return timed(steps, 3) / STEPS
+        play()
+        return timed(play, rounds) / steps
 
     def prefill(self) -> float:
         def whole() -> None:
@@ -118,11 +120,13 @@ class Bench:
         head = shape["vocab_size"] * hidden
         kv = layers * 2 * kv_heads * dim * 2
 
+        context = self.context
+
         def of(running: int) -> float:
             """Of a decode step; 0: of the prompt."""
             if running == 0:
                 return (2 * block * PROMPT + 4 * layers * heads * dim * PROMPT * PROMPT / 2 + 2 * head) / machine.flop_s
-            read = 2 * (block + head) + running * self.context * kv
+            read = 2 * (block + head) + running * context * kv
             return max(read / machine.bytes_s, running * 2 * (block + head) / machine.flop_s)
 
         return of
@@ -130,7 +134,7 @@ class Bench:
     def profile(self, running: int) -> str:
         self.decode(running)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as found:
-            seconds = self.decode(running)
+            seconds = self.decode(running, steps=PROFILED, rounds=1)
         table: str = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=60)
         return f"{running} running, {1e3 * seconds:.2f} ms a step under the profiler\n{table}"
 

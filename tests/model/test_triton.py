@@ -93,6 +93,17 @@ def test_a_prompt_in_chunks_beside_others() -> None:
             close(values, expected[row][begin:end])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kept", NARROW)
+def test_a_broken_key_of_eight_bits_breaks_those_who_see_it(kept: torch.dtype, dtype: torch.dtype) -> None:
+    if DEVICE == "cpu" and kept == torch.float8_e4m3fn:
+        pytest.skip("the interpreter's E4M3 has no NaN")
+    texts = room([40], kept=kept, dtype=dtype)
+    texts.v[0][20] = float("nan")
+    broken = [not torch.isfinite(values).all() for values in texts.attend([(0, 0, 40)])[0]]
+    assert broken == [False] * 20 + [True] * 20
+
+
 @pytest.mark.parametrize("kept", NARROW)
 def test_keys_and_values_in_eight_bits(kept: torch.dtype) -> None:
     """Of prompts, and of few queries."""

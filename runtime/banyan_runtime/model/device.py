@@ -73,9 +73,8 @@ def available_bytes(device: torch.device) -> int:
 def tensor(column: npt.NDArray[np.generic], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """A copy of a step's column on the device. torch takes over an array only if it may write to it, which a step forbids; from
     memory that is not pinned a copy to a GPU would wait for all that the GPU was given before."""
-    if device.type == "cpu":
-        return torch.from_numpy(column.astype(_numpy(dtype)))  # several times cheaper than torch.tensor
-    return torch.tensor(column, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    own = torch.from_numpy(column.astype(_numpy(dtype)))  # several times cheaper than torch.tensor
+    return own if device.type == "cpu" else own.pin_memory().to(device, non_blocking=True)
 
 
 def zeros(shape: tuple[int, int], device: torch.device) -> Tensor:

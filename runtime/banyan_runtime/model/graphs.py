@@ -47,16 +47,18 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        # One: for each stream that products were computed on torch keeps a workspace.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside = self._stream
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(_WARM_UPS):
                 body()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=beside):
             body()
         self._pool = graph.pool()
         return graph.replay

@@ -20,8 +20,9 @@ def one_by_one(forward: Forward, step: Step, token_ids: Tensor, table: SlotTable
     for index in range(step.rounds):
         if index:
             now = replace(
-                step, positions=step.positions + index, kv_lens=step.kv_lens + index, out_slots=step.later_slots[:, index - 1].copy()
-            )
+                step, positions=step.positions + index, kv_lens=step.kv_lens + index, out_slots=step.later_slots[:, index - 1].copy(),
+                rounds=1, later_slots=None, updates=None,
+            )  # fmt: skip
         else:
             now = step
         hidden = forward.hidden(now, token_ids, table)

@@ -59,6 +59,7 @@ class TritonAttention:
         self._pool = pool
         self._pulse = pulse
         self._width = max(16, power_of_two(spec.head_dim))
+        self._keys = KEYS if self._width < 256 or pool.dtype != torch.float32 else FEWEST_ROWS
         self._scale = 1.0 / math.sqrt(spec.head_dim)
         self._table: DeviceTable | None = None
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int64))
@@ -134,7 +135,8 @@ class TritonAttention:
 
     def _rows(self, longest: int) -> int:
         """Of the tiles of a step, by its longest sequence's queries: times the heads that share a KV head."""
-        rows = max(TILE_ROWS, power_of_two(self._spec.group))
+        most = TILE_ROWS if self._pool.dtype != torch.float32 else FEWEST_ROWS  # whose exact products take eight times the registers
+        rows = max(most, power_of_two(self._spec.group))
         if longest > FEW_QUERIES:
             return rows
         return min(rows, max(FEWEST_ROWS, power_of_two(self._spec.group * longest)))
@@ -173,8 +175,9 @@ class TritonAttention:
             q, keys, values, parts, highs, masses,
             plan.rows_of, plan.firsts, plan.counts, plan.positions, table.slots, table.slots.stride(0), plan.stretch,
             keys.stride(0), tokens, self._scale,
-            GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, ROWS=plan.rows, KEYS=KEYS, SPLIT=cut,
+            GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, ROWS=plan.rows, KEYS=self._keys, SPLIT=cut,
             WINDOW=spec.windows[layer] or 0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            num_warps=8 if plan.rows >= TILE_ROWS else 4,  # of 128 wide heads four would keep less than they need in registers
         )  # fmt: skip
         if cut:
             self._kernels.join[(tokens * heads,)](

@@ -71,7 +71,7 @@ def attend(
         known = places < end
         slot = tl.load(own_slots + places, mask=known, other=0).to(tl.int64)
         readable = known[:, None] & inside[None, :]
-        key = tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0).to(queries.dtype)
+        key = _widened(tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
         scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION) * (scale * LOG2_E)
         seen = places[None, :] <= at[:, None]
         if WINDOW > 0:
@@ -82,7 +82,7 @@ def attend(
         kept = tl.exp2(high - base)
         weights = tl.exp2(scores - base[:, None])
         mass = mass * kept + tl.sum(weights, 1)
-        value = tl.load(values + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0).to(queries.dtype)
+        value = _widened(tl.load(values + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
         sums = sums * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
         high = higher
 
@@ -95,6 +95,14 @@ def attend(
     else:
         result = sums / tl.where(real, mass, 1.0)[:, None]
         tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=writable)
+
+
+@triton.jit
+def _widened(x, kind: tl.constexpr):
+    """As q's type. To bfloat16 Triton shifts the bits of E5M2, and makes numbers of NaN and infinity; float16 has its range."""
+    if x.dtype == tl.float8e5:
+        x = x.to(tl.float16)
+    return x.to(kind)
 
 
 @triton.jit(do_not_specialize=["pairs"])
