@@ -62,11 +62,11 @@ fuzz: install-dev ## ten thousand drawn HTTP requests over /openapi.json (make t
 bench: install-dev ## Banyan beside llama.cpp, OpenVINO and vLLM on this machine's CPU, into benchmarks/results (ARGS="--models 7m --rounds 1": minutes)
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
-test-gpu: ## on a machine with a GPU: kernels, runners and a server there (.ci/gpu-wheels first, where it has no network)
+test-gpu: ## on a machine with a GPU: kernels, runners and a server there (.ci/gpu-wheels and .ci/gpu-kernels first, where it has no network)
 	.ci/test-gpu
 
 bench-gpu: ## on a machine with a GPU: models with random weights, their steps beside the limit by arithmetic, and served
-	python=$$([ -d .gpu/venv ] && echo .gpu/venv/bin/python || echo $(BIN)/python); export PYTHONPATH=runtime; \
+	python=$(BIN)/python; export PYTHONPATH=runtime; [ ! -d .gpu/site ] || { python=python3; PYTHONPATH=.gpu/site:runtime; }; \
 	$$python benchmarks/gpu.py $(ARGS) && $$python benchmarks/gpu_served.py $(SERVED_ARGS)
 
 bench-host: install-dev ## what the host costs around the model: scheduler, prefix cache, front, start (ARGS="--rounds 1")

@@ -18,6 +18,7 @@ from torch import Tensor
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import graphs
 from banyan_runtime.model.attention import Held, Replayed, backends, flashinfer_paged
+from banyan_runtime.model.attention.flashinfer_kernels import ARCHITECTURES, Kind, Module
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.layers import PackedKernels
 from banyan_runtime.model.torch_forward import TorchForward
@@ -331,7 +332,7 @@ def test_a_model_says_the_same_with_and_without_replays(
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamespace:
     """One where FlashInfer computes, with a compiler."""
-    here = types.SimpleNamespace(package=tmp_path, capability=(8, 6), programs={"nvcc", "ninja", "c++"})
+    here = types.SimpleNamespace(package=tmp_path, capability=(8, 6), programs={"nvcc", "ninja", "c++", "gcc"})
     for name in ("CUDA_PATH", "FLASHINFER_NVCC", "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
@@ -343,16 +344,15 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleName
     return here
 
 
-NAME = (  # as FlashInfer calls the module of prompts
-    "batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_head_dim_qk_64_head_dim_vo_64_"
-    "posenc_0_use_swa_False_use_logits_cap_False_f16qk_False_kv_stride_equal"
-)
-
-
 def refusal(
-    head_dim: int = 64, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, kept: torch.dtype | None = None, asked: bool = True
+    head_dim: int = 64,
+    device: str = "cuda",
+    dtype: torch.dtype = torch.bfloat16,
+    kept: torch.dtype | None = None,
+    asked: bool = True,
+    window: int | None = None,
 ) -> str | None:
-    return FlashInferAttention.refusal(spec(None, head_dim), torch.device(device), dtype, kept or dtype, asked)
+    return FlashInferAttention.refusal(spec(window, head_dim), torch.device(device), dtype, kept or dtype, asked)
 
 
 def test_it_is_refused_where_it_could_not_compute(machine: types.SimpleNamespace) -> None:
@@ -367,29 +367,67 @@ def test_it_is_refused_where_it_could_not_compute(machine: types.SimpleNamespace
     assert refusal() == "the package flashinfer-python is not installed"
 
 
-def compiled(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / f"{folder.name}.so").touch()
+def compiled(folder: Path, *modules: Module, architectures: str = "") -> None:
+    for module in modules:
+        path = module.path(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        if architectures:
+            (path.parent / ARCHITECTURES).write_text(architectures)
+
+
+def loaded(windowed: bool, *kinds: Kind) -> list[Module]:
+    return [Module(kind, torch.bfloat16, 64, windowed) for kind in kinds]
 
 
 def test_without_a_compiler_it_needs_kernels_that_were_compiled_ahead(machine: types.SimpleNamespace) -> None:
+    ahead = machine.package / "data" / "aot"
     machine.programs = {"nvcc", "c++"}
     assert refusal() == "its kernels are not compiled and there is no ninja"
     machine.programs, machine.capability = {"nvcc", "ninja", "c++"}, (9, 0)
     assert refusal() == f"its kernels are not compiled and there is no {machine.package}/cuda/include/curand_kernel.h"
-    machine.programs = set()
+    machine.programs, machine.capability = set(), (8, 6)
     assert refusal() == "its kernels are not compiled and there is no nvcc"
-    compiled(machine.package / "data" / "aot" / NAME)
+    compiled(ahead, *loaded(False, "fa2", "decode"))
     assert refusal() is None
     assert refusal(asked=False) is None
     assert refusal(head_dim=128) == "its kernels are not compiled and there is no nvcc"
     assert refusal(dtype=torch.float16) == "its kernels are not compiled and there is no nvcc"
 
 
-def test_nobody_waits_for_a_compiler_who_did_not_ask_for_it(machine: types.SimpleNamespace) -> None:
+def test_every_module_that_will_be_loaded_counts(machine: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three heads share a KV head here, so decode steps have kernels of their own; from four on they have not."""
+    ahead, lacking = machine.package / "data" / "aot", "its kernels are not compiled and there is no nvcc"
+    machine.programs = set()
+    compiled(ahead, *loaded(False, "fa2"))
+    assert refusal() == lacking
+    monkeypatch.setattr(test_attention, "HEADS", 8)
     assert refusal() is None
-    assert refusal(asked=False) == "its kernels are not compiled, which takes up to ten minutes; --attention-backend=flashinfer does it"
-    compiled(machine.package / ".cache" / "flashinfer" / "0.7.2" / "86" / "cached_ops" / NAME)
+    assert refusal(window=37) == lacking
+    compiled(ahead, *loaded(True, "fa2"))
+    assert refusal(window=37) is None
+    machine.capability = (9, 0)
+    assert refusal() == lacking
+    compiled(ahead, *loaded(False, "fa3"))
+    assert refusal() is None
+
+
+def test_kernels_for_another_device_are_no_kernels(machine: types.SimpleNamespace) -> None:
+    ahead = machine.package / "data" / "aot"
+    compiled(ahead, *loaded(False, "fa2", "decode"), architectures="9.0a")
+    assert refusal() == "its kernels are compiled for 9.0a, and this device is 8.6"
+    compiled(ahead, *loaded(False, "fa2", "decode"), architectures="8.0 9.0a")
+    assert refusal() is None
+
+
+def test_nobody_waits_for_a_compiler_who_did_not_ask_for_it(machine: types.SimpleNamespace) -> None:
+    before = machine.package / ".cache" / "flashinfer" / "0.7.2" / "86" / "cached_ops"
+    waits = "its kernels are not compiled, which takes up to ten minutes; --attention-backend=flashinfer does it"
+    assert refusal() is None
+    assert refusal(asked=False) == waits
+    compiled(before, *loaded(False, "fa2"))
+    assert refusal(asked=False) == waits
+    compiled(before, *loaded(False, "decode"))
     assert refusal(asked=False) is None
 
 
@@ -397,7 +435,7 @@ def test_it_is_the_first_choice_and_what_is_refused_is_an_error(machine: types.S
     on_gpu = spec(None, 64), torch.device("cuda"), torch.bfloat16, torch.bfloat16
     assert backends.choose(None, *on_gpu).name == "triton"
     assert backends.choose("flashinfer", *on_gpu).name == "flashinfer"
-    compiled(machine.package / "data" / "aot" / NAME)
+    compiled(machine.package / "data" / "aot", *loaded(False, "fa2", "decode"))
     assert backends.choose(None, *on_gpu).name == "flashinfer"
     with pytest.raises(ConfigError, match="--attention-backend=flashinfer: it computes on CUDA devices; leave it out"):
         backends.choose("flashinfer", spec(None, 64), torch.device("cpu"), torch.float32, torch.float32)

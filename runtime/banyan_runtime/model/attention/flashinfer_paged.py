@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.attention import Held
+from banyan_runtime.model.attention.flashinfer_kernels import HEAD_DIMS, TYPES, Kind, Module, compiled_for, runs_on
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
@@ -35,12 +36,10 @@ from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 
 log = logging.getLogger("banyan")
 
-HEAD_DIMS: Final = (64, 128, 256)  # that both generations of kernels are made for
 FEW_QUERIES: Final = 16  # of the longest sequence of a step
 CUDA_CORES: Final = 4  # heads that share a KV head: with fewer, a decode step is faster without tensor cores
 WORKSPACE: Final = 128 << 20  # bytes for parts of results, as FlashInfer recommends; what graphs need beyond that is asked for
 PLAN: Final = 1 << 20  # bytes of a plan of decode steps: some 40 for each of a few thousand rows; FlashInfer takes 8 MiB for each wrapper
-_TYPES: Final = {torch.float16: "f16", torch.bfloat16: "bf16"}  # in the names of compiled kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +100,25 @@ class FlashInferAttention:
             return "the package flashinfer-python is not installed"
         if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
             return "it needs compute capability 8.0"
-        if dtype not in _TYPES:
+        if dtype not in TYPES:
             return "it computes in float16 and bfloat16"
         if kv_dtype != dtype:
             return "it keeps keys and values in the model's type"
         if spec.head_dim not in HEAD_DIMS:
             return f"its heads are {', '.join(map(str, HEAD_DIMS))} wide, not {spec.head_dim}"
-        name = f"batch_prefill_with_kv_cache_dtype_q_{_TYPES[dtype]}_*_head_dim_qk_{spec.head_dim}_*"
-        if _compiled_ahead(Path(package.origin).parent, name):
+        ahead, lacking = Path(package.origin).parent / "data" / "aot", []
+        for module in _modules(spec, dtype, capability):
+            # FlashInfer takes what lies there as it is.
+            if architectures := compiled_for(ahead, module):
+                if not any(runs_on(capability, architecture) for architecture in architectures):
+                    return f"its kernels are compiled for {' '.join(architectures)}, and this device is {'.'.join(map(str, capability))}"
+            elif architectures is None and find_spec("flashinfer_jit_cache") is None:
+                lacking.append(module)
+        if not lacking:
             return None
-        if missing := _missing(hopper=capability[0] == 9):
+        if missing := _missing(curand=any(module.kind == "fa3" for module in lacking)):
             return f"its kernels are not compiled and there is no {missing}"
-        if not asked and not _compiled_before(name):
+        if not asked and not all(map(_compiled_before, lacking)):
             return "its kernels are not compiled, which takes up to ten minutes; --attention-backend=flashinfer does it"
         return None
 
@@ -230,7 +236,8 @@ class FlashInferAttention:
         return _Keys(self._on_host(begun), self._on_host(lengths), self._on_host(np.ones_like(lengths)), slots)
 
     def _on_host(self, column: npt.NDArray[np.signedinteger]) -> Tensor:
-        return torch.tensor(column, dtype=torch.int32, pin_memory=self._pool.device.type == "cuda")
+        own = torch.from_numpy(column.astype(np.int32))
+        return own.pin_memory() if self._pool.device.type == "cuda" else own
 
     def _wait(self) -> None:
         """Until the plans before are on the device. They lie there before the work of their step, so this seldom takes time."""
@@ -248,7 +255,18 @@ class FlashInferAttention:
         return result
 
 
-def _missing(hopper: bool) -> str | None:
+def _modules(spec: ModelSpec, dtype: torch.dtype, capability: tuple[int, int]) -> list[Module]:
+    """What the wrappers' plans load: for few queries, for many where FlashInfer chooses others then, for steps that are replayed."""
+    kinds: list[Kind] = ["fa2"]
+    if capability[0] == 9:
+        kinds.append("fa3")
+    if spec.group < CUDA_CORES:
+        kinds.append("decode")
+    windowed = sorted({window is not None for window in spec.windows})
+    return [Module(kind, dtype, spec.head_dim, window) for kind in kinds for window in windowed]
+
+
+def _missing(curand: bool) -> str | None:
     """What FlashInfer would need to compile its kernels and does not find, where it looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = f"{home}/bin/nvcc" if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
@@ -256,15 +274,10 @@ def _missing(hopper: bool) -> str | None:
     if absent := [name for name, program in programs.items() if shutil.which(program) is None]:
         return absent[0]
     header = Path(nvcc).parent.parent / "include" / "curand_kernel.h"  # the smallest installations of a toolkit have none
-    return f"{header}" if hopper and not header.exists() else None
+    return f"{header}" if curand and not header.exists() else None
 
 
-def _compiled_ahead(package: Path, name: str) -> bool:
-    """Whether kernels were compiled with the package, or by one that FlashInfer asks for them."""
-    return find_spec("flashinfer_jit_cache") is not None or any((package / "data" / "aot").glob(f"{name}/*.so"))
-
-
-def _compiled_before(name: str) -> bool:
-    """Whether an earlier start has compiled them: FlashInfer looks through its sources then, which takes seconds."""
+def _compiled_before(module: Module) -> bool:
+    """Whether an earlier start has compiled it: FlashInfer looks through its sources then, which takes seconds."""
     base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer"
-    return any(base.glob(f"*/*/cached_ops/{name}/*.so"))
+    return any(base.glob(f"*/*/cached_ops/{module.name}/{module.name}.so"))
