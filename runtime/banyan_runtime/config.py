@@ -48,7 +48,7 @@ class ServerConfig:
     kv_cache_dtype: str = option(
         "auto",
         check=one_of("auto", "fp8_e4m3", "fp8_e5m2"),
-        help="Type of the KV cache. auto: as --dtype; fp8_*: half of the memory, less exact.",
+        help="Type of the KV cache. auto: as --dtype; fp8_*: half as large as 16 bits, less exact (on a CPU in the torch runner).",
         group="model",
     )
     context_length: int | None = option(

@@ -339,6 +339,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleName
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     origin = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(flashinfer_paged, "find_spec", lambda name: origin if here.package and name == "flashinfer" else None)
+    monkeypatch.setattr(flashinfer_paged, "version", lambda name: "0.7.2")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: here.capability)
     monkeypatch.setattr(flashinfer_paged.shutil, "which", lambda name: name if Path(name).name in here.programs else None)
     return here
@@ -421,7 +422,10 @@ def test_kernels_for_another_device_are_no_kernels(machine: types.SimpleNamespac
 
 
 def test_nobody_waits_for_a_compiler_who_did_not_ask_for_it(machine: types.SimpleNamespace) -> None:
-    before = machine.package / ".cache" / "flashinfer" / "0.7.2" / "86" / "cached_ops"
+    cache = machine.package / ".cache" / "flashinfer"
+    for others in ("0.7.1/86", "0.7.2/90a", "0.7.2/186"):
+        compiled(cache / others / "cached_ops", *loaded(False, "fa2", "decode"))
+    before = cache / "0.7.2" / "75_86" / "cached_ops"
     waits = "its kernels are not compiled, which takes up to ten minutes; --attention-backend=flashinfer does it"
     assert refusal() is None
     assert refusal(asked=False) == waits

@@ -122,6 +122,25 @@ def test_the_pool_is_sixteen_contexts_unless_memory_is_short(tiny_model: Models,
     assert model.load(max_total_tokens=None, page_size=16).info.pool_tokens == 992
 
 
+def test_keys_and_values_in_eight_bits_take_a_quarter_of_float32(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text is the same in whatever chunks its prompt is computed. The native runner leaves them to torch's."""
+    model = tiny_model("llama")
+    whole, narrow = (model.load(runner="auto", kv_cache_dtype=kept) for kept in ("auto", "fp8_e4m3"))
+    assert 4 * narrow.info.kv_bytes == whole.info.kv_bytes
+    assert narrow.info.attention_backend == "torch_native"
+    texts = []
+    for chunk in (20, 7):
+        request = Request([7 * i % 90 for i in range(20)], new_tokens=12, row=0)
+        Driver(narrow, rows=1, context=64).run([request], chunk=chunk)
+        texts.append(request.output)
+    assert texts[0] == texts[1]
+    with pytest.raises(ConfigError, match="--runner=native: --kv-cache-dtype=fp8_e5m2 is the torch runner's"):
+        model.load(runner="native", kv_cache_dtype="fp8_e5m2")
+    monkeypatch.setattr(host, "memory_limit", lambda: 4 * cell_bytes(read(model.folder), torch.float32) * 1000)
+    whole, narrow = (model.load(runner="torch", max_total_tokens=None, kv_cache_dtype=kept) for kept in ("auto", "fp8_e5m2"))
+    assert (whole.info.pool_tokens, narrow.info.pool_tokens) == (1000, 4000)
+
+
 def test_a_pool_that_does_not_fit_is_cut_with_a_warning(
     tiny_model: Models, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,7 @@ from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.torch_forward import TorchForward
-from banyan_runtime.step import PADDING_SLOT
+from banyan_runtime.step import PADDING_SLOT, Step
 
 from .conftest import VOCAB, TinyModel
 from .driver import Driver, Request
@@ -141,12 +141,15 @@ def test_a_gpu_alone_does_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal() is None
     assert refusal(torch.float8_e5m2) is None
     assert refusal(torch.float8_e4m3fn) == "it needs compute capability 8.9"
-    assert fused.supports(torch.device("cuda"))
+    assert fused.supports(torch.device("cuda"), torch.bfloat16)
+    assert not fused.supports(torch.device("cuda"), torch.float8_e4m3fn)
     monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
     assert refusal() == "Triton finds no C compiler, gcc or clang"
-    assert not fused.supports(torch.device("cuda"))
+    assert not fused.supports(torch.device("cuda"), torch.bfloat16)
     monkeypatch.setenv("CC", "/opt/cc")
     assert refusal() is None
+    monkeypatch.setattr(kernels.sysconfig, "get_path", lambda name: f"/no/{name}")
+    assert refusal() == "Triton finds no Python.h in /no/include, which Debian has in python3-dev"
 
 
 def test_on_the_cpu_it_is_refused() -> None:
@@ -233,7 +236,7 @@ def test_fused_heads_keep_eight_bits(dim: int, heads: int, kv_heads: int, kept: 
 def test_a_model_of_all_of_them_says_what_transformers_says(
     tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "supports", lambda device: True)
+    monkeypatch.setattr(fused, "supports", lambda *_: True)
     monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
     monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
     model = tiny_model(family)
@@ -267,7 +270,7 @@ def test_decode_steps_that_are_replayed_say_the_same(
     """Three texts of different lengths that come and go, the last one drawn: the graphs are for 1, 2 and 4 rows, so some steps are padded,
     and of some the likeliest tokens are replayed too."""
     recorder = graphs.CudaRecorder() if DEVICE == "cuda" else Again()
-    monkeypatch.setattr(fused, "supports", lambda device: True)
+    monkeypatch.setattr(fused, "supports", lambda *_: True)
     monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
     monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
     model = tiny_model(family)
@@ -283,8 +286,18 @@ def test_decode_steps_that_are_replayed_say_the_same(
             for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
         ]
 
+    replayed: list[bool] = []
+    launch = runner.launch
+
+    def noted(step: Step) -> Any:
+        handle = launch(step)
+        replayed.append(handle.result().replayed == (step.mode == "decode"))
+        return handle
+
+    monkeypatch.setattr(runner, "launch", noted)
     found = requests(12, 5, 6)
     Driver(runner, rows=4, context=128).run(found)
+    assert all(replayed)
     assert isinstance(recorder, graphs.CudaRecorder) or recorder.replays > 14
     for request in found[:2]:
         assert request.output == model.choices(request.prompt, request.output)
@@ -330,8 +343,11 @@ for yes in (False, True):
     check(rows.rms_norm, {"ADDED": yes, "WIDTH": 896, "BLOCK": 1024}, **rows_types)
     heads = {"NORMED": yes, "HEADS": 14, "KV_HEADS": 2, "TOGETHER": 16, "HALF": 40, "BLOCK": 64, "PADDING": 0}
     for kept, largest in (("*bf16", 3e38), ("*fp8e4nv", 448.0), ("*fp8e5", 57344.0)):
-        check(rows.place, heads | {"LARGEST": largest, "NARROW": largest < 3e38}, keys=kept, values=kept, **rows_types)
+        for slots in ("*i64", "*i32"):
+            places = {**rows_types, "slots": slots, "keys": kept, "values": kept}
+            check(rows.place, heads | {"LARGEST": largest, "NARROW": largest < 3e38}, **places)
 check(rows.silu_times, {"BLOCK": 1024}, **rows_types)
+check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
 check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64})
 """
 

@@ -269,7 +269,7 @@ def test_what_the_operator_carries_out_on_a_running_batch_can_be_changed():
         ({"accelerator": {"count": 2}}, "spec.accelerator.count"),
         ({"accelerator": {"count": 2}, "runtime": {"tensorParallelSize": 2}}, "spec.runtime.tensorParallelSize"),
         ({"runtime": {"quantization": "awq"}}, "spec.runtime.quantization"),
-        ({"runtime": {"kvCache": {"dtype": "fp8_e5m2"}}}, "spec.runtime.kvCache.dtype"),
+        ({"runtime": {"kvCache": {"dtype": "bfloat16"}}}, "spec.runtime.kvCache.dtype"),
     ],
 )
 def test_what_is_not_built_is_named_never_ignored(spec, field):

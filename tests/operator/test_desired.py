@@ -42,7 +42,7 @@ EVERYTHING = a_server(
         "dtype": "bfloat16",
         "contextLength": 8192,
         "memoryPercent": 85,
-        "kvCache": {"pageSize": 16, "maxTokens": 65536, "prefixCache": False},
+        "kvCache": {"dtype": "fp8_e4m3", "pageSize": 16, "maxTokens": 65536, "prefixCache": False},
         "maxRunningRequests": 64,
         "maxQueuedRequests": 512,
         "chunkedPrefillTokens": 0,

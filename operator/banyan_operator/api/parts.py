@@ -204,7 +204,8 @@ _PAGE_SIZE = FieldRule(
 
 class KvCache(Model):
     dtype: Literal["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = Field(
-        default="auto", description="auto is the type of the weights. Others are not built yet: Accepted=False."
+        default="auto",
+        description="auto is the type of the weights; fp8_* keeps more tokens, less exactly. bfloat16 is not built yet: Accepted=False.",
     )
     page_size: Annotated[int, Format("int32"), Field(ge=1, le=64), _PAGE_SIZE] | None = Field(
         default=None, description="Tokens per page: 1, 16, 32 or 64."

@@ -56,6 +56,6 @@ def _runtime(path: str, runtime: Runtime, accelerator: Accelerator) -> list[Prob
         known = f"use one of {', '.join(QUANTIZATIONS)}, or remove it (quantized .gguf files need no option)"
         found.append(Problem(f"{path}.runtime.quantization", f"{runtime.quantization} is not built yet; {known}"))
     cache = runtime.kv_cache
-    if cache is not None and cache.dtype != "auto":
-        found.append(Problem(f"{path}.runtime.kvCache.dtype", f"{cache.dtype} is not built yet; use auto"))
+    if cache is not None and cache.dtype == "bfloat16":
+        found.append(Problem(f"{path}.runtime.kvCache.dtype", f"{cache.dtype} is not built yet; use auto, fp8_e4m3 or fp8_e5m2"))
     return found

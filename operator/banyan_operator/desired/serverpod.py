@@ -137,6 +137,8 @@ def _args(server: Server) -> list[str]:
     if runtime.memory_percent is not None:
         args.append(f"--mem-fraction-static={runtime.memory_percent / 100:.2f}")
     if runtime.kv_cache is not None:
+        if runtime.kv_cache.dtype != "auto":
+            args.append(f"--kv-cache-dtype={runtime.kv_cache.dtype}")
         if runtime.kv_cache.page_size is not None:
             args.append(f"--page-size={runtime.kv_cache.page_size}")
         if runtime.kv_cache.max_tokens is not None:

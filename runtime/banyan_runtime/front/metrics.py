@@ -369,7 +369,13 @@ class Metrics:
         self._step_tokens = to.histograms(
             "banyan_step_tokens", "Tokens computed by a step, all of its rounds.", wire.STEP_TOKENS_BUCKETS, phase=phases
         )
-        self._steps = to.cells("banyan_steps_total", "counter", "Steps computed.", phase=phases, graph=("true", "false"))
+        self._steps = to.cells(
+            "banyan_steps_total",
+            "counter",
+            "Steps computed. graph: whether a captured CUDA graph was replayed.",
+            phase=phases,
+            graph=("true", "false"),
+        )
         self._scheduler = to.cells(
             "banyan_scheduler_seconds_total", "counter", "What the engine's loop spends its time on.", stage=wire.SCHEDULER_STAGES
         )

@@ -49,5 +49,6 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     if kv_dtype != dtype:
         log.info("Using KV cache dtype: %s, without scales.", kv_dtype)
     attention = None if own_attention else backends.choose(config.attention_backend, spec, device, dtype, kv_dtype)
-    graph_rows = 0 if config.disable_cuda_graph or device.type != "cuda" else config.cuda_graph_max_bs or MOST_ROWS
+    graphs = device.type == "cuda" and config.serves_text and not config.disable_cuda_graph  # vectors take no decode steps
+    graph_rows = (config.cuda_graph_max_bs or MOST_ROWS) if graphs else 0
     return Choice(spec, device, dtype, context_len, kv_dtype, attention, graph_rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.heads import Heads, joined
-from banyan_runtime.model.kernels import missing, power_of_two
+from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
 from banyan_runtime.model.layers import Layer, PlainKernels, RmsNorm
 from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
@@ -22,8 +22,9 @@ _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keep
 _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
 
 
-def supports(device: torch.device) -> bool:
-    return device.type == "cuda" and missing() is None
+def supports(device: torch.device, kept: torch.dtype) -> bool:
+    """Whether it computes there, with keys and values kept in such a type."""
+    return device.type == "cuda" and missing() is None and torch.cuda.get_device_capability(device) >= needed_capability(kept)
 
 
 class FusedKernels(PlainKernels):

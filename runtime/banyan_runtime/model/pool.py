@@ -24,7 +24,7 @@ _GIB = 1 << 30
 
 class KvPool:
     """Keys and values [layers][kv_heads, slots, head_dim]; heads outermost, so that gathered keys need no second copy before
-    they are multiplied. The first page is padding and stays zero.
+    they are multiplied. The first page is padding; it holds finite values, and nobody sees them.
 
     They may be kept in a narrower type than the model's, without scales: what it cannot hold becomes the largest that it can.
     """
@@ -81,11 +81,16 @@ class KvPool:
 
     def keys(self, layer: int, pages: Tensor) -> Tensor:
         """The keys of pages [n]: [kv_heads, n, page_size * head_dim]."""
-        return self._k_pages[layer].index_select(1, pages).to(self.dtype)
+        return self._taken(self._k_pages[layer], pages)
 
     def values(self, layer: int, pages: Tensor) -> Tensor:
         """The values of pages [n]: [kv_heads, n, page_size * head_dim]."""
-        return self._v_pages[layer].index_select(1, pages).to(self.dtype)
+        return self._taken(self._v_pages[layer], pages)
+
+    def _taken(self, part: Tensor, pages: Tensor) -> Tensor:
+        if not self.narrow:
+            return part.index_select(1, pages)
+        return part.view(torch.uint8).index_select(1, pages).view(self.kept).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class TorchModel:
         self._pulse = pulse
         weights = loader.dequantized(parameters, choice.dtype, choice.device)
         self.weights_bytes = blocks.nbytes(weights.values())
-        kernels: Kernels = FusedKernels(pulse) if fused.supports(choice.device) else PlainKernels(pulse)
+        kernels: Kernels = FusedKernels(pulse) if fused.supports(choice.device, choice.kv_dtype) else PlainKernels(pulse)
         if choice.device.type == "cpu" and PackedKernels.supports(choice.dtype):
             kernels = PackedKernels(pulse)
         rope = Rope(choice.spec, choice.dtype, choice.device)
@@ -57,7 +57,7 @@ class TorchModel:
         attention = choice.attention(choice.spec, pool, self._pulse)
         recorder = CudaRecorder() if choice.graph_rows else None
         sample: Sampler = sampler.sample
-        if fused.supports(choice.device):
+        if fused.supports(choice.device, choice.kv_dtype):
             sample = FusedSampler()
             sample.compile(choice.spec.vocab_size, choice.device)
         return TorchForward(self._decoder, attention, pool, recorder, choice.graph_rows, sample)
@@ -98,8 +98,10 @@ class TorchForward:
 
     def reserve(self, rows: int, positions: int, latest: Tensor) -> None:
         self.decoder.rope.reserve(positions)
-        if self._recorder is not None and isinstance(self.attention, Replayed):
-            self.attention.reserve(TableShape(rows, positions))
+        if not isinstance(self.attention, Replayed):
+            return
+        self.attention.reserve(TableShape(rows, positions))
+        if self._recorder is not None:
             self._graphs = DecodeGraphs(self.decoder, self.attention, min(rows, self._graph_rows), latest, self._recorder)
 
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:

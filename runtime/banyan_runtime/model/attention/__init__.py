@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from banyan_runtime.model.device import tensor
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
@@ -59,7 +58,8 @@ class Held:
         told[0, :rows], told[1, :rows], told[2, :rows], told[3, :rows] = step.token_ids, step.rows, step.positions, step.out_slots
         told[3, rows:] = PADDING_SLOT
         told[4, :rows], told[5, :rows], told[6, : self.size] = 1, step.kv_lens, own
-        self.told.copy_(tensor(told, self.told.device, torch.int32), non_blocking=True)
+        sent = torch.from_numpy(told)
+        self.told.copy_(sent.pin_memory() if self.told.device.type == "cuda" else sent, non_blocking=True)
 
     @property
     def ids(self) -> Tensor:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -118,7 +120,7 @@ class FlashInferAttention:
             return None
         if missing := _missing(curand=any(module.kind == "fa3" for module in lacking)):
             return f"its kernels are not compiled and there is no {missing}"
-        if not asked and not all(map(_compiled_before, lacking)):
+        if not asked and not all(_compiled_before(module, capability) for module in lacking):
             return "its kernels are not compiled, which takes up to ten minutes; --attention-backend=flashinfer does it"
         return None
 
@@ -277,7 +279,11 @@ def _missing(curand: bool) -> str | None:
     return f"{header}" if curand and not header.exists() else None
 
 
-def _compiled_before(module: Module) -> bool:
+def _compiled_before(module: Module, capability: tuple[int, int]) -> bool:
     """Whether an earlier start has compiled it: FlashInfer looks through its sources then, which takes seconds."""
-    base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer"
-    return any(base.glob(f"*/*/cached_ops/{module.name}/{module.name}.so"))
+    base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer" / version("flashinfer-python")
+    major, minor = capability  # a folder's name lists the architectures: 86, 90a, 75_80_90a
+    return any(
+        re.search(rf"(^|_){major}{minor}[af]?(_|$)", found.relative_to(base).parts[0])
+        for found in base.glob(f"*/cached_ops/{module.name}/{module.name}.so")
+    )

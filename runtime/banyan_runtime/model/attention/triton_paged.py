@@ -72,7 +72,7 @@ class TritonAttention:
             return "it computes on CUDA devices"
         if reason := kernels.missing():
             return reason
-        needed = (8, 9) if kv_dtype == torch.float8_e4m3fn else (8, 0)
+        needed = kernels.needed_capability(kv_dtype)
         if torch.cuda.get_device_capability(device) < needed:
             return f"it needs compute capability {needed[0]}.{needed[1]}"
         return "heads wider than 256 do not fit its tiles" if spec.head_dim > 256 else None

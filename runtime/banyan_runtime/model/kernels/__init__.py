@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from importlib.util import find_spec
+from pathlib import Path
+
+import torch
 
 
 def missing() -> str | None:
@@ -13,7 +17,14 @@ def missing() -> str | None:
         return "the package triton is not installed"
     if not os.environ.get("CC") and shutil.which("gcc") is None and shutil.which("clang") is None:
         return "Triton finds no C compiler, gcc or clang"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return f"Triton finds no Python.h in {sysconfig.get_path('include')}, which Debian has in python3-dev"
     return None
+
+
+def needed_capability(kept: torch.dtype) -> tuple[int, int]:
+    """Of a device, for kernels that read and write such keys and values."""
+    return (8, 9) if kept == torch.float8_e4m3fn else (8, 0)
 
 
 def power_of_two(number: int) -> int:

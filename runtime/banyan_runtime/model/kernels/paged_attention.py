@@ -125,7 +125,7 @@ def join(
     high = float("-inf")
     mass = 0.0
     sums = tl.zeros((WIDTH,), tl.float32)
-    length = tl.load(stretch_keys)
+    length = tl.maximum(tl.load(stretch_keys), 1)  # 0 before a first step is told
     stretches = (tl.load(ends + pair // HEADS) + length - 1) // length
     for stretch in range(0, stretches):
         part = pair.to(tl.int64) + stretch * pairs
