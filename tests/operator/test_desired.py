@@ -42,7 +42,7 @@ EVERYTHING = a_server(
         "dtype": "bfloat16",
         "contextLength": 8192,
         "memoryPercent": 85,
-        "kvCache": {"dtype": "fp8_e4m3", "pageSize": 16, "maxTokens": 65536, "prefixCache": False},
+        "kvCache": {"pageSize": 16, "maxTokens": 65536, "prefixCache": False},
         "maxRunningRequests": 64,
         "maxQueuedRequests": 512,
         "chunkedPrefillTokens": 0,
@@ -178,6 +178,12 @@ def test_quantization_is_asked_of_the_server(way):
     manifest = a_server(runtime={"quantization": way})
     assert not api.unsupported(api.parse(manifest), "cluster")
     assert f"--quantization={way}" in pod_spec(render(manifest))["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_a_type_of_keys_and_values_is_asked_of_the_server(dtype):
+    container = pod_spec(render(a_server(runtime={"kvCache": {"dtype": dtype}})))["containers"][0]
+    assert arguments.parse(expand(container)).kv_cache_dtype == dtype
 
 
 @pytest.mark.parametrize("name", CASES)
