@@ -74,7 +74,9 @@ def tensor(column: npt.NDArray[np.generic], device: torch.device, dtype: torch.d
     """A copy of a step's column on the device. torch takes over an array only if it may write to it, which a step forbids; from
     memory that is not pinned a copy to a GPU would wait for all that the GPU was given before."""
     own = torch.from_numpy(column.astype(_numpy(dtype)))  # several times cheaper than torch.tensor
-    return own if device.type == "cpu" else own.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return own
+    return (own.pin_memory() if device.type == "cuda" else own).to(device, non_blocking=True)
 
 
 def zeros(shape: tuple[int, int], device: torch.device) -> Tensor:
