@@ -6,7 +6,7 @@ that the engine would rarely choose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -222,6 +222,21 @@ class Driver:
                 self.step(decodes)
             assert not any(request.failed for request in here)
             turn += 1
+
+
+class Again:
+    """What stands for a graph where there is no GPU: the body runs again."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            self.replays += 1
+            body()
+
+        body()
+        return replay
 
 
 def columns(requests: list[Request]) -> SamplingColumns:

@@ -26,7 +26,7 @@ from banyan_runtime.step import PADDING_SLOT, Step
 
 from . import test_attention
 from .conftest import VOCAB, TinyModel
-from .driver import Driver, Request, columns
+from .driver import Again, Driver, Request, columns
 from .test_attention import Room, spec
 
 CLOSE = {torch.float32: (1e-4, 2e-5), torch.float16: (1e-2, 1e-2), torch.bfloat16: (5e-2, 5e-2)}
@@ -251,14 +251,6 @@ def test_a_broken_key_breaks_those_who_see_it_and_nobody_else(device: str) -> No
     broken = [not torch.isfinite(values).all() for values in found[0]]
     assert broken == [False] * 20 + [True] * 20
     assert torch.isfinite(found[1]).all()
-
-
-class Again:
-    """What stands for a graph where there is no GPU: the body runs again."""
-
-    def record(self, body: Callable[[], None]) -> Callable[[], None]:
-        body()
-        return body
 
 
 @pytest.mark.parametrize("heads", [6, 14])  # three and seven for each KV head: the former without tensor cores

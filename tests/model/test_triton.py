@@ -26,7 +26,7 @@ from banyan_runtime.model.torch_forward import TorchForward
 from banyan_runtime.step import PADDING_SLOT, Step
 
 from .conftest import VOCAB, TinyModel
-from .driver import Driver, Request
+from .driver import Again, Driver, Request
 from .test_attention import NARROW, Room, spec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -109,7 +109,7 @@ def test_keys_and_values_in_eight_bits(kept: torch.dtype) -> None:
     """Of prompts, and of few queries."""
     texts = room([70, 20], kept=kept)
     for row, values in enumerate(texts.prefill()):
-        close(values, texts.expected_of_kept(row))
+        close(values, texts.expected(row))
     close(texts.attend([(0, 69, 70)])[0], texts.expected(0)[69:])
 
 
@@ -246,21 +246,6 @@ def test_a_model_of_all_of_them_says_what_transformers_says(
     Driver(runner, rows=3, context=64).run(requests, chunk=13)
     for request in requests:
         assert request.output == model.choices(request.prompt, request.output)
-
-
-class Again:
-    """What stands for a graph where there is no GPU: the body runs again."""
-
-    def __init__(self) -> None:
-        self.replays = 0
-
-    def record(self, body: Callable[[], None]) -> Callable[[], None]:
-        def replay() -> None:
-            self.replays += 1
-            body()
-
-        body()
-        return replay
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])

@@ -71,12 +71,16 @@ def available_bytes(device: torch.device) -> int:
 
 
 def tensor(column: npt.NDArray[np.generic], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A copy of a step's column on the device. torch takes over an array only if it may write to it, which a step forbids; from
+    """A copy of a step's column on the device."""
+    own = pinned(column, device, dtype)
+    return own if device.type == "cpu" else own.to(device, non_blocking=True)
+
+
+def pinned(column: npt.NDArray[np.generic], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A copy of a column on the host, for a device. torch takes over an array only if it may write to it, which a step forbids; from
     memory that is not pinned a copy to a GPU would wait for all that the GPU was given before."""
     own = torch.from_numpy(column.astype(_numpy(dtype)))  # several times cheaper than torch.tensor
-    if device.type == "cpu":
-        return own
-    return (own.pin_memory() if device.type == "cuda" else own).to(device, non_blocking=True)
+    return own.pin_memory() if device.type == "cuda" else own
 
 
 def zeros(shape: tuple[int, int], device: torch.device) -> Tensor:

@@ -35,6 +35,8 @@ class KvPool:
         """`kept`: the type in memory; None: `dtype`, which is that of what comes and goes."""
         self.dtype = dtype
         self.kept = kept or dtype
+        self.narrow = self.kept != dtype
+        self.largest = torch.finfo(self.kept).max  # that is kept
         self.device = device
         self._page_size = page_size
         shape = (spec.layers, spec.kv_heads, tokens + page_size, spec.head_dim)
@@ -65,15 +67,6 @@ class KvPool:
         for part, kept in ((k, self._k_slots[layer]), (v, self._v_slots[layer])):
             # As bytes: nothing but conversions is known of these types everywhere.
             kept.view(torch.uint8).index_copy_(1, slots, part.to(self.kept).view(torch.uint8))
-
-    @property
-    def narrow(self) -> bool:
-        return self.kept != self.dtype
-
-    @property
-    def largest(self) -> float:
-        """That is kept."""
-        return torch.finfo(self.kept).max
 
     def slots(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of all slots as they are kept: [kv_heads, slots, head_dim] each."""

@@ -51,19 +51,18 @@ class DeviceTable:
         width = table.slots.shape[1]
         assert self.slots.shape[1] == width
         rows, positions = _written(step)
-        changed = [rows.astype(np.int64) * width + positions]
-        changed += [np.arange(len(slots)) + row * width + start for row, start, slots in _updates(step)]
-        cells = np.concatenate(changed)
-        self._copy(cells, table)
+        self._copy([rows.astype(np.int64) * width + positions, *self._updated(step)], table)
 
     def follow_updates(self, step: Step, table: SlotTable) -> None:
         """As `follow`, but for what the step itself writes."""
-        if step.updates is not None:
-            width = self.slots.shape[1]
-            self._copy(np.concatenate([np.arange(len(slots)) + row * width + start for row, start, slots in _updates(step)]), table)
+        if updated := self._updated(step):
+            self._copy(updated, table)
 
-    def _copy(self, cells: I64, table: SlotTable) -> None:
-        device = self.slots.device
+    def _updated(self, step: Step) -> list[I64]:
+        return [np.arange(len(slots)) + row * self.slots.shape[1] + start for row, start, slots in _updates(step)]
+
+    def _copy(self, changed: list[I64], table: SlotTable) -> None:
+        device, cells = self.slots.device, np.concatenate(changed)
         # From the host's table, so that a cell that is named twice gets what it holds in the end.
         values = devices.tensor(table.slots.reshape(-1)[cells], device, torch.int32)
         self.slots.view(-1).index_copy_(0, devices.tensor(cells, device), values)

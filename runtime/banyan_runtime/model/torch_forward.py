@@ -44,7 +44,8 @@ class TorchModel:
         self._pulse = pulse
         weights = loader.dequantized(parameters, choice.dtype, choice.device)
         self.weights_bytes = blocks.nbytes(weights.values())
-        kernels: Kernels = FusedKernels(pulse) if fused.supports(choice.device, choice.kv_dtype) else PlainKernels(pulse)
+        self._fused = fused.supports(choice.device, choice.kv_dtype)
+        kernels: Kernels = FusedKernels(pulse) if self._fused else PlainKernels(pulse)
         if choice.device.type == "cpu" and PackedKernels.supports(choice.dtype):
             kernels = PackedKernels(pulse)
         rope = Rope(choice.spec, choice.dtype, choice.device)
@@ -57,7 +58,7 @@ class TorchModel:
         attention = choice.attention(choice.spec, pool, self._pulse)
         recorder = CudaRecorder() if choice.graph_rows else None
         sample: Sampler = sampler.sample
-        if fused.supports(choice.device, choice.kv_dtype):
+        if self._fused:
             sample = FusedSampler()
             sample.compile(choice.spec.vocab_size, choice.device)
         return TorchForward(self._decoder, attention, pool, recorder, choice.graph_rows, sample)
@@ -77,7 +78,7 @@ class TorchForward:
         self.decoder = decoder
         self.attention = attention
         self._pool = pool
-        self._recorder = recorder if isinstance(attention, Replayed) else None
+        self._recorder = recorder
         self._graph_rows = graph_rows
         self._sample = sample
         self._graphs: DecodeGraphs | None = None

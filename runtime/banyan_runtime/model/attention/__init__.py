@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from banyan_runtime.model.device import pinned
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
@@ -43,59 +44,34 @@ class Held:
     Padded rows see no key and write to the padding slot; what they give means nothing.
     """
 
-    told: Tensor  # int32 [COLUMNS, rows at least]: the columns below, in this order
-    size: int  # rows
+    told: Tensor  # int32 [columns, rows at least]: those below, in this order
+    ids: Tensor  # tokens; negative: the latest one of its row
+    rows: Tensor
+    positions: Tensor
+    slots: Tensor  # where keys and values go
+    counts: Tensor  # queries: 1, or 0 of a padded row
+    ends: Tensor  # keys that are seen
+    own: Tensor  # what the attention has to say
 
     @classmethod
     def empty(cls, size: int, device: torch.device) -> Held:
         # Columns that begin at multiples of 16 bytes: for others Triton would compile its kernels once more.
-        return cls(torch.zeros(COLUMNS, -(-size // 4) * 4, dtype=torch.int32, device=device), size)
+        told = torch.zeros(len(fields(cls)) - 1, -(-size // 4) * 4, dtype=torch.int32, device=device)
+        return cls(told, *told[:, :size].unbind(0))
+
+    @property
+    def size(self) -> int:
+        """Rows."""
+        return len(self.ids)
 
     def tell(self, step: Step, own: I32) -> None:
         """Of a decode step of as many rows or fewer, in one copy: each costs as much as a launch."""
-        rows = len(step.rows)
         told = np.zeros(tuple(self.told.shape), np.int32)
-        told[0, :rows], told[1, :rows], told[2, :rows], told[3, :rows] = step.token_ids, step.rows, step.positions, step.out_slots
-        told[3, rows:] = PADDING_SLOT
-        told[4, :rows], told[5, :rows], told[6, : self.size] = 1, step.kv_lens, own
-        sent = torch.from_numpy(told)
-        self.told.copy_(sent.pin_memory() if self.told.device.type == "cuda" else sent, non_blocking=True)
-
-    @property
-    def ids(self) -> Tensor:
-        """Tokens; negative: the latest one of its row."""
-        return self.told[0, : self.size]
-
-    @property
-    def rows(self) -> Tensor:
-        return self.told[1, : self.size]
-
-    @property
-    def positions(self) -> Tensor:
-        return self.told[2, : self.size]
-
-    @property
-    def slots(self) -> Tensor:
-        """Where keys and values go."""
-        return self.told[3, : self.size]
-
-    @property
-    def counts(self) -> Tensor:
-        """Queries: 1, or 0 of a padded row."""
-        return self.told[4, : self.size]
-
-    @property
-    def ends(self) -> Tensor:
-        """Keys that are seen."""
-        return self.told[5, : self.size]
-
-    @property
-    def own(self) -> Tensor:
-        """What the attention has to say."""
-        return self.told[6, : self.size]
-
-
-COLUMNS: Final = 7  # of Held
+        told[3] = PADDING_SLOT
+        columns = (step.token_ids, step.rows, step.positions, step.out_slots, step.query_lens, step.kv_lens, own)
+        for column, values in zip(told, columns, strict=True):
+            column[: len(values)] = values
+        self.told.copy_(pinned(told, self.told.device, torch.int32), non_blocking=True)
 
 
 @runtime_checkable

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from banyan_runtime.model.attention import Held
 from banyan_runtime.model.attention.flashinfer_kernels import HEAD_DIMS, TYPES, Kind, Module, compiled_for, runs_on
-from banyan_runtime.model.device import tensor
+from banyan_runtime.model.device import pinned, tensor
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
@@ -238,8 +238,7 @@ class FlashInferAttention:
         return _Keys(self._on_host(begun), self._on_host(lengths), self._on_host(np.ones_like(lengths)), slots)
 
     def _on_host(self, column: npt.NDArray[np.signedinteger]) -> Tensor:
-        own = torch.from_numpy(column.astype(np.int32))
-        return own.pin_memory() if self._pool.device.type == "cuda" else own
+        return pinned(column, self._pool.device, torch.int32)
 
     def _wait(self) -> None:
         """Until the plans before are on the device. They lie there before the work of their step, so this seldom takes time."""

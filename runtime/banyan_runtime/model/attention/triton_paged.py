@@ -146,11 +146,11 @@ class TritonAttention:
         spec, device = self._spec, self._pool.device
         nothing, one = (torch.full((1,), number, dtype=torch.int32, device=device) for number in (0, KEYS))
         q = torch.zeros((1, spec.heads, spec.head_dim), dtype=self._pool.dtype, device=device)
-        for rows in sorted({self._rows(longest) for longest in range(1, FEW_QUERIES + 2)}):
-            for stretches in (1, 2):
-                self._planned = _Tiles(nothing, nothing, nothing, nothing, nothing, one, nothing.long(), rows, stretches)
-                for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
-                    self.attend(layer, q)
+        few = {(self._rows(longest), stretches) for longest in range(1, FEW_QUERIES + 1) for stretches in (1, 2)}
+        for rows, stretches in sorted(few | {(self._rows(FEW_QUERIES + 1), 1)}):
+            self._planned = _Tiles(nothing, nothing, nothing, nothing, nothing, one, nothing.long(), rows, stretches)
+            for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
+                self.attend(layer, q)
         self._planned = None
 
     def _stretches(self, tiles: int) -> int:
