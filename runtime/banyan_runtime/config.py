@@ -211,9 +211,15 @@ class ServerConfig:
         help="Attention kernels: flashinfer, triton (both on CUDA), torch_native; default: the best there is.",
         group="device",
     )
-    disable_cuda_graph: bool = option(False, help="Launch the kernels of decode steps one by one.", group="device")
+    disable_cuda_graph: bool = option(False, help="Launch the kernels of all steps one by one.", group="device")
     cuda_graph_max_bs: int | None = option(
         None, check=at_least(1), help="Rows of the largest decode step that is captured as a CUDA graph; default: 256.", group="device"
+    )
+    cuda_graph_max_tokens: int | None = option(
+        None,
+        check=at_least(0),
+        help="Tokens of the largest step with prompts that is captured as a CUDA graph; 0: none. Default: by the model, at most 512.",
+        group="device",
     )
     sampling_backend: str | None = option(None, check=one_of("pytorch", None), help="Sampling kernels: pytorch.", group="device")
     mem_fraction_static: float | None = option(

@@ -59,7 +59,8 @@ class Room:
         self.pool = KvPool(self.spec, sum(pages) * page_size, page_size, dtype, torch.device(device), kept)
         self.pulses = 0
         self.attention = kind(self.spec, self.pool, self._pulse)
-        self.table = SlotTable(TableShape(len(lengths), max(pages) * page_size))
+        self.shape = TableShape(len(lengths), max(pages) * page_size)
+        self.table = SlotTable(self.shape)
         random = np.random.default_rng(1)
         numbers = np.split(random.permutation(sum(pages)) + 1, np.cumsum(pages)[:-1])
         self.slots = [(own[:, None] * page_size + np.arange(page_size)).reshape(-1).astype(np.int32) for own in numbers]
@@ -73,10 +74,9 @@ class Room:
     def _pulse(self) -> None:
         self.pulses += 1
 
-    @torch.inference_mode()
-    def attend(self, work: list[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """(row, start, end) of each sequence of a step → what attention gives."""
-        step = Step(
+    def step(self, work: list[tuple[int, int, int]]) -> Step:
+        """Of row, start and end of each sequence."""
+        return Step(
             mode="prefill",
             token_ids=np.zeros(sum(end - start for _, start, end in work), np.int32),
             positions=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in work]),
@@ -88,9 +88,19 @@ class Room:
             sampling=columns([]),
             page_size=self.page_size,
         )
+
+    def of(self, work: list[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Their queries, keys and values."""
+        q, k, v = (torch.cat([part[row][start:end] for row, start, end in work]) for part in (self.q, self.k, self.v))
+        return q, k, v
+
+    @torch.inference_mode()
+    def attend(self, work: list[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """(row, start, end) of each sequence of a step → what attention gives."""
+        step = self.step(work)
         self.table.apply(step)
         self.attention.plan(step, self.table)
-        q, k, v = (torch.cat([part[row][start:end] for row, start, end in work]) for part in (self.q, self.k, self.v))
+        q, k, v = self.of(work)
         self.attention.cells.store(0, k, v)
         return list(self.attention.attend(0, q).split([end - start for _, start, end in work]))
 

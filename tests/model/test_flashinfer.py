@@ -10,23 +10,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import graphs
-from banyan_runtime.model.attention import Held, Replayed, backends, flashinfer_paged
+from banyan_runtime.model.attention import SEQUENCES, Held, backends, flashinfer_paged
 from banyan_runtime.model.attention.flashinfer_kernels import ARCHITECTURES, Kind, Module
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
+from banyan_runtime.model.graphs import Sizes
 from banyan_runtime.model.layers import PackedKernels
 from banyan_runtime.model.torch_forward import TorchForward
-from banyan_runtime.step import PADDING_SLOT, Step
+from banyan_runtime.step import TableShape
 
 from . import test_attention
 from .conftest import VOCAB, TinyModel
-from .driver import Again, Driver, Request, columns
+from .driver import Again, Driver, Request
+from .replays import Replays
 from .test_attention import Room, spec
 
 CLOSE = {torch.float32: (1e-4, 2e-5), torch.float16: (1e-2, 1e-2), torch.bfloat16: (5e-2, 5e-2)}
@@ -50,6 +50,12 @@ RECORDED = {
         "token_pos_in_items_ptr token_pos_in_items_len max_item_len_ptr seq_lens seq_lens_q block_tables max_token_per_sequence "
         "max_sequence_kv fixed_split_size disable_split_kv uniform_q_len",
         "run": RUN + "lse_base lse_layout use_fp16_softmax uses_spcompress",
+        "reset_workspace_buffer": "float_workspace_buffer int_workspace_buffer",
+        "workspace_size": "qo_indptr paged_kv_indptr paged_kv_indices paged_kv_last_page_len num_qo_heads num_kv_heads head_dim_qk "
+        "page_size [ head_dim_vo custom_mask packed_custom_mask causal pos_encoding_mode use_fp16_qk_reduction sm_scale window_left "
+        "logits_soft_cap rope_scale rope_theta q_data_type kv_data_type o_data_type prefix_len_ptr token_pos_in_items_ptr "
+        "token_pos_in_items_len max_item_len_ptr seq_lens seq_lens_q block_tables max_token_per_sequence max_sequence_kv "
+        "fixed_split_size disable_split_kv uniform_q_len",
     },
     "BatchDecodeWithPagedKVCacheWrapper": {
         "__init__": "float_workspace_buffer [ kv_layout use_cuda_graph use_tensor_cores paged_kv_indptr_buffer "
@@ -112,11 +118,51 @@ class Double:
         return out
 
 
+class Memory:
+    """What a wrapper in graph mode reads when it runs: its buffers, and its plan's memory."""
+
+    def __init__(self, made: dict[str, Any], *names: str) -> None:
+        self.buffers = [made[name] for name in names]
+        self.plans = 0
+        self.planned: dict[str, Any] = {}
+
+    def fill(self, planned: dict[str, Any], *names: str) -> None:
+        fixed = {name: value for name, value in planned.items() if not isinstance(value, Tensor)}
+        if self.plans:
+            assert fixed == {name: self.planned[name] for name in fixed}, "a captured kernel keeps what it was launched with"
+        self.planned = planned
+        self.plans += 1
+        for buffer, name in zip(self.buffers, names, strict=True):
+            assert "indices" in name or len(planned[name]) == len(buffer), "the batch size is fixed"
+            buffer[: len(planned[name])].copy_(planned[name])
+        self.mark = torch.tensor([id(self) % 251, self.plans % 256], dtype=torch.uint8)
+        self.memory[:2].copy_(self.mark)
+
+    def check(self) -> None:
+        assert torch.equal(self.memory[:2], self.mark), "another plan lies there"
+
+
 class BatchPrefillWithPagedKVCacheWrapper(Double):
+    COLUMNS = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+
     def __init__(self, *args: Any, **named: Any) -> None:
         made = self.bound("__init__", args, named)
         assert made["kv_layout"] == "HND"
         assert made["float_workspace_buffer"].nbytes >= 128 << 20
+        self.held = None
+        if made.get("use_cuda_graph"):
+            assert made["backend"] == "fa2"
+            self.held = Memory(made, *(f"{name}_buf" for name in self.COLUMNS))
+
+    def reset_workspace_buffer(self, *args: Any, **named: Any) -> None:
+        assert self.held is not None
+        self.held.memory = self.bound("reset_workspace_buffer", args, named)["int_workspace_buffer"]
+
+    def workspace_size(self, *args: Any, **named: Any) -> tuple[int, int]:
+        asked = self.bound("workspace_size", args, named)
+        assert self.held is not None
+        assert len(asked["paged_kv_last_page_len"]) == len(self.held.buffers[3])
+        return 1 << 20, 1 << 10
 
     def plan(self, *args: Any, **named: Any) -> None:
         planned = self.bound("plan", args, named)
@@ -125,58 +171,54 @@ class BatchPrefillWithPagedKVCacheWrapper(Double):
         lengths = (planned["paged_kv_indptr"].diff() - 1) * planned["page_size"] + planned["paged_kv_last_page_len"]
         assert torch.equal(planned["seq_lens"], lengths)
         assert len(planned["paged_kv_indices"]) == planned["paged_kv_indptr"][-1]
+        assert (planned["qo_indptr"].diff() <= lengths).all(), "a query sees itself"
         self.planned = planned
+        if self.held is not None:
+            if self.held.plans:
+                assert planned["qo_indptr"][-1] == self.held.planned["qo_indptr"][-1], "kernels are launched for so many queries"
+            self.held.fill(planned, *self.COLUMNS)
+        self.columns = [planned[name] for name in self.COLUMNS] if self.held is None else self.held.buffers
 
     def run(self, *args: Any, **named: Any) -> Tensor:
-        asked, planned = self.bound("run", args, named), self.planned
-        assert len(asked["q"]) == planned["qo_indptr"][-1]
-        found = self.attended(
-            asked["q"], asked["paged_kv_cache"], planned["qo_indptr"], planned["paged_kv_indptr"], planned["paged_kv_indices"],
-            planned["paged_kv_last_page_len"],
-        )  # fmt: skip
+        asked = self.bound("run", args, named)
+        assert len(asked["q"]) == self.planned["qo_indptr"][-1]
+        if self.held is not None:
+            self.held.check()
+        found = self.attended(asked["q"], asked["paged_kv_cache"], *self.columns)
         return asked["out"].copy_(found)  # type: ignore[no-any-return]
 
 
 class BatchDecodeWithPagedKVCacheWrapper(Double):
-    """In graph mode, as it is used: it reads what lies in its buffers and in its plan's memory when it runs."""
+    """In graph mode, as it is used."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         made = self.bound("__init__", args, named)
         assert made["kv_layout"] == "HND"
         assert made["use_cuda_graph"]
-        self.begun, self.pages, self.last = (made[f"paged_kv_{name}_buffer"] for name in ("indptr", "indices", "last_page_len"))
-        assert len(self.begun) == len(self.last) + 1
-        self.plans = 0
+        self.held = Memory(made, *(f"paged_kv_{name}_buffer" for name in ("indptr", "indices", "last_page_len")))
+        self.rows = len(self.held.buffers[2])
+        assert len(self.held.buffers[0]) == self.rows + 1
 
     def reset_workspace_buffer(self, *args: Any, **named: Any) -> None:
-        self.memory = self.bound("reset_workspace_buffer", args, named)["int_workspace_buffer"]
+        self.held.memory = self.bound("reset_workspace_buffer", args, named)["int_workspace_buffer"]
 
     def workspace_size(self, *args: Any, **named: Any) -> tuple[int, int]:
         asked = self.bound("workspace_size", args, named)
-        assert len(asked["last_page_len"]) == len(self.last)
+        assert len(asked["last_page_len"]) == self.rows
         return 1 << 20, 1 << 10
 
     def plan(self, *args: Any, **named: Any) -> None:
         planned = self.bound("plan", args, named)
         self.check(planned, ["indptr", "last_page_len"], "indices")
-        assert len(planned["last_page_len"]) == len(self.last), "the batch size is fixed"
-        assert len(planned["indices"]) == planned["indptr"][-1] <= len(self.pages)
-        fixed = {name: value for name, value in planned.items() if not isinstance(value, Tensor)}
-        if self.plans:
-            assert fixed == {name: self.planned[name] for name in fixed}, "a captured kernel keeps what it was launched with"
+        assert len(planned["indices"]) == planned["indptr"][-1] <= len(self.held.buffers[1])
         self.planned = planned
-        self.plans += 1
-        self.begun.copy_(planned["indptr"])
-        self.last.copy_(planned["last_page_len"])
-        self.pages[: len(planned["indices"])].copy_(planned["indices"])
-        self.mark = torch.tensor([id(self) % 251, self.plans % 256], dtype=torch.uint8)
-        self.memory[:2].copy_(self.mark)
+        self.held.fill(planned, "indptr", "indices", "last_page_len")
 
     def run(self, *args: Any, **named: Any) -> Tensor:
         asked = self.bound("run", args, named)
-        assert torch.equal(self.memory[:2], self.mark), "another plan lies there"
-        assert len(asked["q"]) == len(self.last)
-        found = self.attended(asked["q"], asked["paged_kv_cache"], torch.arange(len(self.last) + 1), self.begun, self.pages, self.last)
+        self.held.check()
+        assert len(asked["q"]) == self.rows
+        found = self.attended(asked["q"], asked["paged_kv_cache"], torch.arange(self.rows + 1), *self.held.buffers)
         return asked["out"].copy_(found)  # type: ignore[no-any-return]
 
 
@@ -256,44 +298,37 @@ def test_a_broken_key_breaks_those_who_see_it_and_nobody_else(device: str) -> No
 @pytest.mark.parametrize("heads", [6, 14])  # three and seven for each KV head: the former without tensor cores
 @pytest.mark.parametrize("window", [None, 37])
 def test_steps_that_are_replayed_follow_their_texts(device: str, window: int | None, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of four rows and of two, each replayed for fewer and over contexts that grow."""
+    """Graphs of four rows and of two, each replayed for fewer and over contexts that grow; of drafts, which are of two and four tokens
+    each; and of pieces of prompts beside them."""
     monkeypatch.setattr(test_attention, "HEADS", heads)
     lengths = [150, 20, 64]
     texts = room(device, lengths, window, dtype=torch.bfloat16)
-    attention, table = texts.attention, texts.table
-    assert isinstance(attention, Replayed)
-    texts.prefill()
     expected = [texts.expected(row) for row in range(3)]
-    attention.hold(4)
-    queries = torch.zeros(4, heads, 64, dtype=torch.bfloat16, device=device)
-    found = torch.zeros_like(queries)
-    recorder = graphs.CudaRecorder() if device == "cuda" else Again()
+    replays = Replays(texts, rows=(4, 2), tokens=(12, 40))
+    texts.prefill()
+    for back in range(15, 0, -1):
+        rows = [2, 0, 1] if back % 3 else [1]
+        for counts in ((1, 1, 1), (2, 4, 2), (30, 1, 9))[: 1 + back % 3]:
+            work = [
+                (row, max(0, lengths[row] - back + 1 - count), lengths[row] - back + 1) for row, count in zip(rows, counts, strict=False)
+            ]
+            for (row, start, end), values in zip(work, replays.attend(work), strict=True):
+                close(values, expected[row][start:end])
 
-    held = {rows: Held.empty(rows, torch.device(device)) for rows in (4, 2)}
 
-    def attend(rows: int) -> None:
-        attention.plan_held(held[rows])
-        found[:rows].copy_(attention.attend(0, queries[:rows]))
-
-    with torch.inference_mode():
-        replays = {rows: recorder.record(lambda rows=rows: attend(rows)) for rows in (4, 2)}  # type: ignore[misc]
-        for back in range(15, 0, -1):
-            rows = np.array([2, 0, 1] if back % 3 else [1], np.int32)
-            kv_lens = np.array([lengths[row] - back + 1 for row in rows], np.int32)
-            ones, zeros = np.ones(len(rows), np.int32), np.zeros(len(rows), np.int32)
-            out_slots = np.array([texts.slots[row][end - 1] for row, end in zip(rows, kv_lens, strict=True)], np.int32)
-            step = Step("decode", zeros, kv_lens - 1, out_slots, rows, ones, kv_lens, ones, columns([]))
-            table.apply(step)
-            size = 4 if len(rows) > 2 else 2
-            for at, (row, end) in enumerate(zip(rows, kv_lens, strict=True)):
-                queries[at] = texts.q[row][end - 1]
-            attention.fill(step, table, own := np.zeros(size, np.int32))
-            held[size].tell(step, own)
-            replays[size]()
-            for at, (row, end) in enumerate(zip(rows, kv_lens, strict=True)):
-                close(found[at], expected[row][end - 1])
-    attention.plan_held(held[4])
-    assert attention.cells.slots[3] == PADDING_SLOT
+@pytest.mark.usefixtures("double")
+def test_it_takes_the_memory_that_it_says() -> None:
+    """But for plans and what a few columns take."""
+    for rows, tokens in ((4, 0), (4, 200), (100, 24)):
+        attention = room("cpu", [150, 20], dtype=torch.bfloat16).attention
+        assert isinstance(attention, FlashInferAttention)
+        attention.reserve(shape := TableShape(100, 5000))
+        columns = [(rows, None), *([(tokens, min(tokens, SEQUENCES))] if tokens else [])]
+        attention.hold([Held.empty(size, torch.device("cpu"), sequences) for size, sequences in columns])
+        assert attention._memory is not None
+        assert attention._table is not None
+        taken = attention._table.slots.nbytes + attention._memory.slots.nbytes + attention._memory.workspace.nbytes
+        assert taken == FlashInferAttention.beside(shape, rows, tokens)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2-window"])  # the last has layers with and without a window
@@ -301,7 +336,8 @@ def test_steps_that_are_replayed_follow_their_texts(device: str, window: int | N
 def test_a_model_says_the_same_with_and_without_replays(
     tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three texts of different lengths that come and go: the graphs are for 1, 2 and 4 rows, so some steps are padded."""
+    """Three texts of different lengths that come and go: the graphs are for 1, 2 and 4 rows and for 16 and 24 other tokens, so some steps
+    are padded, and the longest prompt goes by them."""
     monkeypatch.setattr(FlashInferAttention, "refusal", staticmethod(lambda *_: None))
     monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
     model = tiny_model(family)
@@ -311,12 +347,12 @@ def test_a_model_says_the_same_with_and_without_replays(
         forward = runner.forward
         assert isinstance(forward, TorchForward)
         if recorder is not None:
-            runner.forward = TorchForward(forward.decoder, forward.attention, forward._pool, recorder, 4)
+            runner.forward = TorchForward(forward.decoder, forward.attention, forward._pool, recorder, Sizes.upto(4, 24))
         requests = [
             Request([(31 * row + 7 * i) % VOCAB for i in range(9 + 30 * row)], new_tokens=6 + 3 * row, row=row, start=row)
             for row in range(3)
         ]
-        Driver(runner, rows=4, context=128).run(requests, **({} if recorder else {"chunk": 13}))
+        Driver(runner, rows=4, context=128).run(requests, chunk=20 if recorder else 13)
         for request in requests:
             assert request.output == model.choices(request.prompt, request.output)
 

@@ -17,20 +17,26 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device, host, layers
+from banyan_runtime.model.attention import AttentionKind
+from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.attention.products import Products
 from banyan_runtime.model.attention.torch_native import TorchAttention
+from banyan_runtime.model.attention.triton_paged import TritonAttention
+from banyan_runtime.model.capacity import choose_tokens
+from banyan_runtime.model.choice import Choice, worth_a_graph
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.layers import PlainKernels
 from banyan_runtime.model.penalties import Penalties
-from banyan_runtime.model.pool import cell_bytes, choose_tokens
+from banyan_runtime.model.pool import cell_bytes
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.runners import load
-from banyan_runtime.model.spec import read
+from banyan_runtime.model.spec import parse, read
 from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import TableShape
 
 from .conftest import TinyModel, resident_bytes
 from .driver import Driver, Request
+from .test_spec import BASE
 
 Models = Callable[[str], TinyModel]
 
@@ -103,14 +109,29 @@ def test_a_slot_table_takes_no_memory_before_it_is_written() -> None:
     assert resident_bytes() - before < 32 << 20
 
 
-def test_the_pool_of_a_gpu_leaves_room_for_its_tables(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, budget = read(tiny_model("llama").folder), 1 << 30
+def choice(model: TinyModel, device: str, dtype: torch.dtype, context: int, attention: AttentionKind | None = None) -> Choice:
+    return Choice(read(model.folder), torch.device(device), dtype, context, dtype, attention, graph_rows=256, graph_tokens=512)
+
+
+@pytest.mark.parametrize("attention", [TritonAttention, FlashInferAttention])
+def test_the_pool_of_a_gpu_leaves_room_for_its_tables(
+    tiny_model: Models, attention: AttentionKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, budget = tiny_model("llama"), 1 << 30
     monkeypatch.setattr(device, "available_bytes", lambda _: budget)
     config = ServerConfig(model_path="x", device="cuda", mem_fraction_static=0.5, max_running_requests=1000)
-    tokens = choose_tokens(config, spec, 32_768, torch.float16, torch.device("cuda"), 0)
-    shape = TableShape(1000, 32_768)
+    tokens = choose_tokens(config, choice(model, "cuda", torch.float16, 32_768, attention), 0)
+    shape, cell = TableShape(1000, 32_768), cell_bytes(read(model.folder), torch.float16)
     held = Penalties(shape, 16, torch.device("meta"))._tokens.nbytes + DeviceTable(shape, torch.device("meta")).slots.nbytes
-    assert budget - held - cell_bytes(spec, torch.float16) < tokens * cell_bytes(spec, torch.float16) <= budget - held
+    held += attention.beside(shape, 256, 512) - DeviceTable.bytes(shape)
+    assert budget - held - cell < tokens * cell <= budget - held
+
+
+def test_graphs_are_for_prompts_that_launches_take_longer_than_products() -> None:
+    """Of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B."""
+    sizes = [(896, 4864, 14, 2, 64), (2048, 8192, 32, 8, 64), (4096, 14336, 32, 8, 128)]
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    assert [worth_a_graph(parse(BASE | dict(zip(names, each, strict=True)))) for each in sizes] == [512, 256, 64]
 
 
 def test_the_pool_is_sixteen_contexts_unless_memory_is_short(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +172,7 @@ def test_a_pool_that_does_not_fit_is_cut_with_a_warning(
     assert "max_total_tokens=9500 is larger than the 9000 tokens that fit into memory; 9000 are used." in caplog.messages
     monkeypatch.setattr(host, "memory_available", lambda: cell)
     with pytest.raises(ConfigError, match=r"Not enough memory\. Please try to increase --mem-fraction-static\."):
-        choose_tokens(ServerConfig(model_path="x", device="cpu"), read(model.folder), 512, torch.float32, torch.device("cpu"), cell)
+        choose_tokens(ServerConfig(model_path="x", device="cpu"), choice(model, "cpu", torch.float32, 512), cell)
 
 
 def test_all_that_depends_on_the_served_context_is_there_before_the_first_step(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,21 +197,13 @@ def test_a_longer_context_than_the_models_is_served_with_a_warning(tiny_model: M
 def test_auto_takes_the_type_that_the_cpu_multiplies_fast(monkeypatch: pytest.MonkeyPatch, flags: set[str], chosen: str) -> None:
     monkeypatch.setattr(host, "instruction_sets", lambda: frozenset(flags))
     config = ServerConfig(model_path="x", device="cpu")
-    spec = read_spec(dtype="float16")
+    spec = parse(BASE | {"dtype": "float16"})
     assert device.name(device.choose_dtype(config, spec, torch.device("cpu"))) == chosen
-
-
-def read_spec(dtype: str):  # type: ignore[no-untyped-def]
-    from banyan_runtime.model.spec import parse
-
-    from .test_spec import BASE
-
-    return parse(BASE | {"dtype": dtype})
 
 
 def test_float16_is_refused_on_the_cpu() -> None:
     with pytest.raises(ConfigError, match=r"--dtype=half is not supported on the CPU.*use bfloat16 or float32"):
-        device.choose_dtype(ServerConfig(model_path="x", device="cpu", dtype="half"), read_spec("float16"), torch.device("cpu"))
+        device.choose_dtype(ServerConfig(model_path="x", device="cpu", dtype="half"), parse(BASE | {"dtype": "float16"}), torch.device("cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,15 +19,18 @@ from banyan_runtime.model import fused, graphs, kernels
 from banyan_runtime.model.attention import backends, triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused import FusedKernels
+from banyan_runtime.model.graphs import Sizes
 from banyan_runtime.model.layers import PackedKernels, PlainKernels, RmsNorm
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.torch_forward import TorchForward
 from banyan_runtime.step import PADDING_SLOT, Step
 
 from .conftest import VOCAB, TinyModel
 from .driver import Again, Driver, Request
+from .replays import Replays
 from .test_attention import NARROW, Room, spec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -248,21 +252,25 @@ def test_a_model_of_all_of_them_says_what_transformers_says(
         assert request.output == model.choices(request.prompt, request.output)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral-window"])
-def test_decode_steps_that_are_replayed_say_the_same(
-    tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three texts of different lengths that come and go, the last one drawn: the graphs are for 1, 2 and 4 rows, so some steps are padded,
-    and of some the likeliest tokens are replayed too."""
-    recorder = graphs.CudaRecorder() if DEVICE == "cuda" else Again()
+def replaying(model: TinyModel, recorder: graphs.Recorder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    """With graphs for 1, 2 and 4 rows, and for 16 and 24 tokens of other steps."""
     monkeypatch.setattr(fused, "supports", lambda *_: True)
     monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
     monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
-    model = tiny_model(family)
     runner = model.load(device=DEVICE, runner="torch", disable_cuda_graph=True)
     forward = runner.forward
     assert isinstance(forward, TorchForward)
-    runner.forward = TorchForward(forward.decoder, forward.attention, forward._pool, recorder, 4)
+    runner.forward = TorchForward(forward.decoder, forward.attention, forward._pool, recorder, Sizes.upto(4, 24))
+    return runner
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+def test_steps_that_are_replayed_say_the_same(tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three texts of different lengths that come and go, the last one drawn: the graphs are for 1, 2 and 4 rows, and for 16 and 24 other
+    tokens, so some steps are padded, and of some the likeliest tokens are replayed too. The longest prompt goes by them."""
+    recorder = graphs.CudaRecorder() if DEVICE == "cuda" else Again()
+    model = tiny_model(family)
+    runner = replaying(model, recorder, monkeypatch)
 
     def requests(*lengths: int) -> list[Request]:
         prompts = [[(31 * row + 7 * i) % VOCAB for i in range(9 + 30 * row)] for row in range(3)]
@@ -276,12 +284,12 @@ def test_decode_steps_that_are_replayed_say_the_same(
 
     def noted(step: Step) -> Any:
         handle = launch(step)
-        replayed.append(handle.result().replayed == (step.mode == "decode"))
+        replayed.append(handle.result().replayed == (len(step.token_ids) <= 24))
         return handle
 
     monkeypatch.setattr(runner, "launch", noted)
     found = requests(12, 5, 6)
-    Driver(runner, rows=4, context=128).run(found)
+    Driver(runner, rows=4, context=128).run(found, chunk=20)
     assert all(replayed)
     assert isinstance(recorder, graphs.CudaRecorder) or recorder.replays > 14
     for request in found[:2]:
@@ -292,7 +300,53 @@ def test_decode_steps_that_are_replayed_say_the_same(
     assert found[2].output == expected[2].output
 
 
+def test_drafts_are_replayed(tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one text all right, of the other wrong from the third on; behind them a step whose tokens nobody has looked at."""
+    model = tiny_model("llama")
+    prompts = [[5, 17, 40, 8, 99, 3], [1, 2, 3]]
+    expected = [model.generate(prompt, 12) for prompt in prompts]
+    driver = Driver(replaying(model, graphs.CudaRecorder() if DEVICE == "cuda" else Again(), monkeypatch), rows=2, context=64)
+    right, wrong = (Request(prompt, 12, row=row) for row, prompt in enumerate(prompts))
+    driver.step([(right, 6), (wrong, 3)])
+    right.drafts, wrong.drafts = expected[0][1:6], [*expected[1][1:3], (expected[1][3] + 1) % VOCAB, 7]
+    drafted = driver.build([(right, 1), (wrong, 1)])
+    handle, pending = driver.runner.launch(drafted), driver.advance([(right, 1), (wrong, 1)], drafted)
+    result = handle.result()
+    driver.settle(pending, result)
+    assert result.replayed
+    assert (right.output, wrong.output) == (expected[0][:7], expected[1][:4])
+    step = driver.build([(right, 1), (wrong, 1)])
+    result = driver.runner.launch(dataclasses.replace(step, token_ids=np.full(2, -1, np.int32))).result()
+    assert result.replayed
+    assert result.token_ids.tolist() == [expected[0][7], expected[1][4]]
+
+
+@pytest.mark.parametrize("kept", [None, torch.float8_e5m2])
+@pytest.mark.parametrize("window", [None, 37])
+def test_steps_that_are_replayed_follow_their_texts(window: int | None, kept: torch.dtype | None) -> None:
+    """Decode steps, drafts, and pieces of prompts beside one another, each padded to a graph; over contexts in stretches."""
+    lengths = [150, 20, 64]
+    texts = room(lengths, window, kept=kept)
+    expected = [texts.expected(row) for row in range(3)]
+    replays = Replays(texts, rows=(4, 2), tokens=(12, 40))
+    texts.prefill()
+    for rows, counts, back in (
+        ([2, 0, 1], (1, 1, 1), 9),
+        ([1], (1,), 8),
+        ([2, 0, 1], (2, 4, 2), 4),
+        ([0, 2], (30, 9), 1),
+        ([2, 0], (1, 22), 0),
+    ):
+        work = [(row, lengths[row] - back - count, lengths[row] - back) for row, count in zip(rows, counts, strict=True)]
+        for (row, start, end), values in zip(work, replays.attend(work), strict=True):
+            close(values, expected[row][start:end])
+
+
 def test_the_ladder_ends_with_the_most_rows() -> None:
+    assert graphs.ladder(0) == []
+    assert graphs.prompt_ladder(0) == []
+    assert graphs.prompt_ladder(64) == [16, 32, 48, 64]
+    assert graphs.prompt_ladder(600)[-2:] == [512, 600]
     assert graphs.ladder(1) == [1]
     assert graphs.ladder(7) == [1, 2, 4, 7]
     assert graphs.ladder(24) == [1, 2, 4, 8, 12, 16, 24]
@@ -316,7 +370,7 @@ def check(function, constants, **changes):
     made = compile(ASTSource(fn=function, signature=types, constexprs=constants), target=GPUTarget("cuda", 90, 32))
     assert made.metadata.shared <= 227 * 1024, (constants, made.metadata.shared)
 
-SHAPES = [(7, 64, 16, 512, 0), (7, 64, 128, 0, 0), (4, 128, 16, 512, 0), (4, 128, 128, 0, 4096), (8, 256, 128, 0, 0)]
+SHAPES = [(7, 64, 16, 512, 0), (7, 64, 128, 0, 0), (7, 64, 128, 512, 0), (4, 128, 16, 512, 0), (4, 128, 128, 0, 4096), (8, 256, 128, 0, 0)]
 for group, dim, most, stretch, window in SHAPES:
     constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "ROWS": most, "KEYS": 64}
     constants |= {"SPLIT": stretch > 0, "WINDOW": window, "PRECISION": "tf32"}

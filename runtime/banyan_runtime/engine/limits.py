@@ -161,6 +161,7 @@ class EngineLimits:
             weights_bytes=info.weights_bytes,
             kv_bytes=info.kv_bytes,
             available_bytes=info.available_bytes,
+            graph_bytes=info.graph_bytes,
             batch_invariant=info.batch_invariant,
             features=tuple(sorted(info.features)),
             phase_seconds=info.phase_seconds,

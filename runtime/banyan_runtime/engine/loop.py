@@ -255,7 +255,7 @@ class Engine:
             self._report.generation_tokens += len(output.token_ids) // ID_BYTES
             self._out.append(output)
         if step.mode == "prefill":
-            seconds = self._report.prefill_done(len(step.token_ids), launched.started, now)
+            seconds = self._report.prefill_done(len(step.token_ids), launched.started, now, replayed=result.replayed)
         else:
             used, queued = self.memory.used, len(self.scheduler.queue)
             guessed = len(step.token_ids) - len(step.rows)

@@ -211,6 +211,7 @@ class Metrics:
         self._context_length.value = info.context_len
         self._memory[("weights",)].value = info.weights_bytes
         self._memory[("kv_cache",)].value = info.kv_bytes
+        self._memory[("graphs",)].value = info.graph_bytes
         self._memory[("free",)].value = info.available_bytes
         for phase, seconds in info.phase_seconds.items():
             self.startup_phase(phase, seconds)
@@ -321,7 +322,10 @@ class Metrics:
         self._kv_tokens = to.cells("banyan_kv_cache_tokens", "gauge", "KV pool by state.", state=("used", "evictable", "free"))
         self._context_length = to.cell("banyan_context_length_tokens", "gauge", "Longest sequence, prompt and output together.")
         self._memory = to.cells(
-            "banyan_device_memory_bytes", "gauge", "Memory of the device at the start, by use.", kind=("weights", "kv_cache", "free")
+            "banyan_device_memory_bytes",
+            "gauge",
+            "Memory of the device at the start, by use.",
+            kind=("weights", "kv_cache", "graphs", "free"),
         )
         self._prompt_tokens = to.cells(
             "banyan_prompt_tokens_total", "counter", "Prompt tokens by source, each once.", source=("computed", "cached")

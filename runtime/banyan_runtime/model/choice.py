@@ -20,6 +20,9 @@ log = logging.getLogger("banyan")
 
 _KV_TYPES: Final = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 MOST_ROWS: Final = 256  # --cuda-graph-max-bs
+MOST_TOKENS: Final = 512  # --cuda-graph-max-tokens
+LAUNCHED: Final = 16 * 10**9
+"""Parameters of a layer times tokens: at 400 TFLOP/s they take 80 us, as ten launches do. By arithmetic, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Choice:
     kv_dtype: torch.dtype  # of keys and values that are kept
     attention: AttentionKind | None  # None: the runner has its own
     graph_rows: int  # of the largest decode step that is captured as a graph; 0: none is
+    graph_tokens: int  # of the largest other step that is
 
 
 def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_bf16: bool, own_attention: bool) -> Choice:
@@ -49,6 +53,15 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     if kv_dtype != dtype:
         log.info("Using KV cache dtype: %s, without scales.", kv_dtype)
     attention = None if own_attention else backends.choose(config.attention_backend, spec, device, dtype, kv_dtype)
-    graphs = device.type == "cuda" and config.serves_text and not config.disable_cuda_graph  # vectors take no decode steps
-    graph_rows = (config.cuda_graph_max_bs or MOST_ROWS) if graphs else 0
-    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graph_rows)
+    graph_rows = graph_tokens = 0
+    if device.type == "cuda" and not config.disable_cuda_graph:
+        graph_rows = (config.cuda_graph_max_bs or MOST_ROWS) if config.serves_text else 0  # vectors take no decode steps
+        graph_tokens = worth_a_graph(spec) if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens
+    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graph_rows, graph_tokens)
+
+
+def worth_a_graph(spec: ModelSpec) -> int:
+    """Tokens up to which a step takes a large GPU no longer than launching its kernels one by one would take the host."""
+    heads = spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
+    layer = spec.hidden_size * (heads + 3 * spec.intermediate_size)  # parameters
+    return max(16, min(MOST_TOKENS, LAUNCHED // layer // 16 * 16))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,6 +16,14 @@ from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What capturing graphs took."""
+
+    bytes: int
+    seconds: float
+
+
 class Forward(Protocol):
     """The decoder over its paged KV pool. Results are torch tensors on the device that computes."""
 
@@ -25,10 +34,11 @@ class Forward(Protocol):
     def batch_invariant(self) -> bool:
         """Whether the bits of a token's results are the same whatever else is in the step."""
 
-    def reserve(self, rows: int, positions: int, latest: Tensor) -> None:
+    def reserve(self, rows: int, positions: int, latest: Tensor) -> Captured | None:
         """Called once, before the first step: so many sequences may be in a step, none longer than `positions`.
 
         `latest` int64 [rows] on the device, where it stays: the last token of each row, which a step may leave it to find.
+        The result is of graphs, where there are any.
         """
 
     def replayed(self, step: Step, table: SlotTable) -> Tensor | None:

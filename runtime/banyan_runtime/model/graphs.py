@@ -1,8 +1,9 @@
-"""Decode steps as CUDA graphs: all kernels of a step are launched by one call.
+"""Steps of few tokens as CUDA graphs: all kernels of a step are launched by one call.
 
-A graph is captured for some numbers of rows, and replays what was captured over the same memory; a step is copied there and padded to
-the next number. Nothing of a graph depends on how long the texts are. The likeliest tokens have a graph of their own, for steps that
-ask for nothing else; logits and sampling stay outside, so does everything but plain decode steps.
+A graph is captured for some numbers of tokens, and replays what was captured over the same memory; a step is copied there and padded to
+the next number. Nothing of a graph depends on how long the texts are. Decode steps, of one token for each row, have graphs of their own,
+which the likeliest tokens follow with another one, for steps that ask for nothing else. The others are for ends of prompts whose
+beginning is cached, short prompts, and drafts. Logits and sampling stay outside.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from banyan_runtime.model import device as devices
-from banyan_runtime.model.attention import Held, Replayed
+from banyan_runtime.model.attention import SEQUENCES, Held, Replayed
 from banyan_runtime.model.decoder import Decoder
+from banyan_runtime.model.forward import Captured
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Step
 
@@ -31,10 +33,41 @@ _WARM_UPS: Final = 2
 _GIB: Final = 1 << 30
 
 
+def _not_captured() -> None:
+    raise AssertionError("it was not captured")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """That steps are captured in, ascending."""
+
+    rows: list[int]  # of decode steps
+    tokens: list[int]  # of others
+
+    @classmethod
+    def upto(cls, rows: int, tokens: int) -> Sizes:
+        return cls(ladder(rows), prompt_ladder(tokens))
+
+    def within(self, rows: int) -> Sizes:
+        """Where no decode step has more rows."""
+        return Sizes(ladder(min(rows, self.rows[-1])) if self.rows else [], self.tokens)
+
+
+NO_SIZES: Final = Sizes([], [])
+
+
 def ladder(most: int) -> list[int]:
     """Numbers of rows that are worth a graph of their own: close together where a row more costs most (SGLang's, 0.5)."""
-    sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)]
-    return sorted({*(size for size in sizes if size <= most), most})
+    return _upto(most, [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)])
+
+
+def prompt_ladder(most: int) -> list[int]:
+    """Numbers of tokens likewise: few, since of a step that is mostly launches more tokens cost little."""
+    return _upto(most, [16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, *range(512, most + 1, 128)])
+
+
+def _upto(most: int, sizes: list[int]) -> list[int]:
+    return sorted({*(size for size in sizes if size <= most), *([most] if most else [])})
 
 
 class Recorder(Protocol):
@@ -64,63 +97,82 @@ class CudaRecorder:
         return graph.replay
 
 
-class DecodeGraphs:
-    """The decoder's plain decode steps of up to `most` rows."""
+class StepGraphs:
+    """Steps of few tokens: decode steps by their rows, all others by their tokens."""
 
-    def __init__(self, decoder: Decoder, attention: Replayed, most: int, latest: Tensor, recorder: Recorder) -> None:
+    def __init__(self, decoder: Decoder, attention: Replayed, sizes: Sizes, latest: Tensor, recorder: Recorder) -> None:
         """`latest` int64: the last token of each row, where it stays."""
         self._decoder, self._attention = decoder, attention
-        self._sizes = ladder(most)
+        self._sizes = sizes
         self._latest = latest
         device = decoder.embed.device
-        self._held = {size: Held.empty(size, device) for size in self._sizes}
+        self._decodes = [_Graph(Held.empty(size, device)) for size in sizes.rows]
+        self._prompts = [_Graph(Held.empty(size, device, min(size, SEQUENCES))) for size in sizes.tokens]
+        graphs = sorted(self._decodes + self._prompts, key=lambda graph: -graph.held.size)
+        most = graphs[0].held.size
         self._hidden = torch.zeros(most, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
         self._failed = torch.zeros(most, dtype=torch.bool, device=device)
-        self._last: tuple[Tensor, int] | None = None  # the hidden states given last, and their size on the ladder
-        self._replays: dict[int, Callable[[], None]] = {}
-        self._picks: dict[int, Callable[[], None]] = {}
-        attention.hold(most)
+        self._last: tuple[Tensor, _Graph] | None = None  # the hidden states given last
+        attention.hold([graph.held for graph in graphs])
         started = time.monotonic()
         free = devices.available_bytes(device)
-        log.info("Capture cuda graph begin. This can take up to several minutes. avail mem=%.2f GB, bs %s", free / _GIB, self._sizes)
-        for size in tqdm(self._sizes[::-1], desc="Capturing batches", disable=not sys.stderr.isatty()):
-            self._replays[size] = recorder.record(lambda size=size: self._compute(size))  # type: ignore[misc]
-            self._picks[size] = recorder.record(lambda size=size: self._pick(size))  # type: ignore[misc]
+        log.info(
+            "Capture cuda graph begin. This can take up to several minutes. avail mem=%.2f GB, bs %s, tokens %s",
+            free / _GIB, sizes.rows, sizes.tokens,
+        )  # fmt: skip
+        for graph in tqdm(graphs, desc="Capturing batches", disable=not sys.stderr.isatty()):
+            graph.replay = recorder.record(lambda held=graph.held: self._compute(held))  # type: ignore[misc]
+            if graph.held.sequences is None:
+                graph.pick = recorder.record(lambda size=graph.held.size: self._pick(size))  # type: ignore[misc]
         left = devices.available_bytes(device)
+        self.captured = Captured(max(0, free - left), time.monotonic() - started)
         log.info(
             "Capture cuda graph end. Time elapsed: %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.",
-            time.monotonic() - started, (free - left) / _GIB, left / _GIB,
+            self.captured.seconds, self.captured.bytes / _GIB, left / _GIB,
         )  # fmt: skip
 
     def hidden(self, step: Step, table: SlotTable) -> Tensor | None:
         """As `Forward.replayed`."""
-        rows = len(step.rows)
-        if step.mode != "decode" or len(step.token_ids) != rows or rows > self._sizes[-1]:
+        graph = self._fitting(step)
+        if graph is None:
             return None
-        size = self._sizes[bisect_left(self._sizes, rows)]
-        own = np.zeros(size, np.int32)
-        self._attention.fill(step, table, own)
-        self._held[size].tell(step, own)
-        self._replays[size]()
-        self._last = self._hidden[:rows], size
-        return self._last[0]
+        own = self._attention.fill(step, table, graph.held)
+        graph.held.tell(step, own)
+        graph.replay()
+        hidden = self._hidden[: len(step.token_ids)]
+        self._last = hidden, graph
+        return hidden
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As `Forward.likeliest`, of the hidden states that were given last; None: of others."""
-        if self._last is None or hidden is not self._last[0]:
+        """As `Forward.likeliest`, of the hidden states that were given last; None: of others, or of prompts."""
+        if self._last is None or hidden is not self._last[0] or (pick := self._last[1].pick) is None:
             return None
+        pick()
         rows = len(hidden)
-        self._picks[self._last[1]]()
         return self._tokens[:rows].clone(), self._failed[:rows].clone()  # they may be asked for behind the next step
 
-    def _compute(self, size: int) -> None:
-        held = self._held[size]
+    def _fitting(self, step: Step) -> _Graph | None:
+        tokens, sequences = len(step.token_ids), len(step.rows)
+        if step.mode == "decode" and tokens == sequences and self._sizes.rows and tokens <= self._sizes.rows[-1]:
+            return self._decodes[bisect_left(self._sizes.rows, tokens)]
+        if sequences <= SEQUENCES and self._sizes.tokens and tokens <= self._sizes.tokens[-1]:
+            return self._prompts[bisect_left(self._sizes.tokens, tokens)]
+        return None
+
+    def _compute(self, held: Held) -> None:
         self._attention.plan_held(held)
         ids = torch.where(held.ids < 0, self._latest.index_select(0, held.rows), held.ids)
-        self._hidden[:size].copy_(self._decoder.hidden(ids, held.positions, self._attention))
+        self._hidden[: held.size].copy_(self._decoder.hidden(ids, held.positions, self._attention))
 
     def _pick(self, size: int) -> None:
         tokens, failed = self._decoder.likeliest(self._hidden[:size])
         self._tokens[:size].copy_(tokens)
         self._failed[:size].copy_(failed)
+
+
+@dataclass(slots=True, eq=False)
+class _Graph:
+    held: Held
+    replay: Callable[[], None] = _not_captured
+    pick: Callable[[], None] | None = None  # of the likeliest tokens, behind decode steps

@@ -46,7 +46,11 @@ class ModelRunner:
     @torch.inference_mode()
     def prepare(self, shape: TableShape) -> None:
         self._rows = _Rows(shape, self.info.vocab_size, self._device)
-        self.forward.reserve(shape.rows, shape.positions, self._rows.latest)
+        captured = self.forward.reserve(shape.rows, shape.positions, self._rows.latest)
+        if captured is not None:
+            seconds = {**self.info.phase_seconds, "graph_capture": captured.seconds}
+            available = devices.available_bytes(self._device)
+            self.info = replace(self.info, graph_bytes=captured.bytes, available_bytes=available, phase_seconds=seconds)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> _Launched | _LaunchedRounds:
@@ -59,9 +63,11 @@ class ModelRunner:
             rows.penalties.begin(step.histories)
         if step.rounds > 1:
             return self._in_rounds(step, rows)
-        replayed, token_ids = self.forward.replayed(step, rows.table), None
+        draws = rows.draws(step)
+        replayed = self.forward.replayed(step, rows.table)
+        token_ids = self._token_ids(step, rows) if replayed is None or draws.drafts else None
         if replayed is None:
-            token_ids = self._token_ids(step, rows)
+            assert token_ids is not None
             hidden = self.forward.hidden(step, token_ids, rows.table)
         else:
             hidden = replayed
@@ -70,7 +76,6 @@ class ModelRunner:
             owners = np.repeat(np.arange(len(step.rows)), step.query_lens)[step.prompt_scores.at]
             prompt = logprobs.of_prompt(hidden, self.forward.logits, self.info.vocab_size, step.prompt_scores, self._named(step, owners))
         vectors = None if step.pooling is None else rows.pooler.pool(self.forward.normed(hidden), step, step.pooling)
-        draws = rows.draws(step)
         drawn = self._draw(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
         return _Launched(self._report, self._device, step, draws, drawn, prompt, vectors, replayed is not None)
 
@@ -123,7 +128,7 @@ class ModelRunner:
         """With how many of them count; the last one that does is the row's latest."""
         accepted, latest = None, tokens
         if draws.drafts:
-            assert token_ids is not None, "drafts are not replayed"
+            assert token_ids is not None
             accepted = self._accepted(draws, token_ids, tokens, failed)
             latest = tokens.index_select(0, self._tensor(draws.firsts) + accepted - 1)
         rows.latest.index_copy_(0, draws.owners(step, self._device), latest)

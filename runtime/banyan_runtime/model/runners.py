@@ -17,12 +17,12 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import host, loader
 from banyan_runtime.model.blocks import Parameter
+from banyan_runtime.model.capacity import choose_tokens
 from banyan_runtime.model.choice import Choice, choose
 from banyan_runtime.model.forward import ModelKind
 from banyan_runtime.model.layout import Layout, layout
 from banyan_runtime.model.loader import Progress
 from banyan_runtime.model.native.forward import NativeModel
-from banyan_runtime.model.pool import choose_tokens
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchModel
 from banyan_runtime.step import Pulse, Runner, RunnerInfo
@@ -60,7 +60,7 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse
         choice.spec.architecture, choice.dtype, devices.available_bytes(choice.device) / _GIB, model.weights_bytes / _GIB,
     )  # fmt: skip
     loaded = time.monotonic()
-    tokens = choose_tokens(config, choice.spec, choice.context_len, choice.kv_dtype, choice.device, free)
+    tokens = choose_tokens(config, choice, free)
     seconds = {"load_weights": loaded - started}
     about = RunnerInfo(
         architecture=choice.spec.architecture,

@@ -46,6 +46,10 @@ class DeviceTable:
     def __init__(self, shape: TableShape, device: torch.device) -> None:
         self.slots: Tensor = torch.zeros((shape.rows, shape.positions), dtype=torch.int32, device=device)
 
+    @staticmethod
+    def bytes(shape: TableShape) -> int:
+        return torch.int32.itemsize * shape.rows * shape.positions
+
     def follow(self, step: Step, table: SlotTable) -> None:
         """Note what `step` changed in the host's table, which has taken it in. No step may be left out."""
         width = table.slots.shape[1]

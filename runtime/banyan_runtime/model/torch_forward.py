@@ -14,9 +14,10 @@ from banyan_runtime.model.attention import Attention, Replayed
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.decoder import Decoder
+from banyan_runtime.model.forward import Captured
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_sampler import FusedSampler
-from banyan_runtime.model.graphs import CudaRecorder, DecodeGraphs, Recorder
+from banyan_runtime.model.graphs import NO_SIZES, CudaRecorder, Recorder, Sizes, StepGraphs
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
@@ -56,12 +57,13 @@ class TorchModel:
         assert choice.attention is not None
         pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device, choice.kv_dtype)
         attention = choice.attention(choice.spec, pool, self._pulse)
-        recorder = CudaRecorder() if choice.graph_rows else None
+        sizes = Sizes.upto(choice.graph_rows, choice.graph_tokens)
+        recorder = CudaRecorder() if sizes != NO_SIZES else None
         sample: Sampler = sampler.sample
         if self._fused:
             sample = FusedSampler()
             sample.compile(choice.spec.vocab_size, choice.device)
-        return TorchForward(self._decoder, attention, pool, recorder, choice.graph_rows, sample)
+        return TorchForward(self._decoder, attention, pool, recorder, sizes, sample)
 
 
 class TorchForward:
@@ -71,17 +73,17 @@ class TorchForward:
         attention: Attention,
         pool: KvPool,
         recorder: Recorder | None = None,
-        graph_rows: int = 0,
+        sizes: Sizes = NO_SIZES,
         sample: Sampler = sampler.sample,
     ) -> None:
-        """With a recorder, decode steps of up to `graph_rows` rows are captured, if the attention can be."""
+        """With a recorder, steps of such sizes are captured, if the attention can be."""
         self.decoder = decoder
         self.attention = attention
         self._pool = pool
         self._recorder = recorder
-        self._graph_rows = graph_rows
+        self._sizes = sizes
         self._sample = sample
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
     def replayed(self, step: Step, table: SlotTable) -> Tensor | None:
         return None if self._graphs is None else self._graphs.hidden(step, table)
@@ -97,13 +99,15 @@ class TorchForward:
     def batch_invariant(self) -> bool:
         return self.decoder.batch_invariant and self.attention.batch_invariant
 
-    def reserve(self, rows: int, positions: int, latest: Tensor) -> None:
+    def reserve(self, rows: int, positions: int, latest: Tensor) -> Captured | None:
         self.decoder.rope.reserve(positions)
         if not isinstance(self.attention, Replayed):
-            return
+            return None
         self.attention.reserve(TableShape(rows, positions))
-        if self._recorder is not None:
-            self._graphs = DecodeGraphs(self.decoder, self.attention, min(rows, self._graph_rows), latest, self._recorder)
+        if self._recorder is None:
+            return None
+        self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder)
+        return self._graphs.captured
 
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
         self.attention.plan(step, table)

@@ -66,8 +66,11 @@ class CountedRunner:
     def __init__(self, runner: Runner, stages: Stages) -> None:
         self._runner = runner
         self._stages = stages
-        self.info: RunnerInfo = runner.info
         self.steps = 0
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._runner.info
 
     def prepare(self, shape: TableShape) -> None:
         self._runner.prepare(shape)
@@ -157,11 +160,8 @@ def start(
         log.warning("%s", limits.warning)
     counted = CountedRunner(runner, stages)
     grammars = grammars_of(config, Path(boot.model_dir), Path(boot.tokenizer_dir), known.vocab_size, wake)
-    return (
-        Engine(counted, limits, time.monotonic, log.info, grammars),
-        counted,
-        msgspec.structs.replace(limits.engine_info(known), software=software()),
-    )
+    engine = Engine(counted, limits, time.monotonic, log.info, grammars)
+    return engine, counted, msgspec.structs.replace(limits.engine_info(counted.info), software=software())
 
 
 def software() -> dict[str, str]:

@@ -85,7 +85,7 @@ def _load(info: wire.EngineInfo, stats: wire.Stats, sections: frozenset[str]) ->
         load["memory"] = {
             "weight_gb": round(info.weights_bytes / GIB, 2),
             "kv_cache_gb": round(info.kv_bytes / GIB, 2),
-            "graph_gb": 0.0,
+            "graph_gb": round(info.graph_bytes / GIB, 2),
             "token_capacity": info.max_total_tokens,
         }
     if "queues" in sections:

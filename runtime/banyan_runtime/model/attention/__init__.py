@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,6 +15,12 @@ from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
+
+SEQUENCES: Final = 64
+"""Of a step of several tokens each that is replayed, at most: attention makes room for the ends of so many."""
+OWN: Final = 5
+"""Columns of a held step that are the attention's."""
+_COLUMNS: Final = 6  # beside those
 
 
 class Attention(Protocol):
@@ -39,56 +46,62 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A decode step in memory on the device that stays while steps change: one block of columns, int32 [rows] each.
+    """A step in memory on the device that stays while steps change: one block of columns, int32 [tokens] each.
 
-    Padded rows see no key and write to the padding slot; what they give means nothing.
+    Padded tokens see no key and write to the padding slot; what they give means nothing.
     """
 
-    told: Tensor  # int32 [columns, rows at least]: those below, in this order
+    told: Tensor  # int32 [columns, tokens at least]: those below, in this order
     ids: Tensor  # tokens; negative: the latest one of its row
     rows: Tensor
     positions: Tensor
     slots: Tensor  # where keys and values go
-    counts: Tensor  # queries: 1, or 0 of a padded row
+    counts: Tensor  # 1, or 0 of a padded token
     ends: Tensor  # keys that are seen
-    own: Tensor  # what the attention has to say
+    own: Tensor  # [OWN, tokens] what the attention has to say
+    sequences: int | None  # at most, of as many tokens as there are together; None: a decode step's, of one each
 
     @classmethod
-    def empty(cls, size: int, device: torch.device) -> Held:
+    def empty(cls, size: int, device: torch.device, sequences: int | None = None) -> Held:
+        """For so many tokens."""
         # Columns that begin at multiples of 16 bytes: for others Triton would compile its kernels once more.
-        told = torch.zeros(len(fields(cls)) - 1, -(-size // 4) * 4, dtype=torch.int32, device=device)
-        return cls(told, *told[:, :size].unbind(0))
+        told = torch.zeros(_COLUMNS + OWN, -(-size // 4) * 4, dtype=torch.int32, device=device)
+        ids, rows, positions, slots, counts, ends = told[:_COLUMNS, :size].unbind(0)
+        return cls(told, ids, rows, positions, slots, counts, ends, told[_COLUMNS:, :size], sequences)
 
     @property
     def size(self) -> int:
-        """Rows."""
+        """Tokens."""
         return len(self.ids)
 
     def tell(self, step: Step, own: I32) -> None:
-        """Of a decode step of as many rows or fewer, in one copy: each costs as much as a launch."""
+        """Of a step of as many tokens or fewer, in one copy: each costs as much as a launch."""
         told = np.zeros(tuple(self.told.shape), np.int32)
         told[3] = PADDING_SLOT
-        columns = (step.token_ids, step.rows, step.positions, step.out_slots, step.query_lens, step.kv_lens, own)
-        for column, values in zip(told, columns, strict=True):
-            column[: len(values)] = values
+        tokens = len(step.token_ids)
+        rows = step.rows if len(step.rows) == tokens else np.repeat(step.rows, step.query_lens)
+        columns = (step.token_ids, rows, step.positions, step.out_slots, 1, step.positions + 1)
+        for column, values in zip(told[:_COLUMNS], columns, strict=True):
+            column[:tokens] = values
+        told[_COLUMNS:, : self.size] = own
         self.told.copy_(pinned(told, self.told.device, torch.int32), non_blocking=True)
 
 
 @runtime_checkable
 class Replayed(Attention, Protocol):
-    """Attention whose decode steps can be captured as graphs: kernels are launched over memory that stays, and steps are filled in."""
+    """Attention whose steps can be captured as graphs: kernels are launched over memory that stays, and steps are filled in."""
 
     def reserve(self, shape: TableShape) -> None:
         """Called before the first step, with the size of the table that all steps are planned with."""
 
-    def hold(self, rows: int) -> None:
-        """Allocate what decode steps of so many rows at most need beside what they are told."""
+    def hold(self, steps: Sequence[Held]) -> None:
+        """Allocate what these steps need beside what they are told. Called once."""
 
     def plan_held(self, held: Held) -> None:
         """What is attended from now on reads what `held` tells by then. Launched with the rest of a step, and captured."""
 
-    def fill(self, step: Step, table: SlotTable, own: I32) -> None:
-        """Prepare a decode step, padded to len(own) rows, and write into `own` what it will find in `held.own`."""
+    def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
+        """Prepare a step; the result is what it will find in `held.own`."""
 
 
 class AttentionKind(Protocol):
@@ -98,6 +111,10 @@ class AttentionKind(Protocol):
 
     def __call__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> Attention:
         """`pulse` is called before every group of products."""
+
+    def beside(self, shape: TableShape, rows: int, tokens: int) -> int:
+        """Bytes on a GPU beside the pool, with a table of such a shape, and where decode steps of so many rows and other steps of so
+        many tokens are replayed."""
 
     def refusal(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
         """Why this backend cannot compute such a model there, in words that go on after "is not used:"; or None.

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from banyan_runtime.model.attention import Held
+from banyan_runtime.model.attention import SEQUENCES, Held
 from banyan_runtime.model.attention.flashinfer_kernels import HEAD_DIMS, TYPES, Kind, Module, compiled_for, runs_on
 from banyan_runtime.model.device import pinned, tensor
 from banyan_runtime.model.pool import Cells, KvPool
@@ -56,15 +57,16 @@ class _Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What decode steps that are replayed read. All numbers of rows share it, since one is replayed after another."""
+class _Memory:
+    """What steps that are replayed read. All of them share it, since one is replayed after another."""
 
-    begun: Tensor  # int32 [rows + 1]
-    ones: Tensor  # int32 [rows]
-    slots: Tensor  # int32 [rows * positions]
+    queries: Tensor  # int32 [sequences + 1] queries before each, of prompts
+    begun: Tensor  # int32 [sequences + 1]
+    ones: Tensor  # int32 [sequences]
+    slots: Tensor  # int32 [slots]
     workspace: Tensor
     plans: dict[int | None, Tensor]  # by window, since all windows of a step are planned before the first is read
-    wrappers: dict[int, dict[int | None, Any]]  # by number of rows, then by window
+    wrappers: dict[tuple[int, int | None], dict[int | None, Any]]  # by numbers of tokens and sequences, then by window
 
 
 class FlashInferAttention:
@@ -83,7 +85,7 @@ class FlashInferAttention:
         self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=pool.device)
         self._few, self._many = self._wrappers("fa2"), self._wrappers("auto")
         self._table: DeviceTable | None = None
-        self._held: _Held | None = None
+        self._memory: _Memory | None = None
         self._planned: dict[int | None, Any] = {}
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int64, device=pool.device))
         # A plan is copied from memory that the next one writes.
@@ -91,8 +93,13 @@ class FlashInferAttention:
         log.info("Prepare FlashInfer's kernels. Those that are not compiled yet take up to ten minutes.")
         started = time.monotonic()
         for wrappers in (self._few, self._many):
-            self._plan(wrappers, self._one_key(1), np.ones(1, np.int32))
+            self._plan(wrappers, self._told(np.ones(1, np.int32), self._no_slots(1)), np.ones(1, np.int32))
         log.info("FlashInfer's kernels are there. Time elapsed: %.2f s.", time.monotonic() - started)
+
+    @staticmethod
+    def beside(shape: TableShape, rows: int, tokens: int) -> int:
+        sequences = max(rows, min(tokens, SEQUENCES) + 1) if rows or tokens else 0
+        return DeviceTable.bytes(shape) + WORKSPACE + torch.int32.itemsize * (sequences * shape.positions + max(rows, tokens))
 
     @staticmethod
     def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
@@ -138,17 +145,26 @@ class FlashInferAttention:
         self._table.follow(step, table)
         self.cells = Cells(self._pool, tensor(step.out_slots, self._pool.device))
         self._planned = self._few if int(step.query_lens.max()) <= FEW_QUERIES else self._many
-        self._plan(self._planned, self._keys(step, len(step.rows)), step.query_lens)
+        self._plan(self._planned, self._keys(step, np.empty(0, np.int32)), step.query_lens)
 
-    def _plan(self, wrappers: dict[int | None, Any], keys: _Keys, query_lens: npt.NDArray[np.int32]) -> None:
+    def _plan(self, wrappers: dict[int | None, Any], keys: _Keys, query_lens: I32 | None) -> None:
         self._wait()
-        begun = self._on_host(np.append(0, np.cumsum(query_lens)))
         for window, wrapper in wrappers.items():
-            wrapper.plan(
-                qo_indptr=begun, paged_kv_indptr=keys.begun, paged_kv_indices=keys.slots, paged_kv_last_page_len=keys.ones,
-                seq_lens=keys.lengths, head_dim_qk=self._spec.head_dim, causal=True, **self._named(window),
-            )  # fmt: skip
+            wrapper.plan(**self._asked(window, keys, query_lens))
         self._record()
+
+    def _asked(self, window: int | None, keys: _Keys, query_lens: I32 | None) -> dict[str, Any]:
+        """What a plan says; with `query_lens` to the kernels for prompts."""
+        if query_lens is None:
+            return {
+                "indptr": keys.begun, "indices": keys.slots, "last_page_len": keys.ones, "head_dim": self._spec.head_dim,
+                **self._named(window),
+            }  # fmt: skip
+        return {
+            "qo_indptr": self._on_host(np.append(0, np.cumsum(query_lens))), "paged_kv_indptr": keys.begun, "paged_kv_indices": keys.slots,
+            "paged_kv_last_page_len": keys.ones, "seq_lens": keys.lengths, "head_dim_qk": self._spec.head_dim, "causal": True,
+            **self._named(window),
+        }  # fmt: skip
 
     def _named(self, window: int | None) -> dict[str, Any]:
         """What all plans say."""
@@ -158,65 +174,80 @@ class FlashInferAttention:
             "window_left": -1 if window is None else window - 1, "q_data_type": dtype, "kv_data_type": dtype,
         }  # fmt: skip
 
-    def hold(self, rows: int) -> None:
+    def hold(self, steps: Sequence[Held]) -> None:
         assert self._table is not None, "reserve comes first"
-        device = self._pool.device
+        device, positions = self._pool.device, self._table.slots.shape[1]
 
         def column(length: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(length, dtype=dtype, device=device)
 
-        def held(workspace: int, plan: int) -> _Held:
-            return _Held(
-                begun, ones, slots,
+        def memory(workspace: int, plan: int) -> _Memory:
+            return _Memory(
+                queries, begun, ones, slots,
                 self._workspace if workspace <= WORKSPACE else column(workspace, torch.uint8),
                 {window: column(plan, torch.uint8) for window in self._windows}, {},
             )  # fmt: skip
 
-        begun, ones, slots = column(rows + 1), column(rows), column(rows * self._table.slots.shape[1])
-        keys = self._one_key(rows)
-        asked = [
-            wrapper.workspace_size(keys.begun, keys.slots, keys.ones, head_dim=self._spec.head_dim, **self._named(window))
-            for window, wrapper in self._held_wrappers(held(WORKSPACE, PLAN), rows).items()
-        ]
+        most = max(map(_sequences, steps))
+        queries, begun, ones = column(most + 1), column(most + 1), column(most)
+        slots = column(most * positions + max(step.size for step in steps))
+        some, asked = memory(WORKSPACE, PLAN), [(WORKSPACE, PLAN)]
+        for step in {step.sequences is None: step for step in sorted(steps, key=lambda step: step.size)}.values():
+            keys, query_lens = self._padding(step)
+            for window, wrapper in self._held_wrappers(some, step).items():
+                asked.append(wrapper.workspace_size(**self._asked(window, keys, query_lens)))
         workspaces, plans = zip(*asked, strict=True)
-        self._held = held(max(workspaces), max(PLAN, *plans))
+        self._memory = memory(max(workspaces), max(plans))
 
-    def _held_wrappers(self, held: _Held, rows: int) -> dict[int | None, Any]:
-        """Wrappers over the memory that stays: where it lies and how the grid is cut is the same in all plans for so many rows."""
-        wrappers = {}
-        for window, plan in held.plans.items():
-            wrapper = self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                held.workspace, "HND", use_cuda_graph=True, use_tensor_cores=self._spec.group >= CUDA_CORES, backend="fa2",
-                paged_kv_indptr_buffer=held.begun[: rows + 1], paged_kv_indices_buffer=held.slots,
-                paged_kv_last_page_len_buffer=held.ones[:rows],
-            )  # fmt: skip
-            wrapper.reset_workspace_buffer(held.workspace, plan)
+    def _held_wrappers(self, own: _Memory, held: Held) -> dict[int | None, Any]:
+        """Wrappers over the memory that stays: where it lies and how the grid is cut is the same in all plans for so many tokens."""
+        wrappers: dict[int | None, Any] = {}
+        sequences = _sequences(held)
+        for window, plan in own.plans.items():
+            if held.sequences is None:
+                wrapper = self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                    own.workspace, "HND", use_cuda_graph=True, use_tensor_cores=self._spec.group >= CUDA_CORES, backend="fa2",
+                    paged_kv_indptr_buffer=own.begun[: sequences + 1], paged_kv_indices_buffer=own.slots,
+                    paged_kv_last_page_len_buffer=own.ones[:sequences],
+                )  # fmt: skip
+            else:
+                wrapper = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                    own.workspace, "HND", use_cuda_graph=True, backend="fa2", qo_indptr_buf=own.queries[: sequences + 1],
+                    paged_kv_indptr_buf=own.begun[: sequences + 1], paged_kv_indices_buf=own.slots,
+                    paged_kv_last_page_len_buf=own.ones[:sequences],
+                )  # fmt: skip
+            wrapper.reset_workspace_buffer(own.workspace, plan)
             wrappers[window] = wrapper
         return wrappers
 
     def plan_held(self, held: Held) -> None:
-        rows, own = held.size, self._held
+        own, kind = self._memory, (held.size, held.sequences)
         assert own is not None, "hold comes first"
-        if rows not in own.wrappers:  # never while a graph is captured: the body has run before
-            own.wrappers[rows] = self._held_wrappers(own, rows)
-            self._fill(own.wrappers[rows], self._one_key(rows))
-        self._planned = own.wrappers[rows]
+        if kind not in own.wrappers:  # never while a graph is captured: the body has run before
+            own.wrappers[kind] = self._held_wrappers(own, held)
+            self._plan(own.wrappers[kind], *self._padding(held))
+        self._planned = own.wrappers[kind]
         self.cells = Cells(self._pool, held.slots)
 
-    def fill(self, step: Step, table: SlotTable, own: I32) -> None:
-        assert self._held is not None, "hold comes first"
+    def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
+        assert self._memory is not None, "hold comes first"
         assert self._table is not None, "reserve comes first"
         self._table.follow(step, table)
-        self._fill(self._held.wrappers[len(own)], self._keys(step, len(own)))
+        self._plan(self._memory.wrappers[held.size, held.sequences], *self._padded(step, held))
+        return np.zeros(tuple(held.own.shape), np.int32)
 
-    def _fill(self, wrappers: dict[int | None, Any], keys: _Keys) -> None:
-        self._wait()
-        for window, wrapper in wrappers.items():
-            wrapper.plan(keys.begun, keys.slots, keys.ones, head_dim=self._spec.head_dim, **self._named(window))
-        self._record()
+    def _padded(self, step: Step, held: Held) -> tuple[_Keys, I32 | None]:
+        """What the plan of a step says that is replayed as `held`: keys, and numbers of queries of prompts."""
+        lengths, queries = _further(held, len(step.token_ids), len(step.rows))
+        return self._keys(step, lengths), None if queries is None else np.append(step.query_lens, queries)
 
-    def _keys(self, step: Step, rows: int) -> _Keys:
-        """The keys of a step; rows beyond its own meet the padding slot."""
+    def _padding(self, held: Held) -> tuple[_Keys, I32 | None]:
+        """As `_padded`, of no step."""
+        lengths, queries = _further(held, 0, 0)
+        return self._told(lengths, self._no_slots(int(lengths.sum()))), queries
+
+    def _keys(self, step: Step, further: I32) -> _Keys:
+        """The keys of a step; of further sequences, the padding slot so many times."""
         assert self._table is not None
         ends = np.cumsum(step.kv_lens, dtype=np.int64)
         begun = ends - step.kv_lens
@@ -225,15 +256,14 @@ class FlashInferAttention:
         at = torch.arange(int(ends[-1]), device=self._pool.device)
         cells = sent[1].index_select(0, torch.searchsorted(sent[0], at, right=True)).add_(at)
         slots = self._table.slots.view(-1).index_select(0, cells)
-        if (padded := rows - len(step.rows)) > 0:
-            slots = F.pad(slots, (0, padded), value=PADDING_SLOT)
-        return self._told(np.append(step.kv_lens, np.ones(padded, np.int32)), slots)
+        if len(further):
+            slots = F.pad(slots, (0, int(further.sum())), value=PADDING_SLOT)
+        return self._told(np.append(step.kv_lens, further), slots)
 
-    def _one_key(self, rows: int) -> _Keys:
-        """Rows that see the padding slot and nothing else."""
-        return self._told(np.ones(rows, np.int32), torch.full((rows,), PADDING_SLOT, dtype=torch.int32, device=self._pool.device))
+    def _no_slots(self, count: int) -> Tensor:
+        return torch.full((count,), PADDING_SLOT, dtype=torch.int32, device=self._pool.device)
 
-    def _told(self, lengths: npt.NDArray[np.int32], slots: Tensor) -> _Keys:
+    def _told(self, lengths: I32, slots: Tensor) -> _Keys:
         begun = np.append(0, np.cumsum(lengths))
         return _Keys(self._on_host(begun), self._on_host(lengths), self._on_host(np.ones_like(lengths)), slots)
 
@@ -254,6 +284,21 @@ class FlashInferAttention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # else prompts' is filled with zeros first
         result: Tensor = self._planned[self._spec.windows[layer]].run(q, self._caches[layer], out=out)
         return result
+
+
+def _sequences(held: Held) -> int:
+    """That a plan is made for: one more than prompts may have, which takes the padded tokens."""
+    return held.size if held.sequences is None else held.sequences + 1
+
+
+def _further(held: Held, tokens: int, sequences: int) -> tuple[I32, I32 | None]:
+    """Numbers of keys, and of queries of prompts, of the sequences beside those of a step of so many tokens. They mean nothing."""
+    lengths = np.ones(_sequences(held) - sequences, np.int32)
+    if held.sequences is None:
+        return lengths, None
+    queries = np.zeros_like(lengths)
+    queries[-1] = held.size - tokens
+    return np.maximum(queries, lengths), queries
 
 
 def _modules(spec: ModelSpec, dtype: torch.dtype, capability: tuple[int, int]) -> list[Module]:

@@ -24,7 +24,7 @@ from banyan_runtime.model.invariance import report
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import Pulse, Step
+from banyan_runtime.step import Pulse, Step, TableShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,10 @@ class TorchAttention:
             report("attention is", self._products.rows)
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int64))
         self._groups: list[_Planned] = []
+
+    @staticmethod
+    def beside(shape: TableShape, rows: int, tokens: int) -> int:
+        return 0
 
     @staticmethod
     def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:

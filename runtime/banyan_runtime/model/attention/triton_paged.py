@@ -1,12 +1,13 @@
 """Attention in Triton, on CUDA: our own kernels (`kernels/paged_attention.py`), which need no compiler but Triton's.
 
-Prompts are cut into tiles of queries, each computed by one program for each KV head. Few queries would leave most of a GPU idle,
-so steps of few queries also cut the context into stretches, and join them.
+Prompts are cut into tiles of queries, each computed by one program for each KV head. Few tiles would leave most of a GPU idle,
+so steps of few also cut the context into stretches, and join them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,22 +28,18 @@ from banyan_runtime.step import I32, Pulse, Step, TableShape
 TILE_ROWS: Final = 128  # queries times the heads that share a KV head, in a prompt's tile
 FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
 KEYS: Final = 64  # at a time
-STRETCH: Final = 512  # keys that a program of a step of few queries meets, at least
-PROGRAMS: Final = 512  # that a step of few queries is cut into, about: four for each of a large GPU's processors
-FEW_QUERIES: Final = 16  # of the longest sequence of a step: it is computed as decode steps are, however it calls itself
+STRETCH: Final = 512  # keys that a program of a step of few tiles meets, at least
+PROGRAMS: Final = 512  # that a step of few tiles is cut into, about: four for each of a large GPU's processors
+FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as small as they can be
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """A step's tiles on the device, int32 [tiles] each."""
+    """A step's tiles on the device."""
 
-    rows_of: Tensor  # of the slot table
-    firsts: Tensor
-    counts: Tensor
-    positions: Tensor
-    ends: Tensor  # [tokens] keys that each sees
-    stretch: Tensor  # keys of a stretch, in the first cell
-    slots: Tensor  # int64 or int32 [tokens]
+    columns: Tensor  # int32 [4, tiles]: row of the slot table, first token, queries, position of the first; 16 bytes aligned
+    ends: Tensor  # int32 [tokens] keys that each sees
+    stretch: Tensor  # int32: keys of a stretch, in the first cell
     rows: int  # of a tile
     stretches: int  # 1: the context is not cut
 
@@ -64,7 +61,10 @@ class TritonAttention:
         self._table: DeviceTable | None = None
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int64))
         self._planned: _Tiles | None = None
-        self._firsts = torch.empty(0, dtype=torch.int32)  # of decode steps that are replayed
+
+    @staticmethod
+    def beside(shape: TableShape, rows: int, tokens: int) -> int:
+        return DeviceTable.bytes(shape)
 
     @staticmethod
     def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
@@ -86,52 +86,67 @@ class TritonAttention:
             self.reserve(TableShape(*table.slots.shape))
         assert self._table is not None
         self._table.follow(step, table)
-        group, device = self._spec.group, self._pool.device
-        longest, most_keys = int(step.query_lens.max()), int(step.kv_lens.max())
-        few = longest <= FEW_QUERIES
-        rows = self._rows(longest)
-        most = rows // group  # queries of a tile
+        rows = self._rows(int(step.query_lens.max()))
+        tiles = self._tiles(step, rows)
+        most_keys, stretches = int(step.kv_lens.max()), self._stretches(len(tiles[0]))
+        length = _stretch(most_keys, stretches)
+        columns = np.zeros((len(tiles), -(-len(tiles[0]) // 4) * 4), np.int32)
+        for column, values in zip(columns, tiles, strict=True):
+            column[: len(values)] = values
+
+        def on_device(column: npt.NDArray[np.signedinteger]) -> Tensor:
+            return tensor(column, self._pool.device, torch.int32)
+
+        self._planned = _Tiles(
+            on_device(columns)[:, : len(tiles[0])], on_device(step.positions + 1), on_device(np.array([length])), rows,
+            min(stretches, -(-most_keys // length)),
+        )  # fmt: skip
+        self.cells = Cells(self._pool, tensor(step.out_slots, self._pool.device))
+
+    def hold(self, steps: Sequence[Held]) -> None:
+        """They are told everything."""
+
+    def plan_held(self, held: Held) -> None:
+        table, tiles = self._table, self._tiles_held(held)
+        assert table is not None, "reserve comes first"
+        self._kernels.note[(held.size,)](table.slots, table.slots.stride(0), held.rows, held.positions, held.slots, held.counts)
+        self._planned = _Tiles(held.own[1:, :tiles], held.ends, held.own[0], self._rows_held(held), self._stretches(tiles))
+        self.cells = Cells(self._pool, held.slots)
+
+    def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
+        assert self._table is not None, "reserve comes first"
+        self._table.follow_updates(step, table)
+        own = np.zeros(tuple(held.own.shape), np.int32)
+        own[0, 0] = _stretch(int(step.kv_lens.max()), self._stretches(self._tiles_held(held)))
+        for column, values in zip(own[1:], self._tiles(step, self._rows_held(held)), strict=True):
+            column[: len(values)] = values
+        return own
+
+    def _rows_held(self, held: Held) -> int:
+        """Of the tiles of a step that is replayed."""
+        return self._rows(1 if held.sequences is None else FEW_QUERIES + 1)
+
+    def _tiles_held(self, held: Held) -> int:
+        """Tiles of a step that is replayed, at most: those that a sequence does not fill are as many as sequences."""
+        if held.sequences is None:
+            return held.size
+        return min(held.size, held.size // (self._rows_held(held) // self._spec.group) + held.sequences)
+
+    def _tiles(self, step: Step, rows: int) -> tuple[npt.NDArray[np.signedinteger], ...]:
+        """Tiles of at most so many rows, as in `_Tiles.columns`."""
+        if (queries := len(step.token_ids)) == len(step.rows):
+            return step.rows, np.arange(queries), np.ones(queries, np.int32), step.positions
+        most = rows // self._spec.group  # queries of a tile
         tiles = -(-step.query_lens // most)
         sequences = np.repeat(np.arange(len(step.rows)), tiles)
         offsets = (np.arange(len(sequences)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * most
         begun = np.cumsum(step.query_lens) - step.query_lens
-        stretches = self._stretches(len(sequences)) if few else 1
-        length = _stretch(most_keys, stretches)
-
-        def on_device(column: npt.NDArray[np.signedinteger]) -> Tensor:
-            return tensor(column, device, torch.int32)
-
-        self._planned = _Tiles(
-            rows_of=on_device(step.rows[sequences]),
-            firsts=on_device(begun[sequences] + offsets),
-            counts=on_device(np.minimum(step.query_lens[sequences] - offsets, most)),
-            positions=on_device((step.kv_lens - step.query_lens)[sequences] + offsets),
-            ends=on_device(step.positions + 1),
-            stretch=on_device(np.array([length])),
-            slots=tensor(step.out_slots, device),
-            rows=rows,
-            stretches=min(stretches, -(-most_keys // length)),
+        return (
+            step.rows[sequences],
+            begun[sequences] + offsets,
+            np.minimum(step.query_lens[sequences] - offsets, most),
+            (step.kv_lens - step.query_lens)[sequences] + offsets,
         )
-        self.cells = Cells(self._pool, self._planned.slots)
-
-    def hold(self, rows: int) -> None:
-        self._firsts = torch.arange(rows, dtype=torch.int32, device=self._pool.device)
-
-    def plan_held(self, held: Held) -> None:
-        table = self._table
-        assert table is not None, "reserve comes first"
-        rows = held.size
-        self._kernels.note[(rows,)](table.slots, table.slots.stride(0), held.rows, held.positions, held.slots, held.counts)
-        tile = max(FEWEST_ROWS, power_of_two(self._spec.group))
-        self._planned = _Tiles(
-            held.rows, self._firsts[:rows], held.counts, held.positions, held.ends, held.own, held.slots, tile, self._stretches(rows)
-        )
-        self.cells = Cells(self._pool, held.slots)
-
-    def fill(self, step: Step, table: SlotTable, own: I32) -> None:
-        assert self._table is not None, "reserve comes first"
-        self._table.follow_updates(step, table)
-        own[0] = _stretch(int(step.kv_lens.max()), self._stretches(len(own)))
 
     def _rows(self, longest: int) -> int:
         """Of the tiles of a step, by its longest sequence's queries: times the heads that share a KV head."""
@@ -144,11 +159,10 @@ class TritonAttention:
     def _compile(self) -> None:
         """Launch every kernel that a step may take with nothing to do, so that no request waits for a compiler."""
         spec, device = self._spec, self._pool.device
-        nothing, one = (torch.full((1,), number, dtype=torch.int32, device=device) for number in (0, KEYS))
+        nothing, one = (torch.full((4, 4), number, dtype=torch.int32, device=device) for number in (0, KEYS))  # aligned as a step's
         q = torch.zeros((1, spec.heads, spec.head_dim), dtype=self._pool.dtype, device=device)
-        few = {(self._rows(longest), stretches) for longest in range(1, FEW_QUERIES + 1) for stretches in (1, 2)}
-        for rows, stretches in sorted(few | {(self._rows(FEW_QUERIES + 1), 1)}):
-            self._planned = _Tiles(nothing, nothing, nothing, nothing, nothing, one, nothing.long(), rows, stretches)
+        for rows, stretches in sorted({(self._rows(longest), stretches) for longest in range(1, FEW_QUERIES + 2) for stretches in (1, 2)}):
+            self._planned = _Tiles(nothing[:, :1], nothing, one, rows, stretches)
             for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
                 self.attend(layer, q)
         self._planned = None
@@ -171,9 +185,8 @@ class TritonAttention:
         if cut:
             parts = torch.empty((plan.stretches, tokens, heads, dim), dtype=torch.float32, device=q.device)
             highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=q.device) for _ in range(2))
-        self._kernels.attend[(len(plan.rows_of), spec.kv_heads, plan.stretches)](
-            q, keys, values, parts, highs, masses,
-            plan.rows_of, plan.firsts, plan.counts, plan.positions, table.slots, table.slots.stride(0), plan.stretch,
+        self._kernels.attend[(plan.columns.shape[1], spec.kv_heads, plan.stretches)](
+            q, keys, values, parts, highs, masses, *plan.columns.unbind(0), table.slots, table.slots.stride(0), plan.stretch,
             keys.stride(0), tokens, self._scale,
             GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, ROWS=plan.rows, KEYS=self._keys, SPLIT=cut,
             WINDOW=spec.windows[layer] or 0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
