@@ -203,7 +203,9 @@ def test_auto_takes_the_type_that_the_cpu_multiplies_fast(monkeypatch: pytest.Mo
 
 def test_float16_is_refused_on_the_cpu() -> None:
     with pytest.raises(ConfigError, match=r"--dtype=half is not supported on the CPU.*use bfloat16 or float32"):
-        device.choose_dtype(ServerConfig(model_path="x", device="cpu", dtype="half"), parse(BASE | {"dtype": "float16"}), torch.device("cpu"))
+        device.choose_dtype(
+            ServerConfig(model_path="x", device="cpu", dtype="half"), parse(BASE | {"dtype": "float16"}), torch.device("cpu")
+        )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -184,6 +184,29 @@ def test_a_fused_mlp_is_the_mlp(inner: int, biased: bool, dtype: torch.dtype) ->
     assert_near(FusedKernels().gated(weight, bias)(x), PlainKernels().gated(weight, bias)(x))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("width", "outputs"), [(64, 5), (96, 40), (1500, 24)])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_few_rows_are_the_products(
+    width: int, outputs: int, gated: bool, biased: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By themselves, behind a norm, and behind a sum and its norm."""
+    monkeypatch.setattr(fused, "_MANY", 32)
+    scaled = some(outputs * (2 if gated else 1), width, dtype=dtype) / width**0.5
+    bias = some(len(scaled), dtype=dtype) if biased else None
+    x, weight = some(2 * fused.MOST_ROWS + 1, 2 * width, dtype=dtype), 1 + some(width, dtype=dtype) / 10
+    few, many = x[: fused.MOST_ROWS, :width], x[:, width:]  # beside others
+    found, expected = [], []
+    for made, results in ((FusedKernels(), found), (PlainKernels(), expected)):
+        layer = (made.gated if gated else made.linear)(scaled, bias)
+        entry = made.entry(made.norm(weight, 1e-6), layer)
+        for rows in (few, few[:1], many, many[:0]):
+            results += [layer(rows), *entry(rows, None), *entry(rows, rows.flip(1).contiguous())]
+    for one, other in zip(found, expected, strict=True):
+        assert_near(one, other)
+
+
 def assert_heads_are_the_heads(
     shape: ModelSpec, norms: tuple[torch.Tensor | None, torch.Tensor | None], qkv: torch.Tensor, positions: list[int], kept: torch.dtype
 ) -> None:
@@ -358,7 +381,7 @@ def test_the_ladder_ends_with_the_most_rows() -> None:
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from banyan_runtime.model.kernels import paged_attention as kernels, rows
+from banyan_runtime.model.kernels import paged_attention as kernels, products, rows
 
 POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32",
             "stretch_keys": "*i32", "ends": "*i32",
@@ -367,8 +390,10 @@ POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": 
 
 def check(function, constants, **changes):
     types = {name: (POINTERS | changes).get(name, "constexpr") for name in function.arg_names}
-    made = compile(ASTSource(fn=function, signature=types, constexprs=constants), target=GPUTarget("cuda", 90, 32))
+    made = compile(ASTSource(fn=function, signature=types, constexprs=constants | {"DEPENDENT": True}), target=GPUTarget("cuda", 90, 32))
     assert made.metadata.shared <= 227 * 1024, (constants, made.metadata.shared)
+    before, waiting, behind = made.asm["ptx"].partition("griddepcontrol.wait")
+    assert waiting and "st.global" not in before and (function is products.product) == ("ld.global" in before), function
 
 SHAPES = [(7, 64, 16, 512, 0), (7, 64, 128, 0, 0), (7, 64, 128, 512, 0), (4, 128, 16, 512, 0), (4, 128, 128, 0, 4096), (8, 256, 128, 0, 0)]
 for group, dim, most, stretch, window in SHAPES:
@@ -386,6 +411,10 @@ for yes in (False, True):
             places = {**rows_types, "slots": slots, "keys": kept, "values": kept}
             check(rows.place, heads | {"LARGEST": largest, "NARROW": largest < 3e38}, **places)
 check(rows.silu_times, {"BLOCK": 1024}, **rows_types)
+for gated in (False, True):
+    for entry in (False, True):
+        constants = {"ADDED": entry, "NORMED": entry, "BIASED": entry, "GATED": gated, "WIDTH": 4864, "BLOCK": 8192}
+        check(products.product, constants | {"COLUMNS": 1024, "OUTPUTS": 8}, **rows_types, outputs="i32", norm="*bf16", bias="*bf16")
 check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
 check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64})
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from banyan_runtime.model.attention import Attention
 from banyan_runtime.model.heads import joined
 from banyan_runtime.model.invariance import aligned, report
-from banyan_runtime.model.layers import Head, Kernels, RmsNorm
+from banyan_runtime.model.layers import Entry, Head, Kernels
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.step import Pulse
@@ -91,13 +91,13 @@ class _Block:
             return take(name) if present else None
 
         self.index = index
-        self.input_norm = kernels.norm(take("input_norm"), spec.norm_eps)
-        self.qkv = kernels.linear(take("qkv"), bias("qkv_bias", spec.qkv_bias))
+        qkv = kernels.linear(take("qkv"), bias("qkv_bias", spec.qkv_bias))
+        self.qkv = kernels.entry(kernels.norm(take("input_norm"), spec.norm_eps), qkv)
         norms = (take("q_norm"), take("k_norm")) if spec.qk_norm else (None, None)
         self.heads = kernels.heads(spec, rope, *norms)
         self.out = kernels.linear(take("out"), bias("out_bias", spec.output_bias))
-        self.mlp_norm = kernels.norm(take("mlp_norm"), spec.norm_eps)
-        self.gate_up = kernels.gated(take("gate_up"), bias("gate_up_bias", spec.mlp_bias))
+        gate_up = kernels.gated(take("gate_up"), bias("gate_up_bias", spec.mlp_bias))
+        self.gate_up = kernels.entry(kernels.norm(take("mlp_norm"), spec.norm_eps), gate_up)
         self.down = kernels.linear(take("down"), bias("down_bias", spec.mlp_bias))
 
     def __call__(
@@ -105,19 +105,18 @@ class _Block:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Blocks [rows, hidden_size], of which the first `tokens` rows are real and the rest padding, and what is still to be added to
         them; likewise what comes out: the next norm adds it. Everything but attention is computed block by block."""
-        h, normed = _added(self.input_norm, h, deltas)
-        q = self.heads(self.index, [self.qkv(block) for block in normed], at, attention.cells)
+        h, qkv = _through(self.qkv, h, deltas)
+        q = self.heads(self.index, qkv, at, attention.cells)
         attended = attention.attend(self.index, q).view(tokens, -1)
         sizes = [block.shape[0] for block in h]
         if padding := sum(sizes) - tokens:
             attended = F.pad(attended, (0, 0, 0, padding))
-        h, normed = _added(self.mlp_norm, h, [self.out(aligned(part)) for part in torch.split(attended, sizes)])
-        return h, [self.down(self.gate_up(block)) for block in normed]
+        h, inner = _through(self.gate_up, h, [self.out(aligned(part)) for part in torch.split(attended, sizes)])
+        return h, [self.down(block) for block in inner]
 
 
-def _added(norm: RmsNorm, h: list[Tensor], deltas: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:
-    """The sums, and their norms."""
-    if deltas is None:
-        return h, [norm(block) for block in h]
-    sums, normed = zip(*map(norm.added, h, deltas), strict=True)
-    return list(sums), list(normed)
+def _through(entry: Entry, h: list[Tensor], deltas: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:
+    """The sums, and what comes out."""
+    added: Sequence[Tensor | None] = deltas or [None] * len(h)
+    sums, out = zip(*map(entry, h, added), strict=True)
+    return list(sums), list(out)

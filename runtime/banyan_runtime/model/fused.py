@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from banyan_runtime.model.heads import Heads, joined
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
-from banyan_runtime.model.layers import Layer, PlainKernels, RmsNorm
+from banyan_runtime.model.layers import Entry, Layer, PlainKernels, RmsNorm
 from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.spec import ModelSpec
@@ -20,6 +20,11 @@ from banyan_runtime.step import PADDING_SLOT
 _SILU_BLOCK: Final = 1024
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
 _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
+MOST_ROWS: Final = 2
+"""Of a product that reads the weight once for each row: the second time it lies in the cache, which is read about twice as fast."""
+_COLUMNS: Final = 1024  # of a weight that a program reads at a time
+_OUTPUTS: Final = 8  # lines of a weight, likewise: 16 KB in 16 bits are on their way at once
+_MANY: Final = 2112  # lines: fewer are cut into halves, so that all processors of a large GPU have two programs
 
 
 def supports(device: torch.device, kept: torch.dtype) -> bool:
@@ -37,16 +42,24 @@ class FusedKernels(PlainKernels):
     def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
         return _FusedHeads(spec, q_norm, k_norm)
 
+    def entry(self, norm: RmsNorm, layer: Layer) -> Entry:
+        assert isinstance(layer, _FusedLinear)
+        return _FusedEntry(norm, layer)
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
+        return _FusedLinear(weight, bias)
+
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         return _FusedGated(weight, bias)
 
 
 class _FusedNorm(RmsNorm):
     def __init__(self, weight: Tensor, eps: float) -> None:
-        from banyan_runtime.model.kernels import rows
+        from banyan_runtime.model.kernels import dependent, rows
 
         super().__init__(weight, eps)
         self._kernel = rows.rms_norm
+        self._options = dependent.options(weight.device)
         self._block = power_of_two(weight.shape[0])
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -65,16 +78,17 @@ class _FusedNorm(RmsNorm):
         if x.shape[0]:
             self._kernel[(x.shape[0],)](
                 x, more, self.weight, sums, out, x.stride(0), more.stride(0), self.eps,
-                ADDED=delta is not None, WIDTH=x.shape[1], BLOCK=self._block,
+                ADDED=delta is not None, WIDTH=x.shape[1], BLOCK=self._block, **self._options,
             )  # fmt: skip
         return sums, out
 
 
 class _FusedHeads:
     def __init__(self, spec: ModelSpec, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
-        from banyan_runtime.model.kernels import rows
+        from banyan_runtime.model.kernels import dependent, rows
 
         self._kernel = rows.place
+        self._options = dependent.options
         self._spec = spec
         self._norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         self._half = power_of_two(spec.head_dim // 2)
@@ -94,22 +108,74 @@ class _FusedHeads:
                 own, cos, sin, q_weight, k_weight, cells.slots, queries, keys, values, own.stride(0), keys.stride(0), spec.norm_eps,
                 NORMED=self._norms is not None, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
                 HALF=spec.head_dim // 2, BLOCK=self._half, PADDING=PADDING_SLOT, LARGEST=cells.pool.largest, NARROW=cells.pool.narrow,
+                **self._options(own.device),
             )  # fmt: skip
         return queries
 
 
-class _FusedGated:
+class _FusedLinear:
+    """torch's product, but of so few rows that reading the weight takes longest."""
+
+    gated = False
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        from banyan_runtime.model.kernels import dependent, products
+
+        assert weight.is_contiguous()
+        self.weight = weight
+        self.bias = bias
+        self.outputs = weight.shape[0] // (2 if self.gated else 1)
+        self._kernel = products.product
+        self._options = dependent.options(weight.device)
+        width = power_of_two(weight.shape[1])
+        self._shape = {
+            "BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": width,
+            "COLUMNS": min(_COLUMNS, width), "OUTPUTS": _OUTPUTS if self.outputs >= _MANY else _OUTPUTS // 2,
+        }  # fmt: skip
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.of_few(x)[1] if 0 < x.shape[0] <= MOST_ROWS else self.of_many(x)
+
+    def of_many(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def of_few(self, x: Tensor, delta: Tensor | None = None, norm: RmsNorm | None = None) -> tuple[Tensor, Tensor]:
+        """x + delta, and what comes of its norm; of itself without one."""
+        rows = x.shape[0]
+        out = torch.empty((rows, self.outputs), dtype=x.dtype, device=x.device)
+        sums, more = (x, x) if delta is None else (torch.empty(x.shape, dtype=x.dtype, device=x.device), delta)
+        assert x.stride(1) == more.stride(1) == 1
+        self._kernel[(-(-self.outputs // self._shape["OUTPUTS"]), rows)](
+            x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
+            x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
+            ADDED=delta is not None, NORMED=norm is not None, **self._shape, **self._options,
+        )  # fmt: skip
+        return sums, out
+
+
+class _FusedGated(_FusedLinear):
+    gated = True
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         from banyan_runtime.model.kernels import rows
 
-        self.weight = weight
-        self.bias = bias
-        self.inner = weight.shape[0] // 2
-        self._kernel = rows.silu_times
+        super().__init__(weight, bias)
+        self._silu_times = rows.silu_times
 
-    def __call__(self, x: Tensor) -> Tensor:
-        both = F.linear(x, self.weight, self.bias)
-        out = torch.empty((x.shape[0], self.inner), dtype=x.dtype, device=x.device)
+    def of_many(self, x: Tensor) -> Tensor:
+        both = super().of_many(x)
+        out = torch.empty((x.shape[0], self.outputs), dtype=x.dtype, device=x.device)
         if x.shape[0]:
-            self._kernel[(x.shape[0], -(-self.inner // _SILU_BLOCK))](both, out, self.inner, BLOCK=_SILU_BLOCK)
+            self._silu_times[(x.shape[0], -(-self.outputs // _SILU_BLOCK))](both, out, self.outputs, BLOCK=_SILU_BLOCK, **self._options)
         return out
+
+
+class _FusedEntry(Entry):
+    def __init__(self, norm: RmsNorm, layer: _FusedLinear) -> None:
+        super().__init__(norm, layer)
+        self._few = layer
+
+    def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        if 0 < h.shape[0] <= MOST_ROWS:
+            return self._few.of_few(h, delta, self._norm)
+        return super().__call__(h, delta)

@@ -44,6 +44,9 @@ class Kernels(Protocol):
     def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
         """What is done to heads before attention; weights of their norms [head_dim]."""
 
+    def entry(self, norm: RmsNorm, layer: Layer) -> Entry:
+        """A layer behind a norm; both were made by these kernels."""
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
         """x @ weight.T + bias; weight [out, in], bias [out]."""
 
@@ -67,6 +70,21 @@ class RmsNorm:
         """h + delta, and its norm. Both [rows, width]."""
         h = h + delta
         return h, self(h)
+
+
+class Entry:
+    """A norm and the layer behind it: the way into attention, and into the MLP."""
+
+    def __init__(self, norm: RmsNorm, layer: Layer) -> None:
+        self._norm = norm
+        self._layer = layer
+
+    def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """h + delta, and the layer of its norm. h and delta [rows, width]; None: nothing is added."""
+        if delta is None:
+            return h, self._layer(self._norm(h))
+        h, normed = self._norm.added(h, delta)
+        return h, self._layer(normed)
 
 
 class Head:
@@ -112,6 +130,9 @@ class PlainKernels:
             return PlainHeads(spec, rope)
         norms = self.norm(q_norm, spec.norm_eps, spec.heads), self.norm(k_norm, spec.norm_eps, spec.kv_heads)
         return PlainHeads(spec, rope, norms)
+
+    def entry(self, norm: RmsNorm, layer: Layer) -> Entry:
+        return Entry(norm, layer)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
         self._measured.product(_PlainLinear, weight, bias)

@@ -49,9 +49,10 @@ class TritonAttention:
     batch_invariant = False  # products around it are the vendor's
 
     def __init__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> None:
-        from banyan_runtime.model.kernels import paged_attention
+        from banyan_runtime.model.kernels import dependent, paged_attention
 
         self._kernels = paged_attention
+        self._options = dependent.options(pool.device)
         self._spec = spec
         self._pool = pool
         self._pulse = pulse
@@ -109,7 +110,9 @@ class TritonAttention:
     def plan_held(self, held: Held) -> None:
         table, tiles = self._table, self._tiles_held(held)
         assert table is not None, "reserve comes first"
-        self._kernels.note[(held.size,)](table.slots, table.slots.stride(0), held.rows, held.positions, held.slots, held.counts)
+        self._kernels.note[(held.size,)](
+            table.slots, table.slots.stride(0), held.rows, held.positions, held.slots, held.counts, **self._options
+        )
         self._planned = _Tiles(held.own[1:, :tiles], held.ends, held.own[0], self._rows_held(held), self._stretches(tiles))
         self.cells = Cells(self._pool, held.slots)
 
@@ -191,11 +194,13 @@ class TritonAttention:
             GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, ROWS=plan.rows, KEYS=self._keys, SPLIT=cut,
             WINDOW=spec.windows[layer] or 0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=8 if plan.rows >= TILE_ROWS else 4,  # of 128 wide heads four would keep less than they need in registers
+            **self._options,
         )  # fmt: skip
         if cut:
             self._kernels.join[(tokens * heads,)](
-                parts, highs, masses, plan.ends, out, plan.stretch, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width
-            )
+                parts, highs, masses, plan.ends, out, plan.stretch, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width,
+                **self._options,
+            )  # fmt: skip
         return out
 
 

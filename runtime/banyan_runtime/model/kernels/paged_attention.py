@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from banyan_runtime.model.kernels.dependent import await_earlier
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -40,7 +42,9 @@ def attend(
     SPLIT: tl.constexpr,  # whether a program meets a stretch of the context, or all of it
     WINDOW: tl.constexpr,  # 0: none
     PRECISION: tl.constexpr,  # of products of fp32
+    DEPENDENT: tl.constexpr,
 ):
+    await_earlier(DEPENDENT)
     tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, count, position = tl.load(firsts + tile), tl.load(counts + tile), tl.load(positions + tile)
     own_slots = table + tl.load(rows_of + tile).to(tl.int64) * table_stride
@@ -117,8 +121,10 @@ def join(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One token and head: its stretches, one after another."""
+    await_earlier(DEPENDENT)
     pair = tl.program_id(0)
     dims = tl.arange(0, WIDTH)
     inside = dims < DIM
@@ -148,8 +154,10 @@ def note(
     positions,
     slots,
     counts,  # 0: of a padded row
+    DEPENDENT: tl.constexpr,
 ):
-    """Where a decode step puts its keys."""
+    """Where a step puts its keys."""
+    await_earlier(DEPENDENT)
     at = tl.program_id(0)
     cell = tl.load(rows + at).to(tl.int64) * table_stride + tl.load(positions + at)
     tl.store(table + cell, tl.load(slots + at), mask=tl.load(counts + at) > 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from banyan_runtime.model.kernels.dependent import await_earlier
+
 
 @triton.jit
 def rms_norm(
@@ -19,8 +21,10 @@ def rms_norm(
     ADDED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,  # WIDTH, or the next power of two
+    DEPENDENT: tl.constexpr,
 ):
     """The norm of one row, of the sum with another one: rounded to its type before the weight is applied (layers.RmsNorm)."""
+    await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
@@ -42,8 +46,10 @@ def silu_times(
     out,  # [rows, inner]
     inner,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """silu(gate) * up, each rounded to the type in between, as torch does it."""
+    await_earlier(DEPENDENT)
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < inner
     gate = tl.load(both + row * 2 * inner + at, mask=inside, other=0.0).to(tl.float32)
@@ -75,9 +81,11 @@ def place(
     PADDING: tl.constexpr,
     LARGEST: tl.constexpr,  # finite number that is kept
     NARROW: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Some heads of a token: queries and keys are normed and turned to their position, keys and values go to their slot
     (heads.PlainHeads, pool.KvPool.store)."""
+    await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     at = tl.arange(0, BLOCK)
