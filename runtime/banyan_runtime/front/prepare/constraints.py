@@ -90,7 +90,7 @@ class Constraints:
             return Constraints(None, str(error))
 
     def of(self, asked: object) -> Constraint | None:
-        """`constraint_of`, tried. Raises ApiError."""
+        """What `asked_of` finds, tried. Raises ApiError."""
         found = asked_of(asked)
         if found is None:
             return None
@@ -111,17 +111,12 @@ class Constraints:
             raise asked.refusal(str(error)) from None
 
 
-def constraint_of(asked: object) -> Grammar | None:
-    """The grammar that a request's fields ask for; None: none. It is checked but not compiled. Raises ApiError.
+def asked_of(asked: object) -> Asked | None:
+    """The grammar that a request's fields ask for, with the field that it came from; None: none. It is checked but not compiled.
+    Raises ApiError.
 
     `asked` has any of `_READERS` as attributes, each as it came in JSON.
     """
-    found = asked_of(asked)
-    return None if found is None else found.grammar
-
-
-def asked_of(asked: object) -> Asked | None:
-    """`constraint_of`, with the field that it came from. Raises ApiError."""
     found: list[Asked] = []
     for name, read in _READERS.items():
         value = getattr(asked, name, None)
