@@ -37,7 +37,7 @@ class Drafted:
         self.ended: list[tuple[int, FinishCode]] = []
         self.results = Results(engine.memory, engine.scheduler.prefill, self._end, lambda request: None)
 
-    def _end(self, request: Request, code: FinishCode, now: float, finished: list[Finish]) -> None:
+    def _end(self, request: Request, code: FinishCode, finished: list[Finish]) -> None:
         self.ended.append((request.id, code))
 
     def note(self, tokens: list[int], accepted: list[int] | None) -> tuple[Tokens, dict[int, list[float | None]]]:

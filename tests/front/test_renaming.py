@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.anthropic.schema import MessagesRequest
 from banyan_runtime.front.errors import ApiError, invalid
 from banyan_runtime.front.openai.responses.items import messages_of
@@ -17,8 +16,7 @@ from banyan_runtime.front.plan import ChatPlan, Endpoint
 from banyan_runtime.front.prepare.constraints import Constraints, ReadAlone
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.renaming import renamed
-from banyan_runtime.front.text.text import Text
-from tests.front.support import engine_info
+from tests.front.planning import planner_of
 
 CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
@@ -93,17 +91,6 @@ def test_each_turn_is_named_by_the_item_that_it_was_made_of(chats: str, ours: st
 def test_what_a_client_or_a_library_wrote_stays_as_it_is(error: ApiError, message: str | None) -> None:
     asked = parse(MessagesRequest, {"max_tokens": 1, "messages": TALK})
     assert renamed(error, [*asked.names(), ("messages", "input")]).message == (message or error.message)
-
-
-def planner_of(folder: Path, constraints: Constraints | None = None) -> Planner:
-    config = ServerConfig(model_path=str(folder), served_model_name=("tiny",))
-    text = Text.load(config, folder)
-    return Planner(config, text, engine_info(vocab_size=text.model_config["vocab_size"]), constraints)
-
-
-@pytest.fixture(scope="module")
-def planner(tiny_chat: Path) -> Planner:
-    return planner_of(tiny_chat)
 
 
 @pytest.mark.parametrize(

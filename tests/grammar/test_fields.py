@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.prepare.constraints import Asked, Constraints, constraint_of
+from banyan_runtime.front.prepare.constraints import Asked, Constraints, asked_of
 from banyan_runtime.grammar.trial import Trial
 from banyan_runtime.wire import Constraint, Grammar
 from tests.grammar.walks import Language
@@ -30,6 +30,12 @@ def asking(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**fields)
 
 
+def grammar_of(request: SimpleNamespace) -> Grammar:
+    found = asked_of(request)
+    assert found is not None
+    return found.grammar
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -41,7 +47,7 @@ def asking(**fields: Any) -> SimpleNamespace:
     ],
 )
 def test_most_requests_ask_for_nothing(fields: dict[str, Any]) -> None:
-    assert constraint_of(asking(**fields)) is None
+    assert asked_of(asking(**fields)) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,7 @@ def test_most_requests_ask_for_nothing(fields: dict[str, Any]) -> None:
     ],
 )
 def test_every_spelling_makes_a_grammar(fields: dict[str, Any], grammar: Grammar) -> None:
-    assert constraint_of(asking(**fields)) == grammar
+    assert grammar_of(asking(**fields)) == grammar
 
 
 @pytest.mark.parametrize(
@@ -86,9 +92,8 @@ def test_every_spelling_makes_a_grammar(fields: dict[str, Any], grammar: Grammar
     ],
 )  # fmt: skip
 def test_both_forms_of_structural_tags_make_the_same_grammar(fields: dict[str, Any]) -> None:
-    grammar = constraint_of(asking(**fields))
-    assert grammar is not None
-    assert grammar == constraint_of(asking(structural_tag=TAG))
+    grammar = grammar_of(asking(**fields))
+    assert grammar == grammar_of(asking(structural_tag=TAG))
     assert grammar.kind == "structural_tag"
 
 
@@ -121,7 +126,7 @@ def test_both_forms_of_structural_tags_make_the_same_grammar(fields: dict[str, A
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_the_field(fields: dict[str, Any], param: str, code: str, message: str) -> None:
     with pytest.raises(ApiError) as caught:
-        constraint_of(asking(**fields))
+        asked_of(asking(**fields))
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
     assert message in caught.value.message
 

@@ -76,7 +76,7 @@ class PodDriver:
         while True:
             self.turn()
             due = [at for at, _, _ in self._deaths]
-            if (next_due := self.pod.due(self.now)) is not None:
+            if (next_due := self.pod.due()) is not None:
                 due.append(next_due)
             at = max(self.now, min(due, default=until))
             if at >= until:

@@ -1,4 +1,5 @@
-"""Tiny random models of each supported architecture, saved by transformers itself and loaded by ours."""
+"""Tiny random models of each supported architecture, saved by transformers itself and loaded by ours, and the instruction sets that
+the native runner is tried with."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
 import transformers
 
 from banyan_runtime.config import ServerConfig
+from banyan_runtime.model import host
+from banyan_runtime.model.native import variants
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import load
 
@@ -37,6 +40,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WIDE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "initializer_range": 0.05}
 """Changes that bring a model to a real one's widths, where rounding depends on the number of rows if one lets it."""
+HERE: Final = [variant.name for variant in variants.usable(host.instruction_sets())]
+WIDEST: Final = variants.usable(host.instruction_sets())[0]
+PAIRS: Final = variants.Variant("pairs", WIDEST.needs, (*WIDEST.options, "-DBANYAN_PAIRS"), WIDEST.machine)
+"""As where processors multiply bfloat16: activations are rounded to it, before they meet weights in pairs."""
+ROUNDING: Final = HERE if "avx512bf16" in HERE else [*HERE, PAIRS.name]
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")])]
 
 
@@ -100,6 +108,19 @@ def make(folder: Path, family: str, **changes: Any) -> TinyModel:
 def either_runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Models of the test are loaded with one runner, then with the other."""
     monkeypatch.setattr(TinyModel, "runner", request.param)
+    return str(request.param)
+
+
+@pytest.fixture(params=HERE)
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(variants.VARIABLE, request.param)
+    return str(request.param)
+
+
+@pytest.fixture(params=ROUNDING)
+def variant_or_pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(variants, "VARIANTS", (PAIRS, *variants.VARIANTS))
+    monkeypatch.setenv(variants.VARIABLE, request.param)
     return str(request.param)
 
 

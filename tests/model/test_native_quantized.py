@@ -44,12 +44,6 @@ def library(request: pytest.FixtureRequest) -> Library:
     return loading.load_from([request.param], cache_dir() / "native")
 
 
-@pytest.fixture(params=[variant.name for variant in HERE])
-def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(variants.VARIABLE, request.param)
-    return str(request.param)
-
-
 class Lone:
     """A model without layers: nothing but one matrix, which embeds tokens and is the head."""
 

@@ -11,8 +11,7 @@ import yaml
 
 from banyan_operator.plan import Manifest, Outcome, Ref
 from banyan_operator.times import stamp
-from tests.operator.conftest import Turn, a_batch, merge
-from tests.operator.test_observed_batch import (
+from tests.operator.batches import (
     AT,
     BATCH,
     COMPLETE,
@@ -34,6 +33,7 @@ from tests.operator.test_observed_batch import (
     reasons,
     running,
 )
+from tests.operator.conftest import Turn, a_batch, merge
 
 ON_S3: dict[str, Any] = {"output": {"uri": "s3://batches/out/"}}
 MANY = a_batch(**ON_S3, workers=4)

@@ -126,7 +126,9 @@ class Retries(Model):
     max_attempts: Annotated[int, Format("int32"), Field(ge=1, le=20)] = Field(
         default=5, description="Attempts per request, for 408, 409, 429, 5xx and connection errors."
     )
-    max_backoff_seconds: Annotated[int, Format("int32"), Field(ge=1, le=600)] = 60
+    max_backoff_seconds: Annotated[int, Format("int32"), Field(ge=1, le=600)] = Field(
+        default=60, description="Longest wait between two attempts."
+    )
 
 
 class BatchJobSpec(Model):
@@ -178,7 +180,9 @@ class BatchJobSpec(Model):
     )
     sharding: Sharding = Field(default=Sharding(), description="How input is cut among workers.")
     max_concurrency: Annotated[int, Format("int32"), Field(ge=1, le=4096)] = Field(default=64, description="In-flight requests per worker.")
-    request_timeout_seconds: Annotated[int, Format("int32"), Field(ge=1, le=86400)] = 1800
+    request_timeout_seconds: Annotated[int, Format("int32"), Field(ge=1, le=86400)] = Field(
+        default=1800, description="Time that one attempt of a request may take."
+    )
     retries: Retries = Field(default=Retries(), description="Retries of one request.")
     worker_backoff_limit: Annotated[int, Format("int32"), Field(ge=0, le=100)] = Field(
         default=6, description="Pod failures per worker index before that worker is given up."

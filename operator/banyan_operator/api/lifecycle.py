@@ -16,15 +16,21 @@ StartupTimeout = Annotated[int, Format("int32"), Field(ge=30, le=86400)]
 
 class Probes(Model):
     startup_timeout_seconds: StartupTimeout = Field(default=1800, description="Longest time from container start to ready.")
-    readiness_period_seconds: Annotated[int, Format("int32"), Field(ge=1, le=300)] = 5
-    liveness_period_seconds: Annotated[int, Format("int32"), Field(ge=1, le=300)] = 10
-    liveness_failure_threshold: Annotated[int, Format("int32"), Field(ge=1, le=100)] = 6
+    readiness_period_seconds: Annotated[int, Format("int32"), Field(ge=1, le=300)] = Field(
+        default=5, description="Time between two looks at whether requests can come (/readyz)."
+    )
+    liveness_period_seconds: Annotated[int, Format("int32"), Field(ge=1, le=300)] = Field(
+        default=10, description="Time between two looks at whether the server gets on (/livez)."
+    )
+    liveness_failure_threshold: Annotated[int, Format("int32"), Field(ge=1, le=100)] = Field(
+        default=6, description="Looks in a row that must fail before the container is started again."
+    )
 
 
 class StartupProbe(Model):
     """The probe of a server beside a batch worker: it has no endpoints to be kept out of."""
 
-    startup_timeout_seconds: StartupTimeout = 1800
+    startup_timeout_seconds: StartupTimeout = Field(default=1800, description="Longest time from container start to ready.")
 
 
 class Drain(Model):
@@ -54,10 +60,15 @@ class Rollout(Model):
         ),
     )
 
-    strategy: Literal["RollingUpdate", "Recreate"] = "RollingUpdate"
+    strategy: Literal["RollingUpdate", "Recreate"] = Field(
+        default="RollingUpdate",
+        description="RollingUpdate: pods are replaced a few at a time. Recreate: all go before new ones come.",
+    )
     max_surge: CountOrPercent = Field(default=1, description="Extra pods during a rollout; needs free accelerators.")
-    max_unavailable: CountOrPercent = 0
-    progress_deadline_seconds: Annotated[int, Format("int32"), Field(ge=60, le=172800)] = 3600
+    max_unavailable: CountOrPercent = Field(default=0, description="Pods that may be missing during a rollout.")
+    progress_deadline_seconds: Annotated[int, Format("int32"), Field(ge=60, le=172800)] = Field(
+        default=3600, description="Time without progress after which the condition Progressing says DeadlineExceeded."
+    )
     revision_history_limit: Annotated[int, Format("int32"), Field(ge=0, le=50)] = Field(
         default=3, description="Earlier pod templates that are kept. An earlier spec gets its own again, with the image that it had then."
     )
@@ -80,4 +91,4 @@ class Disruption(Model):
 
     max_unavailable: CountOrPercent | None = Field(default=None, description="Pods that an eviction may take at a time. Default: 1.")
     min_available: CountOrPercent | None = Field(default=None, description="Pods that evictions must leave, in place of maxUnavailable.")
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="Make a PodDisruptionBudget where there are two replicas or more.")

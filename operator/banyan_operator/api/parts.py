@@ -218,7 +218,7 @@ class Runtime(Model):
     image: ImageName | None = Field(
         default=None, description="Runtime image. Default: the operator's when pods were last made for another spec."
     )
-    image_pull_policy: PullPolicy | None = None
+    image_pull_policy: PullPolicy | None = Field(default=None, description="When the image is pulled. Default: as the operator was told.")
     image_pull_secrets: PullSecrets = Field(default=(), description="Pull secrets.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="Weight type.")
     quantization: Annotated[str, Field(pattern=r"^[a-z0-9_-]*$", max_length=32)] | None = Field(
@@ -248,7 +248,7 @@ class Runtime(Model):
     chunked_prefill_tokens: Annotated[int, Format("int32"), Field(ge=0, le=1048576)] | None = Field(
         default=None, description="Prefill chunk; 0 turns chunking off."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe messages that are logged.")
     args: Annotated[tuple[Argument, ...], Field(max_length=64), ListType("atomic"), _NO_OWNED_OPTION] = Field(
         default=(), description="Further arguments of the runtime. One argument per item; no shell is involved."
     )
@@ -339,7 +339,9 @@ class Cache(Model):
     size: Quantity | None = Field(default=None, description="Size limit (EmptyDir) or requested size (created claim).")
     claim_name: ObjectName | None = Field(default=None, description="Existing claim. Empty: the operator creates one.")
     storage_class_name: Annotated[str, Field(max_length=253)] | None = Field(default=None, description="Storage class of a created claim.")
-    access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
+    access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = Field(
+        default="ReadWriteOnce", description="Access mode of a created claim."
+    )
     retain: bool = Field(default=False, description="Keep a created claim when the resource is deleted.")
 
 
@@ -351,7 +353,7 @@ UserId = Annotated[int, Format("int64"), Field(ge=1, le=4294967294)]
 class Security(Model):
     run_as_user: UserId | None = Field(default=None, description="UID; must not be 0.")
     fs_group: UserId | None = Field(default=None, description="fsGroup of the pod.")
-    read_only_root_filesystem: bool = True
+    read_only_root_filesystem: bool = Field(default=True, description="Containers can write to their volumes alone.")
 
 
 class PodMetadata(Model):
@@ -360,7 +362,7 @@ class PodMetadata(Model):
 
 
 class PodTemplate(Model):
-    metadata: PodMetadata = PodMetadata()
+    metadata: PodMetadata = Field(default=PodMetadata(), description="Labels and annotations of the pods, added.")
     spec: RawObject = Field(
         default={},
         description="Partial Kubernetes PodSpec merged over the generated one (strategic merge; the runtime container is named server, "

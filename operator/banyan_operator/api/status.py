@@ -73,17 +73,21 @@ class InferenceServerStatus(Model):
         default=None, description="Label selector of the pods, for the scale subresource."
     )
     url: Annotated[str, Field(max_length=512)] | None = Field(default=None, description="First external URL, else the in-cluster one.")
-    addresses: Annotated[tuple[Address, ...], Field(max_length=16), ListType("atomic")] = ()
-    served_names: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=8), ListType("atomic")] = ()
+    addresses: Annotated[tuple[Address, ...], Field(max_length=16), ListType("atomic")] = Field(
+        default=(), description="Where requests can be sent: in the cluster first."
+    )
+    served_names: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=8), ListType("atomic")] = Field(
+        default=(), description="Names that the model field of requests may have."
+    )
     accelerator: Annotated[str, Field(max_length=64)] | None = Field(
         default=None, description="For printing, for example 2 x nvidia.com/gpu."
     )
-    model: ServedModel | None = None
+    model: ServedModel | None = Field(default=None, description="What is served.")
     current_revision: Revision | None = Field(default=None, description="Spec hash that all ready pods run.")
     update_revision: Revision | None = Field(default=None, description="Spec hash being rolled out.")
     restarts: Count32 | None = Field(default=None, description="Container restarts of the current pods.")
     last_failure: LastFailure | None = Field(default=None, description="Most recent failure.")
-    runtime_version: Annotated[str, Field(max_length=64)] | None = None
+    runtime_version: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="As the server itself says.")
 
 
 BatchPhase = Literal[
@@ -170,7 +174,7 @@ class BatchJobStatus(Model):
     requests: Annotated[str, Field(max_length=48)] | None = Field(
         default=None, description="DONE/TOTAL for printing: machines read requestCounts."
     )
-    workers: Workers | None = None
+    workers: Workers | None = Field(default=None, description="Worker pods of the phase that works on the lines.")
     tokens_per_second: Count64 | None = Field(default=None, description="Output tokens per second over the last minute, of all workers.")
     requests_per_hour: Count64 | None = Field(
         default=None, description="Finished requests per hour, a mean in which what is five minutes old weighs half: eta follows from it."
@@ -179,10 +183,10 @@ class BatchJobStatus(Model):
     eta_text: Annotated[str, Field(max_length=16)] | None = Field(
         default=None, description="Time left for printing, for example 12m: machines read eta."
     )
-    usage: Usage | None = None
-    output_uri: Uri | None = None
-    errors_uri: Uri | None = None
-    manifest_uri: Uri | None = None
+    usage: Usage | None = Field(default=None, description="Tokens of all lines so far.")
+    output_uri: Uri | None = Field(default=None, description="Where the answers are, once the work is published.")
+    errors_uri: Uri | None = Field(default=None, description="Where the lines that failed are, once the work is published.")
+    manifest_uri: Uri | None = Field(default=None, description="What the run was and what came of it; written last.")
     run_id: Annotated[str, Field(max_length=64)] | None = Field(
         default=None, description="Names the run in storage: the same for every attempt of this BatchJob."
     )

@@ -24,16 +24,20 @@ class Auth(Model):
 
 
 class Service(Model):
-    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
-    port: PortNumber = 80
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(default="ClusterIP", description="Service type.")
+    port: PortNumber = Field(default=80, description="Port of the Service.")
     annotations: Annotations = Field(default={}, description="Service annotations.")
     labels: Labels = Field(default={}, description="Service labels.")
 
 
 class Ingress(Model):
-    class_name: Annotated[str, Field(max_length=253)] | None = None
-    hosts: Annotated[tuple[HostName, ...], Field(min_length=1, max_length=16), ListType("set")]
-    path: UrlPath = "/"
+    class_name: Annotated[str, Field(max_length=253)] | None = Field(
+        default=None, description="IngressClass. Default: the cluster's default class."
+    )
+    hosts: Annotated[tuple[HostName, ...], Field(min_length=1, max_length=16), ListType("set")] = Field(
+        description="Host names that lead to the server."
+    )
+    path: UrlPath = Field(default="/", description="Prefix of the paths that lead to the server.")
     tls_secret_name: ObjectName | None = Field(default=None, description="TLS Secret for all hosts.")
     annotations: Annotations = Field(default={}, description="Ingress annotations.")
 
@@ -56,7 +60,7 @@ class NetworkPolicy(Model):
 class Monitor(Model):
     """A PodMonitor or ServiceMonitor of the Prometheus operator."""
 
-    enabled: bool = False
+    enabled: bool = Field(default=False, description="Make one.")
     interval: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}(ms|s|m)$", min_length=2, max_length=8)] = Field(
         default="15s", description="How often it is scraped."
     )

@@ -134,7 +134,7 @@ class Kubelet:
             self._objects.remove(key_of(running.manifest))
             return None
         self._objects.set_status(key_of(running.manifest), pod.status(now))
-        return pod.due(now)
+        return pod.due()
 
     def _release(self, running: Running) -> None:
         self._machine.accelerators.release(running.pod.uid)

@@ -154,7 +154,7 @@ class Pod:
         actions += self._stops(now)
         return actions
 
-    def due(self, now: float) -> float | None:
+    def due(self) -> float | None:
         """When `turn` has something to do again if nothing happens until then."""
         times: list[float] = []
         for container in self:

@@ -23,7 +23,6 @@ class Breaker:
     most_s: float = 30.0  # between probes: the wait doubles after each that fails
     state: State = State.CLOSED
     openings: int = 0
-    opened_at: float = 0.0
     _troubles: int = 0  # since the last answer
     _interval_s: float = 0.0
     _probe_at: float = 0.0
@@ -37,7 +36,6 @@ class Breaker:
             if self._troubles >= OPENS_AFTER:
                 self.state = State.OPEN
                 self.openings += 1
-                self.opened_at = now
                 self._wait(now, self.first_s)
         elif self.state is State.HALF_OPEN and probe:
             self.state = State.OPEN

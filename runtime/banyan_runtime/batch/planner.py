@@ -63,13 +63,13 @@ class Kept:
         return self._next is None
 
 
-def scan(source: Source, parser: LineParser, cut: Cut, *, kept: Kept | None = None, counted: Callable[[int], None] | None = None) -> Scan:
-    """Read the whole input. `counted` is told now and then how many lines were read. Raises InputInvalid if it holds no request."""
+def scan(source: Source, parser: LineParser, cut: Cut, *, kept: Kept | None = None) -> Scan:
+    """Read the whole input. Raises InputInvalid if it holds no request."""
     found = Scan()
     census = IdCensus()
     units: list[Shard] = []
     for number, one in enumerate(source.objects):
-        units += _units(found, census, source.lines(number), number, one.bytes, parser, cut, is_packed(one.key), counted)
+        units += _units(found, census, source.lines(number), number, one.bytes, parser, cut, is_packed(one.key))
     if not found.total:
         raise InputInvalid(f"{source.uri}: the input holds no request line")
     found.shards = _shards(units, found.total, cut)
@@ -110,7 +110,6 @@ def _units(
     parser: LineParser,
     cut: Cut,
     packed: bool,
-    counted: Callable[[int], None] | None,
 ) -> Iterator[Shard]:
     """One pass over an object: small shards of it. A compressed one is a single shard, since it can only be read from its start."""
     most_lines, most_bytes = max(1, cut.lines // UNITS), max(1, cut.bytes // UNITS)
@@ -120,8 +119,6 @@ def _units(
             yield Shard(number, start, raw.start, first_number, first, found.total - first)
             start, first_number, first = raw.start, raw.number, found.total
         found.total += 1
-        if counted is not None and found.total % 1000 == 0:
-            counted(found.total)
         line = parser.parse(raw)
         if isinstance(line, Invalid):
             _note(found, line)

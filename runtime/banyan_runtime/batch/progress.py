@@ -54,7 +54,6 @@ class Progress:
     completed: int = 0
     failed: int = 0
     ask_load: Callable[[], Load] = Load  # the sender's
-    lines_read: int = 0  # while the input is scanned
     shards: Shards = field(default_factory=Shards)
     workers: int = 1
     fenced: bool = True

@@ -293,8 +293,7 @@ class Run:
             self._source = source = await self._hands.do(earlier.source if earlier is not None else self._find_input)
             if self._quit:
                 source.stop()
-            note = functools.partial(setattr, self._progress, "lines_read")
-            found = await self._hands.do(lambda: scan(source, self._parser, order.cut, kept=kept, counted=note))
+            found = await self._hands.do(lambda: scan(source, self._parser, order.cut, kept=kept))
         if order.strict and found.invalid:
             first = found.problems[0]
             raise InputInvalid(

@@ -150,7 +150,7 @@ class Engine:
                 if id in self.requests:
                     now, finished = self._clock(), list[Finish]()
                     self._wake(now)
-                    self._end(self.requests[id], FinishCode.ABORT, now, finished)
+                    self._end(self.requests[id], FinishCode.ABORT, finished)
                     self._out.append(StepOutput(ids=[], token_ids=b"", finished=finished))
             case Flush(seq=seq):
                 idle = not self.requests
@@ -266,7 +266,7 @@ class Engine:
             )
         self.scheduler.learn(launched.batch, seconds)
 
-    def _end(self, request: Request, code: FinishCode, now: float, finished: list[Finish]) -> None:
+    def _end(self, request: Request, code: FinishCode, finished: list[Finish]) -> None:
         state = State.ABORTED if code is FinishCode.ABORT else State.FINISHED
         if not self.scheduler.release(request, state, keep=True):
             return

@@ -24,7 +24,7 @@ class Results:
         self,
         memory: KvMemory,
         prefill: Prefill,
-        end: Callable[[Request, FinishCode, float, list[Finish]], None],
+        end: Callable[[Request, FinishCode, list[Finish]], None],
         fail: Callable[[Request], None],
     ) -> None:
         self._memory = memory
@@ -36,7 +36,7 @@ class Results:
     def note(self, batch: ScheduledBatch, result: StepResult, now: float) -> StepOutput | None:
         """None if there is nothing to tell."""
         one_each = batch.step.mode == "decode" and result.accepted is None and len(result.token_ids) == len(batch.step.rows)
-        return (self._note_one_each if one_each else self._note_each)(batch, result, now)
+        return self._note_one_each(batch, result) if one_each else self._note_each(batch, result, now)
 
     def _note_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> StepOutput | None:
         """The results of a prefill step, or of one that drew several tokens for some rows, row by row."""
@@ -67,14 +67,14 @@ class Results:
                 told.extend(range(first, first + count))
                 told_counts.append(count)
                 if code is not None:
-                    self._end(request, code, now, ended)
+                    self._end(request, code, ended)
                 elif step.mode == "prefill":
                     self._memory.store(request, kv_lens[index])
             elif not request.max_new and kv_lens[index] == request.prompt_len:
                 if index in pooled:
                     assert result.vectors is not None
                     vectors.append(Vector(request.id, result.vectors[pooled[index]].astype("<f4").tobytes()))
-                self._end(request, FinishCode.LENGTH, now, ended)
+                self._end(request, FinishCode.LENGTH, ended)
         if result.accepted is not None:
             self._memory.trim(step.rows[tables.live[step.rows]])
         several = told_counts if len(told) > len(ids) else []
@@ -106,7 +106,7 @@ class Results:
         tables.length[row] = length + count
         return count, code
 
-    def _note_one_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> StepOutput | None:
+    def _note_one_each(self, batch: ScheduledBatch, result: StepResult) -> StepOutput | None:
         """The results of a step that drew one token for every row."""
         tables, requests, rows, token_ids = self._memory.tables, batch.requests, batch.step.rows, result.token_ids
         live = tables.live[rows]
@@ -136,13 +136,13 @@ class Results:
             ending |= members.many_stops
         ended: list[Finish] = []
         for request in complete:
-            self._end(request, FinishCode.COMPLETE, now, ended)
+            self._end(request, FinishCode.COMPLETE, ended)
         for index in ending.nonzero()[0].tolist():
             if requests[index].over:
                 continue
             code = _finish_code(requests[index], int(token_ids[index]), int(lengths[index]))
             if code is not None:
-                self._end(requests[index], code, now, ended)
+                self._end(requests[index], code, ended)
         return _output(batch.step, result, members.ids, told, ended)
 
     def _obey_each(self, batch: ScheduledBatch, token_ids: I32, live: Bool) -> list[Request]:

@@ -17,13 +17,13 @@ import msgspec
 
 from banyan_runtime.grammar.compiler import HEAD, Answer, Boot, frame
 from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
+from banyan_runtime.grammar.limits import COMPILE_CPU_S
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.wire import Grammar
 
 log = logging.getLogger("banyan")
 
 COMMAND: Final = (sys.executable, "-m", "banyan_runtime.grammar.compiler")
-CPU_S: Final = 10  # for each grammar
 PATIENCE_S: Final = 15.0  # of the clock for each grammar, all tries together: a process may not get to compute
 START_S: Final = 60.0  # until one has loaded its libraries
 TRIES: Final = 2  # a process may be ended for reasons that have nothing to do with its grammar
@@ -144,7 +144,7 @@ def _await(pipe: int, event: int, until: float) -> None:
 class IsolatedCompiler:
     """Safe to use from several threads: there are as many processes as were ever needed at once."""
 
-    def __init__(self, vocabulary: Vocabulary, *, cpu_s: int = CPU_S, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, cpu_s: int = COMPILE_CPU_S, patience_s: float = PATIENCE_S) -> None:
         """Starts the first process. Raises GrammarError for a vocabulary that cannot be used."""
         self._vocabulary = vocabulary
         self._cpu_s = cpu_s

@@ -1,4 +1,5 @@
-"""How large a grammar may be, whatever its notation. What is larger takes seconds to compile, or memory that others need."""
+"""How large a grammar may be, whatever its notation, and how long it may take to compile, whatever the backend. What is larger takes
+seconds to compile, or memory that others need."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ MAX_REGEX_BYTES: Final = 2048
 MAX_NESTING: Final = 64
 MAX_PROPERTIES: Final = 1000
 MAX_ALTERNATIVES: Final = 10_000
+COMPILE_CPU_S: Final = 10  # of computing time, in the engine's threads or in a process of its own
 
 
 def check_text(text: str, what: str, most: int = MAX_TEXT_BYTES) -> None:
@@ -30,3 +32,9 @@ def check_count(number: int, what: str, most: int) -> None:
     """Raises GrammarError for more of something than a grammar may have."""
     if number > most:
         raise GrammarError(f"it has {number} {what}; at most {most} are allowed.")
+
+
+def check_ebnf(text: str, what: str) -> None:
+    """Raises GrammarError for one that is too large."""
+    check_text(text, what)
+    check_count(text.count("|") + 1, "alternatives", MAX_ALTERNATIVES)

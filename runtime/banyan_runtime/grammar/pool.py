@@ -14,6 +14,7 @@ from typing import Final
 
 from banyan_runtime.grammar.backend import Backend, Compiled, Matcher
 from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
+from banyan_runtime.grammar.limits import COMPILE_CPU_S
 from banyan_runtime.grammar.reasoning_gate import Marker, ReasoningGate
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.wire import Constraint, Grammar
@@ -21,7 +22,6 @@ from banyan_runtime.wire import Constraint, Grammar
 log = logging.getLogger("banyan")
 
 THREADS: Final = 2
-DEADLINE_S: Final = 10.0  # of computing time, from when its compilation began
 PATIENCE_S: Final = 30.0  # of anybody, for whatever reason the server does not get to it, or does not get on with it
 LOOK_EVERY_S: Final = 0.05  # while grammars are being waited for
 KEPT: Final = 256  # grammars, used last
@@ -100,7 +100,7 @@ class GrammarPool:
         wake: Callable[[], None],
         *,
         threads: int = THREADS,
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float = COMPILE_CPU_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._open = open_backend

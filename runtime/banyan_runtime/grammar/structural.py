@@ -13,7 +13,7 @@ import msgspec
 
 from banyan_runtime.grammar import schema
 from banyan_runtime.grammar.errors import GrammarError
-from banyan_runtime.grammar.limits import MAX_ALTERNATIVES, MAX_REGEX_BYTES, MAX_TAG_BYTES, check_count, check_text
+from banyan_runtime.grammar.limits import MAX_REGEX_BYTES, MAX_TAG_BYTES, check_ebnf, check_text
 from banyan_runtime.wire import Grammar
 
 
@@ -260,8 +260,7 @@ def _prepared(node: Node) -> Node:
             check_text(pattern, "a regex", MAX_REGEX_BYTES)
             return node
         case Ebnf(grammar):
-            check_text(grammar, "a grammar")
-            check_count(grammar.count("|") + 1, "alternatives", MAX_ALTERNATIVES)
+            check_ebnf(grammar, "a grammar")
             return node
         case Sequence(elements) | Or(elements):
             if not elements:

@@ -17,7 +17,7 @@ from banyan_runtime.grammar import schema
 from banyan_runtime.grammar.backends import xgrammar_rules
 from banyan_runtime.grammar.backends.llguidance import LlguidanceBackend
 from banyan_runtime.grammar.errors import GrammarError
-from banyan_runtime.grammar.limits import MAX_ALTERNATIVES, MAX_REGEX_BYTES, check_count, check_text
+from banyan_runtime.grammar.limits import MAX_ALTERNATIVES, MAX_REGEX_BYTES, check_count, check_ebnf, check_text
 from banyan_runtime.grammar.structural import read_structural
 from banyan_runtime.grammar.trial import Trial
 from banyan_runtime.grammar.vocabulary import Vocabulary
@@ -90,7 +90,7 @@ class Constraints:
             return Constraints(None, str(error))
 
     def of(self, asked: object) -> Constraint | None:
-        """`constraint_of`, tried. Raises ApiError."""
+        """What `asked_of` finds, tried. Raises ApiError."""
         found = asked_of(asked)
         if found is None:
             return None
@@ -111,17 +111,12 @@ class Constraints:
             raise asked.refusal(str(error)) from None
 
 
-def constraint_of(asked: object) -> Grammar | None:
-    """The grammar that a request's fields ask for; None: none. It is checked but not compiled. Raises ApiError.
+def asked_of(asked: object) -> Asked | None:
+    """The grammar that a request's fields ask for, with the field that it came from; None: none. It is checked but not compiled.
+    Raises ApiError.
 
     `asked` has any of `_READERS` as attributes, each as it came in JSON.
     """
-    found = asked_of(asked)
-    return None if found is None else found.grammar
-
-
-def asked_of(asked: object) -> Asked | None:
-    """`constraint_of`, with the field that it came from. Raises ApiError."""
     found: list[Asked] = []
     for name, read in _READERS.items():
         value = getattr(asked, name, None)
@@ -171,13 +166,18 @@ def _json_object(param: str, whitespace: str = "bounded") -> Asked:
 
 
 def _regex(param: str, value: Any) -> Asked:
-    return _checked(param, "regex", lambda: _text(param, value, "the regex", MAX_REGEX_BYTES))
+    def make() -> str:
+        text = _string(param, value)
+        check_text(text, "the regex", MAX_REGEX_BYTES)
+        return text
+
+    return _checked(param, "regex", make)
 
 
 def _ebnf(param: str, value: Any) -> Asked:
     def make() -> str:
-        text = _text(param, value, "the grammar")
-        check_count(text.count("|") + 1, "alternatives", MAX_ALTERNATIVES)
+        text = _string(param, value)
+        check_ebnf(text, "the grammar")
         return text
 
     return _checked(param, "ebnf", make)
@@ -206,13 +206,9 @@ def _structural_tag(param: str, value: Any) -> Asked:
     return _checked(param, "structural_tag", lambda: read_structural(value))
 
 
-def _text(param: str, value: Any, what: str, most: int | None = None) -> str:
+def _string(param: str, value: Any) -> str:
     if not isinstance(value, str):
         raise invalid_type(param, "expected a string.")
-    if most is None:
-        check_text(value, what)
-    else:
-        check_text(value, what, most)
     return value
 
 

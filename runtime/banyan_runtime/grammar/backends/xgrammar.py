@@ -17,7 +17,8 @@ from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.backend import Words
 from banyan_runtime.grammar.backends import xgrammar_rules
 from banyan_runtime.grammar.errors import GrammarError
-from banyan_runtime.grammar.isolated import CPU_S, PATIENCE_S, IsolatedCompiler
+from banyan_runtime.grammar.isolated import PATIENCE_S, IsolatedCompiler
+from banyan_runtime.grammar.limits import COMPILE_CPU_S
 from banyan_runtime.grammar.pieces import Splitter
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.grammar.wording import TOO_COMPLEX, in_clients_words
@@ -40,7 +41,7 @@ _SHOWN: Final = 1000
 class XgrammarBackend:
     """Holds what was compiled elsewhere."""
 
-    def __init__(self, vocabulary: Vocabulary, *, cpu_s: int = CPU_S, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, cpu_s: int = COMPILE_CPU_S, patience_s: float = PATIENCE_S) -> None:
         """Raises GrammarError for a tokenizer that xgrammar cannot read."""
         self._table = _Table(vocabulary)
         self._compiler = IsolatedCompiler(vocabulary, cpu_s=cpu_s, patience_s=patience_s)

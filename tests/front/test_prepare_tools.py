@@ -1,0 +1,68 @@
+"""Tools and functions that a request brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banyan_runtime.front.prepare.planner import Planner
+from tests.front.planning import chat, planner_of, refused
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "nope"}, "'type' must be one of array, boolean,"),
+        ({"properties": {"many": {"anyOf": [{}] * 20_001}}}, "it has more than 20000 schemas and values of enums in it."),
+        ({"properties": {"many": {"enum": [1] * 20_001}}}, "it has more than 20000 schemas and values of enums in it."),
+        ({"type": "array", "items": {}}, "schema must be a JSON Schema of 'type: \"object\"', got 'type: \"array\"'."),
+        ({"type": ["string", "null"]}, "schema must be a JSON Schema of 'type: \"object\"', got 'type: [\"string\",\"null\"]'."),
+        ({"type": [["object"]]}, "'type' must be one of"),
+        ({"type": "object", "properties": []}, "'properties' must be an object"),
+        ({"type": "object", "properties": {"city": "string"}}, "'properties.city' must be an object, true or false"),
+        ({"type": "object", "properties": {"city": {"type": "str"}}}, "'properties.city.type' must be one of"),
+        ({"type": "object", "properties": {"city": {"type": "string", "required": True}}}, "'properties.city.required' must be a list"),
+        ({"properties": {"many": {"items": {"anyOf": [{"type": "number"}, {"enum": []}]}}}}, "'properties.many.items.anyOf[1].enum' "),
+        ({"$defs": {"a": {"items": [{"type": "x"}]}}}, "'$defs.a.items[0].type' must be"),
+    ],
+)  # fmt: skip
+def test_a_tool_whose_parameters_are_no_schema_is_refused_whether_or_not_it_may_be_called(
+    planner: Planner, schema: dict[str, Any], words: str
+) -> None:
+    error = refused(planner, "chat", tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}], tool_choice="none")
+    assert (error.code, error.param) == ("invalid_function_parameters", "tools[0].function.parameters")
+    assert f"Invalid schema for function 'f': {words}" in error.message
+    older = refused(planner, "chat", functions=[{"name": "f", "parameters": schema}])
+    assert older.param == "functions[0].parameters"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        None,
+        {"properties": {"a": {}}},
+        {"type": "object"},
+        {
+            "type": ["object", "null"],
+            "properties": {"a": True, "type": {"type": "string"}, "required": {"enum": ["x", None]}},
+            "required": [],
+        },
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"const": 1}}, "additionalProperties": False},
+        {"type": "object", "properties": {"a": {"type": "array", "items": [{"type": "string"}], "x-order": [1], "default": {"type": "y"}}}},
+    ],
+)
+def test_a_tool_may_have_any_schema_for_its_parameters(planner: Planner, schema: dict[str, Any]) -> None:
+    chat(planner, tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}], tool_choice="none")
+
+
+@pytest.mark.parametrize("call", [None, "none", "auto"])
+def test_functions_are_tools_in_older_words(tiny_chat: Path, call: str | None) -> None:
+    planner = planner_of(tiny_chat, tool_call_parser="hermes")
+    functions = [{"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}, {"name": "later"}]
+    older = {"functions": functions, "function_call": call}
+    newer = {"tools": [{"type": "function", "function": each} for each in functions], "tool_choice": call}
+    assert chat(planner, **older) == chat(planner, **newer)
+    assert chat(planner, **older).envelope.ignored == ()

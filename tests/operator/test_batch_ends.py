@@ -1,0 +1,204 @@
+"""When a batch is over, and how: with the words of the pod that decided it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from banyan_operator.desired.batchjob import Because
+from banyan_operator.plan import Outcome, Ref
+from banyan_operator.times import stamp
+from tests.operator.batches import (
+    AT,
+    BATCH,
+    COMPLETE,
+    COUNTED,
+    FAILED,
+    NOW,
+    PROGRESS,
+    PUBLISHED,
+    WORKED,
+    after,
+    condition,
+    ended,
+    job,
+    observe,
+    planned,
+    published,
+    reasons,
+    running,
+)
+from tests.operator.conftest import Turn, a_batch, merge
+
+REFUSALS: list[tuple[int, dict[str, Any], str, str, str]] = [
+    (65, {"code": "InputNotFound", "message": "s3://b/x: no such key"}, "InputNotFound", "InputNotFound", "no such key"),
+    (65, {"code": "OutputExists", "message": "results of run 12"}, "OutputExists", "OutputExists", "spec.output"),
+    (77, {"code": "AccessDenied", "message": "403"}, "AccessDenied", "AccessDenied", "credentials"),
+    (64, {"code": "InvalidSpec", "message": "--server=x"}, "InvalidSpec", "InvalidSpec", "--server=x"),
+]
+
+
+@pytest.mark.parametrize(("code", "words", "accepted", "failed", "said"), [*REFUSALS, (1, {}, "Accepted", "PlanFailed", "exit code 1")])
+def test_a_plan_that_fails_fails_the_batch_and_says_whose_turn_it_is(code, words, accepted, failed, said):
+    plan = observe(BATCH, job(phase="plan", **FAILED), ended(code, words, of="plan"))
+    assert plan.status["phase"] == "Failed"
+    assert condition(plan, "Failed")["reason"] == failed
+    assert said in condition(plan, "Failed")["message"]
+    assert condition(plan, "Accepted")["reason"] == accepted
+    assert condition(plan, "Planned")["reason"] == "PlanFailed"
+    complete = condition(plan, "Complete")  # what `kubectl get -o wide` prints as REASON
+    assert (complete["status"], complete["reason"]) == ("False", failed)
+    assert plan.status["lastFailure"]["exitCode"] == code
+    assert "Failed" in reasons(plan)
+    assert not plan.apply
+
+
+def test_a_plan_that_failed_before_it_counted_shows_no_numbers():
+    words = {"code": "InputNotFound", "message": "s3://b/x", "requestCounts": {"total": 0, "completed": 0, "failed": 0}}
+    status = observe(BATCH, job(phase="plan", **FAILED), ended(65, words, of="plan")).status
+    assert status["phase"] == "Failed"
+    assert "requests" not in status
+    assert not status.get("requestCounts")
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "accepted", "failed", "said"),
+    [
+        *REFUSALS,
+        (69, {"code": "ServerGone", "message": "no answer"}, "Accepted", "ServerGone", "no answer"),
+        (1, {}, "Accepted", "WorkersFailed", "exit code 1"),
+        (79, {"code": "TooManyErrors", "message": "60 of 100"}, "Accepted", "TooManyErrors", "60 of 100"),
+    ],
+)
+def test_work_that_fails_is_published_as_far_as_it_came_and_then_the_batch_has_failed(code, words, accepted, failed, said):
+    failing = job(**FAILED), ended(code, words)
+    plan = observe(planned(), *failing)
+    (merge_job,) = (one for one in plan.apply if one["kind"] == "Job")
+    partial = "too-many-errors" if code == 79 else "failed"
+    assert f"--partial={partial}" in merge_job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert (plan.status["phase"], condition(plan, "Failed")["status"]) == ("Merging", "False")
+    live = merge(merge_job, {"metadata": {"uid": "uid-merge"}}) | {"status": COMPLETE}
+    said_by_merge = ended(0, PUBLISHED | {"code": "Failed", "requestCounts": {"total": 1000, "completed": 400, "failed": 600}}, of="merge")
+    for children in ((*failing, live, said_by_merge), (live, said_by_merge)):  # the work's Job may be gone by then
+        over = observe(after(plan), *children)
+        assert over.status["phase"] == "Failed"
+        assert condition(over, "Failed")["reason"] == failed
+        assert said in condition(over, "Failed")["message"]
+        assert "What was done is published" in condition(over, "Failed")["message"]
+        assert condition(over, "Accepted")["reason"] == accepted
+        assert over.status["requests"] == "1000/1000"
+        assert over.apply == ()
+
+
+def test_a_job_that_is_complete_is_not_over_before_its_pods_report_was_seen():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    merge_job, report = published()
+    waits = observe(before, job(**COMPLETE), ended(0, WORKED), merge_job, running(of="merge"))
+    assert (waits.status["phase"], waits.status["requests"]) == ("Merging", "1000/1000")
+    assert (condition(waits, "Complete")["status"], condition(waits, "Complete")["reason"]) == ("False", "WaitingForReport")
+    assert "waiting for the worker's pod" in condition(waits, "Complete")["message"]
+    assert "completionTime" not in waits.status
+    assert [one["kind"] for one in waits.apply] == ["ServiceAccount"]
+    seen = observe(after(waits), job(**COMPLETE), merge_job, report)
+    assert (seen.status["phase"], seen.status["requests"]) == ("Succeeded", "1000/1000")
+
+
+def test_a_failed_job_is_not_over_before_the_pod_that_failed_last_was_seen_to_end():
+    first = ended(75, {"code": "StorageUnavailable", "message": "S3 is down"})
+    second = merge(running(), {"metadata": {"name": "nightly--work-0-y", "uid": "y", "creationTimestamp": stamp(NOW - 30)}})
+    failed = merge(job(**COUNTED), {"status": {"failed": 2}})
+    for children in ((failed, first, second), (failed, first)):  # its end is not seen yet; nor that it was made
+        waits = observe(BATCH, *children)
+        assert waits.status["phase"] == "Running"
+        assert condition(waits, "Failed")["status"] == "False"
+        assert condition(waits, "Complete")["reason"] == "WaitingForReport"
+    last = merge(ended(69, {"code": "ServerGone", "message": "no answer"}), {"metadata": {"name": "nightly--work-0-y", "uid": "y"}})
+    last["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = stamp(NOW - 3)
+    assert because(observe(BATCH, failed, first, last)) == "ServerGone"
+
+
+def because(plan: Turn) -> str:
+    """The reason for which a merge is made of what was done."""
+    (made,) = (one for one in plan.apply if one["kind"] == "Job")
+    found = Because.of(made)
+    assert found is not None
+    return found.reason
+
+
+def test_the_worker_whose_end_ended_the_job_is_the_one_that_failed_though_others_ended_later():
+    """One exit code is final for all: the controller deletes the other pods, which save what they have and go."""
+    decided = ended(65, {"code": "InputChanged", "message": "in.jsonl"})
+    others = [merge(ended(143, {"code": "Interrupted", "message": "SIGTERM"}, index=index), {}) for index in (1, 2)]
+    for one in others:
+        one["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = stamp(NOW - 1)
+    assert because(observe(BATCH, merge(job(**FAILED), {"status": {"failed": 3}}), decided, *others)) == "InputChanged"
+
+
+def test_a_pod_that_was_taken_away_is_not_the_one_that_failed():
+    taken = ended(143, {"code": "Interrupted", "message": "SIGTERM"})
+    taken["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+    assert observe(BATCH, job(**FAILED), taken).status["phase"] == "Running"
+    last = merge(ended(65, {"code": "InputInvalid", "message": "line 7"}), {"metadata": {"name": "nightly--work-0-y", "uid": "y"}})
+    assert because(observe(BATCH, job(**FAILED), taken, last)) == "InputInvalid"
+
+
+@pytest.mark.parametrize(("job_status", "phase", "kind"), [(COMPLETE, "Succeeded", "Complete"), (FAILED, "Failed", "Failed")])
+def test_a_report_is_waited_for_one_minute_and_then_the_status_says_that_it_never_came(job_status, phase, kind):
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    merge_job = job(phase="merge", **job_status)
+    early = observe(before, job(**COMPLETE), merge_job, now=NOW + 50)
+    assert early.status["phase"] == "Merging"
+    assert early.requeue_after_s == pytest.approx(6)
+    late = observe(after(early), job(**COMPLETE), merge_job, now=NOW + 57)
+    assert late.status["phase"] == phase
+    assert late.status["requestCounts"]["completed"] == 400
+    assert "was never seen: counts are as last known" in condition(late, kind)["message"]
+    if phase == "Failed":
+        assert condition(late, "Failed")["reason"] == "MergeFailed"
+        assert "Job has failed indexes" in condition(late, kind)["message"]
+
+
+@pytest.mark.parametrize("early", ["SuccessCriteriaMet", "FailureTarget"])
+def test_a_job_whose_last_pods_are_still_stopping_is_not_over(early):
+    words = ended(0, PUBLISHED) if early == "SuccessCriteriaMet" else ended(65, {"code": "InputInvalid", "message": "line 7"})
+    plan = observe(BATCH, job(conditions=[{"type": early, "status": "True", **AT}]), words, now=NOW + 3600)
+    assert plan.status["phase"] == "Running"
+    assert "last pods are being stopped" in condition(plan, "Running")["message"]
+
+
+def test_nothing_is_over_while_a_write_has_failed():
+    failing = Outcome(failed={Ref("v1", "ServiceAccount", "nightly--batch"): "503"})
+    plan = observe(BATCH, job(**COMPLETE), *published(), outcome=failing)
+    assert plan.status["phase"] == "Merging"
+
+
+def test_between_two_attempts_it_still_runs_and_says_what_went_wrong():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    plan = observe(before, job(failed=1), ended(75, {"code": "StorageUnavailable", "message": "S3 is down"}))
+    assert plan.status["phase"] == "Running"
+    assert condition(plan, "Running")["reason"] == "StorageUnavailable"
+    assert "S3 is down" in condition(plan, "Running")["message"]
+    assert plan.status["workers"]["failed"] == 1
+
+
+def test_what_is_over_changes_no_more():
+    over = after(observe(BATCH, job(**COMPLETE), *published()))
+    plan = observe(over, now=NOW + 60)
+    assert (plan.apply, plan.delete, plan.report.status) == ((), (), None)
+
+
+def test_a_finished_job_is_kept_ten_minutes_for_its_logs():
+    over = after(observe(BATCH, job(**COMPLETE), *published()))
+    early = observe(over, job(**COMPLETE), now=NOW + 500)
+    assert early.delete == ()
+    assert early.requeue_after_s == pytest.approx(95)
+    late = observe(over, job(**COMPLETE), now=NOW + 600)
+    assert [Ref.of(one) for one in late.delete] == [Ref("batch/v1", "Job", "nightly--work")]
+
+
+def test_a_finished_batch_with_a_ttl_deletes_itself():
+    short = a_batch(ttlSecondsAfterFinished=30)
+    over = after(observe(short, job(short, **COMPLETE), *published()), short)
+    assert observe(over, now=NOW + 10).requeue_after_s == pytest.approx(15)
+    assert observe(over, now=NOW + 31).delete == (over,)
