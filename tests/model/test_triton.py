@@ -44,7 +44,8 @@ def room(lengths: list[int], *options: Any, **named: Any) -> Room:
 
 @pytest.fixture(autouse=True)
 def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context of several stretches is short then."""
+    """A context of several stretches is short then; and the interpreter takes milliseconds over each program of a product."""
+    monkeypatch.setattr(fused, "_OUTPUTS", 128)
     monkeypatch.setattr(triton_paged, "KEYS", 16)
     monkeypatch.setattr(triton_paged, "STRETCH", 64)
     monkeypatch.setattr(triton_paged, "PROGRAMS", 32)
@@ -192,6 +193,7 @@ def test_products_of_few_rows_are_the_products(
     width: int, outputs: int, gated: bool, biased: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By themselves, behind a norm, and behind a sum and its norm."""
+    monkeypatch.setattr(fused, "_OUTPUTS", 8)
     monkeypatch.setattr(fused, "_MANY", 32)
     scaled = some(outputs * (2 if gated else 1), width, dtype=dtype) / width**0.5
     bias = some(len(scaled), dtype=dtype) if biased else None

@@ -34,6 +34,7 @@ class StoredTensor:
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    offset: int  # of its bytes in the file
     nbytes: int
 
 
@@ -113,8 +114,10 @@ def header(file: Path) -> list[StoredTensor]:
         expected, last = end, name
     if expected != data_bytes:
         raise _broken(file, f"holds {data_bytes - expected} bytes behind its last tensor")
+    data = _PREFIX + length
     return [
-        StoredTensor(name, file, tuple(entry["shape"]), entry["dtype"], spans[name][1] - spans[name][0]) for name, entry in entries.items()
+        StoredTensor(name, file, tuple(entry["shape"]), entry["dtype"], data + begin, end - begin)
+        for (name, entry), (begin, end) in zip(entries.items(), spans.values(), strict=True)
     ]
 
 

@@ -71,7 +71,9 @@ def inspect(folder: Path) -> Summary:
 
 
 def _of_gguf(file: Path) -> list[StoredTensor]:
-    return [StoredTensor(found.name, file, found.shape, found.kind, found.nbytes) for found in header.read(file).tensors.values()]
+    return [
+        StoredTensor(found.name, file, found.shape, found.kind, found.offset, found.nbytes) for found in header.read(file).tensors.values()
+    ]
 
 
 def _count(config: Mapping[str, Any], key: str, path: Path) -> int | None:

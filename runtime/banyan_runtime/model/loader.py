@@ -1,5 +1,5 @@
-"""Checkpoint files → parameters. They are memory-mapped and copied tensor by tensor into their place, so the peak is the model and
-one tensor; what a GGUF file holds in blocks stays in the file's own memory. Everything is checked against the layout before the
+"""Checkpoint files → parameters. They are read into their place (`reading.py`), so the peak is the model; what is quantized on the way goes
+tensor by tensor; what a GGUF file holds in blocks stays in the file's own memory. Everything is checked against the layout before the
 first byte is copied.
 """
 
@@ -21,10 +21,11 @@ from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.hub import checkpoint
 from banyan_runtime.hub.files import shown
 from banyan_runtime.hub.gguf.files import find
-from banyan_runtime.model import blocks
+from banyan_runtime.model import blocks, reading
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
 from banyan_runtime.model.layout import COMPUTED, Layout, Place
+from banyan_runtime.model.reading import Wanted
 from banyan_runtime.model.stored import GgufFile, Safetensors, Source
 
 Progress = Callable[[str, int, str], None]
@@ -70,9 +71,16 @@ def load(
     _fit(_needed(layout.places, kinds, dtype), dtype, device)
     made = _Parameters(layout, kinds, dtype, device)
     with torch.no_grad(), _Report(len(layout.places), progress, source.title) as report:
-        for name, value, detail in source.values(layout.places):
-            made.put(name, value)
-            report.advance(detail)
+        direct = [
+            Wanted(name, span, target)
+            for name in layout.places
+            if (span := source.span(name)) and (target := made.target(name)) is not None
+        ]
+        reading.read(direct, lambda wanted: report.advance(wanted.span.file.name))
+        if others := layout.places.keys() - {wanted.name for wanted in direct}:
+            for name, value, detail in source.values(others):
+                made.put(name, value)
+                report.advance(detail)
     parameters = made.finished()
     if summary := source.changes(layout.places):
         log.warning("%s", summary)
@@ -94,6 +102,12 @@ class _Parameters:
         }
         self._parts: dict[str, dict[int, Blocks | Tensor]] = {name: {} for name in mixed}  # by their first row
 
+    def target(self, name: str) -> Tensor | None:
+        """Where a checkpoint's tensor belongs; None: it is to be put."""
+        place = self._layout.places[name]
+        whole = self._whole.get(place.parameter)
+        return None if whole is None else whole[place.first_row : place.first_row + place.shape[0]]
+
     def put(self, name: str, value: Blocks | Tensor) -> None:
         """Take the value of a checkpoint's tensor."""
         place, kind = self._layout.places[name], self._kinds[name]
@@ -103,8 +117,8 @@ class _Parameters:
             self._parts[place.parameter][place.first_row] = part
             return
         assert isinstance(value, Tensor), name
-        if place.parameter in self._whole:
-            self._whole[place.parameter][place.first_row : place.first_row + place.shape[0]].copy_(value)
+        if (target := self.target(name)) is not None:
+            target.copy_(value)
         else:
             self._parts[place.parameter][place.first_row] = value.to(self._device, self._dtype, copy=True)
 

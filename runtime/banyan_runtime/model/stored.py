@@ -20,10 +20,12 @@ from banyan_runtime.hub.gguf import header
 from banyan_runtime.hub.gguf.tensors import Named, half_split, name_in_file, named
 from banyan_runtime.model import other_blocks
 from banyan_runtime.model.blocks import BlockKind, Blocks, dequantize
+from banyan_runtime.model.reading import Span
 
 _BLOCKS: Final[dict[str, BlockKind]] = {kind: kind for kind in get_args(BlockKind)} | {"Q5_0": "Q8_0"}
 """What matrices of a kind are kept as."""
 _FLOATS: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_KINDS: Final = {"F64": torch.float64, **_FLOATS}  # of safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ class Source(Protocol):
     def kept(self, name: str) -> BlockKind | None:
         """The kind of blocks that a tensor's value will be; None: a Tensor."""
 
+    def span(self, name: str) -> Span | None:
+        """Where the bytes of a tensor lie, row by row; None: its value has to be made."""
+
     def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
         """Name, value and file of each wanted tensor; a Tensor is of the type that the file has. Raises ModelError."""
 
@@ -59,7 +64,7 @@ class Source(Protocol):
 class Safetensors:
     form = "*.safetensors"
     title = "Loading safetensors"
-    kinds = frozenset({"F64", "F32", "F16", "BF16"})
+    kinds = frozenset(_KINDS)
     block_kinds: frozenset[str] = frozenset()
     remedy = ""
 
@@ -67,18 +72,23 @@ class Safetensors:
         """Raises ModelError for a tensor that is in two files, or a broken header."""
         self._files = files
         self.tensors: dict[str, Stored] = {}
+        self._offsets: dict[str, int] = {}
         for file in files:
             for tensor in checkpoint.header(file):
                 if tensor.name in self.tensors:
                     other = self.tensors[tensor.name].file.name
                     raise ModelError(f"{file.name}: tensor {shown(tensor.name)} is also in {other}; remove the stray file")
                 self.tensors[tensor.name] = Stored(file, tensor.dtype, tensor.shape)
+                self._offsets[tensor.name] = tensor.offset
 
     def spelled(self, name: str) -> str:
         return name
 
     def kept(self, name: str) -> BlockKind | None:
         return None
+
+    def span(self, name: str) -> Span | None:
+        return Span(self.tensors[name].file, self._offsets[name], _KINDS[self.tensors[name].kind])
 
     def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
         for file in self._files:
@@ -113,6 +123,9 @@ class GgufFile:
     def kept(self, name: str) -> BlockKind | None:
         tensor = self.tensors[name]
         return _BLOCKS.get(tensor.kind) if len(tensor.shape) == 2 else None
+
+    def span(self, name: str) -> Span | None:
+        return None
 
     def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
         memory = self._header.memory()
