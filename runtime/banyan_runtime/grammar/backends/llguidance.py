@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import llguidance
@@ -15,6 +16,7 @@ from banyan_runtime.grammar.backend import Words
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.forcing import forces
 from banyan_runtime.grammar.lark import LarkWriter
+from banyan_runtime.grammar.numbers import held
 from banyan_runtime.grammar.pieces import Splitter
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.grammar.wording import TOO_COMPLEX, in_clients_words
@@ -69,7 +71,8 @@ class LlguidanceBackend:
             source = self._source(grammar)
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
             raise GrammarError(in_clients_words(str(error), schemas=_schemas(grammar))) from None
-        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits(grammar.kind))
+        with _no_panics():
+            matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits(grammar.kind))
         if matcher.is_error():
             before = 1 if grammar.kind == "ebnf" and _ebnf(grammar.text) == grammar.text else None
             raise GrammarError(_reason(matcher, before, _schemas(grammar)))
@@ -99,10 +102,21 @@ class LlguidanceBackend:
         raise GrammarError(f"there is no kind of grammar {grammar.kind[:40]!r}.")
 
     def _json(self, schema: str, options: JsonCompileOptions) -> str:
-        value = msgspec.json.decode(schema)
+        value = held(msgspec.json.decode(schema))
         if forces(value, self._splitter):
-            return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
+            return llguidance.LLMatcher.grammar_from_json_schema(msgspec.json.encode(value).decode(), overrides=options)
         return _lark("start: %json " + msgspec.json.encode({**value, "x-guidance": options}).decode(), forcing=False)
+
+
+@contextlib.contextmanager
+def _no_panics() -> Iterator[None]:
+    """Of a grammar that the library stumbles over, which is no Exception and would end the process. Raises GrammarError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise GrammarError("the grammar library fails on it.") from None
 
 
 def _lark(lark: str, *, forcing: bool, inner: Mapping[str, str] | None = None) -> str:
