@@ -30,6 +30,10 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"t
         ("ebnf", 'root ::= "a" [0-9]+', "a12", "a"),
         ("ebnf", 'root ::= x ("," x)*\nx ::= "1" | "2"', "1,2,1", "1,"),
         ("ebnf", 'start: "a" /[0-9]+/', "a12", "a"),
+        ("ebnf", r'root ::= "caf\u00e9" [\u0400-\u04ff]+', "caféда", "cafée"),
+        ("ebnf", r'root ::= "\u0041\U0001F600\ud83d\ude00\u0022\x41\\u0041" [^\u005b\u005D]', 'A😀😀"A\\u0041x', 'A😀😀"A\\u0041]'),
+        ("ebnf", 'root ::= "\x7f" [\x7f]', "\x7f\x7f", "x"),
+        ("choice", '["a\x7f"]', "a\x7f", "a"),
         ("json_object", "", '{"a": [1, 2.5, "é", null, true]}', "[1]"),
     ],
 )

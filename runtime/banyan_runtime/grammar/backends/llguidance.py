@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import llguidance
 import msgspec
 import numpy as np
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.backend import Words
@@ -31,6 +32,7 @@ _JSON: Final[Mapping[str, JsonCompileOptions]] = {
     "any": {"whitespace_flexible": True},
     "none": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
 }
+_ESCAPE: Final = re.compile(r"\x7f|\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)  # in GBNF; and what Lark wants escaped
 _SHOWN: Final = 1000  # characters of the compiler's own words
 
 
@@ -89,7 +91,7 @@ class LlguidanceBackend:
                 return _lark(f"start: /{_regex(grammar.text)}/", forcing=forces(grammar.text, self._splitter))
             case "choice":
                 choices = msgspec.json.decode(grammar.text, type=list[str])
-                quoted = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
+                quoted = " | ".join(msgspec.json.encode(choice).decode().replace("\x7f", r"\u007f") for choice in choices)
                 return _lark(f"start: CHOICE\nCHOICE: {quoted}", forcing=forces(choices, self._splitter))
             case "ebnf":
                 return _lark(_ebnf(grammar.text), forcing=False)
@@ -253,9 +255,19 @@ def _ebnf(text: str) -> str:
     if "%llguidance" in text:
         raise GrammarError("%llguidance is the server's own matter; leave it out.")
     try:
-        lark = str(any_to_lark(text)).removeprefix("%llguidance {}")
+        lark = text if is_lark_syntax(text) else str(gbnf_to_lark(_ESCAPE.sub(_character, text))).removeprefix("%llguidance {}")
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply.") from None
     except Exception as error:  # the library's own, and what it stumbles over
         raise GrammarError(in_clients_words(str(error)) or "it cannot be read.") from None
     return lark
+
+
+def _character(escape: re.Match[str]) -> str:
+    """The character that an escape in GBNF stands for, in a form that the library does not spoil: of \\u0041 it makes \\u41."""
+    if escape[0] == "\x7f":
+        return r"\x7f"
+    code = int(escape[1] or escape[2] or "110000", 16)
+    if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+        return escape[0]
+    return chr(code) if code > 0x7F else f"\\x{code:02x}"
