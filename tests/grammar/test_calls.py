@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,15 @@ def test_sections_hold_several_numbered_calls(tiny: Language) -> None:
     for trigger in ("<section>", "<section><begin>"):
         assert tiny.takes(answer.triggered(trigger), f"Well: {section} and so on"), trigger
         assert not tiny.takes(answer.triggered(trigger), "<section><begin>functions.put:1")
+
+
+@pytest.mark.parametrize(
+    "schema", [{"properties": {"a": {"type": "integer"}}}, {"type": ["object", "null"]}, {"description": "Any."}, {}, None]
+)
+def test_arguments_are_an_object_where_the_schema_leaves_it_open(tiny: Language, schema: dict[str, Any] | None) -> None:
+    grammar = Answer([Call(("f",), json_arguments(schema), "")]).forced()
+    assert tiny.takes(grammar, 'f{"a": 1}')
+    assert [text for text in ("null", "[1]", '"a"', "1") if tiny.takes(grammar, f"f{text}")] == []
 
 
 def test_arguments_that_cannot_be_enforced_are_refused() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
+from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 
@@ -162,3 +165,38 @@ def test_masks_lie_in_the_words_as_the_step_wants_them(smol: Language) -> None:
     token_id = smol.ids("a")[0]
     assert mask[token_id // 32] >> (token_id % 32) & 1
     assert mask.sum(dtype=np.uint64) == 1 << (token_id % 32)
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"minimum": -(2**63), "maximum": 2**63 - 1}, [0, -5, 1234567890123456789, -(10**18)], [2**63, -(2**63) - 1]),
+        ({"minimum": 0, "maximum": 2**64 - 1}, [0, 1234567890123456789], [-1, 2**64]),
+        ({"minimum": -1e300, "maximum": 1e300}, [0, -(10**18), 10**18], []),
+        ({"minimum": 10**17, "maximum": 2**62 + 1}, [10**17, 1234567890123456789], [10**17 - 1, 2**62 + 2]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 10**18}, [1, 10**17], [0, 10**18]),
+        ({"minimum": 2**53 - 1, "maximum": 2**53 - 1}, [2**53 - 1], [2**53]),
+        ({"const": 10**18}, [10**18], [10**18 + 1]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("tagged", [False, True])
+def test_large_numbers_stay_within_their_bounds(
+    smol: Language, schema: dict[str, Any], taken: list[int], refused: list[int], kind: str, tagged: bool
+) -> None:
+    text = json.dumps({"type": kind, **schema})
+    grammar = Grammar("structural_tag", f'{{"type":"json_schema","json_schema":{text}}}') if tagged else Grammar("json_schema", text)
+    assert [number for number in taken if not smol.takes(grammar, str(number))] == []
+    assert [number for number in refused if smol.takes(grammar, str(number))] == []
+
+
+def test_a_grammar_that_the_library_stumbles_over_is_refused(smol: Language, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):  # as the library's
+        pass
+
+    def panic(*_: object, **__: object) -> None:
+        raise PanicException("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr(llguidance, "LLMatcher", panic)
+    with pytest.raises(GrammarError, match="the grammar library fails on it"):
+        smol.backend.compile(Grammar("regex", "a"))

@@ -30,6 +30,10 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"t
         ("ebnf", 'root ::= "a" [0-9]+', "a12", "a"),
         ("ebnf", 'root ::= x ("," x)*\nx ::= "1" | "2"', "1,2,1", "1,"),
         ("ebnf", 'start: "a" /[0-9]+/', "a12", "a"),
+        ("ebnf", r'root ::= "caf\u00e9" [\u0400-\u04ff]+', "caféда", "cafée"),
+        ("ebnf", r'root ::= "\u0041\U0001F600\ud83d\ude00\u0022\x41\\u0041" [^\u005b\u005D]', 'A😀😀"A\\u0041x', 'A😀😀"A\\u0041]'),
+        ("ebnf", 'root ::= "\x7f" [\x7f]', "\x7f\x7f", "x"),
+        ("choice", '["a\x7f"]', "a\x7f", "a"),
         ("json_object", "", '{"a": [1, 2.5, "é", null, true]}', "[1]"),
     ],
 )
@@ -97,6 +101,10 @@ def test_blanks_are_bounded_however_long_a_model_wants_them(tiny: Language) -> N
     [
         ({"type": "array", "uniqueItems": True}, "'uniqueItems' (true) at # is not supported."),
         ({"properties": {"a": {"items": {"not": {}}}}}, "'not' ({}) at #/properties/a/items is not supported."),
+        (
+            {"propertyNames": {"type": "string", "minLength": 2}},
+            '\'propertyNames\' ({"type":"string","minLength":2}) at # is not supported.',
+        ),
         ({"$defs": {"x": {"if": {}}}}, "'if' ({}) at #/$defs/x is not supported."),
         ({"$ref": "http://x/y"}, "'$ref' (\"http://x/y\") at # must point into the schema itself ('#/...')."),
         ([], "a schema is a JSON object."),
@@ -113,6 +121,12 @@ def test_what_a_schema_cannot_have_is_named_with_its_place(value: Any, message: 
     with pytest.raises(GrammarError) as caught:
         schema.prepare(value)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("names", [True, {}, {"type": "string"}, {"type": "string", "title": "Name"}])
+def test_names_that_may_be_any_text_are_no_constraint(tiny: Language, names: Any) -> None:
+    text = schema.prepare({"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}})
+    assert tiny.takes(Grammar("json_schema", text), '{"any name": 1, "é": 2}')
 
 
 def test_a_property_may_be_called_like_a_keyword() -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx2 as httpx
 import openai
@@ -181,6 +182,21 @@ def test_a_client_that_waits_for_leave_to_send_its_body_gets_it_or_a_refusal(ser
         assert client.rest().startswith(b"HTTP/1.1 200")
     too_long = head("POST", COMPLETIONS, JSON, f"Content-Length: {33 << 20}", "Expect: 100-continue")
     assert ask(server, too_long).startswith(b"HTTP/1.1 413"), "and closed, so that the next request is not taken for the body"
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 5, "echo": True}], ids=["plain", "in parts"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_is_sent_neither_chunks_nor_interim_answers(server: ServerProcess, stream: bool, more: dict[str, Any]) -> None:
+    request = post(COMPLETIONS, {**PROMPT, **more, "stream": stream}, "Connection: keep-alive", "Expect: 100-continue")
+    top, _, body = ask(server, request.replace(b" HTTP/1.1", b" HTTP/1.0", 1)).partition(b"\r\n\r\n")
+    assert top.startswith(b"HTTP/1.1 200 OK")
+    assert (b"transfer-encoding" in top, b"connection: close" in top) == (False, True)
+    if stream:
+        *events, end = body.decode().split("\n\n")
+        assert (events.pop(), end) == ("data: [DONE]", "")
+        assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events)
+    else:
+        assert json.loads(body)["usage"]["completion_tokens"] == 4
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,13 @@ def test_what_is_no_json_object_is_named_as_such(server: ServerProcess, body: by
     assert refuse(server, CHAT, body)["message"].startswith("We could not parse the JSON body of your request")
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/tokenize", "/abort_request"])
+def test_a_body_that_was_forgotten_is_said_to_be_empty(server: ServerProcess, path: str) -> None:
+    response = httpx.post(server.url + path, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "We could not parse the JSON body of your request: it is empty"
+
+
 def test_an_unknown_model_is_not_found(server: ServerProcess) -> None:
     error = refuse(server, CHAT, {"messages": USER, "model": "gpt-9"}, 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")

@@ -102,6 +102,31 @@ def test_a_required_call_fits_the_schema_of_its_tool(client: openai.OpenAI, temp
         jsonschema.validate(arguments, WEATHER if name == "get_weather" else {"type": "object"})
 
 
+@pytest.mark.parametrize(
+    "hard",
+    [
+        {"type": "string", "pattern": "(?=a)b"},
+        {"type": "string", "format": "regex"},
+        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        {"type": "integer", "minimum": 2, "maximum": 1},
+        {"not": {"type": "string"}},
+    ],
+    ids=["pattern", "format", "oneOf", "bounds", "not"],
+)
+def test_of_a_tool_that_is_not_strict_what_cannot_be_enforced_is_not(client: openai.OpenAI, hard: dict[str, Any]) -> None:
+    parameters = {"type": "object", "properties": {"hard": hard}, "required": ["hard"]}
+    search: dict[str, Any] = {"type": "function", "function": {"name": "search", "parameters": parameters}}
+    body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
+    options: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False, "extra_body": body}
+    for name, arguments in calls_of(ask(client, tools=[search, TOOL], **options)):
+        jsonschema.validate(arguments, WEATHER if name == "get_weather" else {"type": "object"})
+    json_or_call = ask(client, tools=[search], response_format={"type": "json_object"}, extra_body=body)
+    assert json_or_call.choices[0].finish_reason in ("stop", "tool_calls", "length")
+    search["function"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match="Invalid schema for tools"):
+        ask(client, tools=[search, TOOL], **options)
+
+
 def test_a_named_tool_is_called_once(client: openai.OpenAI) -> None:
     completion = ask(client, tools=[TOOL, NOW], tool_choice={"type": "function", "function": {"name": "now"}})
     assert [name for name, _ in calls_of(completion)] == ["now"]

@@ -45,6 +45,8 @@ async def read_command(request: Request) -> dict[str, Any]:
 
 def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     """Raises ApiError for anything but a JSON object."""
+    if not body:
+        raise malformed_json("it is empty")
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.numbers import held
 from banyan_runtime.grammar.pieces import Piece, Splitter
 from banyan_runtime.grammar.structural import Node, Tag
 
@@ -93,7 +94,7 @@ class LarkWriter:
         return name
 
     def _json(self, schema: dict[str, Any]) -> str:
-        return "%json " + json.dumps({**schema, "x-guidance": self._json_options})
+        return "%json " + json.dumps({**held(schema), "x-guidance": self._json_options})
 
     def _token(self, token: int | str) -> str:
         if isinstance(token, int):

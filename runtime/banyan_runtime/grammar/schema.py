@@ -23,6 +23,7 @@ _UNENFORCED: Final = (
     "not", "if", "then", "else", "contains", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
     "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
+_ANNOTATIONS: Final = frozenset({"title", "description", "$comment", "examples", "default", "deprecated"})
 _FORMATS: Final = frozenset({
     "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "idn-email", "idn-hostname",
     "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex",
@@ -124,7 +125,7 @@ def has_nul(value: Any) -> bool:
 
 def _check(path: str, part: Schema) -> None:
     for keyword in _UNENFORCED:
-        if keyword in part:
+        if keyword in part and not (keyword == "propertyNames" and _takes_all_names(part[keyword])):
             raise refuse(path, part, keyword)
     if part.get("uniqueItems", False) is not False:
         raise refuse(path, part, "uniqueItems")
@@ -139,6 +140,13 @@ def _check(path: str, part: Schema) -> None:
         if isinstance(pattern, str):
             check_text(pattern, f"'{keyword}' at {path[:200]}", MAX_REGEX_BYTES)
     # What is no schema at all, the compiler says: it knows the forms of all drafts.
+
+
+def _takes_all_names(schema: Any) -> bool:
+    """Whether a `propertyNames` says no more than that names are strings, as zod's do."""
+    return schema is True or (
+        isinstance(schema, dict) and all(name in _ANNOTATIONS or (name, schema[name]) == ("type", "string") for name in schema)
+    )
 
 
 def _remainders(step: float) -> int:
@@ -164,6 +172,7 @@ def _neutralise(schema: Schema) -> None:
     """Take out what says nothing, so that no backend stumbles over it."""
     for _, part in parts(schema):
         part.pop("uniqueItems", None)
+        part.pop("propertyNames", None)
         name = part.get("format")
         if isinstance(name, str) and name not in _FORMATS:
             if name in _UUIDS:

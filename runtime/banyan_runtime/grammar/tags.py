@@ -17,11 +17,13 @@ from banyan_runtime.wire import Grammar
 
 NUMBER: Final = structural.Regex("[0-9]+")
 """A part of a call's beginning: digits of the model's choice."""
+_SAY_MORE: Final = frozenset({"$ref", "anyOf", "oneOf", "allOf"})  # beside which compilers do not all take a type
 
 
 def json_arguments(schema: Mapping[str, Any] | None) -> Node:
-    """Arguments as JSON of a schema; without one, any object."""
-    return Json({"type": "object"} if schema is None else dict(schema))
+    """Arguments as JSON of a schema; without one, any object. They are an object where the schema does not say so, too."""
+    given = dict(schema or {})
+    return Json(given if isinstance(given.get("type"), str) or given.keys() & _SAY_MORE else {**given, "type": "object"})
 
 
 def text_arguments(schema: Mapping[str, Any] | None, before: str, between: str, after: str, separator: str = "") -> Node:

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import httptools
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from banyan_runtime.errors import ConfigError
@@ -381,7 +381,9 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self._http.draining:
             self.cycle.keep_alive = False
-        if self.expect_100_continue:
+        if self.cycle.scope["http_version"] != "1.1":
+            self.cycle.waiting_for_100_continue = False  # interim answers are not known there, and to be left out
+        elif self.expect_100_continue:
             # Once refused, the client does not send the body, and what follows could not be told from it.
             self.cycle.keep_alive = False
         self._read(Reading.BODY)
@@ -424,6 +426,8 @@ class Connection(HttpToolsProtocol):
         if self._http.crowded and not probe:
             app = _too_crowded
             self._http.on_refused(HTTPStatus.SERVICE_UNAVAILABLE)
+        if cycle.scope["http_version"] != "1.1":
+            app = _without_chunks(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def _write_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
@@ -547,6 +551,27 @@ def _was_reset(transport: asyncio.Transport) -> bool:
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0] == _TCP_CLOSE
     except OSError:
         return False
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: Any) -> ASGIApp:
+    """For a client of HTTP/1.0, which reads chunks as text: a body without a length ends with the connection."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        unframed = False
+
+        async def send_plain(message: Message) -> None:
+            nonlocal unframed
+            if message["type"] == "http.response.start":
+                unframed = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if unframed:
+                    cycle.chunked_encoding = False
+            elif unframed:
+                cycle.expected_content_length = len(message.get("body", b""))  # which uvicorn counts down
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer
 
 
 async def _too_crowded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -97,6 +97,14 @@ class Constraints:
         self.check(found)
         return found.constraint()
 
+    def usable(self, grammar: Grammar) -> bool:
+        """Whether `check` takes it."""
+        try:
+            self.check(Asked(grammar, "tools"))
+        except ApiError:
+            return False
+        return True
+
     def check(self, asked: Asked) -> None:
         """Raises ApiError for a grammar that cannot be used."""
         if self._trial is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
 from banyan_runtime.front.chat.tools.format import ToolFormat
@@ -12,6 +12,9 @@ from banyan_runtime.grammar import tags
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.structural import Node
 from banyan_runtime.wire import Grammar
+
+Usable = Callable[[Grammar], bool]
+"""Says whether a grammar can be used."""
 
 ARRAY: Final = ToolTag(
     trigger="",
@@ -30,10 +33,10 @@ def tag_of(form: ToolFormat | None, added: Container[str]) -> ToolTag:
     return ARRAY if tag is None else tag
 
 
-def forced(tag: ToolTag, tools: Sequence[Tool], *, several: bool) -> tags.Answer:
+def forced(tag: ToolTag, tools: Sequence[Tool], *, several: bool, usable: Usable) -> tags.Answer:
     """At least one call of these tools, each with arguments that fit its schema. Of a tool that is not strict, a schema that
-    cannot be enforced is not; Answer's methods raise GrammarError for one that is."""
-    return _answer(tag, tools, several=several, loosely=False)
+    cannot be enforced (is not `usable` in a call) is not; Answer's methods raise GrammarError for one that is."""
+    return _answer(tag, tools, several=several, usable=usable)
 
 
 def strict(tag: ToolTag, tools: Sequence[Tool], added: Container[str], *, several: bool) -> Grammar | None:
@@ -48,25 +51,25 @@ def strict(tag: ToolTag, tools: Sequence[Tool], added: Container[str], *, severa
 
 def loose(tag: ToolTag, tools: Sequence[Tool], *, several: bool) -> tags.Answer:
     """Calls that fit the schemas of those tools that are strict."""
-    return _answer(tag, tools, several=several, loosely=True)
+    return _answer(tag, tools, several=several, usable=None)
 
 
-def _answer(tag: ToolTag, tools: Sequence[Tool], *, several: bool, loosely: bool) -> tags.Answer:
+def _answer(tag: ToolTag, tools: Sequence[Tool], *, several: bool, usable: Usable | None) -> tags.Answer:
+    """`usable` None: only strict tools are held to their schemas."""
     calls = []
     for tool in tools:
         schema = tool.function.parameters or {}
-        if not tool.function.strict and (loosely or not _enforceable(tag, schema)):
+        if not tool.function.strict and (usable is None or not _enforceable(tag, schema, usable)):
             schema = {}
         calls.append(tags.Call(_parts(tag.begin, tool.function.name), _arguments(tag, schema), tag.end))
     return tags.Answer(calls, tag.opening, tag.closing, tag.separator, several)
 
 
-def _enforceable(tag: ToolTag, schema: Mapping[str, Any]) -> bool:
+def _enforceable(tag: ToolTag, schema: Mapping[str, Any], usable: Usable) -> bool:
     try:
-        tags.Answer([tags.Call(("{",), _arguments(tag, schema), "}")]).forced()
+        return usable(tags.Answer([tags.Call(("{",), _arguments(tag, schema), "}")]).forced())
     except GrammarError:
         return False
-    return True
 
 
 def _arguments(tag: ToolTag, schema: Mapping[str, Any]) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +18,7 @@ from banyan_runtime.front.openai.tools import ToolChoice
 from banyan_runtime.front.plan import ReasoningStart, ToolUse
 from banyan_runtime.front.prepare.channels import free_in_channels, in_channels
 from banyan_runtime.front.prepare.constraints import Asked, asked_of
-from banyan_runtime.front.prepare.forced import ARRAY, forced, loose, strict, tag_of
+from banyan_runtime.front.prepare.forced import ARRAY, Usable, forced, loose, strict, tag_of
 from banyan_runtime.front.prepare.sequences import Served
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.grammar.errors import GrammarError
@@ -53,38 +54,53 @@ def _speaks_harmony(text: Text) -> bool:
     return text.reasoning is not None and isinstance(text.reasoning.form, HarmonyFormat)
 
 
+def _tried(served: Served, demanded: Callable[[Usable], Asked | None]) -> Asked | None:
+    """What is demanded, where it can be used; tools that are not strict are held to those schemas that can be. Raises ApiError."""
+    found = demanded(lambda grammar: True)  # trying the schemas one by one is for those where the whole fails
+    if found is None:
+        return None
+    try:
+        served.constraints.check(found)
+    except ApiError:
+        found = demanded(served.constraints.usable)
+        assert found is not None
+        served.constraints.check(found)
+    return found
+
+
 def _in_channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start) -> wire.Constraint | None:
     """For gpt-oss: the grammar is one of all its messages. Raises ApiError."""
-    constraints, text = served.constraints, served.text
     own = asked_of(asked)
     if own is not None and choice.mode != "required":
-        constraints.check(own)  # as the client wrote it, so that an error is about that
+        served.constraints.check(own)  # as the client wrote it, so that an error is about that
+    found = _tried(served, lambda usable: _channels(served.text, asked, choice, start, own, usable))
+    return None if found is None else found.constraint()
+
+
+def _channels(text: Text, asked: ChatRequest, choice: ToolChoice, start: Start, own: Asked | None, usable: Usable) -> Asked | None:
     tools = [tool for tool in asked.tools if tool.function.name in choice.names]
     tag = HARMONY.tag
     assert tag is not None
     several = asked.parallel_tool_calls and not choice.named and text.needed_tokenizer.added.get(CALL) not in text.defaults.eos_ids
     try:
         if choice.mode == "required":
-            found = Asked(in_channels(start, None, forced(tag, tools, several=several)), "tools")
-        elif own is not None:
-            calls = forced(tag, tools, several=several) if choice.mode == "auto" and text.tools is not None else None
-            found = dataclasses.replace(own, grammar=in_channels(start, own.grammar, calls))
-        elif choice.mode == "none" or text.tools is None or not any(tool.function.strict for tool in tools):
+            return Asked(in_channels(start, None, forced(tag, tools, several=several, usable=usable)), "tools")
+        if own is not None:
+            may_call = choice.mode == "auto" and text.tools is not None
+            calls = forced(tag, tools, several=several, usable=usable) if may_call else None
+            return dataclasses.replace(own, grammar=in_channels(start, own.grammar, calls))
+        if choice.mode == "none" or text.tools is None or not any(tool.function.strict for tool in tools):
             return None
-        else:
-            found = Asked(free_in_channels(start, loose(tag, tools, several=several)), "tools")
+        return Asked(free_in_channels(start, loose(tag, tools, several=several)), "tools")
     except GrammarError as error:
         raise _bad_tools(error) from None
-    constraints.check(found)
-    return found.constraint()
 
 
 def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start) -> wire.Constraint | None:
     """The model may think freely before it obeys. Raises ApiError."""
-    text, found = served.text, _demanded(served, asked, choice)
+    text, found = served.text, _tried(served, lambda usable: _demanded(served, asked, choice, usable))
     if found is None:
         return None
-    served.constraints.check(found)
     if text.reasoning is None or start is Start.CONTENT:
         return found.constraint()
     tokenizer, form = text.needed_tokenizer, text.reasoning.form
@@ -92,7 +108,7 @@ def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, st
     return found.constraint(tuple(tokenizer.encode(form.end, add_special_tokens=False)), tuple(opens))
 
 
-def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice) -> Asked | None:
+def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice, usable: Usable) -> Asked | None:
     """What the output must be: calls where they are required, else what the request's own constraint says. Raises ApiError."""
     text = served.text
     own = asked_of(asked)
@@ -103,13 +119,15 @@ def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice) -> Asked |
     several = asked.parallel_tool_calls and not choice.named
     try:
         if choice.mode == "required":
-            return Asked(forced(tag, tools, several=several).forced(), "tools")
+            return Asked(forced(tag, tools, several=several, usable=usable).forced(), "tools")
         if own is None:
             free = strict(tag, tools, text.needed_tokenizer.added, several=several)
             return None if free is None else Asked(free, "tools")
         # The model may call a tool, or answer as it is asked to.
         with_calls = text.tools is not None and tag is not ARRAY and own.grammar.kind in ("json_schema", "json_object")
-        return dataclasses.replace(own, grammar=forced(tag, tools, several=several).or_json(own.grammar)) if with_calls else own
+        if not with_calls:
+            return own
+        return dataclasses.replace(own, grammar=forced(tag, tools, several=several, usable=usable).or_json(own.grammar))
     except GrammarError as error:
         raise _bad_tools(error) from None
 

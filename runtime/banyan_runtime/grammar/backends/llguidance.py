@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import llguidance
 import msgspec
 import numpy as np
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.backend import Words
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.forcing import forces
 from banyan_runtime.grammar.lark import LarkWriter
+from banyan_runtime.grammar.numbers import held
 from banyan_runtime.grammar.pieces import Splitter
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.grammar.wording import TOO_COMPLEX, in_clients_words
@@ -29,6 +32,7 @@ _JSON: Final[Mapping[str, JsonCompileOptions]] = {
     "any": {"whitespace_flexible": True},
     "none": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
 }
+_ESCAPE: Final = re.compile(r"\x7f|\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)  # in GBNF; and what Lark wants escaped
 _SHOWN: Final = 1000  # characters of the compiler's own words
 
 
@@ -69,7 +73,8 @@ class LlguidanceBackend:
             source = self._source(grammar)
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
             raise GrammarError(in_clients_words(str(error), schemas=_schemas(grammar))) from None
-        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits(grammar.kind))
+        with _no_panics():
+            matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits(grammar.kind))
         if matcher.is_error():
             before = 1 if grammar.kind == "ebnf" and _ebnf(grammar.text) == grammar.text else None
             raise GrammarError(_reason(matcher, before, _schemas(grammar)))
@@ -86,7 +91,7 @@ class LlguidanceBackend:
                 return _lark(f"start: /{_regex(grammar.text)}/", forcing=forces(grammar.text, self._splitter))
             case "choice":
                 choices = msgspec.json.decode(grammar.text, type=list[str])
-                quoted = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
+                quoted = " | ".join(msgspec.json.encode(choice).decode().replace("\x7f", r"\u007f") for choice in choices)
                 return _lark(f"start: CHOICE\nCHOICE: {quoted}", forcing=forces(choices, self._splitter))
             case "ebnf":
                 return _lark(_ebnf(grammar.text), forcing=False)
@@ -99,10 +104,21 @@ class LlguidanceBackend:
         raise GrammarError(f"there is no kind of grammar {grammar.kind[:40]!r}.")
 
     def _json(self, schema: str, options: JsonCompileOptions) -> str:
-        value = msgspec.json.decode(schema)
+        value = held(msgspec.json.decode(schema))
         if forces(value, self._splitter):
-            return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
+            return llguidance.LLMatcher.grammar_from_json_schema(msgspec.json.encode(value).decode(), overrides=options)
         return _lark("start: %json " + msgspec.json.encode({**value, "x-guidance": options}).decode(), forcing=False)
+
+
+@contextlib.contextmanager
+def _no_panics() -> Iterator[None]:
+    """Of a grammar that the library stumbles over, which is no Exception and would end the process. Raises GrammarError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise GrammarError("the grammar library fails on it.") from None
 
 
 def _lark(lark: str, *, forcing: bool, inner: Mapping[str, str] | None = None) -> str:
@@ -239,9 +255,19 @@ def _ebnf(text: str) -> str:
     if "%llguidance" in text:
         raise GrammarError("%llguidance is the server's own matter; leave it out.")
     try:
-        lark = str(any_to_lark(text)).removeprefix("%llguidance {}")
+        lark = text if is_lark_syntax(text) else str(gbnf_to_lark(_ESCAPE.sub(_character, text))).removeprefix("%llguidance {}")
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply.") from None
     except Exception as error:  # the library's own, and what it stumbles over
         raise GrammarError(in_clients_words(str(error)) or "it cannot be read.") from None
     return lark
+
+
+def _character(escape: re.Match[str]) -> str:
+    """The character that an escape in GBNF stands for, in a form that the library does not spoil: of \\u0041 it makes \\u41."""
+    if escape[0] == "\x7f":
+        return r"\x7f"
+    code = int(escape[1] or escape[2] or "110000", 16)
+    if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+        return escape[0]
+    return chr(code) if code > 0x7F else f"\\x{code:02x}"
