@@ -336,6 +336,22 @@ def test_a_state_folder_with_logs_of_somebody_elses_is_left_alone(tmp_path: Path
     assert [str(path.relative_to(state)) for path in sorted(state.rglob("*"))] == ["logs", "logs/mine"]
 
 
+def test_a_machine_whose_clock_is_put_back_is_watched_as_before(
+    tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_back = tmp_path / "put-back"
+    (tmp_path / "patch").mkdir()
+    (tmp_path / "patch" / "sitecustomize.py").write_text(
+        f"import os, time\nreal = time.time\ntime.time = lambda: real() - 3600 * os.path.exists({str(put_back)!r})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "patch"), prepend=os.pathsep)
+    operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "2"})))
+    operator.wait(lambda: operator.phase("chat") == "Loading")
+    put_back.touch()
+    operator.wait(lambda: operator.phase("chat") == "Ready")
+    assert operator.stop() == 0
+
+
 def test_a_reader_that_leaves_ends_it_cleanly(tmp_path: Path, stand_in: Any) -> None:
     words = ["local", "-f", str(write(tmp_path / "m", server(stand_in))), "--state-dir", str(tmp_path / "state")]
     running = subprocess.Popen([sys.executable, "-m", "banyan_operator", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

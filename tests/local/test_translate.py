@@ -120,7 +120,10 @@ def test_a_missing_source_is_named(tmp_path: Path, source: dict[str, Any], words
 @pytest.mark.parametrize(
     ("container", "words"),
     [
-        ({"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "bytes", "key": "k"}}}]}, 'secret "bytes": the value of k is not UTF-8'),
+        (
+            {"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "bytes", "key": "k"}}}]},
+            'secret "bytes": the value of k is not UTF-8',
+        ),
         ({"envFrom": [{"secretRef": {"name": "bytes"}}]}, 'secret "bytes": the value of k is not UTF-8'),
         ({"env": [{"name": "X", "value": "hush\0"}]}, "the value of the variable X holds a NUL character; remove it"),
         ({"envFrom": [{"secretRef": {"name": "keys"}, "prefix": "A="}]}, "'A=keys' cannot be the name of a variable"),

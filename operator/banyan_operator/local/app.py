@@ -19,6 +19,7 @@ from banyan_operator.api import KINDS
 from banyan_operator.kube.objects import Key, is_true, key_of
 from banyan_operator.local.accelerators import Accelerators, find_devices
 from banyan_operator.local.asking import Asking
+from banyan_operator.local.clock import SteadyClock
 from banyan_operator.local.errors import BusyError, LocalError, StateError
 from banyan_operator.local.kubelet import Kubelet, Machine
 from banyan_operator.local.manifests import Contents, Manifests, check_change
@@ -132,7 +133,7 @@ class LocalMode:
         self._refused: frozenset[str] = frozenset()  # what was said of edits that are not applied
         self._written: Snapshot | None = None
         self._unwritten = ""  # why status.json could not be written
-        clock = time.time
+        clock = self._clock = SteadyClock()
         self._objects = Objects(clock)
         ports = Ports()
         machine = Machine(
@@ -181,7 +182,7 @@ class LocalMode:
         self._woken.set()
 
     async def _sleep(self, due: float | None) -> None:
-        wait = TURN_S if due is None else min(TURN_S, max(0.0, due - time.time()))
+        wait = TURN_S if due is None else min(TURN_S, max(0.0, due - self._clock()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._woken.wait()

@@ -94,7 +94,7 @@ def _files(source: Manifest, find: Find) -> Iterator[tuple[str, bytes]]:
                 raise Missing(f'references non-existent {kind.lower()} key: {item["key"]} in "{name}"')
             path = PurePosixPath(item["path"])
             if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in item["path"]:
-                raise Missing(f'{kind.lower()} "{name}": items.path {item["path"]!r} must be a relative path without \'..\'')
+                raise Missing(f"{kind.lower()} \"{name}\": items.path {item['path']!r} must be a relative path without '..'")
             yield item["path"], data[item["key"]]
         return
     kinds = ", ".join(key for key in source if key != "name")
