@@ -17,7 +17,7 @@ from banyan_operator.cli import main
 from banyan_operator.local.prospect import all_done, servers_ready
 from banyan_operator.local.snapshot import Snapshot, state_folder
 from banyan_operator.local.table import age, render
-from banyan_operator.local.view import Lines, Screen, view_for
+from banyan_operator.local.view import Lines, Screen, label, view_for
 from banyan_operator.times import stamp
 
 NOW = 1_000_000.0
@@ -69,6 +69,26 @@ def test_the_table_has_the_columns_of_kubectl_get() -> None:
         "NAME               PHASE     PROGRESS          REQUESTS   FAILED   ETA   AGE",
         "batchjob/nightly   Running   ####------  41%   41/100     1        52m   38m",
     ]
+
+
+def test_two_of_one_name_are_told_apart_by_their_namespaces() -> None:
+    other = server("Loading")
+    other["metadata"] = {**other["metadata"], "namespace": "team"}
+    found = [line.split()[:4] for line in render([server(), other], wide=False, now=NOW).splitlines()]
+    assert found == [
+        ["NAMESPACE", "NAME", "READY", "PHASE"],
+        ["default", "inferenceserver/chat", "1/1", "Ready"],
+        ["team", "inferenceserver/chat", "1/1", "Loading"],
+    ]
+    out = io.StringIO()
+    Lines(out).show(snapshot(server(), other, loading={label(other): {"state": "loading", "percent": 32}}))
+    lines = [line.split("s  ", 1)[1] for line in out.getvalue().splitlines()]
+    assert lines[0] == "inferenceserver/chat  Ready  http://127.0.0.1:20000/v1"
+    assert lines[1].startswith("inferenceserver/chat (team)  Loading")
+    assert "32%" in lines[1]
+    failed = job("Failed")
+    failed["metadata"] = {**failed["metadata"], "namespace": "team"}
+    assert all_done([failed]).problems == ("nightly (team): WorkersFailed: no luck",)
 
 
 def test_a_batch_of_fifty_thousand_requests_fits_in_eighty_columns() -> None:
