@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import pwd
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
@@ -270,6 +271,39 @@ def test_every_checkout_has_a_state_folder_of_its_own(tmp_path: Path, monkeypatc
     names = {state_folder(folder).name for folder in (*folders, Path())}
     assert len(names) == 2, "the same folder by another path is the same"
     assert all(name.startswith("manifests-") for name in names)
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know, as a container's may be, without HOME."""
+
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_STATE_HOME", "BANYAN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["status"], "--state-dir"),
+        (["local", "-f", "."], "--state-dir"),
+        (["local", "-f", ".", "--state-dir", "state"], "BANYAN_CACHE"),
+    ],
+)
+def test_without_a_home_folder_one_line_says_what_to_set(
+    tmp_path: Path, words: list[str], remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    manifest = {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": "InferenceServer", "metadata": {"name": "chat"}}
+    (tmp_path / "chat.yaml").write_text(yaml.safe_dump({**manifest, "spec": {"model": {"uri": "pvc://models/x"}}}))
+    assert main(words) == 73
+    said = capsys.readouterr().err
+    assert "HOME is not set; set it, or" in said
+    assert remedy in said
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from banyan_operator.local.manifests import Contents, Manifests, check_change
 from banyan_operator.local.objects import Objects
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.prospect import all_done
-from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, phase, state_folder
+from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, home, phase, state_folder
 from banyan_operator.local.view import View, label
 from banyan_operator.local.volumes import Volumes
 from banyan_operator.local.world import LocalWorld
@@ -307,4 +307,5 @@ def _ago(job: Manifest) -> str:
 
 def _cache_folder() -> Path:
     """The user's cache, the same that `banyan-runtime models fetch` fills."""
-    return Path(os.environ.get("BANYAN_CACHE") or Path.home() / ".cache" / "banyan")
+    cache = os.environ.get("BANYAN_CACHE")
+    return Path(cache) if cache else home("set BANYAN_CACHE to a folder for models") / ".cache" / "banyan"
