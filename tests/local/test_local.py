@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -324,6 +326,32 @@ def test_a_state_folder_that_cannot_be_used_is_one_line_and_exit_code_73(tmp_pat
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_state_folder_with_logs_of_somebody_elses_is_left_alone(tmp_path: Path, stand_in: Any) -> None:
+    state = tmp_path / "project"
+    (state / "logs").mkdir(parents=True)
+    (state / "logs" / "mine").write_text("precious")
+    done = command("local", "-f", str(write(tmp_path / "m", server(stand_in))), "--state-dir", str(state))
+    assert done.returncode == 73
+    assert f"{state} holds 'logs', which local mode did not make" in done.stderr
+    assert [str(path.relative_to(state)) for path in sorted(state.rglob("*"))] == ["logs", "logs/mine"]
+
+
+def test_a_machine_whose_clock_is_put_back_is_watched_as_before(
+    tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_back = tmp_path / "put-back"
+    (tmp_path / "patch").mkdir()
+    (tmp_path / "patch" / "sitecustomize.py").write_text(
+        f"import os, time\nreal = time.time\ntime.time = lambda: real() - 3600 * os.path.exists({str(put_back)!r})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "patch"), prepend=os.pathsep)
+    operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "2"})))
+    operator.wait(lambda: operator.phase("chat") == "Loading")
+    put_back.touch()
+    operator.wait(lambda: operator.phase("chat") == "Ready")
+    assert operator.stop() == 0
+
+
 def test_a_reader_that_leaves_ends_it_cleanly(tmp_path: Path, stand_in: Any) -> None:
     words = ["local", "-f", str(write(tmp_path / "m", server(stand_in))), "--state-dir", str(tmp_path / "state")]
     running = subprocess.Popen([sys.executable, "-m", "banyan_operator", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -454,6 +482,18 @@ def test_two_operators_do_not_share_a_state_folder(tmp_path: Path, stand_in: Any
     assert second.returncode == 75
     assert f"in use by process {operator.process.pid}" in second.stderr
     assert len(second.stderr.splitlines()) == 1
+    assert operator.stop() == 0
+
+
+def test_who_only_looks_at_a_state_folder_keeps_nobody_out(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with (state / "lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # as `status` does, for an instant
+        operator = start_operator(write(tmp_path / "m", server(stand_in)), state=state)
+        started = psutil.Process(operator.process.pid)
+        operator.wait(lambda: str(state / "lock") in [one.path for one in started.open_files()])
+    operator.wait(lambda: operator.phase("chat") == "Ready")
     assert operator.stop() == 0
 
 

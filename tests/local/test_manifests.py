@@ -56,6 +56,7 @@ def test_a_secret_can_come_from_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     folder.mkdir()
     (folder / "keys").write_text("abc\n")
+    (folder / "keys~").write_text("an editor's copy, whose name is none of a key")
     secret = Manifests([tmp_path], {"keys": folder}).read().objects[Key("Secret", "default", "keys")]
     assert secret["data"] == {"keys": "YWJjCg=="}
 
@@ -83,6 +84,8 @@ def test_a_secret_can_come_from_a_folder(tmp_path: Path) -> None:
         (OTHERS.replace("stringData: {keys: abc}", "data: text"), "Secret/keys: data: 'text' is no mapping"),
         (OTHERS.replace("stringData: {keys: abc}", "data: {keys: 1}"), "Secret/keys: data.keys: 1 is no text"),
         (OTHERS.replace("stringData: {keys: abc}", "data: {keys: a}"), "Secret/keys: data.keys: is not base64"),
+        (OTHERS.replace("{keys: abc}", "{../keys: abc}"), "Secret/keys: stringData.../keys: '../keys' is no name of a key; use letters"),
+        (OTHERS.replace("{keys: abc}", "{..: abc}"), "'..' is no name of a key"),
     ],
 )
 def test_a_wrong_manifest_is_refused_with_file_object_field_and_remedy(tmp_path: Path, text: str, words: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import pwd
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
@@ -17,7 +18,7 @@ from banyan_operator.cli import main
 from banyan_operator.local.prospect import all_done, servers_ready
 from banyan_operator.local.snapshot import Snapshot, state_folder
 from banyan_operator.local.table import age, render
-from banyan_operator.local.view import Lines, Screen, view_for
+from banyan_operator.local.view import Lines, Screen, label, view_for
 from banyan_operator.times import stamp
 
 NOW = 1_000_000.0
@@ -69,6 +70,26 @@ def test_the_table_has_the_columns_of_kubectl_get() -> None:
         "NAME               PHASE     PROGRESS          REQUESTS   FAILED   ETA   AGE",
         "batchjob/nightly   Running   ####------  41%   41/100     1        52m   38m",
     ]
+
+
+def test_two_of_one_name_are_told_apart_by_their_namespaces() -> None:
+    other = server("Loading")
+    other["metadata"] = {**other["metadata"], "namespace": "team"}
+    found = [line.split()[:4] for line in render([server(), other], wide=False, now=NOW).splitlines()]
+    assert found == [
+        ["NAMESPACE", "NAME", "READY", "PHASE"],
+        ["default", "inferenceserver/chat", "1/1", "Ready"],
+        ["team", "inferenceserver/chat", "1/1", "Loading"],
+    ]
+    out = io.StringIO()
+    Lines(out).show(snapshot(server(), other, loading={label(other): {"state": "loading", "percent": 32}}))
+    lines = [line.split("s  ", 1)[1] for line in out.getvalue().splitlines()]
+    assert lines[0] == "inferenceserver/chat  Ready  http://127.0.0.1:20000/v1"
+    assert lines[1].startswith("inferenceserver/chat (team)  Loading")
+    assert "32%" in lines[1]
+    failed = job("Failed")
+    failed["metadata"] = {**failed["metadata"], "namespace": "team"}
+    assert all_done([failed]).problems == ("nightly (team): WorkersFailed: no luck",)
 
 
 def test_a_batch_of_fifty_thousand_requests_fits_in_eighty_columns() -> None:
@@ -250,6 +271,39 @@ def test_every_checkout_has_a_state_folder_of_its_own(tmp_path: Path, monkeypatc
     names = {state_folder(folder).name for folder in (*folders, Path())}
     assert len(names) == 2, "the same folder by another path is the same"
     assert all(name.startswith("manifests-") for name in names)
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know, as a container's may be, without HOME."""
+
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_STATE_HOME", "BANYAN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["status"], "--state-dir"),
+        (["local", "-f", "."], "--state-dir"),
+        (["local", "-f", ".", "--state-dir", "state"], "BANYAN_CACHE"),
+    ],
+)
+def test_without_a_home_folder_one_line_says_what_to_set(
+    tmp_path: Path, words: list[str], remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    manifest = {"apiVersion": "serving.banyan.dev/v1alpha1", "kind": "InferenceServer", "metadata": {"name": "chat"}}
+    (tmp_path / "chat.yaml").write_text(yaml.safe_dump({**manifest, "spec": {"model": {"uri": "pvc://models/x"}}}))
+    assert main(words) == 73
+    said = capsys.readouterr().err
+    assert "HOME is not set; set it, or" in said
+    assert remedy in said
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from banyan_operator.local.volumes import Missing, Volumes
 from banyan_operator.plan import Manifest
 
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": {"keys": base64.b64encode(b"abc").decode()}}
+BYTES = {**SECRET, "metadata": {"name": "bytes"}, "data": {"k": base64.b64encode(b"caf\xe9").decode()}}
 
 
 def find(kind: str, name: str) -> Manifest | None:
-    return SECRET if (kind, name) == ("Secret", "keys") else None
+    return {"keys": SECRET, "bytes": BYTES}.get(name) if kind == "Secret" else None
 
 
 def pod(container: dict[str, Any], volumes: list[Any] | None = None) -> Manifest:
@@ -116,6 +117,27 @@ def test_a_missing_source_is_named(tmp_path: Path, source: dict[str, Any], words
         translate(pod({"env": [{"name": "X", "valueFrom": source}]}), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        (
+            {"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "bytes", "key": "k"}}}]},
+            'secret "bytes": the value of k is not UTF-8',
+        ),
+        ({"envFrom": [{"secretRef": {"name": "bytes"}}]}, 'secret "bytes": the value of k is not UTF-8'),
+        ({"env": [{"name": "X", "value": "hush\0"}]}, "the value of the variable X holds a NUL character; remove it"),
+        ({"envFrom": [{"secretRef": {"name": "keys"}, "prefix": "A="}]}, "'A=keys' cannot be the name of a variable"),
+        ({"args": ["--a\0b"]}, "an argument holds a NUL character"),
+        ({"workingDir": "/a\0b"}, "workingDir holds a NUL character"),
+    ],
+)
+def test_what_no_process_can_be_given_is_told_and_its_value_is_not(tmp_path: Path, container: dict[str, Any], words: str) -> None:
+    with pytest.raises(Missing) as caught:
+        translate(pod(container), tmp_path)
+    assert words in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
 def test_secret_files_are_private_and_follow_the_secret(tmp_path: Path) -> None:
     volumes = Volumes(tmp_path / "state", tmp_path / "cache", {}, lambda: [])
     manifest = pod({}, [{"name": "k", "secret": {"secretName": "keys", "items": [{"key": "keys", "path": "deep/keys"}]}}])
@@ -127,6 +149,14 @@ def test_secret_files_are_private_and_follow_the_secret(tmp_path: Path) -> None:
     assert file.read_bytes() == b"def"
     with pytest.raises(Missing, match='secret "keys" not found'):
         volumes.mount(manifest, lambda kind, name: None)
+
+
+@pytest.mark.parametrize("path", ["../../evil", "/tmp/evil", "a\0b", "."])
+def test_files_of_a_secret_stay_in_their_volume(tmp_path: Path, path: str) -> None:
+    volumes = Volumes(tmp_path / "state", tmp_path / "cache", {}, lambda: [])
+    manifest = pod({}, [{"name": "k", "secret": {"secretName": "keys", "items": [{"key": "keys", "path": path}]}}])
+    with pytest.raises(Missing, match="must be a relative path"):
+        volumes.mount(manifest, find)
 
 
 def test_a_claim_is_the_folder_the_user_names_else_one_beside_the_manifests_else_the_cache_or_the_state(tmp_path: Path) -> None:

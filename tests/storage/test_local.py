@@ -218,6 +218,42 @@ def test_a_file_in_a_folders_place_is_said(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(f"*{TEMPORARY}"))
 
 
+def test_a_pipe_is_no_object_and_a_reader_is_told(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(StoreError, match="no regular file, and has no size"):
+        store.head("pipe.jsonl")
+    store.put("a", b"1")
+    assert [info.key for info in store.list()] == ["a"]
+
+
+def test_limits_of_a_process_are_named_with_the_remedy_and_a_file_that_may_not_grow_is_not_waited_for(tmp_path: Path) -> None:
+    script = """
+    import resource, sys
+    from pathlib import Path
+    from banyan_runtime.storage.local import LocalStore
+    from banyan_runtime.storage.store import StoreError, Unreachable
+    store = LocalStore(Path(sys.argv[1]))
+    for limit, most in ((resource.RLIMIT_FSIZE, 1000), (resource.RLIMIT_NOFILE, 3)):
+        before = resource.getrlimit(limit)
+        resource.setrlimit(limit, (most, before[1]))
+        try:
+            store.put("a", bytes(2000))
+        except StoreError as error:
+            print(isinstance(error, Unreachable), error)
+        resource.setrlimit(limit, before)
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    size, files = done.stdout.splitlines()
+    assert size == (
+        f"False file://{tmp_path}/a: file too large for this file system, or for the limit of this process (`ulimit -f`); raise it"
+    )
+    assert files == f"True file://{tmp_path}/a: too many open files; raise the limit (`ulimit -n`)"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("links", [True, False], ids=["hard links", "no hard links"])
 def test_a_link_that_leads_nowhere_is_named_and_not_taken_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     if not links:

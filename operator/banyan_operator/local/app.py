@@ -12,19 +12,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 from banyan_operator import __version__
 from banyan_operator.api import KINDS
 from banyan_operator.kube.objects import Key, is_true, key_of
 from banyan_operator.local.accelerators import Accelerators, find_devices
 from banyan_operator.local.asking import Asking
+from banyan_operator.local.clock import SteadyClock
 from banyan_operator.local.errors import BusyError, LocalError, StateError
 from banyan_operator.local.kubelet import Kubelet, Machine
 from banyan_operator.local.manifests import Contents, Manifests, check_change
 from banyan_operator.local.objects import Objects
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.prospect import all_done
-from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, phase, state_folder
+from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, home, phase, state_folder
 from banyan_operator.local.view import View, label
 from banyan_operator.local.volumes import Volumes
 from banyan_operator.local.world import LocalWorld
@@ -34,6 +36,10 @@ from banyan_operator.times import seconds
 TURN_S = 1.0
 """A turn comes at least this often: retries of Jobs fall due, files change, and nobody says so."""
 INTERRUPTED = 130
+LOOK_S = 0.5
+"""How long the lock of a state folder may be held by a `status` that looks whether somebody works there."""
+CLEARED = ("pods", "logs")
+"""What an earlier operator left in the state folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,9 @@ def _claimed(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _check_ours(folder)
             lock = held.enter_context((folder / LOCK).open("a+"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
             os.ftruncate(lock.fileno(), 0)
             os.write(lock.fileno(), str(os.getpid()).encode())  # past the buffer, which would be written again when it is closed
         except BlockingIOError:
@@ -83,9 +90,32 @@ def _claimed(folder: Path) -> Iterator[None]:
             raise BusyError(f"{folder} is in use by process {owner}; stop that one, or choose another folder with --state-dir") from None
         except OSError as error:
             raise StateError(f"{folder} cannot be used: {error.strerror}; choose another folder with --state-dir") from None
-        for left in ("pods", "logs"):
+        for left in CLEARED:
             shutil.rmtree(folder / left, ignore_errors=True)
         yield
+
+
+def _check_ours(folder: Path) -> None:
+    """Raise StateError where what we would clear away was made by somebody else."""
+    if (folder / LOCK).exists():
+        return
+    for name in CLEARED:
+        if (folder / name).exists():
+            raise StateError(
+                f"{folder} holds '{name}', which local mode did not make and would clear away; choose another folder with --state-dir"
+            )
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock for this process alone. Raises BlockingIOError when an operator has it; who only looks has it for an instant."""
+    deadline = time.monotonic() + LOOK_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(LOOK_S / 10)
 
 
 class LocalMode:
@@ -103,7 +133,7 @@ class LocalMode:
         self._refused: frozenset[str] = frozenset()  # what was said of edits that are not applied
         self._written: Snapshot | None = None
         self._unwritten = ""  # why status.json could not be written
-        clock = time.time
+        clock = self._clock = SteadyClock()
         self._objects = Objects(clock)
         ports = Ports()
         machine = Machine(
@@ -152,7 +182,7 @@ class LocalMode:
         self._woken.set()
 
     async def _sleep(self, due: float | None) -> None:
-        wait = TURN_S if due is None else min(TURN_S, max(0.0, due - time.time()))
+        wait = TURN_S if due is None else min(TURN_S, max(0.0, due - self._clock()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._woken.wait()
@@ -277,4 +307,5 @@ def _ago(job: Manifest) -> str:
 
 def _cache_folder() -> Path:
     """The user's cache, the same that `banyan-runtime models fetch` fills."""
-    return Path(os.environ.get("BANYAN_CACHE") or Path.home() / ".cache" / "banyan")
+    cache = os.environ.get("BANYAN_CACHE")
+    return Path(cache) if cache else home("set BANYAN_CACHE to a folder for models") / ".cache" / "banyan"

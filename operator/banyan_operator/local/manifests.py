@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as field_of
@@ -22,6 +23,7 @@ from banyan_operator.plan import Manifest
 
 SUFFIXES = (".yaml", ".yml", ".json")
 REFERENCED = ("Secret", "ConfigMap")
+_KEY_RULE = "use letters, digits, '-', '_' and '.', 253 at most, not beginning with '..'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,9 @@ def _checked(where: str, document: Manifest) -> Manifest:
         for field in ("data", "stringData", "binaryData"):
             if field in document:
                 manifest[field] = _texts(where, field, document[field])
+                for key in manifest[field]:
+                    if not _is_key(key):
+                        raise LocalError(f"{where}: {field}.{key}: {key!r} is no name of a key; {_KEY_RULE}")
         for field in ("data",) if document["kind"] == "Secret" else ("binaryData",):
             for key, text in manifest.get(field, {}).items():
                 try:
@@ -234,6 +239,13 @@ def _texts(where: str, field: str, value: Any) -> dict[str, str]:
     return value
 
 
+def _is_key(name: str) -> bool:
+    """Whether an API server takes `name` for a key of a Secret or ConfigMap. It becomes the name of a file."""
+    return re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", name) is not None and name != "." and not name.startswith("..")
+
+
 def _secret(name: str, folder: Path) -> Manifest:
-    data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in sorted(folder.iterdir()) if file.is_file()}
+    """As kubectl makes it of a folder: files that bear no name of a key are left out."""
+    files = [file for file in sorted(folder.iterdir()) if _is_key(file.name) and file.is_file()]
+    data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in files}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": NAMESPACE}, "data": data}

@@ -23,6 +23,11 @@ _GIVEN = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletion
 """Fields of metadata that the store owns; what an apply says of them is ignored, but for the uid, which is a precondition."""
 
 
+def in_namespace(namespace: str) -> str:
+    """What stands behind a name outside the usual namespace."""
+    return "" if namespace == NAMESPACE else f" ({namespace})"
+
+
 class Refused(Exception):
     """The object cannot become what was asked for (422)."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from banyan_operator.kube.objects import Key, condition, is_true, key_of
+from banyan_operator.local.objects import in_namespace
 from banyan_operator.local.snapshot import FINISHED, phase, reason
 from banyan_operator.plan import Manifest
 
@@ -103,4 +104,5 @@ def _why(resource: Manifest) -> str:
 
 
 def _line(resource: Manifest, words: str) -> str:
-    return f"{resource['metadata']['name']}: {words}"
+    key = key_of(resource)
+    return f"{key.name}{in_namespace(key.namespace)}: {words}"

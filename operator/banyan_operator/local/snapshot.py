@@ -106,7 +106,18 @@ def state_folder(manifests: Path) -> Path:
 def state_home() -> Path:
     """Where the state folders of this user lie."""
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "banyan"
+    return (Path(base) if base else home("choose the folder with --state-dir") / ".local" / "state") / "banyan"
+
+
+def home(instead: str) -> Path:
+    """The user's home. Raises StateError where there is none: a user whom the system does not know, as containers have, without HOME.
+
+    `instead`: what helps besides setting it.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise StateError(f"user {os.getuid()} has no home folder: HOME is not set; set it, or {instead}") from None
 
 
 def only_running() -> Path:

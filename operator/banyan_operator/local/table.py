@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from banyan_operator.api import KINDS
+from banyan_operator.kube.objects import key_of
+from banyan_operator.local.objects import NAMESPACE
 from banyan_operator.plan import Manifest
 from banyan_operator.times import seconds
 
@@ -17,15 +19,17 @@ _STEP = re.compile(r'\.([A-Za-z]+)|\[\?\(@\.([A-Za-z]+)=="([^"]*)"\)\]')
 def render(resources: Sequence[Manifest], *, wide: bool, now: float) -> str:
     """A table for each kind, `banyan-operator status` in full."""
     parts = []
+    several = any(key_of(resource).namespace != NAMESPACE for resource in resources)  # then as with 'kubectl get -A'
     for kind in KINDS.values():
         found = [resource for resource in resources if resource["kind"] == kind.kind]
         if not found:
             continue
         columns = [column for column in kind.columns if wide or column.priority == 0]
-        rows = [["NAME", *(column.name.upper() for column in columns)]]
+        rows = [[*(["NAMESPACE"] if several else []), "NAME", *(column.name.upper() for column in columns)]]
         for resource in found:
             cells = [_cell(lookup(resource, column.path), column.type, now) for column in columns]
-            rows.append([f"{kind.plural.removesuffix('s')}/{resource['metadata']['name']}", *cells])
+            namespace = [key_of(resource).namespace] if several else []
+            rows.append([*namespace, f"{kind.plural.removesuffix('s')}/{resource['metadata']['name']}", *cells])
         parts.append(_aligned(rows))
     return "\n\n".join(parts)
 

@@ -69,6 +69,7 @@ def command(pod: Manifest, container: Manifest, place: Place, find: Find) -> Com
     env = _environment(pod, container, place, mounts, find)
     words = [*container["command"], *container.get("args", ())]
     workdir = container.get("workingDir")
+    _check_texts(container, words, env, workdir)
     full = {**place.base_env, **env}
     full["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
     full["BANYAN_TERMINATION_LOG"] = str(place.termination_log)
@@ -144,8 +145,28 @@ def _env_from(source: Manifest, find: Find) -> dict[str, str]:
             if data is None and not source[field].get("optional"):
                 raise Missing(f'{kind.lower()} "{source[field]["name"]}" not found')
             prefix = source.get("prefix", "")
-            return {prefix + key: value.decode() for key, value in (data or {}).items()}
+            return {prefix + key: _text(kind, source[field]["name"], key, value) for key, value in (data or {}).items()}
     return {}
+
+
+def _text(kind: str, name: str, key: str, value: bytes) -> str:
+    """A value of a Secret or ConfigMap that is to be a variable."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Missing(f'{kind.lower()} "{name}": the value of {key} is not UTF-8, so it cannot be a variable; write it as text') from None
+
+
+def _check_texts(container: Manifest, words: Sequence[str], env: Mapping[str, str], workdir: str | None) -> None:
+    """Raise Missing for what no process can be given: the kernel's texts end at a NUL, and a variable's name at a '='."""
+    for what, text in (*(("an argument", word) for word in words), ("workingDir", workdir or "")):
+        if "\0" in text:
+            raise Missing(f"container {container['name']}: {what} holds a NUL character ({text!r}); remove it")
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name:
+            raise Missing(f"container {container['name']}: {name!r} cannot be the name of a variable; correct the key or the prefix")
+        if "\0" in value:  # perhaps a secret: it is not shown
+            raise Missing(f"container {container['name']}: the value of the variable {name} holds a NUL character; remove it")
 
 
 def _value_from(pod: Manifest, container: Manifest, source: Mapping[str, Any], find: Find) -> str | None:
@@ -157,7 +178,7 @@ def _value_from(pod: Manifest, container: Manifest, source: Mapping[str, Any], f
         ref = source[field]
         data = contents(kind, ref["name"], find)
         if data is not None and ref["key"] in data:
-            return data[ref["key"]].decode()
+            return _text(kind, ref["name"], ref["key"], data[ref["key"]])
         if ref.get("optional"):
             return None
         if data is None:

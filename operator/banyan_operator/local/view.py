@@ -15,6 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from banyan_operator.kube.objects import Key, key_of
+from banyan_operator.local.objects import in_namespace
 from banyan_operator.local.snapshot import FINISHED, Snapshot, phase, reason
 from banyan_operator.plan import Manifest
 
@@ -56,7 +58,12 @@ def view_for(stream: TextIO, *, plain: bool, hint: str = "") -> View:
 
 
 def label(resource: Manifest) -> str:
-    return f"{resource['kind'].lower()}/{resource['metadata']['name']}"
+    return label_of(key_of(resource))
+
+
+def label_of(key: Key) -> str:
+    """What one resource is called: two of one name are told apart by their namespaces."""
+    return f"{key.kind.lower()}/{key.name}{in_namespace(key.namespace)}"
 
 
 def percent(resource: Manifest, loading: Mapping[str, Mapping[str, Any]]) -> int | None:

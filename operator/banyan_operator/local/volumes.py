@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from banyan_operator.plan import Manifest
 
@@ -92,6 +92,9 @@ def _files(source: Manifest, find: Find) -> Iterator[tuple[str, bytes]]:
                 if what.get("optional"):
                     continue
                 raise Missing(f'references non-existent {kind.lower()} key: {item["key"]} in "{name}"')
+            path = PurePosixPath(item["path"])
+            if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in item["path"]:
+                raise Missing(f"{kind.lower()} \"{name}\": items.path {item['path']!r} must be a relative path without '..'")
             yield item["path"], data[item["key"]]
         return
     kinds = ", ".join(key for key in source if key != "name")

@@ -20,6 +20,7 @@ from banyan_operator.local.podlife import ADDRESS, NODE
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.services import HOST, Proxy
 from banyan_operator.local.translate import port_number
+from banyan_operator.local.view import label_of
 from banyan_operator.plan import Manifest, Outcome, Plan, Ref, Report, Settings, World
 from banyan_operator.reconcile import decide
 
@@ -192,7 +193,7 @@ class LocalWorld:
         if report.status is not None:
             self._objects.set_status(resource, dict(report.status))
         for event in report.events:
-            self._say(f"{resource.kind.lower()}/{resource.name}: {event.reason}: {event.message}")
+            self._say(f"{label_of(resource)}: {event.reason}: {event.message}")
 
     def _tell_what_is_not_here(self, manifest: Manifest) -> None:
         """Say once of each kind of thing that a cluster would enforce and this machine does not."""

@@ -117,7 +117,8 @@ def _image(pod: Pod, view: View) -> Diagnosis | None:
 
 def _config(pod: Pod, view: View) -> Diagnosis | None:
     for container in _waiting(pod, ("CreateContainerConfigError",)):
-        return _at(pod, container, "ConfigMissing", "something the pod refers to is missing", container.waiting_message, "Create it")
+        what = "something the pod refers to is missing or cannot be used"
+        return _at(pod, container, "ConfigMissing", what, container.waiting_message, "Create it, or correct it")
     return None
 
 

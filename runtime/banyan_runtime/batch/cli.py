@@ -33,7 +33,7 @@ from banyan_runtime.errors import UserError
 from banyan_runtime.server import termination
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.open import Location, open_uri
-from banyan_runtime.storage.patience import Patience
+from banyan_runtime.storage.patience import WAITING, Patience
 from banyan_runtime.storage.s3 import S3Store
 from banyan_runtime.storage.store import StoreError
 
@@ -196,7 +196,8 @@ class _Command:
         os._exit(error.exit_code)
 
     def _notice(self, text: str) -> None:
-        self._progress.waiting_for = text if text.startswith("waiting") else ""
+        away = text.startswith(WAITING)
+        self._progress.waiting_for_storage = text.removeprefix(WAITING) if away else ""
         self._shown.say(text)
 
     # --- phases ---

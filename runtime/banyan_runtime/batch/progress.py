@@ -57,7 +57,8 @@ class Progress:
     shards: Shards = field(default_factory=Shards)
     workers: int = 1
     fenced: bool = True
-    waiting_for: str = ""  # the server or the storage, while it is away
+    waiting_for_storage: str = ""  # while it is away
+    waiting_for_others: str = ""  # while they have all shards that are left
     done_here: int = 0
     tokens_here: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -114,8 +115,13 @@ class Progress:
             self.usage,
             self.shards,
             self.fenced,
-            self.waiting_for or self.load.waiting_for,
+            self._waiting_for,
         )
+
+    @property
+    def _waiting_for(self) -> str:
+        """What keeps the run from going on; the server only as long as there are lines for it."""
+        return self.waiting_for_storage or (self.waiting_for_others or self.load.waiting_for if self.phase == "running" else "")
 
     def begin(self, total: int, now: float) -> None:
         """The lines are counted and the first is about to be sent."""

@@ -48,24 +48,26 @@ async def wait_ready(server: str, display: Display, *, patience_s: float, api_ke
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         while True:
-            readiness = _Readiness(detail="no answer yet")
+            readiness, why = _Readiness(detail="no answer yet"), ""
             try:
                 async with session.get(url) as response:
                     if response.status in _THERE:
                         return
                     with contextlib.suppress(msgspec.MsgspecError):
                         readiness = msgspec.json.decode(await response.read(), type=_Readiness)
-            except (aiohttp.ClientError, TimeoutError):
-                pass
+            except TimeoutError:
+                why = f" within {PROBE_TIMEOUT_S:g} s"
+            except aiohttp.ClientError as error:
+                why = f": {error}"
             now = time.monotonic()
             if readiness != seen:
                 seen, changed = readiness, now
             elif now - changed > patience_s:
                 raise ServerNotReady(
                     f"{base_url(server)} is not ready and has shown no progress for {patience_s:.0f} s "
-                    f"(state {readiness.state}, {readiness.percent} %, {readiness.detail}); see --server-timeout"
+                    f"(state {readiness.state}, {readiness.percent} %, {readiness.detail}{why}); see --server-timeout"
                 )
-            display.waiting(readiness.state, readiness.percent, readiness.detail)
+            display.waiting(readiness.state, readiness.percent, readiness.detail + why)
             await asyncio.sleep(POLL_S)
 
 

@@ -254,11 +254,11 @@ class Worker:
         """All shards that have not ended are somebody's."""
         self._changed.clear()
         theirs = len(self._leases.open) - len(self._runs)
-        self._progress.waiting_for = f"{theirs} shards that other workers have" if theirs and not self._runs else ""
+        self._progress.waiting_for_others = f"{theirs} shards that other workers have" if theirs and not self._runs else ""
         wait = self._leases.next_expiry(self._runs, time.monotonic())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), LOOK_S if wait is None else min(LOOK_S, wait + 0.05))
-        self._progress.waiting_for = ""
+        self._progress.waiting_for_others = ""
 
     def _sound(self, known: Known) -> Known:
         """The shard without parts that cannot be read any more: their lines run again."""

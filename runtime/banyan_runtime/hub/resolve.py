@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from banyan_runtime.errors import AccessError, ModelError
+from banyan_runtime.errors import AccessError, ConfigError, ModelError
 from banyan_runtime.hub import address, catalog, manifest
 from banyan_runtime.hub.address import Address, BucketPrefix, Catalog, HubRepo
 from banyan_runtime.hub.gguf.files import find, is_gguf
@@ -15,8 +15,15 @@ from banyan_runtime.hub.progress import Report, silent
 
 
 def cache_dir(download_dir: str | None = None) -> Path:
-    """Where fetched models live: --download-dir, else $BANYAN_CACHE, else ~/.cache/banyan."""
-    return Path(download_dir or os.environ.get("BANYAN_CACHE") or Path.home() / ".cache" / "banyan")
+    """Where fetched models live: --download-dir, else $BANYAN_CACHE, else ~/.cache/banyan. Raises ConfigError where there is no home."""
+    if named := download_dir or os.environ.get("BANYAN_CACHE"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "banyan"
+    except RuntimeError:  # a user whom the system does not know, as containers have
+        raise ConfigError(
+            f"user {os.geteuid()} has no home folder to keep a cache in: HOME is not set; set it, or set BANYAN_CACHE to a folder"
+        ) from None
 
 
 def check(model_path: str, revision: str | None = None) -> None:
@@ -84,9 +91,17 @@ def place(found: Address, cache: Path) -> Path:
             return models / "s3" / f"{bucket}--{quote(prefix, safe='')}"[:200]
 
 
+def _expanded(model_path: str) -> Path:
+    """The path with a first '~' replaced."""
+    try:
+        return Path(model_path).expanduser()
+    except RuntimeError:
+        raise ModelError(f"--model-path={model_path}: the home folder that '~' stands for is not known; write the whole path") from None
+
+
 def _local(model_path: str) -> tuple[Path, Path | None]:
     """The folder or file that a path names, and the GGUF file that holds the model, if one does."""
-    path = Path(model_path).expanduser()
+    path = _expanded(model_path)
     try:
         if path.is_file():
             if not is_gguf(path):

@@ -16,6 +16,7 @@ import glob
 import os
 import secrets
 import shutil
+import stat as stat_of
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ STALE_SECONDS: Final = 3600  # a temporary file of a writer that died is removed
 METADATA_ATTRIBUTE: Final = "user.banyan."
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EXDEV)
 
 
@@ -100,8 +102,8 @@ class LocalStore:
         found: list[ObjectInfo] = []
         with self.errors(prefix):
             for key in self._walk(folder, prefix):
-                # a file may vanish between the listing and the look at it
-                with contextlib.suppress(FileNotFoundError):
+                # a file may vanish between the listing and the look at it; what is none is no object
+                with contextlib.suppress(FileNotFoundError, _NoFile):
                     found.append(_info(key, self.root / key))
         yield from found
 
@@ -192,6 +194,12 @@ class LocalStore:
             return StoreError(uri, "there is a file where a folder should be")
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             return Denied(uri, reason)
+        if isinstance(error, _NoFile):
+            return StoreError(uri, f"{error.strerror}; write what comes from it into a file, and give that")
+        if error.errno in _NO_DESCRIPTORS:
+            return Unreachable(uri, f"{reason}; raise the limit (`ulimit -n`)", reason=reason)
+        if error.errno == errno.EFBIG:
+            return StoreError(uri, f"{reason} for this file system, or for the limit of this process (`ulimit -f`); raise it")
         if error.errno in _FULL:
             return Full(uri, f"{reason}: {self._room(key)}; make room there, or choose another folder", reason=reason)
         return Unreachable(uri, reason)
@@ -327,6 +335,10 @@ class _Dangling(OSError):
     """A link that leads nowhere: a name that is taken, though there is no object."""
 
 
+class _NoFile(OSError):
+    """A pipe, a socket or a device: nothing that could be read twice."""
+
+
 @contextlib.contextmanager
 def _dangling(path: Path) -> Iterator[None]:
     """Tell a file that is not there from a link that leads nowhere."""
@@ -356,6 +368,8 @@ def _info(key: str, path: Path) -> ObjectInfo:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     stat = path.stat()
+    if not stat_of.S_ISREG(stat.st_mode):
+        raise _NoFile(errno.EINVAL, "this is no regular file, and has no size (a pipe or a device)", str(path))
     metadata: dict[str, str] = {}
     with contextlib.suppress(OSError, AttributeError):
         for name in os.listxattr(path):

@@ -15,6 +15,7 @@ from banyan_runtime.storage.store import Stopped, StoreError, Throttled, Unreach
 LIMIT_S: Final = 120.0  # a server that is restarted or moved to another node is back by then
 FIRST_NOTICE_S: Final = 5.0
 NEXT_NOTICE_S: Final = 15.0
+WAITING: Final = "waiting for "  # so begins a notice that the storage is away; another one tells that it is back
 IDLE_S: Final = 60.0  # the thread behind the notices ends when there was no call for so long
 UNREACHABLE_DELAYS_S: Final = (0.1, 5.0)  # first and longest
 THROTTLED_DELAYS_S: Final = (0.5, 20.0)
@@ -175,7 +176,7 @@ class _Notices:
             was_told = self._told.get(where)
             when = wait.since + self._first_s if was_told is None else was_told.last + self._next_s
             if now >= when:
-                words.append(f"waiting for {where} ({wait.reason}), {now - wait.since:.0f} s")
+                words.append(f"{WAITING}{where} ({wait.reason}), {now - wait.since:.0f} s")
                 self._told[where] = _Told(was_told.since if was_told else wait.since, now)
                 when = now + self._next_s
             due.append(when)

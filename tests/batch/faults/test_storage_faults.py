@@ -75,6 +75,7 @@ def test_a_storage_that_hangs_is_named_after_five_seconds_and_the_run_goes_on_wh
     proxy.released.set()
     assert child.wait() == 0
     assert "answers again" in child.said
+    assert "waiting for waiting for" not in child.said
     bench.check()
     assert bench.repeated == 0
 
