@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from banyan_runtime import __version__
 from banyan_runtime.errors import UserError
-from banyan_runtime.process import open_streams
+from banyan_runtime.process import leave, open_streams
 from banyan_runtime.server import termination
 
 USAGE = """usage: banyan-runtime COMMAND [OPTION...]
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from banyan_runtime.batch.cli import main as batch
 
             _loaded()
-            return batch(words)
+            return leave(batch(words))
         if command == "models":
             from banyan_runtime.hub.cli import main as models
 

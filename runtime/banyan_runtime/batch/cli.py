@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -68,11 +67,11 @@ def main(argv: Sequence[str]) -> int:
             words |= error.words
         termination.write_termination(words)
         termination.say(f"FATAL: {error}")
-        return _leave(error.exit_code)
+        return error.exit_code
     except Exception as error:
         termination.write_termination(_words(progress, "InternalError", f"{type(error).__name__}: {error}"))
         termination.say(traceback.format_exc().rstrip())
-        return _leave(termination.EXIT_INTERNAL)
+        return termination.EXIT_INTERNAL
 
 
 class _PublishedFailure(UserError):
@@ -101,28 +100,19 @@ def _publish_words(manifest: Manifest, options: Options) -> int:
     termination.write_termination({"code": code, "message": message, **files, "requestCounts": counts, "usage": usage})
     lines = [f"{file.uri}  {file.lines} lines, {file.bytes} bytes" for file in (manifest.output, manifest.errors)]
     termination.say("\n".join([message if exit_code == 0 else f"FATAL: {message}", *lines]))
-    return _leave(exit_code)
+    return exit_code
 
 
 def _say_words(words: dict[str, Any]) -> int:
     termination.write_termination(words)
     termination.say(str(words["message"]))
-    return _leave(0)
+    return 0
 
 
 def _words(progress: Progress, code: str, message: str) -> dict[str, Any]:
     """The termination message of a run that has counted so far."""
     counts, usage = msgspec.to_builtins(progress.counts), msgspec.to_builtins(progress.usage)
     return {"code": code, "message": message, "requestCounts": counts, "usage": usage}
-
-
-def _leave(code: int) -> int:
-    """End although calls hang in the network: their threads are daemons, but the resolver's are joined by the interpreter."""
-    if any(thread.is_alive() for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
 
 
 class _Command:

@@ -22,6 +22,7 @@ from typing import Any
 
 from banyan_runtime.batch import recorder
 from banyan_runtime.batch.cli import main
+from banyan_runtime.process import leave
 from banyan_runtime.storage.local import LocalStore, LocalUpload
 from banyan_runtime.storage.s3 import S3Store, S3Upload
 
@@ -100,7 +101,7 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], fault: 
     sys.stderr = os.fdopen(2, "w", buffering=1)
     sys.stdout = os.fdopen(1, "w", buffering=1)
     _Killer(fault or Fault(), Path(folder) / "writes").install()
-    sys.exit(main(arguments))
+    sys.exit(leave(main(arguments)))
 
 
 class _Killer:
