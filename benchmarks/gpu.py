@@ -1,36 +1,44 @@
-"""Steps of models with random weights on a GPU: decode at several sizes of batch, and a long prompt, beside the limit by arithmetic.
+"""Steps of models with random weights on a GPU: decode at several sizes of batch, ends of prompts whose beginning is cached, and a long
+prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--profile] [--out FILE.json]
+                             [--without dependent few graphs] [--profile] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
 step in flight does. Weights, keys and values read once and every multiplication done once are the limit, at what this GPU copied and
-multiplied in the same minute. `--profile`: what of a step the GPU was busy with, and with which kernels.
+multiplied in the same minute. `--profile`: what of a step the GPU was busy with, and with which kernels. `--without`: the cases of few
+tokens again, without dependent launches, without our products of few rows, or without graphs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 import torch
 from shapes import SHAPES, describe
 
 from banyan_runtime.config import ServerConfig
+from banyan_runtime.model import fused
+from banyan_runtime.model.kernels import dependent
 from banyan_runtime.model.runners import load
 from banyan_runtime.step import Runner, SamplingColumns, Step, TableShape
 
 PROMPT: Final = 8192
 STEPS: Final = 50
 PROFILED: Final = 5  # steps: each has thousands of events
+END: Final = 32  # tokens of a prompt behind what is cached
+ENDS: Final = (1, 16)  # of so many prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +70,31 @@ def probe() -> Machine:
     return Machine(2 * some.nbytes / seconds, 2 * 8192**3 / timed(lambda: a @ b))
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    rows: int
+    count: int  # tokens of each
+    seconds: Callable[[], float]
+
+
+WITHOUT: Final = {
+    "dependent": lambda: mock.patch.object(dependent, "options", return_value={"DEPENDENT": False}),
+    "few": lambda: mock.patch.object(fused, "MOST_ROWS", 0),
+    "graphs": contextlib.nullcontext,
+}
+"""What the cases of few tokens are measured without."""
+
+
 class Bench:
-    def __init__(self, folder: Path, name: str, backend: str, running: int, context: int) -> None:
+    def __init__(self, folder: Path, name: str, backend: str, running: int, context: int, *, graphs: bool = True) -> None:
         describe(name, folder)
         self.context, self.running, self.shape = context, running, SHAPES[name][1]
         self.positions = max(context + 4 * STEPS, PROMPT)
         tokens = max(running * (context + 4 * STEPS), PROMPT)
         options = ServerConfig(
             model_path=str(folder), device="cuda", dtype="bfloat16", load_format="dummy", runner="torch", attention_backend=backend,
-            max_total_tokens=tokens,
+            max_total_tokens=tokens, disable_cuda_graph=not graphs,
         )  # fmt: skip
         self.runner: Runner = load(options, folder, lambda *_: None)
         assert self.runner.info.pool_tokens >= tokens, "others hold the GPU's memory"
@@ -111,7 +135,22 @@ class Bench:
         whole()
         return timed(whole, 3)
 
-    def bounds(self, machine: Machine) -> Callable[[int], float]:
+    def end(self, rows: int) -> float:
+        """Seconds of the ends of so many prompts."""
+
+        def whole() -> None:
+            self.runner.launch(self.step(rows, self.context, END, told=True)).result()
+
+        whole()
+        return timed(whole, 9)
+
+    def cases(self, running: list[int], *, few: bool = False) -> list[Case]:
+        """All, or those of `few` tokens."""
+        decode = [Case(f"{rows} running", rows, 1, lambda rows=rows: self.decode(rows)) for rows in running if not few or rows <= ENDS[-1]]
+        ends = [Case(f"{rows} x {END} behind", rows, END, lambda rows=rows: self.end(rows)) for rows in ENDS if rows <= self.running]
+        return decode + ends + ([] if few else [Case(f"prompt {PROMPT}", 1, PROMPT, self.prefill)])
+
+    def bounds(self, machine: Machine) -> Callable[[Case], float]:
         shape = self.shape
         heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
         dim = shape.get("head_dim", shape["hidden_size"] // heads)
@@ -122,12 +161,13 @@ class Bench:
 
         context = self.context
 
-        def of(running: int) -> float:
-            """Of a decode step; 0: of the prompt."""
-            if running == 0:
-                return (2 * block * PROMPT + 4 * layers * heads * dim * PROMPT * PROMPT / 2 + 2 * head) / machine.flop_s
-            read = 2 * (block + head) + running * context * kv
-            return max(read / machine.bytes_s, running * 2 * (block + head) / machine.flop_s)
+        def of(case: Case) -> float:
+            tokens = case.rows * case.count
+            before = 0 if case.count == PROMPT else context
+            seen = tokens * (before + case.count / 2)  # pairs of a token and a key
+            read = 2 * (block + head) + case.rows * before * kv
+            computed = 2 * block * tokens + 2 * head * case.rows + 4 * layers * heads * dim * seen
+            return max(read / machine.bytes_s, computed / machine.flop_s)
 
         return of
 
@@ -139,45 +179,61 @@ class Bench:
         return f"{running} running, {1e3 * seconds:.2f} ms a step under the profiler\n{table}"
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    model: str
+    attention: str
+    without: str
+    case: str
+    seconds: float
+    limit: float
+    tokens: int
+
+    def line(self) -> str:
+        return (
+            f"{self.model:12} {self.attention:14} {self.without:10} {self.case:14} {1e3 * self.seconds:9.3f} "
+            f"{self.tokens / self.seconds:9.0f} {1e3 * self.limit:9.3f} {self.limit / self.seconds:8.2f}"
+        )
+
+
+def measured(name: str, backend: str, without: str, machine: Machine, options: argparse.Namespace) -> Iterator[Row]:
+    """One model with one attention; `without`: of WITHOUT, or nothing."""
+    with tempfile.TemporaryDirectory() as scratch, WITHOUT[without]() if without else contextlib.nullcontext():
+        bench = Bench(Path(scratch), name, backend, max(options.running), options.context, graphs=without != "graphs")
+        limit = bench.bounds(machine)
+        for case in bench.cases(options.running, few=without != ""):
+            yield Row(name, backend, without, case.name, case.seconds(), limit(case), case.rows * case.count)
+        if options.profile and not without:
+            print(bench.profile(1))
+            print(bench.profile(64))
+        del bench
+        torch.cuda.empty_cache()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--backends", nargs="+", default=["triton", "torch_native"])
     parser.add_argument("--running", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--without", nargs="*", default=[], choices=list(WITHOUT))
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     machine = probe()
-    rows: list[dict[str, Any]] = []
     device = torch.cuda.get_device_name()
-    measured = f"{machine.bytes_s / 1e12:.2f} TB/s copied, {machine.flop_s / 1e12:.0f} TFLOP/s"
-    print(f"{device}, torch {torch.__version__}: {measured}")
-    print(f"{'model':12} {'attention':14} {'case':12} {'ms':>9} {'tok/s':>9} {'limit ms':>9} {'of limit':>8}")
+    print(f"{device}, torch {torch.__version__}: {machine.bytes_s / 1e12:.2f} TB/s copied, {machine.flop_s / 1e12:.0f} TFLOP/s")
+    print(f"{'model':12} {'attention':14} {'without':10} {'case':14} {'ms':>9} {'tok/s':>9} {'limit ms':>9} {'of limit':>8}")
+    rows: list[Row] = []
     for name in options.models:
         for backend in options.backends:
-            with tempfile.TemporaryDirectory() as scratch:
-                bench = Bench(Path(scratch), name, backend, max(options.running), options.context)
-                limit = bench.bounds(machine)
-                for running in [*options.running, 0]:
-                    seconds = bench.decode(running) if running else bench.prefill()
-                    case = f"{running} running" if running else f"prompt {PROMPT}"
-                    tokens = running or PROMPT
-                    row = {"model": name, "attention": backend, "case": case, "seconds": seconds, "limit": limit(running)}
+            for without in ["", *options.without]:
+                for row in measured(name, backend, without, machine, options):
                     rows.append(row)
-                    print(
-                        f"{name:12} {backend:14} {case:12} {1e3 * seconds:9.3f} {tokens / seconds:9.0f} {1e3 * limit(running):9.3f} "
-                        f"{limit(running) / seconds:8.2f}",
-                        flush=True,
-                    )
-                if options.profile:
-                    print(bench.profile(1))
-                    print(bench.profile(64))
-                del bench
-                torch.cuda.empty_cache()
+                    print(row.line(), flush=True)
     if options.out:
         about = {"device": device, "torch": torch.__version__, "bytes_s": machine.bytes_s, "flop_s": machine.flop_s}
-        options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        options.out.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
