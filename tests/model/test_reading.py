@@ -95,3 +95,15 @@ def test_an_error_of_who_is_told_ends_the_readers(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         reading.read(wanted, refuse)
     assert threading.active_count() == threads
+
+
+def test_an_error_behind_the_last_piece_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU tells of what went wrong when all that it was given is done."""
+    _, wanted = stored(tmp_path / "a", torch.float32, torch.float32)
+
+    def broken(reader: object) -> None:
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(reading._Reader, "finish", broken)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        reading.read(wanted, lambda wanted: None)

@@ -48,6 +48,7 @@ def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_OUTPUTS", 128)
     monkeypatch.setattr(triton_paged, "KEYS", 16)
     monkeypatch.setattr(triton_paged, "STRETCH", 64)
+    monkeypatch.setattr(triton_paged, "TOGETHER", 2)
     monkeypatch.setattr(triton_paged, "PROGRAMS", 32)
 
 
@@ -418,7 +419,7 @@ for gated in (False, True):
         constants = {"ADDED": entry, "NORMED": entry, "BIASED": entry, "GATED": gated, "WIDTH": 4864, "BLOCK": 8192}
         check(products.product, constants | {"COLUMNS": 1024, "OUTPUTS": 8}, **rows_types, outputs="i32", norm="*bf16", bias="*bf16")
 check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
-check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64})
+check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})
 """
 
 

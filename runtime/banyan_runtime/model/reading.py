@@ -63,8 +63,8 @@ def read(wanted: Sequence[Wanted], done: Callable[[Wanted], None]) -> None:
             except OSError as error:
                 raise ModelError(f"{file}: cannot be read ({error.strerror}); fetch it again") from error
             opened.callback(os.close, files[file])
-        todo, told = iter(pieces), SimpleQueue[int | BaseException]()
-        stop = Event()
+        todo, told = iter(pieces), SimpleQueue[int | None]()
+        stop, errors = Event(), list[BaseException]()
 
         def work() -> None:
             try:
@@ -75,16 +75,16 @@ def read(wanted: Sequence[Wanted], done: Callable[[Wanted], None]) -> None:
                     told.put(piece.index)
                 reader.finish()
             except BaseException as error:  # the caller raises it
-                told.put(error)
+                errors.append(error)
+                told.put(None)
 
         readers = [Thread(target=work, name=f"weights-{number}", daemon=True) for number in range(min(READERS, len(pieces)))]
         for reader in readers:
             reader.start()
         try:
             for _ in pieces:
-                found = told.get()
-                if isinstance(found, BaseException):
-                    raise found
+                if (found := told.get()) is None:
+                    break
                 left[found] -= 1
                 if not left[found]:
                     done(wanted[found])
@@ -92,6 +92,8 @@ def read(wanted: Sequence[Wanted], done: Callable[[Wanted], None]) -> None:
             stop.set()
             for reader in readers:
                 reader.join()
+        if errors:
+            raise errors[0]
 
 
 def _pieces(wanted: Sequence[Wanted]) -> Iterator[_Piece]:

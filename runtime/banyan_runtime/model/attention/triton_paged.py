@@ -28,8 +28,9 @@ from banyan_runtime.step import I32, Pulse, Step, TableShape
 TILE_ROWS: Final = 128  # queries times the heads that share a KV head, in a prompt's tile
 FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
 KEYS: Final = 64  # at a time
-STRETCH: Final = 512  # keys that a program of a step of few tiles meets, at least
+STRETCH: Final = 128  # keys that a program of a step of few tiles meets, at least: two turns, one behind the other's reads
 PROGRAMS: Final = 512  # that a step of few tiles is cut into, about: four for each of a large GPU's processors
+TOGETHER: Final = 16  # stretches that are joined at once
 FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as small as they can be
 
 
@@ -199,7 +200,7 @@ class TritonAttention:
         if cut:
             self._kernels.join[(tokens * heads,)](
                 parts, highs, masses, plan.ends, out, plan.stretch, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width,
-                **self._options,
+                TOGETHER=TOGETHER, **self._options,
             )  # fmt: skip
         return out
 

@@ -47,6 +47,13 @@ def attend(
     await_earlier(DEPENDENT)
     tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, count, position = tl.load(firsts + tile), tl.load(counts + tile), tl.load(positions + tile)
+    begin, end = 0, position + count
+    if SPLIT:
+        length = tl.load(stretch_keys)
+        begin = stretch * length
+        if begin >= end:  # nobody will ask for it
+            return
+        end = tl.minimum(end, begin + length)
     own_slots = table + tl.load(rows_of + tile).to(tl.int64) * table_stride
     rows = tl.arange(0, ROWS)
     query = rows // GROUP
@@ -59,11 +66,6 @@ def attend(
     keys += head.to(tl.int64) * head_stride
     values += head.to(tl.int64) * head_stride
 
-    begin, end = 0, position + count
-    if SPLIT:
-        length = tl.load(stretch_keys)
-        begin = stretch * length
-        end = tl.minimum(end, begin + length)
     if WINDOW > 0:  # begun at a multiple of KEYS, so that a query's sums are the same in any tile
         begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS)
 
@@ -121,9 +123,10 @@ def join(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    TOGETHER: tl.constexpr,  # stretches that are read at once
     DEPENDENT: tl.constexpr,
 ):
-    """One token and head: its stretches, one after another."""
+    """One token and head."""
     await_earlier(DEPENDENT)
     pair = tl.program_id(0)
     dims = tl.arange(0, WIDTH)
@@ -133,14 +136,17 @@ def join(
     sums = tl.zeros((WIDTH,), tl.float32)
     length = tl.maximum(tl.load(stretch_keys), 1)  # 0 before a first step is told
     stretches = (tl.load(ends + pair // HEADS) + length - 1) // length
-    for stretch in range(0, stretches):
+    for first in range(0, stretches, TOGETHER):
+        stretch = first + tl.arange(0, TOGETHER)
+        there = stretch < stretches
         part = pair.to(tl.int64) + stretch * pairs
-        here = tl.load(highs + part)
-        higher = tl.maximum(high, here)
+        here = tl.load(highs + part, mask=there, other=float("-inf"))
+        higher = tl.maximum(high, tl.max(here, 0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         kept, share = tl.exp2(high - base), tl.exp2(here - base)
-        mass = mass * kept + tl.load(masses + part) * share
-        sums = sums * kept + tl.load(parts + part * DIM + dims, mask=inside, other=0.0) * share
+        mass = mass * kept + tl.sum(tl.load(masses + part, mask=there, other=0.0) * share, 0)
+        taken = tl.load(parts + part[:, None] * DIM + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        sums = sums * kept + tl.sum(taken * share[:, None], 0)
         high = higher
     mass = tl.where(mass == 0.0, 1.0, mass)  # of a padded row
     tl.store(out + pair.to(tl.int64) * DIM + dims, (sums / mass).to(out.dtype.element_ty), mask=inside)
