@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model.attention import SEQUENCES, Held, backends, flashinfer_paged
+from banyan_runtime.model.attention import Held, backends, flashinfer_paged, most_sequences
 from banyan_runtime.model.attention.flashinfer_kernels import ARCHITECTURES, Kind, Module
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.graphs import Sizes
@@ -323,7 +323,7 @@ def test_it_takes_the_memory_that_it_says() -> None:
         attention = room("cpu", [150, 20], dtype=torch.bfloat16).attention
         assert isinstance(attention, FlashInferAttention)
         attention.reserve(shape := TableShape(100, 5000))
-        columns = [(rows, None), *([(tokens, min(tokens, SEQUENCES))] if tokens else [])]
+        columns = [(rows, None), *([(tokens, most_sequences(tokens))] if tokens else [])]
         attention.hold([Held.empty(size, torch.device("cpu"), sequences) for size, sequences in columns])
         assert attention._memory is not None
         assert attention._table is not None
@@ -355,6 +355,23 @@ def test_a_model_says_the_same_with_and_without_replays(
         Driver(runner, rows=4, context=128).run(requests, chunk=20 if recorder else 13)
         for request in requests:
             assert request.output == model.choices(request.prompt, request.output)
+
+
+@pytest.mark.usefixtures("double")
+def test_kernels_for_long_prompts_have_run_before_the_first_request(
+    tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the request that warms a server up is short, and replayed. What they wrote is in no page but the padding's."""
+    monkeypatch.setattr(FlashInferAttention, "refusal", staticmethod(lambda *_: None))
+    forward = tiny_model("llama").load(runner="torch").forward
+    assert isinstance(forward, TorchForward)
+    attention = forward.attention
+    assert isinstance(attention, FlashInferAttention)
+    forward = TorchForward(forward.decoder, attention, forward._pool, None, Sizes.upto(4, 100))
+    forward.reserve(4, 200, torch.zeros(4, dtype=torch.int64))
+    assert attention._planned is attention._many
+    assert len(attention.cells.slots) == 101
+    assert not attention._pool.slots(0)[0][:, 1:].any()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import fused, graphs, kernels
+from banyan_runtime.model import fused, graphs, kernels, torch_forward
 from banyan_runtime.model.attention import backends, triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused import FusedKernels
@@ -46,6 +46,7 @@ def room(lengths: list[int], *options: Any, **named: Any) -> Room:
 def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context of several stretches is short then; and the interpreter takes milliseconds over each program of a product."""
     monkeypatch.setattr(fused, "_OUTPUTS", 128)
+    monkeypatch.setattr(torch_forward, "_MANY", 4)
     monkeypatch.setattr(triton_paged, "KEYS", 16)
     monkeypatch.setattr(triton_paged, "STRETCH", 64)
     monkeypatch.setattr(triton_paged, "TOGETHER", 2)

@@ -21,7 +21,7 @@ _SILU_BLOCK: Final = 1024
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
 _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
 MOST_ROWS: Final = 2
-"""Of a product that reads the weight once for each row: the second time it lies in the cache, which is read about twice as fast."""
+"""Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
 _COLUMNS: Final = 1024  # of a weight that a program reads at a time
 _OUTPUTS: Final = 8  # lines of a weight, likewise: 16 KB in 16 bits are on their way at once
 _MANY: Final = 2112  # lines: fewer are cut into halves, so that all processors of a large GPU have two programs
@@ -128,9 +128,13 @@ class _FusedLinear:
         self._kernel = products.product
         self._options = dependent.options(weight.device)
         width = power_of_two(weight.shape[1])
+        many = self.outputs >= _MANY and weight.itemsize == 2  # of 32 bits as many would not fit into registers
+        outputs = _OUTPUTS if many else _OUTPUTS // 2
+        self._programs = -(-self.outputs // outputs)
+        assert self._programs < 1 << 16, "of a grid's second axis"
         self._shape = {
             "BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": width,
-            "COLUMNS": min(_COLUMNS, width), "OUTPUTS": _OUTPUTS if self.outputs >= _MANY else _OUTPUTS // 2,
+            "COLUMNS": min(_COLUMNS, width), "OUTPUTS": outputs,
         }  # fmt: skip
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -145,7 +149,7 @@ class _FusedLinear:
         out = torch.empty((rows, self.outputs), dtype=x.dtype, device=x.device)
         sums, more = (x, x) if delta is None else (torch.empty(x.shape, dtype=x.dtype, device=x.device), delta)
         assert x.stride(1) == more.stride(1) == 1
-        self._kernel[(-(-self.outputs // self._shape["OUTPUTS"]), rows)](
+        self._kernel[(rows, self._programs)](
             x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
             x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
             ADDED=delta is not None, NORMED=norm is not None, **self._shape, **self._options,

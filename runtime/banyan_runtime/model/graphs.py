@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from banyan_runtime.model import device as devices
-from banyan_runtime.model.attention import SEQUENCES, Held, Replayed
+from banyan_runtime.model.attention import Held, Replayed, most_sequences
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured
 from banyan_runtime.model.table import SlotTable
@@ -107,7 +107,7 @@ class StepGraphs:
         self._latest = latest
         device = decoder.embed.device
         self._decodes = [_Graph(Held.empty(size, device)) for size in sizes.rows]
-        self._prompts = [_Graph(Held.empty(size, device, min(size, SEQUENCES))) for size in sizes.tokens]
+        self._prompts = [_Graph(Held.empty(size, device, most_sequences(size))) for size in sizes.tokens]
         graphs = sorted(self._decodes + self._prompts, key=lambda graph: -graph.held.size)
         most = graphs[0].held.size
         self._hidden = torch.zeros(most, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)
@@ -154,11 +154,10 @@ class StepGraphs:
 
     def _fitting(self, step: Step) -> _Graph | None:
         tokens, sequences = len(step.token_ids), len(step.rows)
-        if step.mode == "decode" and tokens == sequences and self._sizes.rows and tokens <= self._sizes.rows[-1]:
+        if tokens == sequences and self._sizes.rows and tokens <= self._sizes.rows[-1]:
             return self._decodes[bisect_left(self._sizes.rows, tokens)]
-        if sequences <= SEQUENCES and self._sizes.tokens and tokens <= self._sizes.tokens[-1]:
-            return self._prompts[bisect_left(self._sizes.tokens, tokens)]
-        return None
+        fitting = self._prompts[bisect_left(self._sizes.tokens, tokens) :]
+        return next((graph for graph in fitting if sequences <= most_sequences(graph.held.size)), None)
 
     def _compute(self, held: Held) -> None:
         self._attention.plan_held(held)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +24,9 @@ from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TableShape
+from banyan_runtime.step import I32, PADDING_SLOT, Pulse, SamplingColumns, Step, TableShape
+
+_MANY: Final = 64  # tokens: what is compiled for more depends on their number no more
 
 Sampler = Callable[[Tensor, SamplingColumns, I32], tuple[Tensor, Tensor]]
 """`Forward.sample`."""
@@ -103,11 +107,23 @@ class TorchForward:
         self.decoder.rope.reserve(positions)
         if not isinstance(self.attention, Replayed):
             return None
-        self.attention.reserve(TableShape(rows, positions))
+        self.attention.reserve(shape := TableShape(rows, positions))
+        self._compute_once(shape)
         if self._recorder is None:
             return None
         self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder)
         return self._graphs.captured
+
+    def _compute_once(self, shape: TableShape) -> None:
+        """A step of more tokens than are replayed, whose keys nobody sees: no request waits until kernels for such are there."""
+        count = min(shape.positions, max([_MANY, *self._sizes.tokens]) + 1)
+        each, one, none = np.arange(count, dtype=np.int32), np.ones(1, np.int32), np.zeros(1, np.int32)
+        numbers = np.zeros(1, np.float32)
+        sampling = SamplingColumns(numbers, none, numbers, numbers, numbers, numbers, numbers, np.zeros(1, np.uint64))
+        step = Step("prefill", 0 * each, each, np.full_like(each, PADDING_SLOT), none, count * one, count * one, none, sampling)
+        table = SlotTable(shape)
+        table.apply(step)
+        self.logits(self.hidden(step, torch.zeros(count, dtype=torch.int64, device=self._pool.device), table)[-1:])
 
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
         self.attention.plan(step, table)

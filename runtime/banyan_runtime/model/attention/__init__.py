@@ -14,12 +14,14 @@ from banyan_runtime.model.device import pinned
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
+from banyan_runtime.step import I32, Pulse, Step, TableShape
 
 SEQUENCES: Final = 64
 """Of a step of several tokens each that is replayed, at most: attention makes room for the ends of so many."""
+TOKENS_EACH: Final = 4
+"""Of the sequences of such a step on average, at least: for more sequences FlashInfer cuts its tiles smaller."""
 OWN: Final = 5
-"""Columns of a held step that are the attention's."""
+"""Columns of a held step that are the attention's: for our kernels, four that describe tiles and one number beside them."""
 _COLUMNS: Final = 6  # beside those
 
 
@@ -76,8 +78,7 @@ class Held:
 
     def tell(self, step: Step, own: I32) -> None:
         """Of a step of as many tokens or fewer, in one copy: each costs as much as a launch."""
-        told = np.zeros(tuple(self.told.shape), np.int32)
-        told[3] = PADDING_SLOT
+        told = np.zeros(tuple(self.told.shape), np.int32)  # of padded tokens: no key is seen, and PADDING_SLOT is 0
         tokens = len(step.token_ids)
         rows = step.rows if len(step.rows) == tokens else np.repeat(step.rows, step.query_lens)
         columns = (step.token_ids, rows, step.positions, step.out_slots, 1, step.positions + 1)
@@ -85,6 +86,11 @@ class Held:
             column[:tokens] = values
         told[_COLUMNS:, : self.size] = own
         self.told.copy_(pinned(told, self.told.device, torch.int32), non_blocking=True)
+
+
+def most_sequences(tokens: int) -> int:
+    """Of a step of several tokens each that is replayed as one of so many tokens."""
+    return max(1, min(tokens // TOKENS_EACH, SEQUENCES))
 
 
 @runtime_checkable

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from banyan_runtime.model.attention import SEQUENCES, Held
+from banyan_runtime.model.attention import Held, most_sequences
 from banyan_runtime.model.attention.flashinfer_kernels import HEAD_DIMS, TYPES, Kind, Module, compiled_for, runs_on
 from banyan_runtime.model.device import pinned, tensor
 from banyan_runtime.model.pool import Cells, KvPool
@@ -98,7 +98,7 @@ class FlashInferAttention:
 
     @staticmethod
     def beside(shape: TableShape, rows: int, tokens: int) -> int:
-        sequences = max(rows, min(tokens, SEQUENCES) + 1) if rows or tokens else 0
+        sequences = max(rows, most_sequences(tokens) + 1) if rows or tokens else 0
         return DeviceTable.bytes(shape) + WORKSPACE + torch.int32.itemsize * (sequences * shape.positions + max(rows, tokens))
 
     @staticmethod
@@ -143,7 +143,7 @@ class FlashInferAttention:
             self.reserve(TableShape(*table.slots.shape))
         assert self._table is not None
         self._table.follow(step, table)
-        self.cells = Cells(self._pool, tensor(step.out_slots, self._pool.device))
+        self.cells = Cells(self._pool, tensor(step.out_slots, self._pool.device, torch.int32))  # as those of replayed steps
         self._planned = self._few if int(step.query_lens.max()) <= FEW_QUERIES else self._many
         self._plan(self._planned, self._keys(step, np.empty(0, np.int32)), step.query_lens)
 
@@ -192,6 +192,7 @@ class FlashInferAttention:
         queries, begun, ones = column(most + 1), column(most + 1), column(most)
         slots = column(most * positions + max(step.size for step in steps))
         some, asked = memory(WORKSPACE, PLAN), [(WORKSPACE, PLAN)]
+        # The largest of each kind needs most; smaller decode steps, which are cut more, far less than WORKSPACE.
         for step in {step.sequences is None: step for step in sorted(steps, key=lambda step: step.size)}.values():
             keys, query_lens = self._padding(step)
             for window, wrapper in self._held_wrappers(some, step).items():

@@ -103,7 +103,7 @@ class TritonAttention:
             on_device(columns)[:, : len(tiles[0])], on_device(step.positions + 1), on_device(np.array([length])), rows,
             min(stretches, -(-most_keys // length)),
         )  # fmt: skip
-        self.cells = Cells(self._pool, tensor(step.out_slots, self._pool.device))
+        self.cells = Cells(self._pool, on_device(step.out_slots))
 
     def hold(self, steps: Sequence[Held]) -> None:
         """They are told everything."""

@@ -31,9 +31,9 @@ def product(
     COLUMNS: tl.constexpr,  # of the weight at a time
     OUTPUTS: tl.constexpr,  # that a program computes
 ):
-    """Some outputs of one row."""
-    row = tl.program_id(1).to(tl.int64)
-    each = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    """Some outputs of one row. All rows of these outputs are begun together, so that the weight is still in the cache for the next."""
+    row = tl.program_id(0).to(tl.int64)
+    each = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     known = each < outputs
     columns = tl.arange(0, COLUMNS)
     lines = weight + each.to(tl.int64)[:, None] * WIDTH
@@ -49,7 +49,7 @@ def product(
         wide = _sum(x + row * stride, delta + row * delta_stride, at, WIDTH, ADDED, kind).to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
         if ADDED:
-            tl.store(sums + row * WIDTH + at, wide.to(kind), mask=(at < WIDTH) & (tl.program_id(0) == 0))
+            tl.store(sums + row * WIDTH + at, wide.to(kind), mask=(at < WIDTH) & (tl.program_id(1) == 0))
     gathered = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
     beside = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
     for first in range(0, WIDTH, COLUMNS):
