@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -146,8 +147,8 @@ class Bench:
 
     def cases(self, running: list[int], *, few: bool = False) -> list[Case]:
         """All, or those of `few` tokens."""
-        decode = [Case(f"{rows} running", rows, 1, lambda rows=rows: self.decode(rows)) for rows in running if not few or rows <= ENDS[-1]]
-        ends = [Case(f"{rows} x {END} behind", rows, END, lambda rows=rows: self.end(rows)) for rows in ENDS if rows <= self.running]
+        decode = [Case(f"{rows} running", rows, 1, partial(self.decode, rows)) for rows in running if not few or rows <= ENDS[-1]]
+        ends = [Case(f"{rows} x {END} behind", rows, END, partial(self.end, rows)) for rows in ENDS if rows <= self.running]
         return decode + ends + ([] if few else [Case(f"prompt {PROMPT}", 1, PROMPT, self.prefill)])
 
     def bounds(self, machine: Machine) -> Callable[[Case], float]:

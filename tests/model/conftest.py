@@ -86,6 +86,7 @@ class TinyModel:
         settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192, "runner": self.runner} | options
         if settings["device"] != "cpu":
             settings["runner"] = "torch"
+            settings.setdefault("cuda_graph_max_tokens", 48)  # so that graphs are captured in little time, and some prompts go without
         runner = load(ServerConfig(model_path=str(self.folder), **settings), self.folder, lambda *_: None)
         assert isinstance(runner, ModelRunner)
         return runner

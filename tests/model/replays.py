@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -28,7 +29,7 @@ class Replays:
         self._attention.hold(self._held)
         recorder = graphs.CudaRecorder() if device.type == "cuda" else Again()
         with torch.inference_mode():
-            self._replays = [recorder.record(lambda held=held: self._attend(held)) for held in self._held]  # type: ignore[misc]
+            self._replays = [recorder.record(partial(self._attend, held)) for held in self._held]
 
     def _attend(self, held: Held) -> None:
         self._attention.plan_held(held)

@@ -14,6 +14,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -122,9 +123,9 @@ class StepGraphs:
             free / _GIB, sizes.rows, sizes.tokens,
         )  # fmt: skip
         for graph in tqdm(graphs, desc="Capturing batches", disable=not sys.stderr.isatty()):
-            graph.replay = recorder.record(lambda held=graph.held: self._compute(held))  # type: ignore[misc]
+            graph.replay = recorder.record(partial(self._compute, graph.held))
             if graph.held.sequences is None:
-                graph.pick = recorder.record(lambda size=graph.held.size: self._pick(size))  # type: ignore[misc]
+                graph.pick = recorder.record(partial(self._pick, graph.held.size))
         left = devices.available_bytes(device)
         self.captured = Captured(max(0, free - left), time.monotonic() - started)
         log.info(
