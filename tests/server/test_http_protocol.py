@@ -81,6 +81,8 @@ def test_headers_below_the_bounds_are_read(server: ServerProcess) -> None:
         head("POST", COMPLETIONS, JSON, LENGTH, "Content-Length: 5") + BODY,
         head("POST", COMPLETIONS, JSON, LENGTH, CHUNKED) + chunked(BODY),
         head("POST", COMPLETIONS, JSON, "Transfer-Encoding: chunked, gzip") + chunked(BODY),
+        head("POST", COMPLETIONS, JSON, "Transfer-Encoding: gzip, chunked") + chunked(BODY),
+        head("POST", COMPLETIONS, JSON, "Transfer-Encoding: gzip", CHUNKED) + chunked(BODY),
         head("POST", COMPLETIONS, JSON, "Transfer-Encoding : chunked") + chunked(BODY),
         head("POST", COMPLETIONS, JSON, CHUNKED) + b"zz\r\n" + BODY,
         head("POST", COMPLETIONS, JSON, CHUNKED) + b"-1\r\n" + BODY,
@@ -88,7 +90,8 @@ def test_headers_below_the_bounds_are_read(server: ServerProcess) -> None:
     ],
     ids=[
         "TLS", "HTTP/2", "NUL in the path", "bytes in the path", "NUL in a header", "CONNECT", "negative length", "the length twice",
-        "two lengths", "length and chunks", "chunked not last", "space before the colon", "bad chunk", "negative chunk", "huge chunk",
+        "two lengths", "length and chunks", "chunked not last", "another encoding", "two encodings", "space before the colon",
+        "bad chunk", "negative chunk", "huge chunk",
     ],
 )  # fmt: skip
 def test_what_is_no_http_is_answered_with_the_error_object(server: ServerProcess, request_bytes: bytes) -> None:

@@ -378,6 +378,9 @@ class Connection(HttpToolsProtocol):
             return
         if self.parser.get_method() == b"CONNECT":
             raise errors.malformed_http("this is no proxy")
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":  # by which the parser would not be led
+                raise errors.malformed_http("of transfer encodings only chunked is known here; send the body as it is")
         super().on_headers_complete()
         if self._http.draining:
             self.cycle.keep_alive = False
