@@ -10,6 +10,7 @@ from asking import WEATHER, Questions
 from pydantic import BaseModel, Field
 
 question = Questions("instructor", "openai")
+TRIES = 20
 MESSAGES: Any = [{"role": "user", "content": WEATHER}]
 
 
@@ -49,8 +50,13 @@ def json(url: str) -> Any:
 
 
 def partial(url: str, mode: instructor.Mode) -> Any:
+    """The parts of every try: a busy machine may tell a short answer in one piece, so it is asked until one was told in more."""
     asked = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 300}
-    return [part.model_dump() for part in client(url, mode).chat.completions.create_partial(response_model=Visit, **asked)]
+    tries: list[list[Any]] = []
+    while len(tries) < TRIES and not any(part["days"] is None for parts in tries for part in parts):
+        parts = client(url, mode).chat.completions.create_partial(response_model=Visit, **asked)
+        tries.append([part.model_dump() for part in parts])
+    return tries
 
 
 @question
