@@ -2,12 +2,12 @@
 prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--without dependent few graphs] [--profile] [--out FILE.json]
+                             [--also persistent no-dependent no-few no-graphs] [--profile] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
 step in flight does. Weights, keys and values read once and every multiplication done once are the limit, at what this GPU copied and
-multiplied in the same minute. `--profile`: what of a step the GPU was busy with, and with which kernels. `--without`: the cases of few
-tokens again, without dependent launches, without our products of few rows, or without graphs.
+multiplied in the same minute. `--profile`: what of a step the GPU was busy with, and with which kernels. `--also`: the cases of few
+tokens again, with --enable-persistent-decode, without dependent launches, without our products of few rows, or without graphs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import torch
 from shapes import SHAPES, describe
 
 from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import fused
 from banyan_runtime.model.kernels import dependent
 from banyan_runtime.model.runners import load
@@ -79,23 +80,24 @@ class Case:
     seconds: Callable[[], float]
 
 
-WITHOUT: Final = {
-    "dependent": lambda: mock.patch.object(dependent, "options", return_value={"DEPENDENT": False}),
-    "few": lambda: mock.patch.object(fused, "MOST_ROWS", 0),
-    "graphs": contextlib.nullcontext,
+ALSO: Final = {
+    "persistent": contextlib.nullcontext,
+    "no-dependent": lambda: mock.patch.object(dependent, "options", return_value={"DEPENDENT": False}),
+    "no-few": lambda: mock.patch.object(fused, "MOST_ROWS", 0),
+    "no-graphs": contextlib.nullcontext,
 }
-"""What the cases of few tokens are measured without."""
+"""How the cases of few tokens are measured beside how they are computed."""
 
 
 class Bench:
-    def __init__(self, folder: Path, name: str, backend: str, running: int, context: int, *, graphs: bool = True) -> None:
+    def __init__(self, folder: Path, name: str, backend: str, running: int, context: int, how: str) -> None:
         describe(name, folder)
         self.context, self.running, self.shape = context, running, SHAPES[name][1]
         self.positions = max(context + 4 * STEPS, PROMPT)
         tokens = max(running * (context + 4 * STEPS), PROMPT)
         options = ServerConfig(
             model_path=str(folder), device="cuda", dtype="bfloat16", load_format="dummy", runner="torch", attention_backend=backend,
-            max_total_tokens=tokens, disable_cuda_graph=not graphs,
+            max_total_tokens=tokens, disable_cuda_graph=how == "no-graphs", enable_persistent_decode=how == "persistent",
         )  # fmt: skip
         self.runner: Runner = load(options, folder, lambda *_: None)
         assert self.runner.info.pool_tokens >= tokens, "others hold the GPU's memory"
@@ -184,7 +186,7 @@ class Bench:
 class Row:
     model: str
     attention: str
-    without: str
+    how: str
     case: str
     seconds: float
     limit: float
@@ -192,21 +194,26 @@ class Row:
 
     def line(self) -> str:
         return (
-            f"{self.model:12} {self.attention:14} {self.without:10} {self.case:14} {1e3 * self.seconds:9.3f} "
+            f"{self.model:12} {self.attention:14} {self.how:12} {self.case:14} {1e3 * self.seconds:9.3f} "
             f"{self.tokens / self.seconds:9.0f} {1e3 * self.limit:9.3f} {self.limit / self.seconds:8.2f}"
         )
 
 
-def measured(name: str, backend: str, without: str, machine: Machine, options: argparse.Namespace) -> Iterator[Row]:
-    """One model with one attention; `without`: of WITHOUT, or nothing."""
-    with tempfile.TemporaryDirectory() as scratch, WITHOUT[without]() if without else contextlib.nullcontext():
-        bench = Bench(Path(scratch), name, backend, max(options.running), options.context, graphs=without != "graphs")
+def measured(name: str, backend: str, how: str, machine: Machine, options: argparse.Namespace) -> Iterator[Row]:
+    """One model with one attention; `how`: of ALSO, or nothing."""
+    with tempfile.TemporaryDirectory() as scratch, ALSO[how]() if how else contextlib.nullcontext():
+        try:
+            bench = Bench(Path(scratch), name, backend, max(options.running), options.context, how)
+        except ConfigError as error:
+            print(f"{name} {backend} {how}: {error}")
+            return
         limit = bench.bounds(machine)
-        for case in bench.cases(options.running, few=without != ""):
-            yield Row(name, backend, without, case.name, case.seconds(), limit(case), case.rows * case.count)
-        if options.profile and not without:
+        for case in bench.cases(options.running, few=how != ""):
+            yield Row(name, backend, how, case.name, case.seconds(), limit(case), case.rows * case.count)
+        if options.profile and how in ("", "persistent"):
             print(bench.profile(1))
-            print(bench.profile(64))
+            if not how:
+                print(bench.profile(64))
         del bench
         torch.cuda.empty_cache()
 
@@ -217,19 +224,19 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", default=["triton", "torch_native"])
     parser.add_argument("--running", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--without", nargs="*", default=[], choices=list(WITHOUT))
+    parser.add_argument("--also", nargs="*", default=[], choices=list(ALSO))
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     machine = probe()
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}: {machine.bytes_s / 1e12:.2f} TB/s copied, {machine.flop_s / 1e12:.0f} TFLOP/s")
-    print(f"{'model':12} {'attention':14} {'without':10} {'case':14} {'ms':>9} {'tok/s':>9} {'limit ms':>9} {'of limit':>8}")
+    print(f"{'model':12} {'attention':14} {'how':12} {'case':14} {'ms':>9} {'tok/s':>9} {'limit ms':>9} {'of limit':>8}")
     rows: list[Row] = []
     for name in options.models:
         for backend in options.backends:
-            for without in ["", *options.without]:
-                for row in measured(name, backend, without, machine, options):
+            for how in ["", *options.also]:
+                for row in measured(name, backend, how, machine, options):
                     rows.append(row)
                     print(row.line(), flush=True)
     if options.out:

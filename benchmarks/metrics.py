@@ -218,8 +218,8 @@ def step_cost(steps: int = 20_000) -> dict[str, float]:
 
     def snapshot() -> bytes:
         stats = report.stats(
-            running=RUNNING, waiting=0, queued_tokens=0, background_running=0, background_waiting=0, held=0, kv_used=1, kv_evictable=1,
-            kv_free=1, evicted_tokens=0, ratio=0.5,
+            running=RUNNING, waiting=0, queued_tokens=0, background_running=0, background_waiting=0, retracted=0, held=0, kv_used=1,
+            kv_evictable=1, kv_free=1, evicted_tokens=0, ratio=0.5,
         )  # fmt: skip
         stats.scheduler_seconds = stages.seconds
         return wire.encode(stats)

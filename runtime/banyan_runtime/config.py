@@ -221,6 +221,11 @@ class ServerConfig:
         help="Tokens of the largest step with prompts that is captured as a CUDA graph; 0: none. Default: by the model, at most 512.",
         group="device",
     )
+    enable_persistent_decode: bool = option(
+        False,
+        help="Decode steps of one request in one launch. Experimental; for models of 1 B parameters and less.",
+        group="device",
+    )
     sampling_backend: str | None = option(None, check=one_of("pytorch", None), help="Sampling kernels: pytorch.", group="device")
     mem_fraction_static: float | None = option(
         None, check=between(0.05, 0.98), help="Part of the device's memory for weights and KV pool.", group="device"

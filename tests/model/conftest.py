@@ -32,7 +32,7 @@ COMMON: dict[str, Any] = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama3-rope": ("Llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
-    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32, "num_key_value_heads": 6}),
     "mistral-window": ("Mistral", {"sliding_window": 37}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),

@@ -110,7 +110,9 @@ def test_a_slot_table_takes_no_memory_before_it_is_written() -> None:
 
 
 def choice(model: TinyModel, device: str, dtype: torch.dtype, context: int, attention: AttentionKind | None = None) -> Choice:
-    return Choice(read(model.folder), torch.device(device), dtype, context, dtype, attention, graph_rows=256, graph_tokens=512)
+    return Choice(
+        read(model.folder), torch.device(device), dtype, context, dtype, attention, graph_rows=256, graph_tokens=512, persistent=False
+    )
 
 
 @pytest.mark.parametrize("attention", [TritonAttention, FlashInferAttention])
@@ -141,6 +143,14 @@ def test_the_pool_is_sixteen_contexts_unless_memory_is_short(tiny_model: Models,
     cell = cell_bytes(read(model.folder), torch.float32)
     monkeypatch.setattr(host, "memory_limit", lambda: 4 * cell * 1000)
     assert model.load(max_total_tokens=None, page_size=16).info.pool_tokens == 992
+    monkeypatch.undo()
+    short = '{"max_position_embeddings": 3}'
+    assert model.load(max_total_tokens=None, page_size=64, json_model_override_args=short).info.pool_tokens == 64
+
+
+def test_a_pool_of_less_than_a_page_is_refused_for_that(tiny_model: Models) -> None:
+    with pytest.raises(ConfigError, match="--max-total-tokens=63 is less than one page of --page-size=64 tokens; raise it"):
+        tiny_model("llama").load(max_total_tokens=63, page_size=64)
 
 
 def test_keys_and_values_in_eight_bits_take_a_quarter_of_float32(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:

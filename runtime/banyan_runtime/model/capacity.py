@@ -25,7 +25,7 @@ def choose_tokens(config: ServerConfig, choice: Choice, free_before_load: int) -
 
     On the CPU the default is a quarter of the memory limit and at most 16 contexts or 65,536 tokens: enough that a few long
     requests do not keep the others waiting, and memory that is not needed belongs to the machine's other programs. Raises
-    ConfigError when not even one page fits.
+    ConfigError when not even one page fits, or is wanted.
     """
     cell, context_len = cell_bytes(choice.spec, choice.kv_dtype), choice.context_len
     available = devices.available_bytes(choice.device)
@@ -38,9 +38,14 @@ def choose_tokens(config: ServerConfig, choice: Choice, free_before_load: int) -
     else:
         fraction = config.mem_fraction_static or 0.9
         fits = int(available - free_before_load * (1 - fraction)) // cell
-        default = fits if config.mem_fraction_static else min(16 * context_len, 65_536, host.memory_limit() // 4 // cell, fits)
+        contexts = max(16 * context_len, config.page_size)
+        default = fits if config.mem_fraction_static else min(contexts, 65_536, host.memory_limit() // 4 // cell, fits)
     if wanted is not None and wanted > fits:
         log.warning("max_total_tokens=%d is larger than the %d tokens that fit into memory; %d are used.", wanted, fits, fits)
+    if wanted is not None and wanted < config.page_size:
+        raise ConfigError(
+            f"--max-total-tokens={wanted} is less than one page of --page-size={config.page_size} tokens; raise it, or take smaller pages"
+        )
     tokens = min(wanted or default, fits) // config.page_size * config.page_size
     if tokens <= 0:
         raise ConfigError(

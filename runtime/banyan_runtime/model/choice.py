@@ -12,6 +12,7 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
+from banyan_runtime.model import persistent
 from banyan_runtime.model import spec as specs
 from banyan_runtime.model.attention import AttentionKind, backends
 from banyan_runtime.model.spec import ModelSpec
@@ -35,6 +36,7 @@ class Choice:
     attention: AttentionKind | None  # None: the runner has its own
     graph_rows: int  # of the largest decode step that is captured as a graph; 0: none is
     graph_tokens: int  # of the largest other step that is
+    persistent: bool  # whether decode steps of one row take one launch
 
 
 def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_bf16: bool, own_attention: bool) -> Choice:
@@ -57,11 +59,12 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     if device.type == "cuda" and not config.disable_cuda_graph:
         graph_rows = (config.cuda_graph_max_bs or MOST_ROWS) if config.serves_text else 0  # vectors take no decode steps
         graph_tokens = worth_a_graph(spec) if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens
-    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graph_rows, graph_tokens)
+    alone = config.enable_persistent_decode
+    if alone and (reason := persistent.refusal(spec, device, kv_dtype, graph_rows, attention)):
+        raise ConfigError(f"--enable-persistent-decode: {reason}; leave it out")
+    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graph_rows, graph_tokens, alone)
 
 
 def worth_a_graph(spec: ModelSpec) -> int:
     """Tokens up to which a step takes a large GPU no longer than launching its kernels one by one would take the host."""
-    heads = spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
-    layer = spec.hidden_size * (heads + 3 * spec.intermediate_size)  # parameters
-    return max(16, min(MOST_TOKENS, LAUNCHED // layer // 16 * 16))
+    return max(16, min(MOST_TOKENS, LAUNCHED // spec.layer_parameters // 16 * 16))

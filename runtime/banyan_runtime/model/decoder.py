@@ -107,7 +107,7 @@ class _Block:
         them; likewise what comes out: the next norm adds it. Everything but attention is computed block by block."""
         h, qkv = _through(self.qkv, h, deltas)
         q = self.heads(self.index, qkv, at, attention.cells)
-        attended = attention.attend(self.index, q).view(tokens, -1)
+        attended = attention.attend(self.index, q).reshape(tokens, -1)
         sizes = [block.shape[0] for block in h]
         if padding := sum(sizes) - tokens:
             attended = F.pad(attended, (0, 0, 0, padding))

@@ -23,7 +23,7 @@ _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
 MOST_ROWS: Final = 2
 """Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
 _COLUMNS: Final = 1024  # of a weight that a program reads at a time
-_OUTPUTS: Final = 8  # lines of a weight, likewise: 16 KB in 16 bits are on their way at once
+_OUTPUTS: Final = 8  # outputs, likewise: 16 KB of a weight in 16 bits are on their way at once
 _MANY: Final = 2112  # lines: fewer are cut into halves, so that all processors of a large GPU have two programs
 
 
@@ -40,14 +40,13 @@ class FusedKernels(PlainKernels):
         return _FusedNorm(weight, eps)
 
     def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
-        return _FusedHeads(spec, q_norm, k_norm)
+        return FusedHeads(spec, q_norm, k_norm)
 
     def entry(self, norm: RmsNorm, layer: Layer) -> Entry:
-        assert isinstance(layer, _FusedLinear)
         return _FusedEntry(norm, layer)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return _FusedLinear(weight, bias)
+        return FusedLinear(weight, bias)
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         return _FusedGated(weight, bias)
@@ -83,14 +82,14 @@ class _FusedNorm(RmsNorm):
         return sums, out
 
 
-class _FusedHeads:
+class FusedHeads:
     def __init__(self, spec: ModelSpec, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
         from banyan_runtime.model.kernels import dependent, rows
 
         self._kernel = rows.place
         self._options = dependent.options
         self._spec = spec
-        self._norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
+        self.norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         self._half = power_of_two(spec.head_dim // 2)
         turned = spec.heads + spec.kv_heads
         self._together = min(power_of_two(turned), max(1, _TOGETHER // (2 * self._half)))
@@ -101,19 +100,19 @@ class _FusedHeads:
         assert own.stride(1) == 1
         keys, values = cells.pool.slots(layer)
         queries = torch.empty((tokens, spec.heads, spec.head_dim), dtype=own.dtype, device=own.device)
-        q_weight, k_weight = (own, own) if self._norms is None else self._norms
+        q_weight, k_weight = (own, own) if self.norms is None else self.norms
         together = min(self._together, 4) if tokens < _FEW else self._together
         if tokens:
             self._kernel[(tokens, -(-(spec.heads + spec.kv_heads) // together))](
                 own, cos, sin, q_weight, k_weight, cells.slots, queries, keys, values, own.stride(0), keys.stride(0), spec.norm_eps,
-                NORMED=self._norms is not None, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
+                NORMED=self.norms is not None, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
                 HALF=spec.head_dim // 2, BLOCK=self._half, PADDING=PADDING_SLOT, LARGEST=cells.pool.largest, NARROW=cells.pool.narrow,
                 **self._options(own.device),
             )  # fmt: skip
         return queries
 
 
-class _FusedLinear:
+class FusedLinear:
     """torch's product, but of so few rows that reading the weight takes longest."""
 
     gated = False
@@ -128,7 +127,8 @@ class _FusedLinear:
         self._kernel = products.product
         self._options = dependent.options(weight.device)
         width = power_of_two(weight.shape[1])
-        many = self.outputs >= _MANY and weight.itemsize == 2  # of 32 bits as many would not fit into registers
+        # Of 32 bits, or of two lines for each output, as many would not fit into registers.
+        many = self.outputs >= _MANY and weight.itemsize == 2 and not self.gated
         outputs = _OUTPUTS if many else _OUTPUTS // 2
         self._programs = -(-self.outputs // outputs)
         assert self._programs < 1 << 16, "of a grid's second axis"
@@ -157,7 +157,7 @@ class _FusedLinear:
         return sums, out
 
 
-class _FusedGated(_FusedLinear):
+class _FusedGated(FusedLinear):
     gated = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -175,11 +175,8 @@ class _FusedGated(_FusedLinear):
 
 
 class _FusedEntry(Entry):
-    def __init__(self, norm: RmsNorm, layer: _FusedLinear) -> None:
-        super().__init__(norm, layer)
-        self._few = layer
-
     def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         if 0 < h.shape[0] <= MOST_ROWS:
-            return self._few.of_few(h, delta, self._norm)
+            assert isinstance(self.layer, FusedLinear)
+            return self.layer.of_few(h, delta, self.norm)
         return super().__call__(h, delta)

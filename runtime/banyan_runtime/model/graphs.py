@@ -25,6 +25,7 @@ from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Held, Replayed, most_sequences
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured
+from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Step
 
@@ -101,9 +102,11 @@ class CudaRecorder:
 class StepGraphs:
     """Steps of few tokens: decode steps by their rows, all others by their tokens."""
 
-    def __init__(self, decoder: Decoder, attention: Replayed, sizes: Sizes, latest: Tensor, recorder: Recorder) -> None:
-        """`latest` int64: the last token of each row, where it stays."""
-        self._decoder, self._attention = decoder, attention
+    def __init__(
+        self, decoder: Decoder, attention: Replayed, sizes: Sizes, latest: Tensor, recorder: Recorder, alone: PersistentDecode | None = None
+    ) -> None:
+        """`latest` int64: the last token of each row, where it stays. `alone`: computes decode steps of one row."""
+        self._decoder, self._attention, self._alone = decoder, attention, alone
         self._sizes = sizes
         self._latest = latest
         device = decoder.embed.device
@@ -138,7 +141,8 @@ class StepGraphs:
         graph = self._fitting(step)
         if graph is None:
             return None
-        own = self._attention.fill(step, table, graph.held)
+        alone = self._by_itself(graph.held)
+        own = (self._attention if alone is None else alone).fill(step, table, graph.held)
         graph.held.tell(step, own)
         graph.replay()
         hidden = self._hidden[: len(step.token_ids)]
@@ -160,7 +164,13 @@ class StepGraphs:
         fitting = self._prompts[bisect_left(self._sizes.tokens, tokens) :]
         return next((graph for graph in fitting if sequences <= most_sequences(graph.held.size)), None)
 
+    def _by_itself(self, held: Held) -> PersistentDecode | None:
+        return self._alone if held.sequences is None and held.size == 1 else None
+
     def _compute(self, held: Held) -> None:
+        if (alone := self._by_itself(held)) is not None:
+            alone.compute(held, self._hidden[0])
+            return
         self._attention.plan_held(held)
         ids = torch.where(held.ids < 0, self._latest.index_select(0, held.rows), held.ids)
         self._hidden[: held.size].copy_(self._decoder.hidden(ids, held.positions, self._attention))

@@ -76,15 +76,15 @@ class Entry:
     """A norm and the layer behind it: the way into attention, and into the MLP."""
 
     def __init__(self, norm: RmsNorm, layer: Layer) -> None:
-        self._norm = norm
-        self._layer = layer
+        self.norm = norm
+        self.layer = layer
 
     def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """h + delta, and the layer of its norm. h and delta [rows, width]; None: nothing is added."""
         if delta is None:
-            return h, self._layer(self._norm(h))
-        h, normed = self._norm.added(h, delta)
-        return h, self._layer(normed)
+            return h, self.layer(self.norm(h))
+        h, normed = self.norm.added(h, delta)
+        return h, self.layer(normed)
 
 
 class Head:

@@ -58,6 +58,11 @@ class Rope:
             sin.append(torch.cat((-angles.sin(), angles.sin()), -1).to(self._sin))
         self._cos, self._sin = torch.cat(cos), torch.cat(sin)
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Of reserved positions: cosines and sines, [positions, head_dim] each."""
+        return self._cos, self._sin
+
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for reserved positions [T], each [T, 1, head_dim]."""
         return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)

@@ -72,6 +72,11 @@ class ModelSpec:
         """Query heads that share one KV head."""
         return self.heads // self.kv_heads
 
+    @property
+    def layer_parameters(self) -> int:
+        """Of the matrices of one layer."""
+        return self.hidden_size * (self.head_dim * (2 * self.heads + 2 * self.kv_heads) + 3 * self.intermediate_size)
+
 
 @dataclass(frozen=True, slots=True)
 class _Family:
@@ -83,15 +88,17 @@ class _Family:
     qk_norm: bool = False
     kv_heads: int | None = None  # where config.json has no num_key_value_heads; None: as many as heads
     head_dim: int | None = None  # where it has no head_dim; None: hidden_size / heads
-    window: int | None = None  # where it has no sliding_window at all
+    window: int | None = None  # where it has no sliding_window at all; None: such models have no windows
     window_switch: bool = False  # sliding_window counts only with use_sliding_window, from max_window_layers on
 
 
 _FAMILIES: Final[dict[str, _Family]] = {
     "LlamaForCausalLM": _Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
     "MistralForCausalLM": _Family(kv_heads=8, window=4096),
-    "Qwen2ForCausalLM": _Family(qkv_bias=True, window_switch=True),
-    "Qwen3ForCausalLM": _Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, head_dim=128, window_switch=True),
+    "Qwen2ForCausalLM": _Family(qkv_bias=True, window=4096, window_switch=True),
+    "Qwen3ForCausalLM": _Family(
+        qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, head_dim=128, window=4096, window_switch=True
+    ),
 }
 SUPPORTED: Final = tuple(_FAMILIES)
 
@@ -131,7 +138,7 @@ def read(model_dir: Path, overrides: str = "{}") -> ModelSpec:
             f"{model_dir}: there is no config.json; --model-path must be a folder with config.json and *.safetensors, or a .gguf file"
         ) from None
     replaced = json.loads(overrides)
-    return parse(config | replaced, where=f"{path} with --json-model-override-args" if replaced else str(path))
+    return parse(_overridden(config, replaced), where=f"{path} with --json-model-override-args" if replaced else str(path))
 
 
 def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
@@ -189,6 +196,22 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
     )
 
 
+def _overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with some of its keys replaced, also where a file spells them as transformers 5 does and an override as 4, or the other
+    way round."""
+    own, rope = dict(config), config.get("rope_parameters")
+    if "torch_dtype" in overrides:
+        own.pop("dtype", None)
+    if "rope_parameters" in overrides:
+        own.pop("rope_scaling", None)
+    elif isinstance(rope, dict) and not overrides.keys().isdisjoint(("rope_theta", "rope_scaling")):
+        del own["rope_parameters"]
+        own["rope_scaling"] = own.get("rope_scaling") or {key: value for key, value in rope.items() if key != "rope_theta"}
+        if "rope_theta" in rope:
+            own["rope_theta"] = rope["rope_theta"]
+    return {**own, **overrides}
+
+
 class _Keys:
     """Typed reads of one config.json, with errors that name the file and the key."""
 
@@ -234,7 +257,7 @@ class _Keys:
 
     def rope(self) -> tuple[float, RopeScaling, float]:
         """Theta, the scaling, and by how much the scaling stretches max_position_embeddings."""
-        rope: Any = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        rope: Any = self.config.get("rope_scaling") or self.config.get("rope_parameters") or {}  # of two transformers takes the older
         if not isinstance(rope, dict):
             raise ModelError(f"{self.where}: rope settings are {shown(rope)}, not an object")
         if nested := [key for key, value in rope.items() if isinstance(value, dict)]:
@@ -267,7 +290,7 @@ class _Keys:
         window = self.config.get("sliding_window", family.window)
         if family.window_switch and not self.switch("use_sliding_window"):
             window = None
-        if window is None or (family.window is None and not family.window_switch):
+        if window is None or family.window is None:
             return (None,) * layers
         window = self.size("sliding_window", window)
         kinds = self.config.get("layer_types")

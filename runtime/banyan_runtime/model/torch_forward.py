@@ -21,15 +21,17 @@ from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.graphs import NO_SIZES, CudaRecorder, Recorder, Sizes, StepGraphs
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
+from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
-from banyan_runtime.model.table import SlotTable
+from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import I32, PADDING_SLOT, Pulse, SamplingColumns, Step, TableShape
 
 _MANY: Final = 64  # tokens: what is compiled for more depends on their number no more
 
 Sampler = Callable[[Tensor, SamplingColumns, I32], tuple[Tensor, Tensor]]
 """`Forward.sample`."""
+MakesPersistent = Callable[[Decoder, KvPool, DeviceTable, Tensor], PersistentDecode]
 
 
 class TorchModel:
@@ -67,7 +69,7 @@ class TorchModel:
         if self._fused:
             sample = FusedSampler()
             sample.compile(choice.spec.vocab_size, choice.device)
-        return TorchForward(self._decoder, attention, pool, recorder, sizes, sample)
+        return TorchForward(self._decoder, attention, pool, recorder, sizes, sample, PersistentDecode if choice.persistent else None)
 
 
 class TorchForward:
@@ -79,8 +81,11 @@ class TorchForward:
         recorder: Recorder | None = None,
         sizes: Sizes = NO_SIZES,
         sample: Sampler = sampler.sample,
+        persistent: MakesPersistent | None = None,
     ) -> None:
-        """With a recorder, steps of such sizes are captured, if the attention can be."""
+        """With a recorder, steps of such sizes are captured, if the attention can be; with `persistent`, decode steps of one row take one
+        launch."""
+        self._persistent = persistent
         self.decoder = decoder
         self.attention = attention
         self._pool = pool
@@ -107,11 +112,12 @@ class TorchForward:
         self.decoder.rope.reserve(positions)
         if not isinstance(self.attention, Replayed):
             return None
-        self.attention.reserve(shape := TableShape(rows, positions))
+        table = self.attention.reserve(shape := TableShape(rows, positions))
         self._compute_once(shape)
         if self._recorder is None:
             return None
-        self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder)
+        alone = None if self._persistent is None else self._persistent(self.decoder, self._pool, table, latest)
+        self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder, alone)
         return self._graphs.captured
 
     def _compute_once(self, shape: TableShape) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from banyan_runtime.model.device import pinned
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.model.table import SlotTable
+from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import I32, Pulse, Step, TableShape
 
 SEQUENCES: Final = 64
@@ -97,8 +97,9 @@ def most_sequences(tokens: int) -> int:
 class Replayed(Attention, Protocol):
     """Attention whose steps can be captured as graphs: kernels are launched over memory that stays, and steps are filled in."""
 
-    def reserve(self, shape: TableShape) -> None:
-        """Called before the first step, with the size of the table that all steps are planned with."""
+    def reserve(self, shape: TableShape) -> DeviceTable:
+        """Called before the first step, with the size of the table that all steps are planned with: where keys lie, on the device. Whoever
+        else computes a step makes it follow."""
 
     def hold(self, steps: Sequence[Held]) -> None:
         """Allocate what these steps need beside what they are told. Called once."""

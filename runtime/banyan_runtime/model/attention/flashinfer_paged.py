@@ -135,14 +135,19 @@ class FlashInferAttention:
         kind = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper
         return {window: kind(self._workspace, "HND", backend=backend) for window in self._windows}
 
-    def reserve(self, shape: TableShape) -> None:
+    def reserve(self, shape: TableShape) -> DeviceTable:
         self._table = DeviceTable(shape, self._pool.device)
+        return self._table
+
+    @property
+    def _there(self) -> DeviceTable:
+        assert self._table is not None, "reserve comes first"
+        return self._table
 
     def plan(self, step: Step, table: SlotTable) -> None:
         if self._table is None:
             self.reserve(TableShape(*table.slots.shape))
-        assert self._table is not None
-        self._table.follow(step, table)
+        self._there.follow(step, table)
         self.cells = Cells(self._pool, tensor(step.out_slots, self._pool.device, torch.int32))  # as those of replayed steps
         self._planned = self._few if int(step.query_lens.max()) <= FEW_QUERIES else self._many
         self._plan(self._planned, self._keys(step, np.empty(0, np.int32)), step.query_lens)
@@ -175,8 +180,7 @@ class FlashInferAttention:
         }  # fmt: skip
 
     def hold(self, steps: Sequence[Held]) -> None:
-        assert self._table is not None, "reserve comes first"
-        device, positions = self._pool.device, self._table.slots.shape[1]
+        device, positions = self._pool.device, self._there.slots.shape[1]
 
         def column(length: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(length, dtype=dtype, device=device)
@@ -232,8 +236,7 @@ class FlashInferAttention:
 
     def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
         assert self._memory is not None, "hold comes first"
-        assert self._table is not None, "reserve comes first"
-        self._table.follow(step, table)
+        self._there.follow(step, table)
         self._plan(self._memory.wrappers[held.size, held.sequences], *self._padded(step, held))
         return np.zeros(tuple(held.own.shape), np.int32)
 
@@ -249,14 +252,13 @@ class FlashInferAttention:
 
     def _keys(self, step: Step, further: I32) -> _Keys:
         """The keys of a step; of further sequences, the padding slot so many times."""
-        assert self._table is not None
         ends = np.cumsum(step.kv_lens, dtype=np.int64)
         begun = ends - step.kv_lens
         # Cell `at` of the sequences laid out one after another is in the table at [row, at - begun].
-        sent = tensor(np.stack((ends, step.rows.astype(np.int64) * self._table.slots.shape[1] - begun)), self._pool.device)
+        sent = tensor(np.stack((ends, step.rows.astype(np.int64) * self._there.slots.shape[1] - begun)), self._pool.device)
         at = torch.arange(int(ends[-1]), device=self._pool.device)
         cells = sent[1].index_select(0, torch.searchsorted(sent[0], at, right=True)).add_(at)
-        slots = self._table.slots.view(-1).index_select(0, cells)
+        slots = self._there.slots.view(-1).index_select(0, cells)
         if len(further):
             slots = F.pad(slots, (0, int(further.sum())), value=PADDING_SLOT)
         return self._told(np.append(step.kv_lens, further), slots)

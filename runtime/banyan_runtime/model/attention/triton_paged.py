@@ -79,15 +79,20 @@ class TritonAttention:
             return f"it needs compute capability {needed[0]}.{needed[1]}"
         return "heads wider than 256 do not fit its tiles" if spec.head_dim > 256 else None
 
-    def reserve(self, shape: TableShape) -> None:
+    def reserve(self, shape: TableShape) -> DeviceTable:
         self._table = DeviceTable(shape, self._pool.device)
         self._compile()
+        return self._table
+
+    @property
+    def _there(self) -> DeviceTable:
+        assert self._table is not None, "reserve comes first"
+        return self._table
 
     def plan(self, step: Step, table: SlotTable) -> None:
         if self._table is None:
             self.reserve(TableShape(*table.slots.shape))
-        assert self._table is not None
-        self._table.follow(step, table)
+        self._there.follow(step, table)
         rows = self._rows(int(step.query_lens.max()))
         tiles = self._tiles(step, rows)
         most_keys, stretches = int(step.kv_lens.max()), self._stretches(len(tiles[0]))
@@ -109,8 +114,7 @@ class TritonAttention:
         """They are told everything."""
 
     def plan_held(self, held: Held) -> None:
-        table, tiles = self._table, self._tiles_held(held)
-        assert table is not None, "reserve comes first"
+        table, tiles = self._there, self._tiles_held(held)
         self._kernels.note[(held.size,)](
             table.slots, table.slots.stride(0), held.rows, held.positions, held.slots, held.counts, **self._options
         )
@@ -118,8 +122,7 @@ class TritonAttention:
         self.cells = Cells(self._pool, held.slots)
 
     def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
-        assert self._table is not None, "reserve comes first"
-        self._table.follow_updates(step, table)
+        self._there.follow_updates(step, table)
         own = np.zeros(tuple(held.own.shape), np.int32)
         own[0, 0] = _stretch(int(step.kv_lens.max()), self._stretches(self._tiles_held(held)))
         for column, values in zip(own[1:], self._tiles(step, self._rows_held(held)), strict=True):
@@ -177,9 +180,8 @@ class TritonAttention:
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         self._pulse()
-        plan, table, spec = self._planned, self._table, self._spec
+        plan, table, spec = self._planned, self._there, self._spec
         assert plan is not None, "a step is planned first"
-        assert table is not None
         keys, values = self._pool.slots(layer)
         q = q.contiguous()
         tokens, heads, dim = q.shape

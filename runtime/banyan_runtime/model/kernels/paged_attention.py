@@ -58,17 +58,50 @@ def attend(
     rows = tl.arange(0, ROWS)
     query = rows // GROUP
     real = query < count
-    at = position + query
     row = (first + query).to(tl.int64) * HEADS + head * GROUP + rows % GROUP
     dims = tl.arange(0, WIDTH)
     inside = dims < DIM
     queries = tl.load(q + row[:, None] * DIM + dims[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-    keys += head.to(tl.int64) * head_stride
-    values += head.to(tl.int64) * head_stride
+    shift = head.to(tl.int64) * head_stride
+    high, mass, sums = over(
+        queries, position + query, keys + shift, values + shift, own_slots, begin, end, position, scale, WINDOW,
+        DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
+    )  # fmt: skip
+    writable = real[:, None] & inside[None, :]
+    if SPLIT:
+        part = stretch.to(tl.int64) * tokens * HEADS + row
+        tl.store(out + part[:, None] * DIM + dims[None, :], sums, mask=writable)
+        tl.store(highs + part, high, mask=real)
+        tl.store(masses + part, mass, mask=real)
+    else:
+        result = sums / tl.where(real, mass, 1.0)[:, None]
+        tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=writable)
 
-    if WINDOW > 0:  # begun at a multiple of KEYS, so that a query's sums are the same in any tile
-        begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS)
 
+@triton.jit
+def over(
+    queries,  # [ROWS, WIDTH]
+    at,  # [ROWS] positions
+    keys,  # [slots, DIM] of one head
+    values,  # likewise
+    own_slots,  # int32 [positions]: in which slot each position's key lies
+    begin,  # of the stretch
+    end,
+    position,  # of the first query
+    scale,
+    window,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One stretch: the rows' largest scores in powers of two, the sums of powers of two relative to them, and those of values."""
+    dims = tl.arange(0, WIDTH)
+    inside = dims < DIM
+    if WINDOWED:  # begun at a multiple of KEYS, so that a query's sums are the same in any tile
+        begin = tl.maximum(begin, tl.maximum(position - window + 1, 0) // KEYS * KEYS)
     high = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -80,8 +113,8 @@ def attend(
         key = _widened(tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
         scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION) * (scale * LOG2_E)
         seen = places[None, :] <= at[:, None]
-        if WINDOW > 0:
-            seen &= places[None, :] > at[:, None] - WINDOW
+        if WINDOWED:
+            seen &= places[None, :] > at[:, None] - window
         scores = tl.where(seen & known[None, :], scores, float("-inf"))
         higher = tl.maximum(high, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: all weights are 0
@@ -91,16 +124,7 @@ def attend(
         value = _widened(tl.load(values + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
         sums = sums * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
         high = higher
-
-    writable = real[:, None] & inside[None, :]
-    if SPLIT:
-        part = stretch.to(tl.int64) * tokens * HEADS + row
-        tl.store(out + part[:, None] * DIM + dims[None, :], sums, mask=writable)
-        tl.store(highs + part, high, mask=real)
-        tl.store(masses + part, mass, mask=real)
-    else:
-        result = sums / tl.where(real, mass, 1.0)[:, None]
-        tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=writable)
+    return high, mass, sums
 
 
 @triton.jit
@@ -129,17 +153,25 @@ def join(
     """One token and head."""
     await_earlier(DEPENDENT)
     pair = tl.program_id(0)
+    length = tl.maximum(tl.load(stretch_keys), 1)  # 0 before a first step is told
+    stretches = (tl.load(ends + pair // HEADS) + length - 1) // length
+    joined(parts, highs, masses, out, pair, pairs, stretches, DIM, WIDTH, TOGETHER)
+
+
+@triton.jit
+def joined(
+    parts, highs, masses, out, pair, pairs, stretches, DIM: tl.constexpr, WIDTH: tl.constexpr, TOGETHER: tl.constexpr
+):  # fmt: skip
+    """So many stretches of one token and head."""
     dims = tl.arange(0, WIDTH)
     inside = dims < DIM
     high = float("-inf")
     mass = 0.0
     sums = tl.zeros((WIDTH,), tl.float32)
-    length = tl.maximum(tl.load(stretch_keys), 1)  # 0 before a first step is told
-    stretches = (tl.load(ends + pair // HEADS) + length - 1) // length
     for first in range(0, stretches, TOGETHER):
         stretch = first + tl.arange(0, TOGETHER)
         there = stretch < stretches
-        part = pair.to(tl.int64) + stretch * pairs
+        part = tl.cast(pair, tl.int64) + stretch * pairs
         here = tl.load(highs + part, mask=there, other=float("-inf"))
         higher = tl.maximum(high, tl.max(here, 0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -149,7 +181,7 @@ def join(
         sums = sums * kept + tl.sum(taken * share[:, None], 0)
         high = higher
     mass = tl.where(mass == 0.0, 1.0, mass)  # of a padded row
-    tl.store(out + pair.to(tl.int64) * DIM + dims, (sums / mass).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + tl.cast(pair, tl.int64) * DIM + dims, (sums / mass).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

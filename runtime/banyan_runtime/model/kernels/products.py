@@ -33,54 +33,116 @@ def product(
 ):
     """Some outputs of one row. All rows of these outputs are begun together, so that the weight is still in the cache for the next."""
     row = tl.program_id(0).to(tl.int64)
-    each = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    known = each < outputs
-    columns = tl.arange(0, COLUMNS)
-    lines = weight + each.to(tl.int64)[:, None] * WIDTH
-    ups = lines + outputs.to(tl.int64) * WIDTH
+    first = tl.program_id(1) * OUTPUTS
     # The first of the weight is on its way before it is known what it is multiplied with.
-    own = _part(lines, known, columns, WIDTH)
-    also = _part(ups, known, columns, WIDTH) if GATED else own
+    own, also = part(weight, first, outputs, 0, outputs, GATED, WIDTH, COLUMNS, OUTPUTS)
     await_earlier(DEPENDENT)
+    lines(
+        x + row * stride, delta + row * delta_stride, norm, weight, bias, sums + row * WIDTH, tl.program_id(1) == 0, out + row * outputs,
+        first, tl.minimum(first + OUTPUTS, outputs), own, also, outputs, eps,
+        ADDED, NORMED, BIASED, GATED, False, WIDTH, BLOCK, COLUMNS, OUTPUTS,
+    )  # fmt: skip
+
+
+@triton.jit
+def part(
+    weight, first, end, column, outputs, GATED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, OUTPUTS: tl.constexpr
+):  # fmt: skip
+    """Of the lines from `first` up to `end` some columns; GATED: and of the ups that belong to them."""
+    each = first + tl.arange(0, OUTPUTS)
+    columns = column + tl.arange(0, COLUMNS)
+    there = (each < end)[:, None] & (columns < WIDTH)[None, :]
+    at = each.to(tl.int64)
+    own = tl.load(weight + at[:, None] * WIDTH + columns[None, :], mask=there, other=0.0)
+    also = own
+    if GATED:
+        also = tl.load(weight + (at + outputs)[:, None] * WIDTH + columns[None, :], mask=there, other=0.0)
+    return own, also
+
+
+@triton.jit
+def lines(
+    x,  # [WIDTH]; this and what follows as `product` has it, of one row
+    delta,
+    norm,
+    weight,
+    bias,
+    sums,
+    keeping,  # whether this program writes the sums
+    out,
+    first,  # line
+    end,  # line behind the last one
+    own,  # `part`, of the first line and column
+    also,
+    outputs,
+    eps,
+    ADDED: tl.constexpr,
+    NORMED: tl.constexpr,
+    BIASED: tl.constexpr,
+    GATED: tl.constexpr,
+    AHEAD: tl.constexpr,  # whether what is multiplied next is on its way while this is, which takes half as many registers again
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OUTPUTS: tl.constexpr,  # at a time
+):
+    """Some outputs of one row."""
     kind = out.dtype.element_ty
     scale = 1.0
     if NORMED:
         at = tl.arange(0, BLOCK)
-        wide = _sum(x + row * stride, delta + row * delta_stride, at, WIDTH, ADDED, kind).to(tl.float32)
+        wide = _sum(x, delta, at, WIDTH, ADDED, kind).to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
         if ADDED:
-            tl.store(sums + row * WIDTH + at, wide.to(kind), mask=(at < WIDTH) & (tl.program_id(1) == 0))
-    gathered = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
-    beside = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
-    for first in range(0, WIDTH, COLUMNS):
-        if first > 0:
-            own = _part(lines, known, first + columns, WIDTH)
+            tl.store(sums + at, wide.to(kind), mask=(at < WIDTH) & keeping)
+    columns = tl.arange(0, COLUMNS)
+    factor = tl.zeros((COLUMNS,), tl.float32)
+    if WIDTH <= COLUMNS:  # the same for all lines
+        factor = _factor(x, delta, norm, scale, columns, ADDED, NORMED, WIDTH, kind)
+    for line in range(first, end, OUTPUTS):
+        gathered = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
+        beside = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
+        for column in range(0, WIDTH, COLUMNS):
+            if AHEAD:
+                more = column + COLUMNS < WIDTH
+                then, also_then = part(
+                    weight, tl.where(more, line, line + OUTPUTS), end, tl.where(more, column + COLUMNS, 0), outputs,
+                    GATED, WIDTH, COLUMNS, OUTPUTS,
+                )  # fmt: skip
+            elif column + line > first:
+                own, also = part(weight, line, end, column, outputs, GATED, WIDTH, COLUMNS, OUTPUTS)
+            if WIDTH > COLUMNS:
+                factor = _factor(x, delta, norm, scale, column + columns, ADDED, NORMED, WIDTH, kind)
+            gathered += own.to(tl.float32) * factor[None, :]
             if GATED:
-                also = _part(ups, known, first + columns, WIDTH)
-        values = _sum(x + row * stride, delta + row * delta_stride, first + columns, WIDTH, ADDED, kind)
-        if NORMED:
-            normed = (values.to(tl.float32) * scale).to(kind)
-            values = normed * tl.load(norm + first + columns, mask=first + columns < WIDTH, other=0.0).to(kind)
-        factor = values.to(tl.float32)[None, :]
-        gathered += own.to(tl.float32) * factor
-        if GATED:
-            beside += also.to(tl.float32) * factor
-    result = tl.sum(gathered, 1)
-    if BIASED:
-        result += tl.load(bias + each, mask=known, other=0.0).to(tl.float32)
-    if GATED:
-        up = tl.sum(beside, 1)
+                beside += also.to(tl.float32) * factor[None, :]
+            if AHEAD:
+                own, also = then, also_then
+        each = line + tl.arange(0, OUTPUTS)
+        known = each < end
+        result = tl.sum(gathered, 1)
         if BIASED:
-            up += tl.load(bias + outputs + each, mask=known, other=0.0).to(tl.float32)
-        gate = result.to(kind).to(tl.float32)
-        tl.store(out + row * outputs + each, (gate * tl.sigmoid(gate)).to(kind) * up.to(kind), mask=known)
-    else:
-        tl.store(out + row * outputs + each, result.to(kind), mask=known)
+            result += tl.load(bias + each, mask=known, other=0.0).to(tl.float32)
+        if GATED:
+            up = tl.sum(beside, 1)
+            if BIASED:
+                up += tl.load(bias + outputs + each, mask=known, other=0.0).to(tl.float32)
+            gate = result.to(kind).to(tl.float32)
+            tl.store(out + each, (gate * tl.sigmoid(gate)).to(kind) * up.to(kind), mask=known)
+        else:
+            tl.store(out + each, result.to(kind), mask=known)
 
 
 @triton.jit
-def _part(lines, known, columns, WIDTH: tl.constexpr):
-    return tl.load(lines + columns[None, :], mask=known[:, None] & (columns < WIDTH)[None, :], other=0.0)
+def _factor(
+    x, delta, norm, scale, columns, ADDED: tl.constexpr, NORMED: tl.constexpr, WIDTH: tl.constexpr, kind: tl.constexpr
+):  # fmt: skip
+    """What some columns of a weight are multiplied with."""
+    values = _sum(x, delta, columns, WIDTH, ADDED, kind)
+    if NORMED:
+        normed = (values.to(tl.float32) * scale).to(kind)
+        values = normed * tl.load(norm + columns, mask=columns < WIDTH, other=0.0).to(kind)
+    return values.to(tl.float32)
 
 
 @triton.jit

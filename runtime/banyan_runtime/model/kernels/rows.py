@@ -88,12 +88,43 @@ def place(
     await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
+    turn = row * 2 * HALF
+    placed(
+        qkv + row * stride, cos + turn, sin + turn, q_weight, k_weight, tl.load(slots + row).to(tl.int64), queries + row * HEADS * 2 * HALF,
+        keys, values, head, head < HEADS + KV_HEADS, head_stride, eps, NORMED, HEADS, KV_HEADS, HALF, BLOCK, PADDING, LARGEST, NARROW,
+    )  # fmt: skip
+
+
+@triton.jit
+def placed(
+    own,  # [HEADS + 2 * KV_HEADS, 2 * HALF]; this and what follows as `place` has it, of one token
+    cos,  # [2 * HALF]
+    sin,
+    q_weight,
+    k_weight,
+    slot,
+    queries,  # [HEADS, 2 * HALF]
+    keys,
+    values,
+    head,  # [heads]: those of queries, then those of keys
+    known,  # [heads] whether it is one
+    head_stride,
+    eps,
+    NORMED: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PADDING: tl.constexpr,
+    LARGEST: tl.constexpr,
+    NARROW: tl.constexpr,
+):
+    """Some heads of a token."""
     at = tl.arange(0, BLOCK)
     real = at < HALF
-    inside = (head < HEADS + KV_HEADS)[:, None] & real[None, :]
+    inside = known[:, None] & real[None, :]
     is_key = (head >= HEADS)[:, None]
     kind = queries.dtype.element_ty
-    own = qkv + row * stride
     source = own + head[:, None] * 2 * HALF + at[None, :]
     low, high = tl.load(source, mask=inside, other=0.0), tl.load(source + HALF, mask=inside, other=0.0)
     if NORMED:
@@ -102,16 +133,14 @@ def place(
         scale = tl.rsqrt(mean + eps)[:, None]
         low = (wide_low * scale).to(kind) * _of_either(q_weight, k_weight, at, real, is_key).to(kind)
         high = (wide_high * scale).to(kind) * _of_either(q_weight + HALF, k_weight + HALF, at, real, is_key).to(kind)
-    turn = row * 2 * HALF + at
-    cos_low, cos_high = tl.load(cos + turn, mask=real, other=0.0), tl.load(cos + turn + HALF, mask=real, other=0.0)
-    sin_low, sin_high = tl.load(sin + turn, mask=real, other=0.0), tl.load(sin + turn + HALF, mask=real, other=0.0)
+    cos_low, cos_high = tl.load(cos + at, mask=real, other=0.0), tl.load(cos + HALF + at, mask=real, other=0.0)
+    sin_low, sin_high = tl.load(sin + at, mask=real, other=0.0), tl.load(sin + HALF + at, mask=real, other=0.0)
     turned_low = low * cos_low[None, :] + high * sin_low[None, :]
     turned_high = high * cos_high[None, :] + low * sin_high[None, :]
-    to = queries + (row * HEADS + head[:, None]) * 2 * HALF + at[None, :]
+    to = queries + head[:, None] * 2 * HALF + at[None, :]
     is_query = inside & (head < HEADS)[:, None]
     tl.store(to, turned_low, mask=is_query)
     tl.store(to + HALF, turned_high, mask=is_query)
-    slot = tl.load(slots + row).to(tl.int64)
     stored = inside & is_key & (slot != PADDING)
     if tl.max(head, 0) >= HEADS:
         source += KV_HEADS * 2 * HALF
