@@ -278,6 +278,7 @@ class Stats(msgspec.Struct, tag="stats", kw_only=True):
     waiting: int
     background_running: int = 0  # those of `running` with a priority below 0
     background_waiting: int = 0
+    retracted: int = 0  # those of `waiting` that have run before
     held: int  # wait for something other than memory
     queued_tokens: int = 0  # prompt tokens of those that wait and were never admitted
     kv_used: int  # tokens held by running requests (locked or private)

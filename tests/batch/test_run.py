@@ -194,6 +194,21 @@ def test_a_wrong_key_ends_the_run_instead_of_writing_an_error_for_each_line(run:
     assert not (results.folder / "errors.jsonl").exists()
 
 
+def test_an_output_that_cannot_be_written_is_named_as_it_was_given(run: Run) -> None:
+    results = run([line("a", "hello")], "--output", "/proc/nowhere/")
+    assert (results.exit_code, results.words["code"]) == (64, "OutputNotFound")
+    assert results.words["message"].startswith("file:///proc/nowhere (--output): ")
+
+
+def test_a_process_that_only_publishes_shows_the_counts_of_the_run(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(line("a", "hello") + "\n" + line("b", "hello") + "\n")
+    for phase in ("plan", "work", "merge"):
+        capfd.readouterr()
+        assert run([], "--input", str(lines), "--run-id", "job", "--phase", phase).exit_code == 0
+    assert "phase=done done=2/2 ok=2 err=0" in "".join(capfd.readouterr())
+
+
 def test_a_model_that_is_not_served_ends_the_run(run: Run, server: ScriptedServer) -> None:
     results = run([line("a", "hello"), line("b", "hello")], "--model", "absent")
     assert (results.exit_code, results.words["code"]) == (64, "ModelNotFound")

@@ -120,7 +120,7 @@ def test_a_broken_network_costs_no_line(bucket: S3Store, server: ScriptedServer,
         ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, 77, "AccessDenied", ["access denied by the storage at http://", "403"]),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}, 77, "AccessDenied", []),
         ({"BANYAN_S3_CREDENTIALS_DIR": "/nowhere"}, 77, "AccessDenied", []),
-        ({}, 65, "InputNotFound", ["/in.jsonl"]),
+        ({}, 65, "InputNotFound", ["/in.jsonl", "no such object or no such bucket"]),
         (
             {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"},
             75,

@@ -170,6 +170,20 @@ def test_a_retracted_request_continues_with_the_same_text(overlap: bool, page: i
     invariants.check(session.engine)
 
 
+def test_a_snapshot_tells_how_many_of_those_that_wait_have_run_before() -> None:
+    session = Session(limits(pool_tokens=256, conservativeness=0.05))
+    most = 0
+    for number in range(1000):
+        if number < 12:
+            session.submit([number] * 5, 60)
+        session.turn()
+        stats, waiting = session.engine.stats(session.now), session.engine.scheduler.queue
+        assert stats.retracted == sum(session.engine.requests[id].retractions > 0 for id in waiting.victims) <= stats.waiting
+        most = max(most, stats.retracted)
+    assert most > 0
+    assert stats.retracted == 0
+
+
 def test_with_overlap_a_step_is_launched_before_the_one_before_it_is_read() -> None:
     session = Session(limits(overlap=True), lazy=True)
     unknown = []

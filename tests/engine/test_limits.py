@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,16 @@ def test_the_start_up_line_is_sglangs() -> None:
         "max_total_num_tokens=20480, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=200, "
         "context_len=32768, available_gpu_mem=59.00 GB"
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blamed"),
+    [({"context_len": 15}, "the context is 15 tokens (--context-length"), ({"pool_tokens": 15}, "the KV cache holds 15 tokens, too few")],
+)
+def test_a_context_or_a_pool_in_which_nothing_runs_is_refused_by_its_own_name(sizes: dict[str, int], blamed: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(blamed)):
+        limits_of(info=replace(INFO, **sizes))  # type: ignore[arg-type]
+    limits_of(info=replace(INFO, **dict.fromkeys(sizes, 16)))  # type: ignore[arg-type]
 
 
 def test_a_step_stays_in_flight_on_a_gpu_unless_it_is_told_not_to_and_never_on_a_cpu() -> None:
@@ -91,11 +102,6 @@ def test_the_front_is_told_what_the_runner_can_do() -> None:
     info = replace(INFO, batch_invariant=False, features=frozenset({"mask", "bias"}))
     told = limits_of(info=info).engine_info(info)
     assert (told.batch_invariant, told.features) == (False, ("bias", "mask"))
-
-
-def test_a_pool_too_small_for_any_request_is_refused_at_start() -> None:
-    with pytest.raises(ConfigError, match="--max-total-tokens leaves 8 tokens"):
-        limits_of(info=replace(INFO, pool_tokens=8))
 
 
 @pytest.mark.parametrize("sizes", [{"context_len": 64}, {"pool_tokens": 64}, {"pool_tokens": 64, "page_size": 16, "max_running": 4}])

@@ -102,14 +102,18 @@ def test_a_row_that_fails_in_the_middle_keeps_what_it_said() -> None:
     assert len(session.outputs[1]) > 2, "it fails later than in its first step"
 
 
-def test_who_waits_is_not_kept_waiting() -> None:
-    """While a prompt is computed in chunks, or one waits for room, each step is one round."""
+@pytest.mark.parametrize("held", [0, 2])
+def test_who_waits_is_not_kept_waiting(held: int) -> None:
+    """While a prompt is computed in chunks, or one waits for room, each step is one round, however many wait for a grammar."""
     session = Session(limits(rounds=True, max_running=1))
     first = session.submit([1, 2, 3], max_new=30, seed=1)
     session.submit([4, 5, 6], max_new=30, seed=2)
+    others = [session.submit([7, 8, 9], held=True) for _ in range(held)]
     while first not in session.finishes:
         session.turn()
     assert decodes(session) == 29
+    for other in others:
+        session.abort(other)
     session.drain()
     assert decodes(session) < 29 + 10
 

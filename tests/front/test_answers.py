@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from banyan_runtime import wire
-from banyan_runtime.front import event_stream
+from banyan_runtime.front import event_stream, turns
 from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.wire import FinishCode
@@ -66,6 +66,28 @@ def test_a_refusal_of_a_ready_server_is_not_counted_as_one_while_loading(play: P
             assert (await connection.head())[0] == 503
             assert front.rejections.pop() == reason
             front.context.state.phase = "ready"
+
+    play(scenario)
+
+
+def test_no_event_of_a_cumulative_stream_is_told_twice_however_its_writing_is_cut_up(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens come while an event is being written."""
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        connection = await ask(front, address, native(request(), request(), request(), stream=True, listed=True))
+        ids = [each.id for each in await engine.submits(3)]
+        await connection.head()
+        for number in range(60):
+            await engine.step({one: [A] for one in ids}, *(finish(one) for one in ids if number == 59))
+            for _ in range(number % 9):
+                await asyncio.sleep(0)
+        lengths: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        for event in await connection.events():
+            lengths[event["index"]].append(event["meta_info"]["completion_tokens"])
+        for told_so_far in lengths.values():
+            assert told_so_far == sorted(set(told_so_far))
+            assert told_so_far[-1] == 60
 
     play(scenario)
 

@@ -146,6 +146,21 @@ def url(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
+def test_a_refusal_right_behind_the_first_event_is_a_status_too() -> None:
+    """One choice of a request has begun, and the next one finds the queue full, before anything was sent."""
+
+    async def begin() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stream = EventStream()
+            stream.push(b"data: 1\n\n")
+            stream.fail(unavailable("full"), b"data: full\n\n")
+            request = Request({"type": "http", EXCHANGE: stack}, receive=asyncio.Event().wait)  # type: ignore[arg-type]
+            await stream.begin(request, patient=True)
+
+    with pytest.raises(ApiError, match="full"):
+        asyncio.run(begin())
+
+
 @pytest.mark.parametrize("patient", [True, False])
 def test_where_a_refusal_may_come_late_the_status_waits_for_it(patient: bool) -> None:
     async def begin() -> EventStream:

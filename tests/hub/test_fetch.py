@@ -295,7 +295,7 @@ def test_a_failed_download_says_what_to_do(shelf: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no model 'nosuch' in the catalog; there are: smollm2-135m"):
+    with pytest.raises(ModelError, match="no model 'nosuch' in the catalog; there are: smollm2-135m"):
         resolve("catalog://nosuch", str(tmp_path))
 
 

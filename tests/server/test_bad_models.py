@@ -71,7 +71,7 @@ def test_bad_files_end_the_start_with_one_line_that_names_them(
 @pytest.mark.parametrize(
     ("model", "code", "words"),
     [
-        ("catalog://smollm3", BAD_FIT, "no model 'smollm3' in the catalog; there are: "),
+        ("catalog://smollm3", BAD_FILES, "no model 'smollm3' in the catalog; there are: "),
         ("nowhere", BAD_FILES, "--model-path=nowhere: no such folder"),
     ],
 )

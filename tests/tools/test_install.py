@@ -24,6 +24,7 @@ case "$*" in
   mkdir -p "$3/bin"
   cp "$0" "$3/bin/python"
   if [ -e "$HERE/no-ensurepip" ]; then echo "ensurepip is not available"; exit 1; fi
+  if [ -e "$HERE/disk-full" ]; then echo "Error: Command '['python3', '-m', 'ensurepip']' returned non-zero exit status 1."; exit 1; fi
   if [ -e "$HERE/interrupted" ]; then echo "Traceback ... KeyboardInterrupt"; exit 130; fi
   touch "$3/pip" ;;
 "-m pip --version") [ -e "$(dirname "$0")/../pip" ] ;;
@@ -133,6 +134,15 @@ def test_an_environment_that_was_half_made_is_made_anew(checkout: Checkout, trou
     assert checkout.install().returncode == 0
 
 
+def test_an_environment_that_fails_with_pip_at_hand_is_told_in_pythons_words(checkout: Checkout) -> None:
+    checkout.tell("disk-full")
+    made = checkout.install()
+    assert made.returncode == 1
+    assert "could not make a virtual environment in .venv" in made.stderr
+    assert "returned non-zero exit status 1" in made.stderr
+    assert "apt-get" not in made.stderr
+
+
 def test_an_environment_whose_pip_is_gone_is_made_anew(checkout: Checkout) -> None:
     checkout.install()
     (checkout.root / ".venv" / "pip").unlink()
@@ -177,6 +187,12 @@ def test_pips_last_lines_are_shown_when_it_fails(checkout: Checkout) -> None:
     ("words", "tries"),
     [
         ("ERROR: No matching distribution found for torch", 2),
+        (
+            "The conflict is caused by:\n    The user requested torch==2.13.0+cpu\n    The user requested (constraint) torch==2.13.0\n\n"
+            "Additionally, some packages in these conflicts have no matching distributions available for your environment:\n    torch\n"
+            "ERROR: ResolutionImpossible: for help visit https://pip.pypa.io",
+            2,
+        ),
         ("WARNING: Retrying (Retry(total=4)) after connection broken\nERROR: No matching distribution found for torch", 1),
         ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", 1),
     ],
@@ -189,6 +205,7 @@ def test_another_index_is_asked_only_when_ours_has_no_cpu_build(checkout: Checko
     asked = [call for call in checkout.calls() if "torch==" in call]
     assert ["--extra-index-url" in call for call in asked] == [False, True][:tries]
     assert words.splitlines()[-1] in failed.stderr
+    assert ("TORCH='torch==" in failed.stderr) == (tries == 2)
 
 
 def test_ctrl_c_ends_the_bar_and_pip_quietly(tmp_path: Path) -> None:

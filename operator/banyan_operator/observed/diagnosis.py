@@ -239,7 +239,7 @@ _SERVER_EXITS: Final = {
     65: _Exit("ModelInvalid", "the model cannot be served", "Check spec.model.uri and the model's files"),
     69: _Exit("ModelDownloadFailed", "the model cannot be fetched", "Check spec.model.uri and that the pod reaches its source"),
     74: _Exit("ModelDownloadFailed", "the model cannot be read", "Check spec.model.uri and the volume behind it"),
-    75: _Exit("TemporaryFailure", "the machine has too few threads, processes or space for now", "The server is started again"),
+    75: _Exit("TemporaryFailure", "something it needs is not to be had for now", "The server is started again"),
     77: _Exit("ModelAccessDenied", "the model's source refuses access", "Check the credentials and their rights"),
     78: _Exit("RuntimeConfigInvalid", "the server refuses its configuration", "Correct spec.runtime"),
 }
@@ -253,6 +253,13 @@ _WORKER_EXITS: Final = {
     78: _Exit("RuntimeConfigInvalid", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
     79: _Exit("TooManyErrors", "more requests failed than spec.maxErrorPercent allows", "See the errors file"),
     143: _Exit("Interrupted", "the worker was stopped before it was done", "The worker is started again"),
+}
+_WORKER_WORDS: Final = {  # finer than its exit code; what its message calls an option is a field here
+    "InputNotFound": ("the input cannot be read", "Correct spec.input in a new BatchJob"),
+    "OutputExists": (
+        "the output cannot be used",
+        "Name another spec.output.uri in a new BatchJob, or allow spec.output.overwrite there",
+    ),
 }
 
 
@@ -270,7 +277,8 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     if known is not None:
         # the worker's own word is finer than its exit code: InputNotFound, OutputExists …
         reason = code if container.name == "worker" and _WORD.fullmatch(code) else known.reason
-        return _at(pod, container, reason, known.what, text, known.step, end)
+        what, step = _WORKER_WORDS.get(reason, (known.what, known.step))
+        return _at(pod, container, reason, what, text, step, end)
     what = f"the {container.name} ended with exit code {end.exit_code}" + (" (killed)" if end.exit_code == 137 else "")
     step = f"See 'kubectl logs {pod.name} -c {container.name} --previous'" if not view.local else "See its log"
     return _at(pod, container, "CrashLoop", what, text, step, end)

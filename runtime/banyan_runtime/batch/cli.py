@@ -229,6 +229,8 @@ class _Command:
         progress.phase = "publishing"
         manifest = await self._show_while(run.merge(options.partial or run.stopped))
         progress.phase = "done"
+        counts = manifest.request_counts  # of all workers; a process that only merges has worked on no line
+        progress.completed, progress.failed = counts.completed, counts.failed
         self._shown.working(progress)
         return manifest
 

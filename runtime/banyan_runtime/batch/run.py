@@ -39,7 +39,7 @@ from banyan_runtime.batch.source import Source
 from banyan_runtime.batch.worker import Sends, Worker
 from banyan_runtime.storage.open import Location
 from banyan_runtime.storage.probe import probe
-from banyan_runtime.storage.store import NotFound, StoreError
+from banyan_runtime.storage.store import Denied, NotFound, StoreError
 from banyan_runtime.storage.unfenced import UnfencedStore
 
 LEFTOVERS_S: Final = 6 * 3600.0  # uploads and temporary files that began so long ago are of writers that died: a merge takes minutes
@@ -91,7 +91,10 @@ class Run:
         """Make the output ours. Returns the manifest if this very run has published already."""
         order = self._order
         with store_errors(reading=False):
-            found = await self._hands.do(lambda: probe(order.output.store, order.output.child(f"{FOLDER}/").key))
+            try:
+                found = await self._hands.do(lambda: probe(order.output.store, order.output.child(f"{FOLDER}/").key))
+            except (Denied, NotFound) as error:  # the name of the object that was tried out tells nobody anything
+                raise type(error)(f"{order.output.uri} (--output)", str(error).removeprefix(f"{error.key}: ")) from error
             self._progress.fenced = found.writes
             if not found.writes and not order.allow_unfenced:
                 raise ConditionalWritesUnsupported(

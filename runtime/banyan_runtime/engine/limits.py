@@ -73,9 +73,15 @@ class EngineLimits:
         """
         page = config.page_size
         pool = info.pool_tokens - info.pool_tokens % page
-        if min(info.context_len, pool) < SHORTEST_POOL:
+        if info.context_len < SHORTEST_POOL:
             raise ConfigError(
-                f"--max-total-tokens leaves {pool} tokens of KV cache for a context of {info.context_len}: too few for any request"
+                f"the context is {info.context_len} tokens (--context-length, else what the model was made for), too few for any request; "
+                f"set --context-length to {SHORTEST_POOL} or more, or serve another model"
+            )
+        if pool < SHORTEST_POOL:
+            raise ConfigError(
+                f"the KV cache holds {pool} tokens, too few for any request; set --max-total-tokens to {SHORTEST_POOL} or more, or give "
+                "the server more memory"
             )
         rows = config.max_running_requests or min(max(int(pool / info.context_len * 512), 2048), 4096)
         cpu = info.device.startswith("cpu")

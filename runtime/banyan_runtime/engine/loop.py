@@ -168,6 +168,7 @@ class Engine:
             waiting=len(self.scheduler.queue),
             background_running=self.scheduler.background_count,
             background_waiting=len(self.scheduler.queue) - self.scheduler.queue.online,
+            retracted=len(self.scheduler.queue.victims),
             held=len(self.scheduler.queue.held),
             queued_tokens=sum(self.scheduler.queue.uninvited(background=background).tokens for background in (False, True)),
             kv_used=memory.used,

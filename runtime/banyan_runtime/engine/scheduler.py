@@ -187,7 +187,7 @@ class Scheduler:
         """How many rounds the step over all these has: nobody waits for its end, everybody has use for all of them, and they fit
         beside what everybody needs."""
         queue, tables = self.queue, self._memory.tables
-        if self.rounds is None or len(queue) > len(queue.held) or self.prefill.chunked is not None:
+        if self.rounds is None or queue or self.prefill.chunked is not None:
             return 1
         most = min(self.rounds.choose(len(rows)), int((tables.prompt[rows] + tables.max_new[rows] - tables.length[rows]).min()))
         if most <= 1 or not self._builder.in_rounds(requests, rows):

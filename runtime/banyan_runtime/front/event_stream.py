@@ -56,7 +56,7 @@ class EventStream(Response):
         self.begun = False  # the status is decided: from now on an error is an event
         self._loop = asyncio.get_running_loop()
         self._first: asyncio.Future[None] = self._loop.create_future()  # the first event, or a failure in its place
-        self._refusal: ApiError | None = None  # that failure
+        self._refusal: ApiError | None = None  # a failure while the status is open
         self._over: asyncio.Future[None] = self._loop.create_future()  # everything is written, or cannot be
         self._unsent: deque[bytes | Iterator[bytes]] = deque([opening] if opening else [])
         self._unsent_bytes = _size(opening)
@@ -111,17 +111,16 @@ class EventStream(Response):
         """The end by an error: `begin` raises it, or if that is over, `events` tell of it."""
         if self.begun:
             self.end(events)
-        elif not self._first.done():
-            self._refusal = error
+            return
+        self._refusal = error  # also behind the first events, which nobody has seen: one of several sequences may have begun
+        if not self._first.done():
             self._first.set_result(None)
-        else:
-            self.end(events)
 
     # --- for the handler and the server ---
 
     async def begin(self, request: Request, *, patient: bool = False) -> EventStream:
-        """Wait a moment for the first event, `patient`: until it comes. Raises the error that comes in its place: the status is
-        still open. Raises ClientGone."""
+        """Wait a moment for the first event, `patient`: until it comes. Raises an error that comes in its place or with it: the
+        status is still open. Raises ClientGone."""
         request.scope[EXCHANGE].callback(self.close)
         try:
             if patient:

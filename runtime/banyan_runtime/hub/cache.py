@@ -85,13 +85,13 @@ def ensure(recipe: Recipe, target: Path, report: Report = silent, *, budget: int
                 _bring(recipe, target, report, budget)
     except PermissionError as error:
         raise AccessError(
-            f"{target.parent}: a model cannot be kept there ({error.strerror}); name another folder with --download-dir"
+            f"{target.parent}: a model cannot be kept there ({error.strerror}); name another folder with --download-dir (BANYAN_CACHE)"
         ) from error
     except OSError as error:
         if error.errno == errno.EROFS:
             raise AccessError(
                 f"{target}: the model has to be fetched or mended, and nothing can be kept there ({error.strerror}); mount the volume for "
-                "writing, or name another folder with --download-dir"
+                "writing, or name another folder with --download-dir (BANYAN_CACHE)"
             ) from error
         advice = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

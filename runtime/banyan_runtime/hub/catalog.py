@@ -7,7 +7,7 @@ from importlib import resources
 
 import msgspec
 
-from banyan_runtime.errors import ConfigError
+from banyan_runtime.errors import ModelError
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -30,8 +30,8 @@ def entries() -> dict[str, Entry]:
 
 
 def entry(name: str) -> Entry:
-    """The entry called `name`. Raises ConfigError with the names there are."""
+    """The entry called `name`. Raises ModelError with the names there are."""
     try:
         return entries()[name]
     except KeyError:
-        raise ConfigError(f"no model '{name}' in the catalog; there are: {', '.join(sorted(entries()))}") from None
+        raise ModelError(f"no model '{name}' in the catalog; there are: {', '.join(sorted(entries()))}") from None

@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _address(name: str, revision: str | None = None) -> address.Address:
-    """What a name on the command line means: without a scheme it is one of the catalog. Raises ConfigError."""
+    """What a name on the command line means: without a scheme it is one of the catalog. Raises ConfigError and ModelError."""
     found = address.parse(name, revision) or address.Catalog(name)
     if isinstance(found, address.Catalog):
         catalog.entry(found.name)

@@ -6,6 +6,7 @@ first byte is copied.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ DUMMY_RANGE: Final = 1e-3
 _NAMED: Final = 10  # tensors named in one error
 _GIB: Final = 1 << 30
 _VOCABULARY: Final = ("embed", "head")
+_COMPARED: Final = 1 << 16  # numbers: two matrices that begin alike so far are one that was written twice
 _QUANTIZED: Final[dict[str, tuple[BlockKind, BlockKind]]] = {"w8a16": ("Q8_0", "Q8_0"), "w4a16": ("Q4_1", "Q8_0")}
 """What projections and the vocabulary's two matrices become. The head in 4 bits would make SmolLM2's divergence a quarter larger and
 its weights an eighth smaller, and larger models less; of the two 4-bit formats Q4_1 is nearer (benchmarks/quantization.py)."""
@@ -68,6 +70,12 @@ def load(
         )
     kinds = {name: source.kept(name) or _quantized(place, quantization) for name, place in layout.places.items()}
     log.info("Using model weights format ['%s']", source.form)
+    if other := _other_head(layout, source):
+        log.warning(
+            "%s: tensor '%s' is not the embedding, and config.json says that they are one: the embedding is used. If the tensor is meant, "
+            "start with --json-model-override-args '{\"tie_word_embeddings\": false}'.",
+            source.tensors[other].file.name, other,
+        )  # fmt: skip
     _fit(_needed(layout.places, kinds, dtype), dtype, device)
     made = _Parameters(layout, kinds, dtype, device)
     with torch.no_grad(), _Report(len(layout.places), progress, source.title) as report:
@@ -241,6 +249,28 @@ def _check(model_dir: Path, layout: Layout, source: Source) -> None:
                 f"{tensor.file.name}: tensor '{source.spelled(name)}' is {tensor.kind}; supported are {', '.join(sorted(source.kinds))}"
                 f"{source.remedy}"
             )
+
+
+def _other_head(layout: Layout, source: Source) -> str | None:
+    """A head that a checkpoint has although its config says that the embedding is the head, unless it is a copy of that.
+
+    Programs differ in which of the two they then take: transformers 4 the embedding, transformers 5 the head.
+    """
+    (embedding,) = (name for name, place in layout.places.items() if place.parameter == "embed")
+    kept = source.tensors[embedding]
+    for name in layout.ignored & source.tensors.keys():
+        found = source.tensors[name]
+        if (found.kind, found.shape) != (kept.kind, kept.shape):
+            return name
+        beginnings = [
+            Wanted(each, span, torch.empty(min(_COMPARED, math.prod(kept.shape)), dtype=span.kind))
+            for each in (embedding, name)
+            if (span := source.span(each)) is not None
+        ]
+        reading.read(beginnings, lambda _: None)
+        if len({each.target.view(torch.uint8).numpy().tobytes() for each in beginnings}) > 1:
+            return name
+    return None
 
 
 def _listed(names: list[str]) -> str:

@@ -160,7 +160,8 @@ def _raise(uri: str, storage: str, error: botocore.exceptions.ClientError) -> No
     if code == "NoSuchUpload":
         raise NoSuchUpload(uri, "the upload was ended by somebody else, or by the storage's own rules") from error
     if status == 404:
-        raise NoSuchKey(uri, "there is no such object") from error
+        no_bucket = " or no such bucket" if code == str(status) else ""  # of HEAD nobody knows which
+        raise NoSuchKey(uri, f"there is no such object{no_bucket}") from error
     if status == 409:
         raise Conflict(uri, f"another write is under way ({said})") from error
     if status == 412:

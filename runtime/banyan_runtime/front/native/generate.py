@@ -210,8 +210,9 @@ class _Writer:
         self._outcomes[index].add(delta)
 
     def render(self, index: int) -> Iterator[bytes]:
-        yield b"data: "
-        yield from self._sequences[index].parts(self._outcomes[index])
+        parts = self._sequences[index].parts(self._outcomes[index])
+        yield b"data: " + next(parts)  # at once: what is taken before it would be in this event, and told once more in the next
+        yield from parts
         yield (b',"index":%d' % index if self._listed else b"") + b"}\n\n"
 
     def closing(self) -> bytes:

@@ -89,7 +89,7 @@ def _load(info: wire.EngineInfo, stats: wire.Stats, sections: frozenset[str]) ->
             "token_capacity": info.max_total_tokens,
         }
     if "queues" in sections:
-        load["queues"] = {"waiting": stats.waiting, "grammar": stats.held, "paused": 0, "retracted": 0, "prealloc_ready": 0}
+        load["queues"] = {"waiting": stats.waiting, "grammar": stats.held, "paused": 0, "retracted": stats.retracted, "prealloc_ready": 0}
     return load
 
 
