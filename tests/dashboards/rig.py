@@ -393,6 +393,18 @@ def work(rig: Rig, lines: int, tokens: int, *flags: str, name: str = BATCH) -> N
         rig.kubernetes.call(lambda phase=phase: server.end(name, phase, words.read_text()))
 
 
+def tokens_in(rig: Rig, seconds: float, most: int = 200) -> int:
+    """How many tokens of one answer a server that does nothing else makes in this time, by the fastest of three answers; at most `most`."""
+    told, took = 24, []
+    body = {"model": rig.model, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": told, "ignore_eos": True}
+    with httpx.Client(timeout=120, verify=False, headers={"Authorization": f"Bearer {KEYS['search']}"}) as http:
+        for _ in range(3):
+            began = time.monotonic()
+            http.post(f"{rig.urls[0]}/v1/chat/completions", json=body).raise_for_status()
+            took.append(time.monotonic() - began)
+    return min(most, int(seconds * told / min(took)))
+
+
 def load(rig: Rig, seconds: float, clients: int, *, tokens: int = 24, seed: int = 1) -> None:
     """Chats, streamed and not, some with a common beginning, some as JSON, a batch of the server's own, and now and then a request that
     is refused."""

@@ -21,6 +21,8 @@ BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((CHART / "d
 PANELS = {name: [panel for panel in board["panels"] if panel["type"] != "row"] for name, board in BOARDS.items()}
 LOAD_S = 6
 LINES, FAILED = 50, 2
+CONCURRENCY = 3  # of the batch
+BATCH_S = 4  # what the batch takes at least: several scrapes, however fast the machine
 RATE_INTERVAL_S = 20  # Grafana's is four scrapes; a machine with other work misses many
 SPARE = re.compile(r" or vector\(0\)")  # what a panel shows where nothing has ever happened
 
@@ -31,15 +33,15 @@ def rig(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Path) -> Iterator[R
     if not parts.have_prometheus():
         pytest.skip("Prometheus is not installed (Debian: prometheus)")
     folder = tmp_path_factory.mktemp("rig")
-    slow = ("--runner", "torch")  # the batch is to take several scrapes
-    flags = (*slow, "--max-queued-requests", "4", "--max-running-requests", "4", "--max-total-tokens", "2048")
+    flags = ("--runner", "torch", "--max-queued-requests", "4", "--max-running-requests", "4", "--max-total-tokens", "2048")
     operators = ("banyan-operator-0", "banyan-operator-1")
     with parts.running(folder, tiny_chat, "tiny", *flags, port=free_port(), operators=operators) as found:
         failed: list[BaseException] = []
+        tokens = max(6, parts.tokens_in(found, BATCH_S * CONCURRENCY / LINES))
 
         def work() -> None:
             try:
-                parts.work(found, LINES, 6, "--max-concurrency", "3")
+                parts.work(found, LINES, tokens, "--max-concurrency", str(CONCURRENCY))
             except BaseException as error:
                 failed.append(error)
 
