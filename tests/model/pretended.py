@@ -1,0 +1,349 @@
+"""A GPU that is not there. Its memory is the CPU's, but the host sees nothing of it until it has waited.
+
+What PyTorch refuses on a GPU is refused: tensors of two devices in one operation, kernels over memory of the host. What makes the host wait
+is noted (`waits`), and refused while a graph is captured. What is copied to the host behind its back is garbage there until an event that
+was recorded later has been waited for. Graphs replay what was captured, with the numbers and over the memory of then; memory that was
+allocated while they were captured is garbage whenever one of them begins.
+
+Kernels run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from banyan_runtime.model import reading, torch_forward
+from banyan_runtime.model.kernels import dependent
+
+DEVICE: Final = torch.device("cuda", 0)
+CAPABILITY: Final = (8, 9)  # the interpreter has no programmatic dependent launch
+MEMORY: Final = 1 << 34  # bytes
+
+_COPIES: Final = {"aten::to", "aten::_to_copy", "aten::copy_"}
+_LOOKS: Final = {  # of which the host wants to know something before it goes on
+    "aten::_local_scalar_dense", "aten::is_nonzero", "aten::item", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::allclose",
+    "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
+}  # fmt: skip
+# Without CUDA torch knows no guard of such devices, and refuses to name one in most operations.
+_GUARD: Final = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>)
+"""
+
+
+class OnGpu(Tensor):
+    """A tensor of the GPU: a shape without memory, which the host cannot read."""
+
+    kept: Tensor
+
+    @staticmethod
+    def __new__(cls, kept: Tensor) -> OnGpu:
+        own: OnGpu = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, kept.shape, strides=kept.stride(), storage_offset=kept.storage_offset(), dtype=kept.dtype, device=DEVICE
+        )
+        own.kept = kept
+        return own
+
+    def __init__(self, kept: Tensor) -> None:
+        """For `__new__`."""
+
+    def data_ptr(self) -> int:
+        return self.kept.data_ptr()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"OnGpu({self.kept!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} outside of the pretended GPU")
+
+
+class Stream:
+    """What is late is done when the host waits for it."""
+
+    def __init__(self, device: torch.device = DEVICE) -> None:
+        self.late: list[Callable[[], object]] = []
+        self._done = 0
+
+    def take(self, work: Callable[[], object], *, late: bool) -> None:
+        if late:
+            self.late.append(work)
+        else:
+            work()
+
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self.upto(len(self.late))
+
+    @torch.inference_mode()
+    def upto(self, count: int) -> None:
+        for work in self.late[self._done : count]:
+            work()
+        self._done = max(self._done, count)
+
+
+class Event:
+    """Until it is recorded, nothing has to be waited for."""
+
+    def __init__(self) -> None:
+        self.synchronize: Callable[[], None] = lambda: None
+
+    def record(self, stream: Stream | None = None) -> None:
+        there = stream or torch.cuda.current_stream()
+        assert isinstance(there, Stream)
+        self.synchronize = partial(there.upto, len(there.late))
+
+
+class PretendedGpu(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+        self.replays = 0
+        self._captured: list[Tensor] = []  # memory that was allocated while graphs were captured, which they share
+        self._graph: _Graph | None = None  # that is captured
+        self._stream = self.stream = Stream()
+        self._pinned: dict[int, Tensor] = {}  # by address; they stay, so that nothing else takes their place
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name: str = func._schema.name
+        if name in ("aten::pin_memory", "aten::_pin_memory"):
+            return self._pin(args[0].clone())
+        if kwargs.pop("pin_memory", False):
+            return self._pin(func(*args, **kwargs))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        here = [tensor for tensor in given if isinstance(tensor, OnGpu)]
+        if name in _COPIES:
+            target = _named(args, kwargs) or (args[0].device if given else None)
+            source = args[1] if name == "aten::copy_" else args[0]
+            if target is not None and target.type != source.device.type:
+                return self._travel(name, func, args, kwargs, source, target)
+        onto = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.device) and leaf.type == "cuda"]
+        if not here and not onto:
+            return func(*args, **kwargs)
+        for tensor in given:
+            assert isinstance(tensor, OnGpu) or tensor.ndim == 0, f"{name} over tensors of two devices, {DEVICE} and cpu"
+        if name in _LOOKS or _looks(name, args, kwargs):
+            self._wait(name)
+        return self.compute(func, args, kwargs)
+
+    def compute(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What `call` gives over the memory of the tensors, on the GPU. The tensors that it was given are the same ones behind it."""
+        args, kwargs = tree_map(_on_cpu, (args, kwargs))
+        known = {id(leaf.kept): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnGpu)}
+        plain_args, plain_kwargs = tree_map(_kept, (args, kwargs))
+        out = call(*plain_args, **plain_kwargs)
+        if self._graph is not None:
+            self._graph.note(call, plain_args, plain_kwargs, out)
+        return tree_map(lambda leaf: known[id(leaf)] if id(leaf) in known else OnGpu(leaf) if isinstance(leaf, Tensor) else leaf, out)
+
+    def _travel(self, name: str, func: Any, args: Any, kwargs: Any, source: Tensor, target: torch.device) -> Any:
+        """A copy from one device to the other."""
+        assert self._graph is None, f"{name} between devices while a graph is captured"
+        asked = bool(kwargs.get("non_blocking") or any(leaf is True for leaf in args[2:3]))
+        if target.type == "cuda":
+            if not asked or source.untyped_storage().data_ptr() not in self._pinned:
+                self._wait(f"{name} to the GPU, from memory that is not pinned or without non_blocking")
+            if name == "aten::copy_":
+                there = args[0].kept
+                self.stream.take(lambda: there.copy_(source), late=self.stream is not self._stream)
+                return args[0]
+            copied = func(*tree_map(_on_cpu, args), **tree_map(_on_cpu, kwargs))
+            return OnGpu(copied.clone() if copied is source else copied)
+        there = _kept(source)
+        if name == "aten::copy_":
+            self._wait(f"{name} from the GPU")
+            return args[0].copy_(there)
+        found = func(there, *args[1:], **kwargs).clone()
+        if not asked:
+            self._wait(f"{name} from the GPU")
+            return found
+        arriving = torch.empty_like(found)
+        _spoil(arriving)
+        self.stream.take(lambda: arriving.copy_(found), late=True)
+        return arriving
+
+    def launch(self, executor: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """A kernel of Triton's."""
+        for leaf in tree_leaves((args, kwargs)):
+            assert not isinstance(leaf, Tensor) or isinstance(leaf, OnGpu), f"{executor.fn.__name__} over memory of the host"
+
+        self.compute(partial(run, executor), args, kwargs)
+
+    def apart(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a library does with the tensors in a way of its own, which is not looked at."""
+        assert self._graph is None, f"{call} while a graph is captured"
+        return call(*tree_map(_kept, args), **tree_map(_kept, kwargs))
+
+    def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        """As `graphs.Recorder`."""
+        body()
+        self._graph = graph = _Graph(self._captured)
+        try:
+            body()
+        finally:
+            self._graph = None
+
+        def replay() -> None:
+            self.replays += 1
+            graph.replay()
+
+        return replay
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def _pin(self, tensor: Tensor) -> Tensor:
+        self._pinned[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    def _wait(self, what: str) -> None:
+        assert self._graph is None, f"{what} while a graph is captured"
+        self.waits.append(what)
+
+
+class _Graph:
+    def __init__(self, captured: list[Tensor]) -> None:
+        self._captured = captured
+        self._calls: list[tuple[Callable[..., Any], Any, Any, list[Tensor]]] = []
+
+    def note(self, call: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
+        made = _made((args, kwargs), out)
+        self._captured += made
+        self._calls.append((call, args, kwargs, made))
+
+    def replay(self) -> None:
+        for tensor in self._captured:
+            _spoil(tensor)
+        for call, args, kwargs, made in self._calls:
+            for there, found in zip(made, _made((args, kwargs), call(*args, **kwargs)), strict=True):
+                there.copy_(found)
+
+
+def _made(given: Any, out: Any) -> list[Tensor]:
+    """What came out with memory of its own."""
+    known = {_address(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor)}
+    return [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and _address(leaf) not in known]
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _kept(leaf: Any) -> Any:
+    return leaf.kept if isinstance(leaf, OnGpu) else leaf
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def _named(args: Any, kwargs: Any) -> torch.device | None:
+    return next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.device)), None)
+
+
+def _looks(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether the host must know some numbers to go on, of operations that do not always need it."""
+    if name in ("aten::index", "aten::index_put_", "aten::index_put"):
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return name == "aten::repeat_interleave" and kwargs.get("output_size") is None
+
+
+def _spoil(tensor: Tensor) -> None:
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(True)
+    else:
+        tensor.fill_(torch.iinfo(tensor.dtype).max // 3)
+
+
+@contextmanager
+def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[PretendedGpu]:
+    """As if torch had CUDA and found one GPU."""
+    from triton.runtime.interpreter import GridExecutor
+
+    _guard(scratch)
+    gpu, run = PretendedGpu(), GridExecutor.__call__
+    properties = SimpleNamespace(total_memory=MEMORY, name="pretended", major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=4)
+    for name, value in {
+        "_lazy_init": lambda: None,
+        "is_available": lambda: True,
+        "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_properties": lambda device=None: properties,
+        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
+        "current_stream": lambda device=None: gpu.stream,
+        "stream": gpu.on,
+        "Stream": Stream,
+        "Event": Event,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    tensor = torch.tensor  # which asks nobody but torch for memory
+    monkeypatch.setattr(torch, "tensor", lambda data, *, device=None, **named: tensor(data, **named).to(device or "cpu"))
+    monkeypatch.setattr(torch, "Generator", _Generator)
+    monkeypatch.setattr(torch_forward, "CudaRecorder", lambda: gpu)
+    monkeypatch.setattr(reading, "READERS", 1)
+    monkeypatch.setattr(reading, "Thread", partial(_Thread, gpu))
+    monkeypatch.setattr(GridExecutor, "__call__", lambda executor, *args, **kwargs: gpu.launch(executor, run, args, kwargs))
+    dependent.options.cache_clear()
+    try:
+        with gpu:
+            yield gpu
+    finally:
+        dependent.options.cache_clear()
+
+
+class _Thread(Thread):
+    """Computes on the GPU too: what torch calls is a thread's own."""
+
+    def __init__(self, gpu: PretendedGpu, **named: Any) -> None:
+        super().__init__(**named)
+        self._gpu = gpu
+
+    def run(self) -> None:
+        with self._gpu:
+            super().run()
+
+
+class _Generator(torch.Generator):
+    def __new__(cls, device: Any = None) -> _Generator:
+        return super().__new__(cls, "cpu")
+
+
+def _guard(scratch: Path) -> None:
+    """Once for the process."""
+    if _guard.there:  # type: ignore[attr-defined]
+        return
+    source, library = scratch / "guard.cpp", scratch / "guard.so"
+    source.write_text(_GUARD)
+    torch_folder = Path(torch.__file__).parent
+    command = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{torch_folder}/include", str(source), "-o", str(library)]
+    subprocess.run([*command, f"-L{torch_folder}/lib", "-lc10"], check=True, timeout=120)
+    ctypes.CDLL(str(library))
+    _guard.there = True  # type: ignore[attr-defined]
+
+
+_guard.there = False  # type: ignore[attr-defined]
