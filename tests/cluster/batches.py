@@ -57,13 +57,15 @@ def _patiently(read: Callable[[], T]) -> T:
         time.sleep(0.5)
 
 
-def lines(count: int, max_tokens: int = 8) -> str:
+def lines(count: int, max_tokens: int = 8, *, exactly: bool = False) -> str:
     """So many requests, as a file."""
-    return "".join(f"{request(number, max_tokens)}\n" for number in range(count))
+    return "".join(f"{request(number, max_tokens, exactly=exactly)}\n" for number in range(count))
 
 
-def request(number: int, max_tokens: int = 8) -> str:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": f"Say {number}."}], "max_tokens": max_tokens, "temperature": 0}
+def request(number: int, max_tokens: int = 8, *, exactly: bool = False) -> str:
+    """`exactly`: its answer does not end before `max_tokens`."""
+    body: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": f"Say {number}."}]}
+    body |= {"max_tokens": max_tokens, "temperature": 0} | ({"ignore_eos": True} if exactly else {})
     return json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body})
 
 

@@ -8,12 +8,16 @@ from typing import Any
 
 from tests.cluster.batches import Bucket, batch_job, lines, secret
 from tests.cluster.kubectl import Kubectl, Manifest, condition
+from tests.cluster.pace import tokens_for
 from tests.cluster.results import check_results, wait_for_some
 from tests.storage.servers import S3Server
 
 LINES = 2000
 IDS = [f"line-{number}" for number in range(LINES)]
 LITTLE = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "384Mi"}}  # some CPU, however busy the machine
+WORKERS = 4
+LASTS_S = {"in": 10.0, "slow": 30.0, "endless": 300.0}
+"""How long its workers have to do with each input, at least: by the answers' lengths, and as if nothing else took them time."""
 LIMIT_S = 300  # for a batch's end; a machine with other work is slow
 ONE_THREAD = {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}  # servers that share a machine, for a model too small for more
 
@@ -25,20 +29,21 @@ class BigBatches:
     team: Kubectl
     s3: S3Server
     bucket: Bucket
+    token_s: float
+    """What a token takes the servers that are asked."""
 
     @staticmethod
-    def new(team: Kubectl, s3: S3Server) -> BigBatches:
+    def new(team: Kubectl, s3: S3Server, token_s: float) -> BigBatches:
         team.apply(secret("store"))
         bucket = Bucket(s3)
-        bucket.put("in.jsonl", lines(LINES, max_tokens=4))
-        bucket.put("slow.jsonl", lines(LINES, max_tokens=24))
-        bucket.put("endless.jsonl", lines(LINES, max_tokens=100))
-        return BigBatches(team, s3, bucket)
+        for source, seconds in LASTS_S.items():
+            bucket.put(f"{source}.jsonl", lines(LINES, tokens_for(seconds * WORKERS / LINES, token_s), exactly=True))
+        return BigBatches(team, s3, bucket, token_s)
 
     def begin(self, name: str, source: str = "in", **spec: Any) -> None:
-        """A BatchJob with four workers that send one line at a time, so that it takes a while on any machine."""
+        """A BatchJob with four workers that send one line at a time."""
         place = {"input": {"uri": f"s3://{self.bucket.name}/{source}.jsonl"}, "output": {"uri": f"s3://{self.bucket.name}/{name}/"}}
-        usual: dict[str, Any] = {"workers": 4, "maxConcurrency": 1, "sharding": {"targetRequests": 100}, "resources": LITTLE}
+        usual: dict[str, Any] = {"workers": WORKERS, "maxConcurrency": 1, "sharding": {"targetRequests": 100}, "resources": LITTLE}
         server = {} if "server" in spec else {"serverRef": {"name": "spread"}}
         self.team.apply(batch_job(name, self.bucket, self.s3, **{**place, **usual, **server, **spec}))
 

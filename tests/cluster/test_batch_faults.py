@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.batches import MODEL
-from tests.cluster.big_batches import LIMIT_S, LINES, ONE_THREAD, BigBatches
+from tests.cluster.big_batches import LIMIT_S, LINES, ONE_THREAD, WORKERS, BigBatches
 from tests.cluster.conftest import TIMES, inference_server
 from tests.cluster.faults import needs_parts, run_out_of_memory, without_api_server
 from tests.cluster.kubectl import Kubectl, is_true
+from tests.cluster.pace import seconds_per_token
 from tests.cluster.results import recorded
 from tests.storage.servers import S3Server, weed, weed_ports
 
@@ -31,6 +32,7 @@ Story = Callable[[BigBatches, Path], None]
 
 def pods_are_deleted(all_: BigBatches, _: Path) -> None:
     all_.begin("deleted")
+    all_.until_workers("deleted", WORKERS)
     all_.until_some("deleted")
     first, second, *_rest = all_.workers("deleted")
     all_.team("delete", "pod", first, "--wait=false")
@@ -47,7 +49,7 @@ def memory_runs_out(all_: BigBatches, _: Path) -> None:
 
 
 def workers_change(all_: BigBatches, _: Path) -> None:
-    all_.begin("elastic")
+    all_.begin("elastic", "slow")
     all_.until_some("elastic")
     all_.team.patch("bj/elastic", {"spec": {"workers": 2}})
     all_.until_workers("elastic", 2)
@@ -95,7 +97,7 @@ def the_storage_is_restarted(all_: BigBatches, folder: Path) -> None:
     ports, address = weed_ports(), all_.s3.endpoint.removeprefix("http://").partition(":")[0]
     with ExitStack() as later:
         with weed(folder, address, ports) as s3:
-            own = BigBatches.new(all_.team, s3)
+            own = BigBatches.new(all_.team, s3, all_.token_s)
             own.begin("stored")
             own.until_some("stored")
         time.sleep(AWAY_S / 2)
@@ -131,9 +133,8 @@ STORIES: dict[str, Story] = {
 @pytest.fixture(scope="module")
 def batches(team: Kubectl, s3: S3Server) -> Iterator[BigBatches]:
     team.apply(inference_server("spread", replicas=2, runtime=ONE_THREAD))
-    all_ = BigBatches.new(team, s3)
     team.until("isrv/spread", is_true("Ready"), 120)
-    yield all_
+    yield BigBatches.new(team, s3, seconds_per_token(team, "spread"))
     team("delete", "isrv", "spread", "--wait=false")
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.big_batches import ONE_THREAD, BigBatches
+from tests.cluster.big_batches import LINES, ONE_THREAD, WORKERS, BigBatches
 from tests.cluster.conftest import TIMES, inference_server
 from tests.cluster.faults import LOST, cut_power, needs_parts, return_power
 from tests.cluster.kubectl import Kubectl, condition, is_true
+from tests.cluster.pace import seconds_per_token
 from tests.cluster.results import recorded
 from tests.storage.servers import S3Server
 
@@ -42,12 +43,14 @@ def cut(team: Kubectl, system: Kubectl, s3: S3Server) -> Iterator[tuple[BigBatch
     team.apply(*(inference_server(name, runtime=ONE_THREAD, **spec) for name, spec in servers.items()))
     for name in servers:
         team.until(f"isrv/{name}", is_true("Ready"), 120)
-    batches = BigBatches.new(team, s3)
+    batches = BigBatches.new(team, s3, seconds_per_token(team, "steady"))
     batches.begin("stranded", "slow", serverRef={"name": "steady"}, scheduling=THERE)
     batches.begin("survivor", "slow", serverRef={"name": "both"}, scheduling=SPREAD)
     for name in ("stranded", "survivor"):
         batches.until_some(name)
+    batches.until_workers("survivor", WORKERS)
     assert LOST in batches.nodes("survivor")
+    assert all(recorded(batches.bucket, name) < LINES for name in ("stranded", "survivor"))
     cut_power()
     yield batches, time.monotonic()
     return_power(team)

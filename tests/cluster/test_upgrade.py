@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.batches import Bucket, batch_job, request, secret
+from tests.cluster.batches import Bucket, batch_job, lines, secret
 from tests.cluster.conftest import (
     DEPLOYMENT,
     LEASES,
@@ -28,6 +28,7 @@ from tests.cluster.conftest import (
     wait_for_service_account,
 )
 from tests.cluster.kubectl import Kubectl, Manifest, is_true, phase
+from tests.cluster.pace import seconds_per_token, tokens_for
 from tests.cluster.volumes import Volumes, claim
 from tests.storage.servers import S3Server
 
@@ -106,15 +107,13 @@ def upgraded(bare_cluster: None, volumes: Volumes, s3: S3Server) -> Iterator[tup
     team.apply(claim("models"))
     volumes.fill(team, "models", {MODEL: ROOT / "examples" / "models" / "tiny-chat"})
     bucket = Bucket(s3)
-    bucket.put("in.jsonl", "\n".join(request(number, max_tokens=400) for number in range(3000)) + "\n")
     team("apply", "--server-side", "-f", "-", stdin=json.dumps(CACHED))
-    team.apply(
-        inference_server("pair", replicas=2),
-        secret("store"),
-        batch_job("long", bucket, s3, serverRef={"name": "pair"}, maxConcurrency=2),
-    )
+    team.apply(inference_server("pair", replicas=2), secret("store"))
     for name in ("pair", "cached"):
         team.until(f"isrv/{name}", is_true("Ready"), 120)
+    # It goes on for half an hour, and is cancelled.
+    bucket.put("in.jsonl", lines(3000, tokens_for(1.2, seconds_per_token(team, "pair")), exactly=True))
+    team.apply(batch_job("long", bucket, s3, serverRef={"name": "pair"}, maxConcurrency=2))
     team.until("bj/long", lambda one: one["status"].get("requestCounts", {}).get("completed", 0) > 0, 90)
     before = installation.pods()
     assert len(before) == 4
