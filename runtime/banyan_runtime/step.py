@@ -150,6 +150,9 @@ class Step:
     Rounds: a decode step of one known token for each sequence may be computed `rounds` times at a stretch, each time at the next
     position and over the token that was drawn before; token_ids, positions, out_slots and kv_lens are those of the first time. All
     sequences have slots for the others. Nothing is asked for but tokens, without penalties, bans, biases and masks.
+
+    Late masks: what a grammar admits behind a token that is still in flight is known only when that token is. A decode step may be
+    launched before, with `mask_later`: everything is computed up to its logits, and `Handle.draw` says the mask.
     """
 
     mode: Literal["prefill", "decode"]
@@ -166,6 +169,7 @@ class Step:
     banned: Ragged | None = None  # B lists: token ids forbidden in this step (stop ids before min_new_tokens)
     bias: TokenBiases | None = None
     mask: TokenMask | None = None
+    mask_later: bool = False  # `Handle.draw` says it
     top_logprobs: I32 | None = None  # [B] likeliest tokens wanted beside the drawn one; -1: no log probabilities at all
     prompt_scores: PromptScores | None = None
     named: I32 | None = None  # [B, A] further tokens wanted beside drawn and scored ones; who wants fewer has them in the last columns
@@ -216,6 +220,9 @@ class StepResult:
 
 class Handle(Protocol):
     """A launched step."""
+
+    def draw(self, mask: TokenMask | None) -> None:
+        """The mask of a step with `mask_later`, whose tokens are drawn now. Called once, before any other step is launched."""
 
     def result(self) -> StepResult:
         """Wait for the step and give its tokens. Called once."""

@@ -13,8 +13,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from banyan_runtime.step import F32, I32, U64, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, TokenBiases, TokenLogprobs
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.step import (
+    F32,
+    I32,
+    U64,
+    RunnerInfo,
+    SamplingColumns,
+    Step,
+    StepResult,
+    TableShape,
+    TokenBiases,
+    TokenLogprobs,
+    TokenMask,
+)
 from banyan_runtime.wire import Sampling
+from tests.engine.grammars import Rule
 
 VOCAB = 50
 MASK = (1 << 64) - 1
@@ -89,8 +103,9 @@ def totals(tokens: Sequence[int]) -> Iterator[int]:
         yield total & MASK
 
 
-def continuation(prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-    """The tokens that the fake model generates after `prompt`, computed without a cache; -1, and the end, for NaN."""
+def continuation(prompt: Sequence[int], sampling: Sampling, rule: Rule | None = None) -> Iterator[int]:
+    """The tokens that the fake model generates after `prompt`, computed without a cache; -1, and the end, for NaN. They obey the `rule`,
+    which follows them; where it fails is the end."""
     tokens = list(prompt)
     slot = total = 0
     for position, token in enumerate(tokens):
@@ -98,8 +113,19 @@ def continuation(prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         total += slot
     counted = Counted.of(tokens, len(tokens)) if penalised(sampling) else None
     while True:
-        banned = sampling.stop_token_ids if len(tokens) - len(prompt) < sampling.min_new_tokens else ()
+        banned: Container[int] = sampling.stop_token_ids if len(tokens) - len(prompt) < sampling.min_new_tokens else ()
+        if rule is not None:
+            admitted = rule.next_ids(sampling.stop_token_ids if banned else ())
+            banned = set(range(VOCAB)) - admitted
+            if not admitted:
+                yield -1
+                return
         token = _draw(total & MASK, sampling.seed, banned, counted.mark if counted else 0)
+        if token >= 0 and rule is not None and token not in sampling.stop_token_ids:
+            try:
+                rule.accept(token)
+            except GrammarError:
+                token = -1
         yield token
         if token < 0:
             return
@@ -164,6 +190,14 @@ class FakeHandle:
     step: Step
     answer: StepResult | None = None
 
+    def draw(self, mask: TokenMask | None) -> None:
+        assert self.step.mask_later, "its mask is known"
+        assert self.runner.waiting is self
+        self.runner.waiting = None
+        self.step = replace(self.step, mask=mask, mask_later=False)
+        if not self.runner.lazy:
+            self.runner.run_up_to(self)
+
     def result(self) -> StepResult:
         self.runner.run_up_to(self)
         assert self.answer is not None
@@ -190,6 +224,7 @@ class FakeRunner:
         self._slots: U64 = np.zeros(self.pool_tokens + self.page_size, dtype=np.uint64)
         self._sampled: dict[int, int] = {}  # by row, of the step before
         self._pending: list[FakeHandle] = []
+        self.waiting: FakeHandle | None = None  # for its mask
         self._columns: tuple[list[int], SamplingColumns] | None = None
 
     @property
@@ -206,6 +241,7 @@ class FakeRunner:
         self.launched = Mirror(shape) if self.lazy else self._read
 
     def launch(self, step: Step) -> FakeHandle:
+        assert self.waiting is None, "the step before waits for its mask"
         self.steps += 1
         if self.logging:
             self.log.append((step.mode, len(step.rows), len(step.token_ids)))
@@ -213,14 +249,16 @@ class FakeRunner:
             self._check(step)
         handle = FakeHandle(self, step)
         self._pending.append(handle)
-        if self.lazy:
-            self.launched.follow(step)
-        else:
+        if step.mask_later:
+            self.waiting = handle
+        self.launched.follow(step)
+        if not self.lazy and not step.mask_later:
             self.run_up_to(handle)
         self.watch(step)
         return handle
 
     def run_up_to(self, handle: FakeHandle) -> None:
+        assert not handle.step.mask_later, "its tokens are drawn when its mask is told"
         while handle.answer is None:
             first = self._pending.pop(0)
             first.answer = self._run(first.step)
@@ -245,6 +283,10 @@ class FakeRunner:
         starts = ends - lens
         places = np.arange(len(step.token_ids)) - np.repeat(starts, lens)
         assert bool((step.positions == np.repeat(step.kv_lens - lens, lens) + places).all())
+        if step.mask_later:
+            assert step.mode == "decode"
+            assert step.mask is None
+            assert int(step.token_ids.min()) < 0, "every token is known"
         if step.mode == "decode":
             assert step.samples.tolist() == lens.tolist()
             assert int(step.token_ids.min()) >= 0 or len(step.token_ids) == len(rows), "drafts stand behind known tokens"
@@ -264,7 +306,8 @@ class FakeRunner:
         self._columns = rows.tolist(), step.sampling
 
     def _run(self, step: Step) -> StepResult:
-        self._read.follow(step)
+        if self.lazy:
+            self._read.follow(step)
         return self._one(step) if step.rounds == 1 else self._in_rounds(step)
 
     def _in_rounds(self, step: Step) -> StepResult:

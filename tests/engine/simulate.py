@@ -41,6 +41,7 @@ from banyan_runtime.wire import (
 )
 from tests.engine import invariants
 from tests.engine.fake import DULL_SEED, NAN_SEED, VOCAB, FakeRunner, continuation, penalised
+from tests.engine.grammars import Rule, Rules, constraint
 from tests.engine.order import Order
 from tests.engine.outputs import Scores, tokens_of
 
@@ -70,6 +71,7 @@ class Sent:
     turn: int
     held: bool
     background: bool
+    grammar: int | None  # the key of its rule
     aborted: bool = False
     outputs: list[int] = field(default_factory=list)
     future: list[int] = field(default_factory=list)
@@ -77,8 +79,16 @@ class Sent:
     def says(self, start: int, count: int) -> list[int]:
         """Its output from token `start` on."""
         if len(self.future) < start + count:
-            self.future = list(islice(continuation(self.prompt, self.sampling), 2 * (start + count)))
+            self.future = self.text(2 * (start + count))
         return self.future[start : start + count]
+
+    @property
+    def rule(self) -> Rule | None:
+        return None if self.grammar is None else Rule(self.grammar, VOCAB)
+
+    def text(self, count: int) -> list[int]:
+        """What it should say: so many tokens, the last one -1 where it fails before."""
+        return list(islice(continuation(self.prompt, self.sampling, self.rule), count))
 
 
 class Guesser(Drafts):
@@ -116,6 +126,10 @@ class Totals:
     held: int = 0
     penalised: int = 0
     passed: int = 0  # times that a request was passed by for its priority
+    constrained: int = 0
+    masked_later: int = 0  # steps whose masks came behind their launch
+    complete: int = 0  # outputs that their grammar ended
+    disobeyed: int = 0  # grammars that failed
     scored: int = 0  # tokens whose log probability was told
     scored_prompts: int = 0  # prompt tokens, likewise
     background: int = 0  # requests
@@ -141,6 +155,7 @@ class Load:
     nan_rate: float
     dull_rate: float  # requests whose text is easily guessed
     penalty_rate: float
+    grammar_rate: float
     hold_rate: float
     score_rate: float
     own_prefix_rate: float  # requests with prefix ids of their own
@@ -200,6 +215,7 @@ def draw_wishes(rng: random.Random) -> dict[str, Any]:
     return {
         "dull_rate": rng.choice((0.0, 0.5, 1.0)),
         "penalty_rate": rng.choice((0.0, 0.1, 1.0)),
+        "grammar_rate": rng.choice((0.0, 0.0, 0.2, 1.0)),
         "hold_rate": rng.choice((0.0, 0.0, 0.1)),
         "score_rate": rng.choice((0.0, 0.2, 0.8)),
         "own_prefix_rate": rng.choice((0.0, 0.0, 0.3)),
@@ -252,7 +268,7 @@ class World:
         self.limits, self.load, self.totals = limits, load, totals
         self.runner = FakeRunner(limits.pool_tokens, limits.page_size, limits.context_len, lazy=rng.random() < 0.5)
         self.clock = Clock()
-        self.engine = Engine(self.runner, limits, self.clock, self._log)
+        self.engine = Engine(self.runner, limits, self.clock, self._log, Rules(VOCAB))
         self.live: dict[int, Sent] = {}
         if limits.draft_tokens and rng.random() < 0.5:
             self.engine.scheduler.drafts = Guesser(limits.draft_tokens, self.live, rng)
@@ -303,6 +319,7 @@ class World:
             invariants.check_owned(self.engine, step)
         self.clock.now += self.rng.random() * 0.003 * self.load.slowness
         self.totals.rounds += step.rounds - 1
+        self.totals.masked_later += step.mask_later
         invariants.check_mirror(self.engine, self.runner)
         self.order.check()
         self.order.check_class(step)
@@ -367,6 +384,7 @@ class World:
         prefix_ids = [-1 - token // 10 if 2 <= place < 5 else token for place, token in enumerate(prompt)]
         self.next_id += 1
         held = rng.random() < load.hold_rate
+        grammar = rng.getrandbits(20) if max_new and not held and rng.random() < load.grammar_rate else None
         submit = Submit(
             id=self.next_id,
             token_ids=pack_ids(prompt),
@@ -376,6 +394,7 @@ class World:
             prefix_ids=pack_ids(prefix_ids) if rng.random() < load.own_prefix_rate else b"",
             logprobs=logprobs,
             held=held,
+            constraint=None if grammar is None else constraint(grammar),
         )
         if submit.prefix_ids:
             # equal prefix ids speak for equal keys and values, so the pictures must be equal too
@@ -383,11 +402,12 @@ class World:
             submit = msgspec.structs.replace(submit, token_ids=pack_ids(prompt))
         background = submit.priority < 0
         since = self.order.online_turns if background else 0
-        self.live[submit.id] = Sent(prompt, sampling, Scores(logprobs), self.turn - since, held, background)
+        self.live[submit.id] = Sent(prompt, sampling, Scores(logprobs), self.turn - since, held, background, grammar)
         self.totals.background += background
         self.totals.submitted += 1
         self.totals.held += held
         self.totals.penalised += penalised(sampling)
+        self.totals.constrained += grammar is not None
         self.engine.handle(submit)
 
     def _turn(self) -> None:
@@ -438,8 +458,7 @@ class World:
 
     def _finished(self, id: int, code: FinishCode) -> None:
         sent = self.live.pop(id)
-        expected = list(islice(continuation(sent.prompt, sent.sampling), len(sent.outputs)))
-        assert sent.outputs == expected, f"request {id}: the text is not the one of an engine without a cache"
+        assert sent.outputs == sent.text(len(sent.outputs)), f"request {id}: the text is not the one of an engine without a cache"
         sent.scores.check(sent.prompt, sent.outputs, whole_prompt=code is not FinishCode.ABORT)
         stops = sent.sampling.stop_token_ids
         if code is FinishCode.ABORT:
@@ -447,7 +466,10 @@ class World:
             self.totals.aborted += 1
         else:
             assert (sent.outputs[-1:] != [] and sent.outputs[-1] in stops) == (code is FinishCode.STOP)
-            assert code is FinishCode.STOP or len(sent.outputs) == sent.sampling.max_new_tokens
+            complete = sent.rule is not None and code is not FinishCode.STOP and ends(sent.rule, sent.outputs)
+            assert complete == (code is FinishCode.COMPLETE)
+            assert complete or code is FinishCode.STOP or len(sent.outputs) == sent.sampling.max_new_tokens
+            self.totals.complete += complete
             self.totals.finished += 1
         assert not any(token in stops for token in sent.outputs[:-1])
         self.totals.longest_stay = max(self.totals.longest_stay, self._waited(sent))
@@ -457,14 +479,22 @@ class World:
 
     def _failed(self, sent: Sent, code: str) -> None:
         self.totals.failed += 1
-        if code == "internal_error":
-            expected = list(islice(continuation(sent.prompt, sent.sampling), len(sent.outputs) + 1))
-            assert expected == [*sent.outputs, -1], "only the row with NaN fails, and there"
+        if code in ("internal_error", "invalid_grammar"):
+            assert sent.text(len(sent.outputs) + 1) == [*sent.outputs, -1], "only the row with NaN or a broken grammar fails, and there"
+            self.totals.disobeyed += code == "invalid_grammar"
+            assert sent.grammar is not None or code == "internal_error"
         elif code == "queue_full":
             assert not sent.outputs
         else:
             assert code == "context_length_exceeded"
             assert len(sent.prompt) + sent.sampling.max_new_tokens > self.limits.max_model_len
+
+
+def ends(rule: Rule, outputs: list[int]) -> bool:
+    """Whether the last of these tokens ends what the rule admits."""
+    found = [rule.accept(token) and rule.is_terminated for token in outputs]
+    assert not any(found[:-1]), "it went on behind its end"
+    return any(found)
 
 
 def worlds(seed: int) -> Iterator[int]:

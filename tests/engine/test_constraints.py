@@ -93,6 +93,21 @@ def test_a_grammar_with_a_stop_token_ends_by_it_however_many_tokens_were_asked_f
     assert session.finishes[id].code is FinishCode.STOP
 
 
+def test_a_step_is_launched_before_it_is_known_what_its_grammars_admit() -> None:
+    """Whoever obeys one or not: the device computes while their tokens are noted."""
+    session = Session(limits(overlap=True), grammars=counting(left=10))
+    flying: list[tuple[bool, int]] = []
+    watch = session.runner.watch
+    session.runner.watch = lambda step: (flying.append((step.mask_later, len(session.engine._in_flight))), watch(step))[1]
+    session.submit([1, 2, 3], 30)
+    bound = session.submit([4, 5], 30, constraint=CONSTRAINT)
+    session.drain()
+    assert session.outputs[bound] == list(range(7, 17))
+    later = [count for is_later, count in flying if is_later]
+    assert later == [1] * 10, "and one that its end made needless"
+    assert all(count == 1 for _, count in flying[1:])
+
+
 class Extensible(Counting):
     """May end at any time."""
 

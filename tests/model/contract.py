@@ -59,7 +59,7 @@ class Play(Driver):
         self.waiting = [self._request(number) for number in range(settings.requests)]
         self.flying: list[tuple[list[Pending], Step, Step, Handle]] = []
         self.events = dict.fromkeys(
-            ("shared", "exchanged", "retracted", "chunked", "mixed", "ahead", "failed", "accepted", "refused", "rounds"), 0
+            ("shared", "exchanged", "retracted", "chunked", "mixed", "ahead", "failed", "accepted", "refused", "rounds", "later"), 0
         )
 
     def play(self) -> None:
@@ -178,13 +178,22 @@ class Play(Driver):
         for (request, _), length in zip(work, (step.kv_lens + rounds - 1).tolist(), strict=True):
             for page in self._pages(request, length)[-(-request.computed // self.page_size) :]:
                 self.owners[page] += 1
+        mask, can = step.mask, step.mode == "decode" and rounds == 1 and bool(step.samples.any())
+        later = can and self.random.random() < (0.1 if mask is None else 0.8)
+        if later:
+            step = dataclasses.replace(step, mask=None, mask_later=True)
         copied = deep_copy(step)
         handle = self.runner.launch(step)
+        if later:
+            while self.flying and self.random.random() < 0.5:
+                self._settle()
+            handle.draw(mask)
         self.flying.append((self.advance(work, step), step, copied, handle))
         self.events["chunked"] += int((step.samples == 0).any())
         self.events["mixed"] += int(len(set(step.query_lens.tolist())) > 1)
         self.events["ahead"] += int((step.token_ids < 0).any())
         self.events["rounds"] += rounds - 1
+        self.events["later"] += int(later and mask is not None)
 
     def _drafts(self, request: Request, known: list[int]) -> list[int]:
         """Guesses of what follows, of which fewer are needed than are tokens to come; none where penalties count or a token is in

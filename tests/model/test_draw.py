@@ -14,10 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from banyan_runtime.model import fused_sampler, noise, sampler
+from banyan_runtime.model import edits, fused_sampler, noise, sampler
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.kernels import draw
-from banyan_runtime.step import SamplingColumns
+from banyan_runtime.step import SamplingColumns, TokenMask
 
 from . import compiled
 from .test_sampler import columns, reference_probabilities
@@ -222,6 +222,24 @@ def test_no_rows_are_no_work() -> None:
     assert (tokens.tolist(), failed.tolist()) == ([], [])
 
 
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 128, 300, 900])
+def test_masks_forbid_what_the_references_forbid(vocabulary: int) -> None:
+    """Of rows in any order, some of them without a mask and some with the same one; NaN and infinity among the logits."""
+    random = np.random.default_rng(vocabulary)
+    logits = some(6, vocabulary, seed=vocabulary)
+    logits[2, 0], logits[3, -1], logits[4, 0] = math.nan, math.inf, -math.inf
+    words = random.integers(0, 1 << 32, (3, -(-vocabulary // 32)), np.uint32)
+    words[2] = 0
+    mask, picked = TokenMask(words, np.array([-1, 0, 2, 1, 0], np.int32)), np.array([4, 3, 0, 1, 2, 2])
+    given, expected = logits.to(DEVICE, copy=True), logits.clone()
+    FusedSampler().allow(given, mask, picked)
+    edits.allow(expected, mask, picked)
+    assert torch.equal(given.cpu().view(torch.int32), expected.view(torch.int32))
+    assert torch.equal(expected[2].view(torch.int32), logits[2].view(torch.int32))
+    assert expected[4:].isneginf().all()
+    assert expected[0].isneginf().sum() < vocabulary or vocabulary < 9
+
+
 class Launches:
     """Kernels that do nothing, in place of those that read."""
 
@@ -239,11 +257,13 @@ class Launches:
 def test_nothing_is_read_on_the_host() -> None:
     """Tensors without data raise at whatever would have to wait for it."""
     fused, launches = FusedSampler(), Launches()
-    fused._kernels = launches
+    fused._kernels = fused._masks = launches
     mixed = columns(3, temperature=[0.0, 1.0, 1.0], top_k=[-1, 5, -1], top_p=[1.0, 1.0, 0.9])
     tokens, failed = fused(torch.empty(3, V, device="meta"), mixed, np.arange(3, dtype=np.int32))
     assert (tokens.device.type, failed.device.type) == ("meta", "meta")
     assert launches.grids == [(3, 3), (3,)]
+    fused.allow(torch.empty(3, V, device="meta"), TokenMask(np.zeros((1, 10), np.uint32), np.array([0, -1], np.int32)), np.array([1, 0, 0]))
+    assert launches.grids[2:] == [(2, 3)]
 
 
 @pytest.mark.gpu
@@ -259,12 +279,14 @@ def test_the_host_does_not_wait_for_the_gpu() -> None:
 
 
 COMPILE = """
-from banyan_runtime.model.kernels import draw, power_of_two
+from banyan_runtime.model.kernels import draw, masks, power_of_two
 
 TYPES = {"logits": "*fp32", "settings": "*i32", "numbers": "*fp64", "ids": "*i32", "tokens": "*i64", "failed": "*i1"}
 parts = -(-151936 // 4096)
 made(draw.survey, TYPES, {"VOCABULARY": 151936, "PART": 4096}, num_warps=8)
 made(draw.choose, TYPES, {"VOCABULARY": 151936, "PARTS": parts, "WIDTH": power_of_two(parts), "PART": 4096}, num_warps=8)
+TYPES = {"logits": "*fp32", "words": "*i32", "rows": "*i32"}
+made(masks.allow, TYPES, {"VOCABULARY": 151936, "WORDS": 4748, "PART": 4096}, num_warps=8)
 """
 
 

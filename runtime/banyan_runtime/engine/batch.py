@@ -8,14 +8,14 @@ arrays: each is a copy, or is shared with other steps and never written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from banyan_runtime.engine.constraints import masks_of
 from banyan_runtime.engine.memory.tables import STOP_COLUMNS, Tables, ragged
 from banyan_runtime.engine.request import Request
-from banyan_runtime.step import F32, I8, I32, U64, Bool, Histories, PromptScores, Ragged, SamplingColumns, Step, TokenBiases
+from banyan_runtime.step import F32, I8, I32, U64, Bool, Histories, PromptScores, Ragged, SamplingColumns, Step, TokenBiases, TokenMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class ScheduledBatch:
     requests: list[Request]
     chunk: int | None = None  # prompt tokens that it could have had
     background: bool = False  # nobody online is in it
+    constrained: list[int] = field(default_factory=list)  # of a decode step: rows that obey a grammar
 
 
 class StepBuilder:
@@ -110,6 +111,7 @@ class StepBuilder:
         """A step in which each row computes the token at its position, unknown where it is still being sampled, and its guesses.
 
         `rows` is the same object as long as the batch has the same rows in the same order. With `rounds`, `slots` are [rows, rounds].
+        The masks of grammars come later (`late_mask`), where one of them has not seen its output's last token.
         """
         tables = self._tables
         kv_lens = positions + 1
@@ -117,6 +119,7 @@ class StepBuilder:
         token_ids = tables.tokens[rows, positions]
         token_ids[tables.length[rows] < kv_lens] = -1
         young = kv_lens < batch.free_from
+        mask_later = bool(batch.constrained) and bool((token_ids[batch.constrained] < 0).any())
         lens = batch.ones
         if guesses is not None:
             lens = np.array([1 + len(guess) for guess in guesses], dtype=np.int32)
@@ -136,13 +139,24 @@ class StepBuilder:
             updates=tables.take_changes(),
             banned=batch.banned(young),
             bias=batch.bias,
-            mask=masks_of(requests, batch.constrained, young, self._vocab_size),
+            mask=None if mask_later else masks_of(requests, batch.constrained, young, self._vocab_size),
+            mask_later=mask_later,
             top_logprobs=batch.top_logprobs,
             named=batch.named,
             rounds=rounds,
             later_slots=None if rounds == 1 else slots[:, 1:],
             page_size=self._page_size,
         )
+
+    def constrained(self, requests: list[Request], rows: I32) -> list[int]:
+        """Which rows of a decode step obey a grammar."""
+        return self._batch_of(requests, rows).constrained
+
+    def late_mask(self, batch: ScheduledBatch) -> TokenMask | None:
+        """The mask of a step that was launched without, now that the tokens before it are known."""
+        step, requests = batch.step, batch.requests
+        those = [index for index in batch.constrained if not requests[index].over]
+        return masks_of(requests, those, step.kv_lens < self._free_from[step.rows], self._vocab_size)
 
     def _batch_of(self, requests: list[Request], rows: I32) -> _DecodeBatch:
         if self._decode is None or self._decode.rows is not rows:

@@ -2,7 +2,8 @@
 
 With `limits.overlap` one step stays in flight while the next is decided (its input tokens are then not known yet and stand as
 negative ids in the step); without, a step is waited for at once. Both are the same functions; only the number of steps that
-may stay in flight differs. Tests drive `handle` and `turn` themselves.
+may stay in flight differs. What grammars admit depends on the tokens in flight: where some are, the step is launched up to its logits,
+and its mask is said when the step before it has been noted. Tests drive `handle` and `turn` themselves.
 """
 
 from __future__ import annotations
@@ -72,7 +73,6 @@ class Engine:
         assert not (limits.rounds and (limits.overlap or limits.draft_tokens)), "rounds begin with known tokens, and guess nothing"
         self._runner = runner
         self._pending = None if grammars is None else Pending(grammars)
-        self._constrained: set[int] = set()  # requests with a matcher, by id
         self._limits = limits
         self._clock = clock
         self.memory = KvMemory(
@@ -126,13 +126,13 @@ class Engine:
         if self._pending is not None:
             self._proceed_with_grammars(self._pending)
         if self._busy:
-            while self._constrained and self._in_flight:  # what comes next depends on what the step in flight gives
-                self._process(self._in_flight.popleft())
             batch = self._decide()
             if batch is not None:
                 self._launch(batch)
             while len(self._in_flight) > (self._depth if batch is not None else 0):
                 self._process(self._in_flight.popleft())
+            if batch is not None and batch.step.mask_later:
+                self._in_flight[-1].handle.draw(self.scheduler.late_mask(batch))
             self._look_around()
         out, self._out = self._out, []
         return out
@@ -211,7 +211,6 @@ class Engine:
                 self._fail(request, GRAMMAR, str(answer))
             else:
                 request.matcher = answer
-                self._constrained.add(request.id)
                 self.scheduler.prefill.proceed(request)
 
     def _refusal(self, submit: Submit, request: Request) -> tuple[str, str] | None:
@@ -271,7 +270,7 @@ class Engine:
         state = State.ABORTED if code is FinishCode.ABORT else State.FINISHED
         if not self.scheduler.release(request, state, keep=True):
             return
-        self._forget(request)
+        del self.requests[request.id]
         admitted, first = request.admitted_at, request.first_token_at
         finished.append(
             Finish(
@@ -304,12 +303,8 @@ class Engine:
     def _fail(self, request: Request, code: str, message: str) -> None:
         """End one request with an error; what it computed is not to be trusted, so it is not cached."""
         if self.scheduler.release(request, State.ABORTED, keep=False):
-            self._forget(request)
+            del self.requests[request.id]
             self._out.append(Failed(id=request.id, code=code, message=message))
-
-    def _forget(self, request: Request) -> None:
-        del self.requests[request.id]
-        self._constrained.discard(request.id)
 
     def _look_around(self) -> None:
         """What a turn owes beside its step: memory is counted, and the front hears how things are."""

@@ -77,6 +77,9 @@ class Results:
                 self._end(request, FinishCode.LENGTH, ended)
         if result.accepted is not None:
             self._memory.trim(step.rows[tables.live[step.rows]])
+        if scores:  # nothing more is told of who has failed
+            lost = {request.id for request in batch.requests if request.over} - {finish.id for finish in ended}
+            scores = [told_of for told_of in scores if told_of.id not in lost]
         several = told_counts if len(told) > len(ids) else []
         return _output(step, result, ids, np.array(told, dtype=np.int32), ended, several, scores, vectors)
 
@@ -114,7 +117,7 @@ class Results:
             for index in np.flatnonzero(result.failed & live).tolist():
                 self._fail(requests[index])
             live &= ~result.failed
-        complete = self._obey_each(batch, token_ids, live) if batch.step.mask is not None else []
+        complete = self._obey_each(batch, token_ids, live) if batch.constrained else []
         told: I32 | None = None
         if live.all():
             if self._members is None or self._members.rows is not rows:
@@ -147,9 +150,10 @@ class Results:
 
     def _obey_each(self, batch: ScheduledBatch, token_ids: I32, live: Bool) -> list[Request]:
         """Show the grammars of a step's rows their tokens. Returns whose grammar is complete; whose has failed is not live."""
-        assert batch.step.mask is not None
         complete = list[Request]()
-        for index in np.flatnonzero((batch.step.mask.masks >= 0) & live).tolist():
+        for index in batch.constrained:
+            if not live[index]:
+                continue
             request, token = batch.requests[index], int(token_ids[index])
             stops = FinishCode.STOP if token in request.sampling.stop_token_ids else None
             if self._obey(request, [token], stops) is FinishCode.COMPLETE:

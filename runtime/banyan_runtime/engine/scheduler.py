@@ -24,7 +24,7 @@ from banyan_runtime.engine.retraction import RETRACT_DECODE_STEPS, NewTokenRatio
 from banyan_runtime.engine.rounds import Rounds
 from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.engine.running import Running
-from banyan_runtime.step import I32, Step
+from banyan_runtime.step import I32, Step, TokenMask
 
 
 class Scheduler:
@@ -60,6 +60,10 @@ class Scheduler:
             if batch is not None:
                 return batch
         return None
+
+    def late_mask(self, batch: ScheduledBatch) -> TokenMask | None:
+        """The mask of a step with `mask_later`: all that was launched before it has been noted."""
+        return self._builder.late_mask(batch)
 
     def learn(self, batch: ScheduledBatch, seconds: float) -> None:
         """A step took so long."""
@@ -164,7 +168,8 @@ class Scheduler:
         self._prefills_in_a_row = 0
         self._decodes_in_a_row += 1
         self.background.decoded(online=online)
-        return ScheduledBatch(step, requests, background=not online)
+        constrained = self._builder.constrained(requests, rows)
+        return ScheduledBatch(step, requests, background=not online, constrained=constrained)
 
     def _decode_step(self, requests: list[Request], rows: I32, *, short: bool) -> Step:
         """With guesses, where they are worth it and fit beside what everybody needs; nobody leaves for them. `short`: somebody more

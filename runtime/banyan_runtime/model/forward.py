@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import I32, Pulse, SamplingColumns, Step
+from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class Forward(Protocol):
     def rounds(self, step: Step, token_ids: Tensor, table: SlotTable, columns: SamplingColumns | None) -> Tensor:
         """What the rounds of a step give: int64 [B, rounds], drawn with `columns`, or the likeliest. From the first token on that
         there is none for, those of a sequence are -1. The rest as for `hidden`."""
+
+    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
+        """Forbid in fp32 logits [n, vocab_size] of the sequences `picked` [n] what their masks do not allow, as `edits.allow`."""
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
         """One token for each row of fp32 logits [n, vocab_size], as `sampler.sample` draws it; which rows failed, bool [n]."""

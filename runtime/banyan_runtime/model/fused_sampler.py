@@ -1,17 +1,19 @@
-"""`sampler.sample` on CUDA in two launches, without waiting for the GPU: the host prepares the next step meanwhile (`kernels/draw.py`)."""
+"""`sampler.sample` on CUDA in two launches, without waiting for the GPU: the host prepares the next step meanwhile (`kernels/draw.py`).
+And grammars' masks before it, in one (`kernels/masks.py`)."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from banyan_runtime.model import noise, sampler
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.kernels import power_of_two
-from banyan_runtime.step import I32, SamplingColumns
+from banyan_runtime.step import I32, SamplingColumns, TokenMask
 
 _PART: Final = 4096  # tokens: 16 for each of a program's threads, and some 40 parts of a large vocabulary, so that one row is work for many
 _WARPS: Final = 8
@@ -19,15 +21,20 @@ _WARPS: Final = 8
 
 class FusedSampler:
     def __init__(self) -> None:
-        from banyan_runtime.model.kernels import draw
+        from banyan_runtime.model.kernels import draw, masks
 
         self._kernels = draw
+        self._masks = masks
 
     def compile(self, vocabulary: int, device: torch.device) -> None:
-        """Draw once, so that no request waits for a compiler."""
+        """Draw once under a mask, so that no request waits for a compiler."""
         one = np.ones(1, np.float32)
         columns = SamplingColumns(one, np.zeros(1, np.int32), one, 0 * one, 0 * one, 0 * one, one, np.zeros(1, np.uint64))
-        self(torch.zeros(1, vocabulary, device=device), columns, np.zeros(1, np.int32))
+        logits = torch.zeros(1, vocabulary, device=device)
+        self.allow(
+            logits, TokenMask(np.full((1, -(-vocabulary // 32)), 0xFFFFFFFF, np.uint32), np.zeros(1, np.int32)), np.zeros(1, np.int64)
+        )
+        self(logits, columns, np.zeros(1, np.int32))
 
     def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
         """The contract is `sampler.sample`'s. The tokens are its too, but for draws that its fp32 probabilities decide by rounding.
@@ -52,6 +59,21 @@ class FusedSampler:
             VOCABULARY=vocabulary, PARTS=parts, WIDTH=power_of_two(parts), PART=_PART, num_warps=_WARPS,
         )  # fmt: skip
         return tokens, failed
+
+    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
+        """The contract is `edits.allow`'s; the bits are read on the device."""
+        assert logits.is_contiguous()
+        masks = mask.masks[picked]
+        masked = np.flatnonzero(masks >= 0)
+        if not len(masked):
+            return
+        device, (_, words), vocabulary = logits.device, mask.words.shape, logits.shape[1]
+        assert 32 * words >= vocabulary
+        rows = tensor(np.stack((masked, masks[masked]), axis=1), device, torch.int32)
+        bits = tensor(mask.words.view(np.int32), device, torch.int32)
+        self._masks.allow[(len(masked), -(-vocabulary // _PART))](
+            logits, bits, rows, VOCABULARY=vocabulary, WORDS=words, PART=_PART, num_warps=_WARPS
+        )
 
 
 def _settings(columns: SamplingColumns, positions: I32) -> I32:

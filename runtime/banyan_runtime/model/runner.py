@@ -5,6 +5,7 @@ Which forward pass it is (`forward.py`) makes no difference here, so tokens are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,9 +20,11 @@ from banyan_runtime.model.forward import Forward, Report
 from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pooling import Pooler, Vectors
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import I32, Feature, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, UnsupportedStep
+from banyan_runtime.step import I32, Feature, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, TokenMask, UnsupportedStep
 
 I64 = npt.NDArray[np.int64]
+Drawing = Callable[[TokenMask | None], "_Drawn"]
+"""Draws a step's tokens under a mask."""
 
 
 class ModelRunner:
@@ -76,8 +79,14 @@ class ModelRunner:
             owners = np.repeat(np.arange(len(step.rows)), step.query_lens)[step.prompt_scores.at]
             prompt = logprobs.of_prompt(hidden, self.forward.logits, self.info.vocab_size, step.prompt_scores, self._named(step, owners))
         vectors = None if step.pooling is None else rows.pooler.pool(self.forward.normed(hidden), step, step.pooling)
-        drawn = self._draw(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
-        return _Launched(self._report, self._device, step, draws, drawn, prompt, vectors, replayed is not None)
+        launched = _Launched(self._report, self._device, step, draws, prompt, vectors, replayed is not None)
+        asked = self._asked(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
+        if step.mask_later:
+            assert asked is not None
+            launched.draws_later(self._drawing(asked))
+        else:
+            launched.arrive(None if asked is None else self._draw(asked))
+        return launched
 
     def _in_rounds(self, step: Step, rows: _Rows) -> _LaunchedRounds:
         wanted = rows.wanted(step, rows.draws(step), step.sampling)
@@ -86,16 +95,21 @@ class ModelRunner:
         rows.latest.index_copy_(0, rows.draws(step).owners(step, self._device), tokens[:, -1].clamp(min=0))
         return _LaunchedRounds(self._report, step, tokens)
 
-    def _draw(self, step: Step, draws: _Draws, rows: _Rows, token_ids: Tensor | None, hidden: Tensor) -> _Drawn:
-        """`token_ids`: None where no sequence draws several."""
-        picked = draws.sequences
-        columns = step.sampling if draws.one_each else _cells(step.sampling, picked)
+    def _asked(self, step: Step, draws: _Draws, rows: _Rows, token_ids: Tensor | None, hidden: Tensor) -> _Asked:
+        columns = step.sampling if draws.one_each else _cells(step.sampling, draws.sequences)
         states = hidden if draws.one_each else hidden.index_select(0, self._tensor(draws.at))
-        wanted = rows.wanted(step, draws, columns)
-        if _wants_likeliest(step, wanted):
-            tokens, failed = self.forward.likeliest(states)
-            return self._noted(step, draws, rows, token_ids, tokens, failed, None)
-        logits = self.forward.logits(states)
+        return _Asked(step, draws, rows, token_ids, states, columns, rows.wanted(step, draws, columns))
+
+    def _draw(self, asked: _Asked) -> _Drawn:
+        if asked.likeliest:
+            return self._noted(asked, *self.forward.likeliest(asked.states), None)
+        return self._drawing(asked)(asked.step.mask)
+
+    def _drawing(self, asked: _Asked) -> Drawing:
+        """Computes all that does not depend on a mask; what comes back draws."""
+        step, columns, picked = asked.step, asked.columns, asked.draws.sequences
+        penalties = asked.rows.penalties if asked.wanted.penalties else None
+        logits = self.forward.logits(asked.states)
         raw = None
         if step.top_logprobs is not None:
             scored = np.flatnonzero(step.top_logprobs[picked] >= 0)
@@ -103,35 +117,30 @@ class ModelRunner:
             raw = logprobs.raw(logits.index_select(0, self._tensor(scored)), top, self._named(step, picked[scored]))
         if step.bias is not None:
             edits.add_biases(logits, step.bias, picked)
-        if wanted.penalties:
-            rows.penalties.apply(logits, step.rows[picked], columns)
+        if penalties is not None:
+            penalties.apply(logits, step.rows[picked], columns)
         if step.banned is not None:
             edits.forbid(logits, step.banned, picked)
-        if step.mask is not None:
-            edits.allow(logits, step.mask, picked)
-        tokens, failed = self.forward.sample(logits, columns, draws.positions(step))
-        if wanted.penalties:
-            rows.penalties.count(step.rows[picked], tokens)
-        scores = None if raw is None else raw.of(tokens.index_select(0, self._tensor(scored)))
-        return self._noted(step, draws, rows, token_ids, tokens, failed, scores)
 
-    def _noted(
-        self,
-        step: Step,
-        draws: _Draws,
-        rows: _Rows,
-        token_ids: Tensor | None,
-        tokens: Tensor,
-        failed: Tensor,
-        scores: logprobs.Scores | None,
-    ) -> _Drawn:
+        def draw(mask: TokenMask | None) -> _Drawn:
+            if mask is not None:
+                self.forward.allow(logits, mask, picked)
+            tokens, failed = self.forward.sample(logits, columns, asked.draws.positions(step))
+            if penalties is not None:
+                penalties.count(step.rows[picked], tokens)
+            scores = None if raw is None else raw.of(tokens.index_select(0, self._tensor(scored)))
+            return self._noted(asked, tokens, failed, scores)
+
+        return draw
+
+    def _noted(self, asked: _Asked, tokens: Tensor, failed: Tensor, scores: logprobs.Scores | None) -> _Drawn:
         """With how many of them count; the last one that does is the row's latest."""
-        accepted, latest = None, tokens
+        draws, accepted, latest = asked.draws, None, tokens
         if draws.drafts:
-            assert token_ids is not None
-            accepted = self._accepted(draws, token_ids, tokens, failed)
+            assert asked.token_ids is not None
+            accepted = self._accepted(draws, asked.token_ids, tokens, failed)
             latest = tokens.index_select(0, self._tensor(draws.firsts) + accepted - 1)
-        rows.latest.index_copy_(0, draws.owners(step, self._device), latest)
+        asked.rows.latest.index_copy_(0, draws.owners(asked.step, self._device), latest)
         return _Drawn(tokens, failed, accepted, scores)
 
     def _accepted(self, draws: _Draws, token_ids: Tensor, tokens: Tensor, failed: Tensor) -> Tensor:
@@ -231,6 +240,26 @@ class _Draws:
 
 
 @dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of a step: S tokens to be drawn."""
+
+    step: Step
+    draws: _Draws
+    rows: _Rows
+    token_ids: Tensor | None  # of the step; None where no sequence draws several
+    states: Tensor  # [S, hidden_size] hidden states behind which they are drawn
+    columns: SamplingColumns  # [S]
+    wanted: _Wanted
+
+    @property
+    def likeliest(self) -> bool:
+        """Whether nothing is asked of the logits but where they are largest; then they need not be written down."""
+        step, wanted = self.step, self.wanted
+        edited = step.bias is not None or step.banned is not None or step.mask is not None or step.mask_later
+        return wanted.greedy and not wanted.penalties and not edited and step.top_logprobs is None
+
+
+@dataclass(frozen=True, slots=True)
 class _Drawn:
     """Of the sequences that tokens are drawn for."""
 
@@ -259,24 +288,44 @@ class _Launched:
         device: torch.device,
         step: Step,
         draws: _Draws,
-        drawn: _Drawn | None,
         prompt: logprobs.Scores | None,
         vectors: Vectors | None,
         replayed: bool,
     ) -> None:
         self._report = report
+        self._device = device
         self._step = step
         self._replayed = replayed
         self._draws = draws
-        self._drawn = None if drawn is None else drawn.to_host()
+        self._drawn: _Drawn | None = None
         self._prompt = None if prompt is None else prompt.to_host()
         self._vectors = None if vectors is None else vectors.to_host()
+        self._later: Drawing | None = None
+        self._plain = False
+        self._done: torch.cuda.Event | None = None
+
+    def draws_later(self, drawing: Drawing) -> None:
+        """When its mask is told."""
+        self._later = drawing
+
+    @torch.inference_mode()
+    def draw(self, mask: TokenMask | None) -> None:
+        drawing, self._later = self._later, None
+        assert drawing is not None, "its tokens are drawn already"
+        self.arrive(drawing(mask))
+
+    def arrive(self, drawn: _Drawn | None) -> None:
+        """That is all; on its way."""
+        self._drawn = None if drawn is None else drawn.to_host()
         # One token for each row and nothing beside it, as in most steps.
-        self._plain = draws.one_each and drawn is not None and drawn.scores is None and prompt is None and vectors is None
-        self._done = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        extras = self._prompt is not None or self._vectors is not None
+        self._plain = self._draws.one_each and drawn is not None and drawn.scores is None and not extras
+        if self._device.type == "cuda":
+            self._done = torch.cuda.current_stream(self._device).record_event()
 
     def result(self) -> StepResult:
         """Wait for the step and give its tokens. Called once."""
+        assert self._later is None, "its tokens are drawn when its mask is told"
         if self._done is not None:
             self._done.synchronize()
         if self._plain:
@@ -326,6 +375,9 @@ class _LaunchedRounds:
         self._step = step
         self._tokens = tokens
 
+    def draw(self, mask: TokenMask | None) -> None:
+        raise AssertionError("a step in rounds has no mask")
+
     def result(self) -> StepResult:
         """Wait for the step and give its tokens. Called once."""
         tokens = self._tokens.numpy(force=True).astype(np.int32)
@@ -347,6 +399,7 @@ def refuse(step: Step, features: frozenset[Feature]) -> None:
     asked: tuple[tuple[Feature, object], ...] = (
         ("bias", step.bias),
         ("mask", step.mask),
+        ("mask", step.mask_later or None),
         ("pooling", step.pooling),
         ("drafts", drafts or None),
         ("rounds", step.later_slots),
@@ -356,18 +409,6 @@ def refuse(step: Step, features: frozenset[Feature]) -> None:
     for feature, wanted in asked:
         if wanted is not None and feature not in features:
             raise UnsupportedStep(feature)
-
-
-def _wants_likeliest(step: Step, wanted: _Wanted) -> bool:
-    """Whether nothing is asked of the logits but where they are largest; then they need not be written down."""
-    return (
-        wanted.greedy
-        and not wanted.penalties
-        and step.bias is None
-        and step.banned is None
-        and step.mask is None
-        and step.top_logprobs is None
-    )
 
 
 def _cells(columns: SamplingColumns, rows: I64) -> SamplingColumns:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model import blocks, fused, loader, rounds, sampler
+from banyan_runtime.model import blocks, edits, fused, loader, rounds, sampler
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Attention, Replayed
 from banyan_runtime.model.blocks import Parameter
@@ -25,13 +26,27 @@ from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import DeviceTable, SlotTable
-from banyan_runtime.step import I32, PADDING_SLOT, Pulse, SamplingColumns, Step, TableShape
+from banyan_runtime.step import I32, PADDING_SLOT, Pulse, SamplingColumns, Step, TableShape, TokenMask
 
 _MANY: Final = 64  # tokens: what is compiled for more depends on their number no more
 
-Sampler = Callable[[Tensor, SamplingColumns, I32], tuple[Tensor, Tensor]]
-"""`Forward.sample`."""
 MakesPersistent = Callable[[Decoder, KvPool, DeviceTable, Tensor], PersistentDecode]
+
+
+class Sampler(Protocol):
+    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
+        """`Forward.allow`."""
+
+    def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
+        """`Forward.sample`."""
+
+
+class PlainSampler:
+    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
+        edits.allow(logits, mask, picked)
+
+    def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
+        return sampler.sample(logits, columns, positions)
 
 
 class TorchModel:
@@ -65,11 +80,11 @@ class TorchModel:
         attention = choice.attention(choice.spec, pool, self._pulse)
         sizes = Sizes.upto(choice.graph_rows, choice.graph_tokens)
         recorder = CudaRecorder() if sizes != NO_SIZES else None
-        sample: Sampler = sampler.sample
+        draws: Sampler = PlainSampler()
         if self._fused:
-            sample = FusedSampler()
-            sample.compile(choice.spec.vocab_size, choice.device)
-        return TorchForward(self._decoder, attention, pool, recorder, sizes, sample, PersistentDecode if choice.persistent else None)
+            draws = FusedSampler()
+            draws.compile(choice.spec.vocab_size, choice.device)
+        return TorchForward(self._decoder, attention, pool, recorder, sizes, draws, PersistentDecode if choice.persistent else None)
 
 
 class TorchForward:
@@ -80,7 +95,7 @@ class TorchForward:
         pool: KvPool,
         recorder: Recorder | None = None,
         sizes: Sizes = NO_SIZES,
-        sample: Sampler = sampler.sample,
+        draws: Sampler | None = None,
         persistent: MakesPersistent | None = None,
     ) -> None:
         """With a recorder, steps of such sizes are captured, if the attention can be; with `persistent`, decode steps of one row take one
@@ -91,7 +106,7 @@ class TorchForward:
         self._pool = pool
         self._recorder = recorder
         self._sizes = sizes
-        self._sample = sample
+        self._sampler = draws or PlainSampler()
         self._graphs: StepGraphs | None = None
 
     def replayed(self, step: Step, table: SlotTable) -> Tensor | None:
@@ -142,8 +157,11 @@ class TorchForward:
         replayed = None if self._graphs is None else self._graphs.likeliest(hidden)
         return self.decoder.likeliest(hidden) if replayed is None else replayed
 
+    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
+        self._sampler.allow(logits, mask, picked)
+
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
-        return self._sample(logits, columns, positions)
+        return self._sampler(logits, columns, positions)
 
     def normed(self, hidden: Tensor) -> Tensor:
         return self.decoder.normed(hidden)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from banyan_runtime.step import Handle, StepResult
+from banyan_runtime.step import Handle, StepResult, TokenMask
 from banyan_runtime.wire import SCHEDULER_STAGES
 
 RECV: Final = SCHEDULER_STAGES.index("recv")
@@ -47,6 +47,11 @@ class TimedHandle:
     def __init__(self, handle: Handle, stages: Stages) -> None:
         self._handle = handle
         self._stages = stages
+
+    def draw(self, mask: TokenMask | None) -> None:
+        self._stages.end(SCHEDULE)
+        self._handle.draw(mask)
+        self._stages.end(LAUNCH)
 
     def result(self) -> StepResult:
         self._stages.end(SCHEDULE)

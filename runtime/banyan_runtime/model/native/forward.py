@@ -7,12 +7,13 @@ import logging
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import blocks, host
+from banyan_runtime.model import blocks, edits, host
 from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.native import build, loading
@@ -20,7 +21,7 @@ from banyan_runtime.model.native.library import PULSE, Draws, Kind, Library, Pla
 from banyan_runtime.model.native.library import Step as NativeStep
 from banyan_runtime.model.rope import angles
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import I32, Pulse, SamplingColumns, Step
+from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
 
 log = logging.getLogger("banyan")
 
@@ -205,6 +206,9 @@ class NativeForward:
         self._library.likeliest(self._decoder, hidden.data_ptr(), hidden.shape[0], tokens.data_ptr())
         failed = tokens < 0
         return tokens.clamp_(min=0), failed
+
+    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
+        edits.allow(logits, mask, picked)
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
         tokens = torch.empty(len(logits), dtype=torch.int64)
