@@ -108,6 +108,18 @@ def test_another_torch_is_installed_in_place_of_the_one_that_is_there_and_kept(c
     assert checkout.calls() == [], "the choice is kept by later runs that make none"
 
 
+def test_a_torch_of_another_version_may_be_chosen_with_the_triton_that_it_asks_for(checkout: Checkout) -> None:
+    for number, choice in enumerate(("torch==2.11.0", "torch==2.12.0+cu126")):
+        assert checkout.install(TORCH=choice).returncode == 0
+        constraints = (checkout.root / ".venv" / "constraints.txt").read_text()
+        assert "numpy==" in constraints
+        assert "torch==" not in constraints
+        assert "triton==" not in constraints
+        calls = (checkout.root / "calls").read_text().splitlines()
+        assert all("-c .venv/constraints.txt " in call for call in calls[-3:])
+        assert len(calls) == (number + 1) * 4
+
+
 def test_an_environment_for_another_python_is_made_anew(checkout: Checkout) -> None:
     checkout.install()
     (checkout.root / ".venv" / "of-before").touch()
