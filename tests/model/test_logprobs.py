@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -99,7 +100,8 @@ def test_scores_are_bit_equal_alone_in_a_crowd_and_in_chunks(tiny_model: Models)
 def test_the_likeliest_come_first_and_equal_ones_by_id(levels: int, count: int, width: int, seed: int) -> None:
     scores = torch.from_numpy(np.random.default_rng(seed).integers(-levels, levels, (4, width)).astype(np.float32) / 4)
     scores[scores == 0] = -0.0 if seed % 2 else 0.0
-    raw = logprobs.raw(scores, count)
+    with mock.patch.object(logprobs, "_CELLS", width * (seed % 4 + 1)):  # that are sorted together
+        raw = logprobs.raw(scores, count)
     expected = [np.lexsort((np.arange(width), -row))[:count].tolist() for row in scores.numpy()]
     assert raw.top_ids.tolist() == expected
     torch.testing.assert_close(raw.top_values, torch.log_softmax(scores, 1).gather(1, raw.top_ids))
@@ -119,6 +121,17 @@ def test_an_impossible_token_has_a_finite_score() -> None:
     scores = logprobs.raw(logits, 4).of(torch.tensor([1, 1])).numpy()
     assert np.isfinite(scores.values).all()
     assert np.isfinite(scores.top_values).all()
+
+
+def test_the_likeliest_of_many_rows_are_found_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of all of them at once would take several times what the logits do."""
+    seen, keys = list[int](), logprobs._keys
+    monkeypatch.setattr(logprobs, "_CELLS", 3 * 40)
+    monkeypatch.setattr(logprobs, "_keys", lambda scores: (seen.append(len(scores)), keys(scores))[1])
+    ids, values = logprobs.likeliest(torch.zeros(10, 40), 5)
+    assert ids.tolist() == [[0, 1, 2, 3, 4]] * 10
+    assert values.shape == (10, 5)
+    assert seen == [3, 3, 3, 1]
 
 
 @pytest.mark.parametrize("count", [0, 1, 16, 33, 100])

@@ -209,6 +209,13 @@ def test_products_of_few_rows_are_the_products(
         assert_near(one, other)
 
 
+def test_more_outputs_than_a_grid_has_programs_are_shared_among_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a vocabulary of 262,144 in 32 bits."""
+    monkeypatch.setattr(fused, "_GRID", 4)
+    x, weight = some(1, 32, dtype=torch.float32), some(100, 32, dtype=torch.float32)
+    assert_near(FusedKernels().linear(weight, None)(x), x @ weight.T)
+
+
 def assert_heads_are_the_heads(
     shape: ModelSpec, norms: tuple[torch.Tensor | None, torch.Tensor | None], qkv: torch.Tensor, positions: list[int], kept: torch.dtype
 ) -> None:

@@ -24,6 +24,7 @@ MOST_ROWS: Final = 2
 """Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
 _COLUMNS: Final = 1024  # of a weight that a program reads at a time
 _OUTPUTS: Final = 8  # outputs, likewise: 16 KB of a weight in 16 bits are on their way at once
+_GRID: Final = 1 << 16  # programs along a grid's second axis, fewer than these
 _MANY: Final = 2112  # lines: fewer are cut into halves, so that all processors of a large GPU have two programs
 
 
@@ -130,8 +131,9 @@ class FusedLinear:
         # Of 32 bits, or of two lines for each output, as many would not fit into registers.
         many = self.outputs >= _MANY and weight.itemsize == 2 and not self.gated
         outputs = _OUTPUTS if many else _OUTPUTS // 2
+        while -(-self.outputs // outputs) >= _GRID:
+            outputs *= 2
         self._programs = -(-self.outputs // outputs)
-        assert self._programs < 1 << 16, "of a grid's second axis"
         self._shape = {
             "BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": width,
             "COLUMNS": min(_COLUMNS, width), "OUTPUTS": outputs,

@@ -17,7 +17,7 @@ from torch import Tensor
 from banyan_runtime.model.device import tensor
 from banyan_runtime.step import PromptScores, TokenLogprobs
 
-_CELLS: Final = 1 << 23  # logits of one slice of a prompt: 32 MB in fp32, of which there are a few copies
+_CELLS: Final = 1 << 23  # logits of one slice of a prompt, or of those sorted together: 32 MB in fp32, of which there are a few copies
 _MOST_ROWS: Final = 1024
 _LEAST_ROWS: Final = 16  # a matrix product of fewer rows wastes the weights it reads
 _IN_CACHE: Final = 1 << 20  # logits that are gone through together: 4 MB in fp32
@@ -98,6 +98,10 @@ def of_prompt(
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Ids and values of the `count` largest of each row [n, m]; of equal ones at the edge those of lower ids. Each [n, count]."""
+    rows = max(1, _CELLS // logits.shape[1])
+    if len(logits) > rows:  # keys take 24 bytes for each logit while they are sorted
+        found = [likeliest(part, count) for part in torch.split(logits, rows)]
+        return torch.cat([ids for ids, _ in found]), torch.cat([values for _, values in found])
     more = min(count + 1, logits.shape[1])
     values, ids = logits.topk(more)
     # Which of several equal values at the edge topk takes is not defined. Keys that no two cells share are slow, but rarely
