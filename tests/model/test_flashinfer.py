@@ -385,6 +385,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleName
     origin = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(flashinfer_paged, "find_spec", lambda name: origin if here.package and name == "flashinfer" else None)
     monkeypatch.setattr(flashinfer_paged, "version", lambda name: "0.7.2")
+    monkeypatch.setattr(flashinfer_paged, "_unloadable", lambda path: None)  # they are empty
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: here.capability)
     monkeypatch.setattr(flashinfer_paged.shutil, "which", lambda name: name if Path(name).name in here.programs else None)
     return here
@@ -464,6 +465,30 @@ def test_kernels_for_another_device_are_no_kernels(machine: types.SimpleNamespac
     assert refusal() == "its kernels are compiled for 9.0a, and this device is 8.6"
     compiled(ahead, *loaded(False, "fa2", "decode"), architectures="8.0 9.0a")
     assert refusal() is None
+
+
+def test_kernels_that_cannot_be_loaded_are_no_kernels(
+    machine: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """FlashInfer would only warn, and begin to compile."""
+    compiled(machine.package / "data" / "aot", *loaded(False, "fa2", "decode"))
+    monkeypatch.setattr(flashinfer_paged, "_unloadable", lambda path: "no libcudart.so.13" if "decode" in path.name else None)
+    assert refusal() == "its kernels cannot be loaded: no libcudart.so.13"
+    monkeypatch.undo()
+    (broken := tmp_path / "broken.so").write_bytes(b"no library")
+    reason = flashinfer_paged._unloadable(broken)
+    assert reason is not None
+    assert str(broken) in reason
+
+
+def test_what_it_compiles_is_kept_with_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLASHINFER_WORKSPACE_BASE", "BANYAN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    assert flashinfer_paged._base() == Path.home()
+    monkeypatch.setenv("BANYAN_CACHE", "/cache")
+    assert flashinfer_paged._base() == Path("/cache/flashinfer")
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", "/mine")
+    assert flashinfer_paged._base() == Path("/mine")
 
 
 def test_nobody_waits_for_a_compiler_who_did_not_ask_for_it(machine: types.SimpleNamespace) -> None:

@@ -313,3 +313,13 @@ def test_quantities_are_compared_by_what_they_mean():
     assert not same("1G", "1Gi")
     with pytest.raises(ValueError, match="write a number with a unit"):
         amount("4 GB")
+
+
+@pytest.mark.parametrize("text", ["1e999999999", "1E-999999999", "71e4730912"])
+def test_a_quantity_of_a_billion_digits_keeps_nobody_busy(text):
+    """As of a spec, or of an annotation that is compared and happens to look like one."""
+    with pytest.raises(ValueError, match="is not a quantity"):
+        amount(text)
+    assert not same(text, "1")
+    with pytest.raises(api.SpecError, match=r"spec\.resources\.requests\.memory"):
+        api.parse(a_server(resources={"limits": {"memory": "1Gi"}, "requests": {"memory": text}}))

@@ -404,6 +404,28 @@ def test_an_accelerator_is_required_in_every_alternative_of_the_users_affinity()
     assert term["matchExpressions"][-1]["values"] == ["39999"]
 
 
+def test_only_amounts_are_compared_by_what_they_mean():
+    """A variable of 1000 is not one of 1k, and no hash is a number, though it may look like one."""
+    for names, alike in ((("limits", "cpu"), True), (("requests", "memory"), True), (("emptyDir", "sizeLimit"), True),
+                         (("env", "value"), False), (("annotations", "serving.banyan.dev/spec-hash"), False)):  # fmt: skip
+        live, wanted = ({"kind": "Deployment", "spec": {names[0]: {names[1]: text}}} for text in ("1k", "1000"))
+        assert settled(live, wanted) == alike, names
+
+
+def test_a_pod_with_an_accelerator_tolerates_the_taint_of_that_name():
+    def tolerated(**spec):
+        return pod_spec(render(a_server(**spec))).get("tolerations")
+
+    nodes = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    own = {"key": "team", "operator": "Equal", "value": "vision"}
+    assert tolerated() is None
+    assert tolerated(accelerator={"count": 1}) == [nodes]
+    assert tolerated(accelerator={"count": 1, "resourceName": "amd.com/gpu"}) == [nodes | {"key": "amd.com/gpu"}]
+    assert tolerated(accelerator={"count": 1}, scheduling={"tolerations": [own]}) == [own, nodes]
+    for users in ({"key": "nvidia.com/gpu", "operator": "Exists"}, {"operator": "Exists"}):
+        assert tolerated(accelerator={"count": 1}, scheduling={"tolerations": [users]}) == [users]
+
+
 def test_the_spec_hash_moves_with_what_pods_see_and_with_nothing_else():
     def revision(manifest: Manifest) -> str:
         found: str = workload(render(manifest))["spec"]["template"]["metadata"]["annotations"][SPEC_HASH]

@@ -335,6 +335,17 @@ def test_the_upgrade_restarts_no_pod_of_a_server_that_was_paused_or_scaled_while
     assert cluster.deployment["spec"]["replicas"] == 1
 
 
+def test_the_upgrade_restarts_no_pod_with_an_accelerator_that_tolerates_nothing():
+    """As releases that recorded nothing rendered it."""
+    cluster = Cluster(last_release("server-everything"))
+    scheduling = {name: value for name, value in SERVERS["server-everything"]["spec"]["scheduling"].items() if name != "tolerations"}
+    spec = {**SERVERS["server-everything"]["spec"], "scheduling": scheduling}
+    del cluster.template["spec"]["tolerations"]
+    cluster.reconcile(with_generation({**SERVERS["server-everything"], "spec": {**spec, "replicas": 1}}, 5), NEWER)
+    assert cluster.restarts == 0
+    assert "tolerations" not in cluster.template["spec"]
+
+
 def test_the_upgrade_keeps_the_pull_secrets_and_policy_of_the_last_chart():
     cluster = Cluster(last_release("server-minimal"))
     cluster.template["spec"]["imagePullSecrets"] = [{"name": "old-chart"}]

@@ -30,6 +30,15 @@ from tests.operator.servers import (
 
 TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
     ("InsufficientAccelerators", GPU, unschedulable("0/3 nodes: 3 Insufficient nvidia.com/gpu."), ["1 x nvidia.com/gpu", "ask for fewer"]),
+    (
+        "InsufficientAccelerators",
+        GPU,
+        unschedulable(
+            "0/3 nodes: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 1 node(s) had untolerated taint "
+            "{team: vision}, 1 Insufficient nvidia.com/gpu."
+        ),
+        ["ask for fewer; or, where", "tolerate team in spec.scheduling.tolerations."],
+    ),
     ("Unschedulable", SERVER, unschedulable("0/3 nodes: 3 Insufficient memory."), ["3 Insufficient memory", "resources.requests"]),
     (
         "VolumeNotReady",

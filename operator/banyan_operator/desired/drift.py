@@ -14,6 +14,10 @@ Keys = Mapping[str, tuple[str, ...]]
 """By the name of a list, the merge keys of its items. Others may have items of their own in such lists, and in no other."""
 
 _EVERYWHERE: Final = {"ownerReferences": ("uid",)}
+_AMOUNTS: Final = frozenset(
+    {"requests", "limits", "overhead"}
+)  # whose values are quantities, which the API server may write in another way
+_AMOUNT: Final = frozenset({"sizeLimit", "divisor"})
 _OF_KIND: Final[dict[str, Keys]] = {
     SERVICE.kind: {"ports": ("port", "protocol")},
     DEPLOYMENT.kind: MERGE_KEYS,
@@ -38,12 +42,14 @@ def _covers(live: Any, desired: Any, field: str, keys: Keys) -> bool:
     if isinstance(desired, dict):
         if not isinstance(live, dict):
             return not desired  # the API server drops some empty objects
+        if field in _AMOUNTS and not any(isinstance(value, dict) for value in desired.values()):
+            return all(same(live.get(name), value) for name, value in desired.items())
         return all(_covers(live.get(name), value, name, keys) for name, value in desired.items() if name != RENDERED_BY)
     if isinstance(desired, list):
         return _covers_list(live or [], desired, field, keys)
     if desired in ("", 0, False) and live is None:
         return True  # zero values of the API's Go structs are left out of JSON
-    return same(live, desired)
+    return field in _AMOUNT and same(live, desired)
 
 
 def _covers_list(live: list[Any], desired: list[Any], field: str, keys: Keys) -> bool:

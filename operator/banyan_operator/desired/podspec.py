@@ -164,6 +164,11 @@ def resources(asked: Resources, accelerator: Accelerator | None = None) -> Manif
 _NEEDED_TO_SPREAD: Final = {"maxSkew": "1", "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
 
 
+def taint(resource: str) -> Manifest:
+    """The toleration of the one by which nodes with such accelerators are kept for those who ask for them."""
+    return {"key": resource, "operator": "Exists", "effect": "NoSchedule"}
+
+
 def placement(
     scheduling: Scheduling, accelerator: Accelerator | None, selector: Mapping[str, str], *, spread: bool, path: str = "spec.scheduling"
 ) -> Manifest:
@@ -174,8 +179,12 @@ def placement(
     found: Manifest = {}
     if scheduling.node_selector:
         found["nodeSelector"] = dict(scheduling.node_selector)
-    if scheduling.tolerations:
-        found["tolerations"] = [toleration.dump() for toleration in scheduling.tolerations]
+    tolerations = [toleration.dump() for toleration in scheduling.tolerations]
+    names = {toleration.key for toleration in scheduling.tolerations}
+    if accelerator is not None and accelerator.count and not names & {accelerator.resource_name, None}:
+        tolerations.append(taint(accelerator.resource_name))
+    if tolerations:
+        found["tolerations"] = tolerations
     if affinity := _affinity(scheduling.affinity, accelerator):
         found["affinity"] = affinity
     constraints = copy.deepcopy(list(scheduling.topology_spread_constraints))

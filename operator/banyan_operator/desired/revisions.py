@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from banyan_operator.api import InferenceServer
+from banyan_operator.desired import podspec
 from banyan_operator.desired.drift import settled
 from banyan_operator.desired.metadata import SPEC_DIGEST, SPEC_HASH, child, digest, owner
 from banyan_operator.desired.names import derived
@@ -109,6 +110,12 @@ def unrecorded(server: InferenceServer, children: Iterable[Manifest]) -> Unrecor
 
 
 def _compared(template: Manifest) -> Manifest:
+    """Without what tells nothing of the spec, and what releases that recorded nothing did not write."""
+    template = {**template, "spec": dict(template["spec"])}
+    asked = {name for one in template["spec"]["containers"] for name in one.get("resources", {}).get("limits", {})}
+    tolerations = [one for one in template["spec"].pop("tolerations", []) if one not in [podspec.taint(name) for name in asked]]
+    if tolerations:
+        template["spec"]["tolerations"] = tolerations
     annotations = template["metadata"].get("annotations") or {}
     metadata = {**template["metadata"], "annotations": {key: annotations[key] for key in annotations.keys() - {SPEC_HASH, _RESTARTED}}}
     return {"kind": DEPLOYMENT.kind, "spec": {"template": {**_without_defaults(template), "metadata": metadata}}}

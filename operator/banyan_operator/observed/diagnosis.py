@@ -79,6 +79,10 @@ def worst(pods: Iterable[Pod], view: View) -> Diagnosis | None:
 # --- rows, in the order in which they are looked at ---
 
 
+_TAINT: Final = re.compile(r"untolerated taint \{([^:}]+)")
+_TAINTED_BY_KUBERNETES: Final = ("node-role.kubernetes.io/", "node.kubernetes.io/")
+
+
 def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
     if pod.unschedulable is None or pod.deleted:
         return None
@@ -90,6 +94,8 @@ def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
             if view.rolling
             else "Free some, add nodes, or ask for fewer"
         )
+        if taint := next((name for name in _TAINT.findall(text) if not name.startswith(_TAINTED_BY_KUBERNETES)), None):
+            step += f"; or, where the nodes that have some bear it, tolerate {taint} in spec.scheduling.tolerations"
         return Diagnosis("InsufficientAccelerators", f"no node has {view.accelerators} free (pod {pod.name}): {text}. {step}.", pod.name)
     if "persistentvolumeclaim" in text.lower():
         step = "Create the claim, or check its storage class"

@@ -32,9 +32,26 @@ _BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 def choose_device(config: ServerConfig) -> torch.device:
     """The device that --device names, or cuda where there is one. Raises ConfigError where it is not there."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device=cuda: no CUDA device was found, or torch was built without CUDA; use --device=cpu")
+        raise ConfigError(f"--device=cuda: {_why_no_cuda()}, or use --device=cpu")
     name = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name, 0) if name == "cuda" else torch.device(name)
+
+
+def _why_no_cuda() -> str:
+    """With what to do about it."""
+    if torch.version.cuda is None:
+        return (
+            f"this PyTorch ({torch.__version__}) is built without CUDA; install one that is (make install TORCH='torch==2.13.0'; for a "
+            "pod: make images TORCH='torch==2.13.0', and name the image in spec.runtime.image)"
+        )
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:  # which says what the driver lacks
+        return (
+            f"PyTorch {torch.__version__} cannot use CUDA {torch.version.cuda} here: {' '.join(str(error).split())[:300]} Install a driver "
+            "for it, or a PyTorch for the driver (TORCH='torch==VERSION+cuNNN')"
+        )
+    return "no CUDA device was found; look at what nvidia-smi shows, and at CUDA_VISIBLE_DEVICES"
 
 
 def choose_dtype(config: ServerConfig, spec: ModelSpec, device: torch.device, *, fast_bf16: bool = False) -> torch.dtype:

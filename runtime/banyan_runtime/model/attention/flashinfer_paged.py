@@ -41,6 +41,7 @@ log = logging.getLogger("banyan")
 
 FEW_QUERIES: Final = 16  # of the longest sequence of a step
 CUDA_CORES: Final = 4  # heads that share a KV head: with fewer, a decode step is faster without tensor cores
+_SHOWN: Final = 300  # characters of a library's words
 WORKSPACE: Final = 128 << 20  # bytes for parts of results, as FlashInfer recommends; what graphs need beyond that is asked for
 PLAN: Final = 1 << 20  # bytes of a plan of decode steps: some 40 for each of a few thousand rows; FlashInfer takes 8 MiB for each wrapper
 
@@ -74,6 +75,7 @@ class FlashInferAttention:
     batch_invariant = False  # how contexts are cut depends on the step
 
     def __init__(self, spec: ModelSpec, pool: KvPool, pulse: Pulse) -> None:
+        os.environ["FLASHINFER_WORKSPACE_BASE"] = str(_base())  # read when it is imported
         import flashinfer  # two to three seconds
 
         self._flashinfer: Any = flashinfer
@@ -115,14 +117,18 @@ class FlashInferAttention:
             return "it keeps keys and values in the model's type"
         if spec.head_dim not in HEAD_DIMS:
             return f"its heads are {', '.join(map(str, HEAD_DIMS))} wide, not {spec.head_dim}"
-        ahead, lacking = Path(package.origin).parent / "data" / "aot", []
+        ahead, there, lacking = Path(package.origin).parent / "data" / "aot", list[Path](), list[Module]()
         for module in _modules(spec, dtype, capability):
             # FlashInfer takes what lies there as it is.
-            if architectures := compiled_for(ahead, module):
-                if not any(runs_on(capability, architecture) for architecture in architectures):
-                    return f"its kernels are compiled for {' '.join(architectures)}, and this device is {'.'.join(map(str, capability))}"
-            elif architectures is None and find_spec("flashinfer_jit_cache") is None:
+            architectures = compiled_for(ahead, module)
+            if architectures and not any(runs_on(capability, architecture) for architecture in architectures):
+                return f"its kernels are compiled for {' '.join(architectures)}, and this device is {'.'.join(map(str, capability))}"
+            if architectures is not None:
+                there.append(module.path(ahead))
+            elif find_spec("flashinfer_jit_cache") is None:
                 lacking.append(module)
+        if reason := next((reason for path in there if (reason := _unloadable(path))), None):
+            return f"its kernels cannot be loaded: {reason}"  # FlashInfer would begin to compile them
         if not lacking:
             return None
         if missing := _missing(curand=any(module.kind == "fa3" for module in lacking)):
@@ -326,9 +332,26 @@ def _missing(curand: bool) -> str | None:
     return f"{header}" if curand and not header.exists() else None
 
 
+def _base() -> Path:
+    """Below which FlashInfer keeps what it compiles: with all else that is kept, so that a pod finds what the one before has compiled."""
+    ours = os.environ.get("BANYAN_CACHE")
+    return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or (f"{ours}/flashinfer" if ours else Path.home()))
+
+
+def _unloadable(path: Path) -> str | None:
+    """Why a compiled module cannot be loaded, as FlashInfer loads it: it was made for another C++ library or CUDA runtime."""
+    import tvm_ffi
+
+    try:
+        tvm_ffi.load_module(str(path))
+    except Exception as error:  # the library's own
+        return " ".join(str(error).split())[:_SHOWN]
+    return None
+
+
 def _compiled_before(module: Module, capability: tuple[int, int]) -> bool:
     """Whether an earlier start has compiled it: FlashInfer looks through its sources then, which takes seconds."""
-    base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer" / version("flashinfer-python")
+    base = _base() / ".cache" / "flashinfer" / version("flashinfer-python")
     major, minor = capability  # a folder's name lists the architectures: 86, 90a, 75_80_90a
     return any(
         re.search(rf"(^|_){major}{minor}[af]?(_|$)", found.relative_to(base).parts[0])
