@@ -2,12 +2,13 @@
 prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also persistent no-dependent no-few no-graphs] [--profile] [--out FILE.json]
+                             [--also persistent no-dependent no-few no-graphs] [--profile] [--traces FOLDER] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
 step in flight does. Weights, keys and values read once and every multiplication done once are the limit, at what this GPU copied and
-multiplied in the same minute. `--profile`: what of a step the GPU was busy with, and with which kernels. `--also`: the cases of few
-tokens again, with --enable-persistent-decode, without dependent launches, without our products of few rows, or without graphs.
+multiplied in the same minute. `--profile`: what of a step the GPU was busy with, with which kernels, and where it waited (`gpu_trace.py`);
+`--traces` keeps what that was read from. `--also`: the cases of few tokens again, with --enable-persistent-decode, without dependent
+launches, without our products of few rows, or without graphs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+import gpu_trace
 import numpy as np
 import torch
 from shapes import SHAPES, describe
@@ -174,12 +176,22 @@ class Bench:
 
         return of
 
-    def profile(self, running: int) -> str:
+    def profile(self, running: int, kept: Path) -> str:
+        """The trace goes to the file `kept`."""
+        launch = self.runner.launch
+
+        def marked(step: Step) -> Any:
+            with torch.profiler.record_function(gpu_trace.STEP):
+                return launch(step)
+
         self.decode(running)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as found:
+        activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+        with mock.patch.object(self.runner, "launch", marked), torch.profiler.profile(activities=activities) as found:
             seconds = self.decode(running, steps=PROFILED, rounds=1)
         table: str = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=60)
-        return f"{running} running, {1e3 * seconds:.2f} ms a step under the profiler\n{table}"
+        found.export_chrome_trace(str(kept))
+        busy = gpu_trace.table(gpu_trace.read(kept), 14)
+        return f"{running} running, {1e3 * seconds:.2f} ms a step under the profiler\n{table}\n{busy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +223,9 @@ def measured(name: str, backend: str, how: str, machine: Machine, options: argpa
         for case in bench.cases(options.running, few=how != ""):
             yield Row(name, backend, how, case.name, case.seconds(), limit(case), case.rows * case.count)
         if options.profile and how in ("", "persistent"):
-            print(bench.profile(1))
-            if not how:
-                print(bench.profile(64))
+            traces = options.traces or Path(scratch)
+            for rows in (1,) if how else (1, 64):
+                print(bench.profile(rows, traces / f"{'-'.join(filter(None, (name, backend, how)))}-{rows}.json.gz"))
         del bench
         torch.cuda.empty_cache()
 
@@ -226,8 +238,11 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--also", nargs="*", default=[], choices=list(ALSO))
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--traces", type=Path, help="a folder")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.traces:
+        options.traces.mkdir(parents=True, exist_ok=True)
     machine = probe()
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}: {machine.bytes_s / 1e12:.2f} TB/s copied, {machine.flop_s / 1e12:.0f} TFLOP/s")

@@ -228,7 +228,10 @@ class ServerConfig:
     )
     sampling_backend: str | None = option(None, check=one_of("pytorch", None), help="Sampling kernels: pytorch.", group="device")
     mem_fraction_static: float | None = option(
-        None, check=between(0.05, 0.98), help="Part of the device's memory for weights and KV pool.", group="device"
+        None,
+        check=between(0.05, 0.98),
+        help="Part of the device's memory for weights and KV pool. Default: on a GPU what the largest steps leave, tried at start.",
+        group="device",
     )
     enable_nan_detection: bool = option(False, help="Log rows whose logits hold NaN; they fail alone in any case.", group="device")
 

@@ -94,6 +94,8 @@ class TinyModel:
         if settings["device"] != "cpu":
             settings["runner"] = "torch"
             settings.setdefault("cuda_graph_max_tokens", 48)  # so that graphs are captured in little time, and some prompts go without
+            settings.setdefault("chunked_prefill_size", 64)  # so are the largest steps tried
+            settings.setdefault("max_running_requests", 8)
         runner = load(ServerConfig(model_path=str(self.folder), **settings), self.folder, lambda *_: None)
         assert isinstance(runner, ModelRunner)
         return runner

@@ -5,6 +5,8 @@ is noted (`waits`), and refused while a graph is captured. What is copied to the
 was recorded later has been waited for. Graphs replay what was captured, with the numbers and over the memory of then; memory that was
 allocated while they were captured is garbage whenever one of them begins.
 
+Its memory is counted, and is no more than there is (`Memory`).
+
 Kernels run in Triton's interpreter.
 """
 
@@ -19,6 +21,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any, Final
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -32,6 +35,7 @@ from banyan_runtime.model.kernels import dependent
 DEVICE: Final = torch.device("cuda", 0)
 CAPABILITY: Final = (8, 9)  # the interpreter has no programmatic dependent launch
 MEMORY: Final = 1 << 34  # bytes
+_BLOCK: Final = 512  # bytes, of which torch gives out whole ones
 
 _COPIES: Final = {"aten::to", "aten::_to_copy", "aten::copy_"}
 _LOOKS: Final = {  # of which the host wants to know something before it goes on
@@ -49,17 +53,24 @@ class OnGpu(Tensor):
     """A tensor of the GPU: a shape without memory, which the host cannot read."""
 
     kept: Tensor
+    _memory: Memory
+    _key: int
 
     @staticmethod
-    def __new__(cls, kept: Tensor) -> OnGpu:
+    def __new__(cls, kept: Tensor, memory: Memory) -> OnGpu:
         own: OnGpu = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, kept.shape, strides=kept.stride(), storage_offset=kept.storage_offset(), dtype=kept.dtype, device=DEVICE
         )
-        own.kept = kept
+        own.kept, own._memory = kept, memory
+        own._key = memory.hold(kept)
         return own
 
-    def __init__(self, kept: Tensor) -> None:
+    def __init__(self, kept: Tensor, memory: Memory) -> None:
         """For `__new__`."""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_key"):  # else there was no memory for it
+            self._memory.release(self._key)
 
     def data_ptr(self) -> int:
         return self.kept.data_ptr()
@@ -70,6 +81,53 @@ class OnGpu(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"{func} outside of the pretended GPU")
+
+
+class Memory:
+    """Bytes of the GPU: of what lies there, and what torch keeps in reserve for more, as if all of it could be used for anything. It
+    gives the reserve back when it is told to, or when memory runs short."""
+
+    def __init__(self, total: int = MEMORY) -> None:
+        self.total = total
+        self.foreign = 0  # of other processes
+        self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
+        self.most_taken = 0  # of the whole device, at any time
+        self._held: dict[int, tuple[int, int]] = {}  # by storage: its bytes, and how many hold it
+
+    @property
+    def free(self) -> int:
+        return self.total - self.foreign - self.reserved
+
+    def hold(self, tensor: Tensor) -> int:
+        """Count its memory, if it is not counted yet; the result is to be released."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size, holders = self._held.get(key, (-(-storage.nbytes() // _BLOCK) * _BLOCK, 0))
+        if not holders:
+            room = self.total - self.foreign
+            if self.allocated + size > room:
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes of {room - self.allocated}.")
+            self.allocated += size
+            self.reserved = max(self.allocated, min(self.reserved, room))
+            self.most_allocated = max(self.most_allocated, self.allocated)
+            self.most_reserved = max(self.most_reserved, self.reserved)
+            self.most_taken = max(self.most_taken, self.allocated + self.foreign)
+        self._held[key] = size, holders + 1
+        return key
+
+    def release(self, key: int) -> None:
+        size, holders = self._held[key]
+        if holders > 1:
+            self._held[key] = size, holders - 1
+        else:
+            del self._held[key]
+            self.allocated -= size
+
+    def empty_cache(self) -> None:
+        self.reserved = self.allocated
+
+    def reset_peaks(self) -> None:
+        self.most_allocated, self.most_reserved = self.allocated, self.reserved
 
 
 class Stream:
@@ -115,9 +173,10 @@ class Event:
 class PretendedGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
+        self.memory = Memory()
         self.waits: list[str] = []
         self.replays = 0
-        self._captured: list[Tensor] = []  # memory that was allocated while graphs were captured, which they share
+        self._graphs: WeakSet[_Graph] = WeakSet()  # which share the memory that was allocated while they were captured
         self._graph: _Graph | None = None  # that is captured
         self._stream = self.stream = Stream()
         self._pinned: dict[int, Tensor] = {}  # by address; they stay, so that nothing else takes their place
@@ -153,7 +212,12 @@ class PretendedGpu(TorchDispatchMode):
         out = call(*plain_args, **plain_kwargs)
         if self._graph is not None:
             self._graph.note(call, plain_args, plain_kwargs, out)
-        return tree_map(lambda leaf: known[id(leaf)] if id(leaf) in known else OnGpu(leaf) if isinstance(leaf, Tensor) else leaf, out)
+        return tree_map(
+            lambda leaf: known[id(leaf)] if id(leaf) in known else self._on_gpu(leaf) if isinstance(leaf, Tensor) else leaf, out
+        )
+
+    def _on_gpu(self, kept: Tensor) -> OnGpu:
+        return OnGpu(kept, self.memory)
 
     def _travel(self, name: str, func: Any, args: Any, kwargs: Any, source: Tensor, target: torch.device) -> Any:
         """A copy from one device to the other."""
@@ -167,7 +231,7 @@ class PretendedGpu(TorchDispatchMode):
                 self.stream.take(lambda: there.copy_(source), late=self.stream is not self._stream)
                 return args[0]
             copied = func(*tree_map(_on_cpu, args), **tree_map(_on_cpu, kwargs))
-            return OnGpu(copied.clone() if copied is source else copied)
+            return self._on_gpu(copied.clone() if copied is source else copied)
         there = _kept(source)
         if name == "aten::copy_":
             self._wait(f"{name} from the GPU")
@@ -196,7 +260,9 @@ class PretendedGpu(TorchDispatchMode):
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
         """As `graphs.Recorder`."""
         body()
-        self._graph = graph = _Graph(self._captured)
+        torch.cuda.empty_cache()  # as a capture of CUDA's begins
+        self._graph = graph = _Graph(self._graphs, self.memory)
+        self._graphs.add(graph)
         try:
             body()
         finally:
@@ -226,21 +292,29 @@ class PretendedGpu(TorchDispatchMode):
 
 
 class _Graph:
-    def __init__(self, captured: list[Tensor]) -> None:
-        self._captured = captured
+    def __init__(self, others: WeakSet[_Graph], memory: Memory) -> None:
+        self._others = others
+        self._memory = memory
+        self._held: list[int] = []
         self._calls: list[tuple[Callable[..., Any], Any, Any, list[Tensor]]] = []
 
     def note(self, call: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
         made = _made((args, kwargs), out)
-        self._captured += made
+        self._held += [self._memory.hold(tensor) for tensor in made]
         self._calls.append((call, args, kwargs, made))
 
     def replay(self) -> None:
-        for tensor in self._captured:
-            _spoil(tensor)
+        for graph in list(self._others):
+            for _, _, _, made in graph._calls:
+                for tensor in made:
+                    _spoil(tensor)
         for call, args, kwargs, made in self._calls:
             for there, found in zip(made, _made((args, kwargs), call(*args, **kwargs)), strict=True):
                 there.copy_(found)
+
+    def __del__(self) -> None:
+        for key in self._held:
+            self._memory.release(key)
 
 
 def _made(given: Any, out: Any) -> list[Tensor]:
@@ -288,13 +362,26 @@ def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[Preten
 
     _guard(scratch)
     gpu, run = PretendedGpu(), GridExecutor.__call__
-    properties = SimpleNamespace(total_memory=MEMORY, name="pretended", major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=4)
+    memory = gpu.memory
+
+    def properties(device: object = None) -> SimpleNamespace:
+        return SimpleNamespace(
+            total_memory=memory.total, name="pretended", major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=4
+        )
+
     for name, value in {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
         "get_device_capability": lambda device=None: CAPABILITY,
-        "get_device_properties": lambda device=None: properties,
-        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
+        "get_device_properties": properties,
+        "mem_get_info": lambda device=None: (memory.free, memory.total),
+        "memory_allocated": lambda device=None: memory.allocated,
+        "max_memory_allocated": lambda device=None: memory.most_allocated,
+        "memory_reserved": lambda device=None: memory.reserved,
+        "max_memory_reserved": lambda device=None: memory.most_reserved,
+        "reset_peak_memory_stats": lambda device=None: memory.reset_peaks(),
+        "empty_cache": memory.empty_cache,
+        "synchronize": lambda device=None: gpu.stream.synchronize(),
         "current_stream": lambda device=None: gpu.stream,
         "stream": gpu.on,
         "Stream": Stream,

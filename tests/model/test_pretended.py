@@ -30,7 +30,7 @@ from .test_gguf import unfolded
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 
-GRAPHS: dict[str, Any] = {"cuda_graph_max_bs": 2, "cuda_graph_max_tokens": 16}
+GRAPHS: dict[str, Any] = {"cuda_graph_max_bs": 2, "cuda_graph_max_tokens": 16, "chunked_prefill_size": 32, "max_running_requests": 3}
 POISON = VOCAB - 1
 
 

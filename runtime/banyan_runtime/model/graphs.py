@@ -14,7 +14,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -32,11 +32,9 @@ from banyan_runtime.step import Step
 log = logging.getLogger("banyan")
 
 _WARM_UPS: Final = 2
+CAPTURE_S: Final = 60.0
+"""Behind so many seconds no further graph is captured. It is done twice in a start, once to try what it takes (`trial.py`)."""
 _GIB: Final = 1 << 30
-
-
-def _not_captured() -> None:
-    raise AssertionError("it was not captured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +80,7 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool: Any = None
-        # One: for each stream that products were computed on torch keeps a workspace.
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = _stream()
 
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
         beside = self._stream
@@ -99,42 +96,70 @@ class CudaRecorder:
         return graph.replay
 
 
+@cache
+def _stream() -> torch.cuda.Stream:
+    """One for the process: for each stream that products were computed on torch keeps a workspace."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
 class StepGraphs:
     """Steps of few tokens: decode steps by their rows, all others by their tokens."""
 
     def __init__(
-        self, decoder: Decoder, attention: Replayed, sizes: Sizes, latest: Tensor, recorder: Recorder, alone: PersistentDecode | None = None
+        self,
+        decoder: Decoder,
+        attention: Replayed,
+        sizes: Sizes,
+        latest: Tensor,
+        recorder: Recorder,
+        alone: PersistentDecode | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`latest` int64: the last token of each row, where it stays. `alone`: computes decode steps of one row."""
+        """`latest` int64: the last token of each row, where it stays. `alone`: computes decode steps of one row. `clock`: seconds; behind
+        CAPTURE_S of them what is not captured yet is left out."""
         self._decoder, self._attention, self._alone = decoder, attention, alone
-        self._sizes = sizes
         self._latest = latest
         device = decoder.embed.device
-        self._decodes = [_Graph(Held.empty(size, device)) for size in sizes.rows]
-        self._prompts = [_Graph(Held.empty(size, device, most_sequences(size))) for size in sizes.tokens]
-        graphs = sorted(self._decodes + self._prompts, key=lambda graph: -graph.held.size)
+        decodes = [_Graph(Held.empty(size, device)) for size in sizes.rows]
+        prompts = [_Graph(Held.empty(size, device, most_sequences(size))) for size in sizes.tokens]
+        graphs = _in_turn(decodes, prompts)
         most = graphs[0].held.size
         self._hidden = torch.zeros(most, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
         self._failed = torch.zeros(most, dtype=torch.bool, device=device)
         self._last: tuple[Tensor, _Graph] | None = None  # the hidden states given last
         attention.hold([graph.held for graph in graphs])
-        started = time.monotonic()
-        free = devices.available_bytes(device)
+        free = _free(device)
+        started = clock()
         log.info(
             "Capture cuda graph begin. This can take up to several minutes. avail mem=%.2f GB, bs %s, tokens %s",
             free / _GIB, sizes.rows, sizes.tokens,
         )  # fmt: skip
         for graph in tqdm(graphs, desc="Capturing batches", disable=not sys.stderr.isatty()):
-            graph.replay = recorder.record(partial(self._compute, graph.held))
+            if clock() - started > CAPTURE_S:
+                break
+            replay = recorder.record(partial(self._compute, graph.held))
             if graph.held.sequences is None:
                 graph.pick = recorder.record(partial(self._pick, graph.held.size))
-        left = devices.available_bytes(device)
-        self.captured = Captured(max(0, free - left), time.monotonic() - started)
+            graph.replay = replay
+        self._decodes, self._prompts = _captured(decodes), _captured(prompts)
+        left = _free(device)
+        self.captured = Captured(max(0, free - left), clock() - started)
+        self._tell_of(_missing(decodes), _missing(prompts))
         log.info(
             "Capture cuda graph end. Time elapsed: %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.",
             self.captured.seconds, self.captured.bytes / _GIB, left / _GIB,
         )  # fmt: skip
+
+    def _tell_of(self, rows: list[int], tokens: list[int]) -> None:
+        """Sizes that there was no time for."""
+        if rows or tokens:
+            log.warning(
+                "Capturing graphs was ended after %.0f s. Without one of their own stay decode steps of %s rows and other steps of %s "
+                "tokens: the next larger graph computes them, padded, or their kernels are launched one by one. --cuda-graph-max-bs and "
+                "--cuda-graph-max-tokens make the list shorter.",
+                self.captured.seconds, rows, tokens,
+            )  # fmt: skip
 
     def hidden(self, step: Step, table: SlotTable) -> Tensor | None:
         """As `Forward.replayed`."""
@@ -144,6 +169,7 @@ class StepGraphs:
         alone = self._by_itself(graph.held)
         own = (self._attention if alone is None else alone).fill(step, table, graph.held)
         graph.held.tell(step, own)
+        assert graph.replay is not None, "it was captured"
         graph.replay()
         hidden = self._hidden[: len(step.token_ids)]
         self._last = hidden, graph
@@ -158,10 +184,11 @@ class StepGraphs:
         return self._tokens[:rows].clone(), self._failed[:rows].clone()  # they may be asked for behind the next step
 
     def _fitting(self, step: Step) -> _Graph | None:
+        """The smallest that was captured."""
         tokens, sequences = len(step.token_ids), len(step.rows)
-        if tokens == sequences and self._sizes.rows and tokens <= self._sizes.rows[-1]:
-            return self._decodes[bisect_left(self._sizes.rows, tokens)]
-        fitting = self._prompts[bisect_left(self._sizes.tokens, tokens) :]
+        if tokens == sequences and self._decodes and tokens <= self._decodes[-1].held.size:
+            return self._decodes[bisect_left(self._decodes, tokens, key=_size)]
+        fitting = self._prompts[bisect_left(self._prompts, tokens, key=_size) :]
         return next((graph for graph in fitting if sequences <= most_sequences(graph.held.size)), None)
 
     def _by_itself(self, held: Held) -> PersistentDecode | None:
@@ -184,5 +211,33 @@ class StepGraphs:
 @dataclass(slots=True, eq=False)
 class _Graph:
     held: Held
-    replay: Callable[[], None] = _not_captured
+    replay: Callable[[], None] | None = None  # None: not captured
     pick: Callable[[], None] | None = None  # of the likeliest tokens, behind decode steps
+
+
+def _size(graph: _Graph) -> int:
+    return graph.held.size
+
+
+def _in_turn(*kinds: list[_Graph]) -> list[_Graph]:
+    """In which order to capture: the largest first, since memory that it took does for all others. Then those that are halves of one
+    another, so that wherever time ends no step is padded to more than about twice its size, if it is of no more than the largest."""
+    coarse = {id(graph) for kind in kinds for graph in kind if graph is kind[-1] or graph.held.size & (graph.held.size - 1) == 0}
+    every = [graph for kind in kinds for graph in kind]
+    return sorted(every, key=lambda graph: (id(graph) not in coarse, -graph.held.size))
+
+
+def _captured(graphs: list[_Graph]) -> list[_Graph]:
+    return [graph for graph in graphs if graph.replay is not None]
+
+
+def _missing(graphs: list[_Graph]) -> list[int]:
+    return [graph.held.size for graph in graphs if graph.replay is None]
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that are free but for what is in use: a capture begins by giving torch's reserve back."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    return devices.available_bytes(device)

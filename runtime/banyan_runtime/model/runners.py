@@ -7,30 +7,35 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import host, loader
+from banyan_runtime.model import headroom, host, loader, trial
 from banyan_runtime.model.blocks import Parameter
-from banyan_runtime.model.capacity import choose_tokens
+from banyan_runtime.model.capacity import choose_tokens, tokens_beside
 from banyan_runtime.model.choice import Choice, choose
-from banyan_runtime.model.forward import ModelKind
+from banyan_runtime.model.forward import Model, ModelKind, Report
 from banyan_runtime.model.layout import Layout, layout
 from banyan_runtime.model.loader import Progress
 from banyan_runtime.model.native.forward import NativeModel
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchModel
+from banyan_runtime.model.trial import Gauge, Tried
 from banyan_runtime.step import Pulse, Runner, RunnerInfo
 
 log = logging.getLogger("banyan")
 
 _GIB = 1 << 30
+ATTEMPTS: Final = 3  # at a pool on a GPU, each a tenth smaller than the one before
 
+Served = TypeVar("Served")
 
 RUNNERS: Final[dict[str, ModelKind]] = {kind.name: kind for kind in (NativeModel, TorchModel)}
 """By name, the fastest first. The last one computes everything."""
@@ -43,11 +48,18 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse
     computed. Raises
     ModelError for what is wrong with the files, ConfigError for options that do not fit the machine.
     """
+    return load_weights(config, model_dir, progress, pulse).serve(lambda runner, settled: runner)
+
+
+def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse = lambda: None) -> Loaded:
+    """As `load`, but for the pool."""
     device = devices.choose_device(config)
     kind = _kind(config, device)
     torch.set_num_threads(host.cores())
     choice = choose(config, model_dir, device, fast_bf16=kind.fast_bf16, own_attention=kind.own_attention)
-    free = devices.available_bytes(choice.device)
+    gauge = Gauge(choice.device) if choice.device.type == "cuda" else None
+    free = devices.available_bytes(choice.device) if gauge is None else gauge.settled()
+    own = 0 if gauge is None else gauge.own()
     started = time.monotonic()
     wanted = layout(choice.spec)
     weights = _weights(config, model_dir, wanted, choice, progress)
@@ -59,30 +71,105 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse
         "Load weight end. type=%s, dtype=%s, avail mem=%.2f GB, mem usage=%.2f GB.",
         choice.spec.architecture, choice.dtype, devices.available_bytes(choice.device) / _GIB, model.weights_bytes / _GIB,
     )  # fmt: skip
-    loaded = time.monotonic()
-    tokens = choose_tokens(config, choice, free)
-    seconds = {"load_weights": loaded - started}
-    about = RunnerInfo(
-        architecture=choice.spec.architecture,
-        model_type=choice.spec.model_type,
-        vocab_size=choice.spec.vocab_size,
-        context_len=choice.context_len,
-        pool_tokens=tokens,
-        dtype=devices.name(choice.dtype),
-        device=choice.device.type,
-        attention_backend=choice.attention.name if choice.attention else kind.name,
-        weights_bytes=model.weights_bytes,
-        kv_bytes=0,
-        available_bytes=0,
-        phase_seconds=seconds,
-    )
-    forward = model.forward(tokens, config.page_size)
-    runner = ModelRunner(forward, about, choice.device, log.warning if config.enable_nan_detection else lambda message: None)
-    half = runner.info.kv_bytes / 2 / _GIB
-    log.info("KV Cache is allocated. #tokens: %d, K size: %.2f GB, V size: %.2f GB", tokens, half, half)
-    log.info("Memory pool end. avail mem=%.2f GB", runner.info.available_bytes / _GIB)
-    seconds["kv_alloc"] = time.monotonic() - loaded
-    return runner
+    return Loaded(config, choice, kind, model, progress, gauge, free, own, time.monotonic() - started)
+
+
+class Loaded:
+    """A model whose weights are where they are computed with. What is still to come is its KV pool, and all that is as large as that."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        choice: Choice,
+        kind: ModelKind,
+        model: Model,
+        progress: Progress,
+        gauge: Gauge | None,
+        free_before: int,
+        own_before: int,
+        seconds: float,
+    ) -> None:
+        """`gauge`: of the GPU. Bytes that were free, and that were torch's own, before the weights; seconds that they took."""
+        self._config = config
+        self._choice = choice
+        self._kind = kind
+        self._model = model
+        self._progress = progress
+        self._gauge = gauge
+        self._free_before = free_before
+        self._own_before = own_before
+        self._seconds = {"load_weights": seconds}
+
+    def serve(self, build: Callable[[Runner, ServerConfig], Served]) -> Served:
+        """What `build` makes of a runner: it has the runner prepare itself, and whatever else takes memory of the device.
+
+        Where a GPU's memory does not suffice after all, that is dropped, and another runner is built from, with a smaller pool. The config
+        is that of the start, with limits of steps that it left open settled. Raises ConfigError where nothing fits.
+        """
+        if self._gauge is None:
+            started = time.monotonic()
+            return build(self._runner(choose_tokens(self._config, self._choice, self._free_before), started), self._config)
+        tried = self._try(self._gauge)
+        measured, demand = tried.measured, tried.demand
+        tokens = tokens_beside(tried.config, measured, demand)
+        for attempt in range(1, ATTEMPTS + 1):
+            self._progress("loading", 100, f"allocating a KV cache of {tokens} tokens")
+            found = self._attempt(tokens, tried.config, build)
+            if found and self._gauge.settled() >= measured.activations:  # else somebody took what steps need
+                log.info("%s", headroom.line(measured, demand, tokens))
+                return found[0]
+            del found
+            free = self._gauge.settled()
+            measured = replace(measured, elsewhere=max(0, measured.free_after - free))
+            smaller = headroom.shrunk(measured, demand, tokens)
+            if attempt == ATTEMPTS or smaller < demand.least:
+                break
+            log.warning("Memory ran out with a KV cache of %d tokens; trying %d. avail mem=%.2f GB", tokens, smaller, free / _GIB)
+            tokens = smaller
+        raise ConfigError(headroom.exhausted(measured, demand, tokens, attempt))
+
+    def _attempt(self, tokens: int, settled: ServerConfig, build: Callable[[Runner, ServerConfig], Served]) -> list[Served]:
+        """What was built, or nothing where memory ran out."""
+        found: list[Served] = []
+        trial.fits(lambda: found.append(build(self._runner(tokens, time.monotonic()), settled)))
+        return found
+
+    def _try(self, gauge: Gauge) -> Tried:
+        """Of the largest steps."""
+        self._progress("loading", 100, "trying what the largest steps take")
+        least = self._config.page_size
+        tried = trial.try_largest(
+            self._config, self._choice, lambda: self._over(least, lambda message: None), gauge, self._free_before, self._own_before
+        )
+        self._seconds["memory_trial"] = tried.seconds
+        return tried
+
+    def _runner(self, tokens: int, started: float) -> ModelRunner:
+        runner = self._over(tokens, log.warning if self._config.enable_nan_detection else lambda message: None)
+        half = runner.info.kv_bytes / 2 / _GIB
+        log.info("KV Cache is allocated. #tokens: %d, K size: %.2f GB, V size: %.2f GB", tokens, half, half)
+        log.info("Memory pool end. avail mem=%.2f GB", runner.info.available_bytes / _GIB)
+        runner.info.phase_seconds["kv_alloc"] = time.monotonic() - started
+        return runner
+
+    def _over(self, tokens: int, report: Report) -> ModelRunner:
+        """A runner over a pool of so many tokens."""
+        choice = self._choice
+        about = RunnerInfo(
+            architecture=choice.spec.architecture,
+            model_type=choice.spec.model_type,
+            vocab_size=choice.spec.vocab_size,
+            context_len=choice.context_len,
+            pool_tokens=tokens,
+            dtype=devices.name(choice.dtype),
+            device=choice.device.type,
+            attention_backend=choice.attention.name if choice.attention else self._kind.name,
+            weights_bytes=self._model.weights_bytes,
+            kv_bytes=0,
+            available_bytes=0,
+            phase_seconds=dict(self._seconds),
+        )
+        return ModelRunner(self._model.forward(tokens, self._config.page_size), about, choice.device, report)
 
 
 def _kind(config: ServerConfig, device: torch.device) -> ModelKind:

@@ -128,16 +128,19 @@ class TorchForward:
         if not isinstance(self.attention, Replayed):
             return None
         table = self.attention.reserve(shape := TableShape(rows, positions))
-        self._compute_once(shape)
+        self._compute_once(shape, max([_MANY, *self._sizes.tokens]) + 1)
         if self._recorder is None:
+            for rows in range(1, fused.MOST_ROWS + 1):
+                self._compute_once(shape, rows)
             return None
         alone = None if self._persistent is None else self._persistent(self.decoder, self._pool, table, latest)
         self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder, alone)
         return self._graphs.captured
 
-    def _compute_once(self, shape: TableShape) -> None:
-        """A step of more tokens than are replayed, whose keys nobody sees: no request waits until kernels for such are there."""
-        count = min(shape.positions, max([_MANY, *self._sizes.tokens]) + 1)
+    def _compute_once(self, shape: TableShape, tokens: int) -> None:
+        """A step of so many tokens, as none is that is replayed, and whose keys nobody sees: no request waits until kernels for such are
+        there."""
+        count = min(shape.positions, tokens)
         each, one, none = np.arange(count, dtype=np.int32), np.ones(1, np.int32), np.zeros(1, np.int32)
         numbers = np.zeros(1, np.float32)
         sampling = SamplingColumns(numbers, none, numbers, numbers, numbers, numbers, numbers, np.zeros(1, np.uint64))

@@ -33,6 +33,7 @@ from banyan_runtime.step import Handle, Runner, RunnerInfo, Step, TableShape
 
 if TYPE_CHECKING:
     from banyan_runtime.engine.loop import Engine
+    from banyan_runtime.grammar.pool import GrammarPool
 
 log = logging.getLogger("banyan")
 
@@ -146,22 +147,27 @@ def start(
     from banyan_runtime.engine.limits import EngineLimits
     from banyan_runtime.engine.loop import Engine
     from banyan_runtime.engine.report import startup_line
-    from banyan_runtime.model.runners import load
+    from banyan_runtime.model.runners import load_weights
 
     die_with(boot.parent)  # not before: the front, which has our message by now, removes the files that we share
+    grammars: list[GrammarPool | None] = []  # made once, whatever becomes of the runner
+
+    def build(runner: Runner, settled: ServerConfig) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
+        known = runner.info
+        limits = EngineLimits.of(settled, known)
+        log.info("%s", startup_line(limits, known))
+        if limits.warning is not None:
+            log.warning("%s", limits.warning)
+        counted = CountedRunner(runner, stages)
+        if not grammars:
+            grammars.append(grammars_of(config, Path(boot.model_dir), Path(boot.tokenizer_dir), known.vocab_size, wake))
+        engine = Engine(counted, limits, time.monotonic, log.info, grammars[0])
+        return engine, counted, msgspec.structs.replace(limits.engine_info(counted.info), software=software())
+
     try:
-        runner = load(config, Path(boot.model_dir), progress, watchdog.beat)
+        return load_weights(config, Path(boot.model_dir), progress, watchdog.beat).serve(build)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    known = runner.info
-    limits = EngineLimits.of(config, known)
-    log.info("%s", startup_line(limits, known))
-    if limits.warning is not None:
-        log.warning("%s", limits.warning)
-    counted = CountedRunner(runner, stages)
-    grammars = grammars_of(config, Path(boot.model_dir), Path(boot.tokenizer_dir), known.vocab_size, wake)
-    engine = Engine(counted, limits, time.monotonic, log.info, grammars)
-    return engine, counted, msgspec.structs.replace(limits.engine_info(counted.info), software=software())
 
 
 def software() -> dict[str, str]:

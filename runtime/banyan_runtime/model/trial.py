@@ -1,0 +1,250 @@
+"""The largest steps that may come, tried over a pool of next to nothing once the weights are there: what they take, the pool cannot have.
+
+Keys go to the padding slot. The tables are those of few positions; what longer ones take is arithmetic (`capacity.py`). What is decided
+of the numbers is `headroom.py`'s.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+import torch
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError
+from banyan_runtime.model import capacity, headroom
+from banyan_runtime.model import device as devices
+from banyan_runtime.model.choice import Choice
+from banyan_runtime.model.headroom import Demand, Largest, Measured, Taken
+from banyan_runtime.model.runner import ModelRunner
+from banyan_runtime.step import I32, PADDING_SLOT, Pooling, PromptScores, SamplingColumns, Step, TableShape
+
+log = logging.getLogger("banyan")
+
+POSITIONS: Final = 2048
+"""Of the tables: several prompts take what a longer one takes, and of a longer context attention needs no more at once. A table of 4,096
+such rows takes 32 MiB."""
+TOP: Final = 20  # likeliest tokens asked for beside each: the most that chat completions may ask for
+
+
+class Gauge:
+    """A CUDA device's memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.total: int = torch.cuda.mem_get_info(device)[1]
+
+    def settled(self) -> int:
+        """Free bytes, with nothing in torch's reserve."""
+        gc.collect()  # graphs and what they hold are in cycles
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        return devices.available_bytes(self._device)
+
+    def own(self) -> int:
+        """Bytes that torch holds."""
+        return int(torch.cuda.memory_reserved(self._device))
+
+    def begin(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def least_free(self) -> int:
+        """Free bytes when torch held most since `begin`: captures give its reserve back on their way, and so may a shortage."""
+        torch.cuda.synchronize(self._device)  # before it, what is queued may still take memory for kernels that are loaded late
+        given_back = torch.cuda.max_memory_reserved(self._device) - torch.cuda.memory_reserved(self._device)
+        return devices.available_bytes(self._device) - max(0, int(given_back))
+
+    def most_taken(self) -> int:
+        """Bytes of all tensors that were there at once since `begin`, beside those that are there now."""
+        return max(0, int(torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    measured: Measured
+    demand: Demand
+    config: ServerConfig  # with what it left open settled, where the defaults were too much for the device
+    seconds: float
+
+
+def try_largest(
+    config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], gauge: Gauge, free_at_first: int, own_at_first: int
+) -> Tried:
+    """`make` gives a runner over the smallest pool. Raises ConfigError where the largest steps that were asked for do not fit beside the
+    weights and the smallest pool."""
+    started = time.monotonic()
+    loaded = gauge.settled()
+    wanted = Largest.of(config, choice.context_len, capacity.most_tokens(config, choice, loaded))
+    trial = _Trial(config, choice, make, wanted)
+    measured = Measured(gauge.total, free_at_first, own_at_first, loaded, 0, loaded, 0, 0, 0)
+
+    def demand(largest: Largest) -> Demand:
+        return capacity.demand(config, choice, largest.rows)
+
+    gauge.begin()
+    if not fits(trial.prepare):
+        trial.close()
+        measured = replace(measured, free_after=gauge.settled())
+        raise ConfigError(headroom.refusal(measured, demand(wanted), _remedy(choice, measured, demand(wanted))))
+    measured = replace(measured, trial_kv=trial.kv_bytes, trial_tables=trial.tables_bytes, graphs=trial.graph_bytes)
+    prepared = gauge.least_free()
+    refused: Measured | None = None
+    largest: Largest | None = wanted
+    last = wanted
+    while largest is not None:
+        last = largest
+        gauge.settled()
+        gauge.begin()
+        prompts, rows = trial.steps(largest)
+        if not fits(prompts):
+            refused, largest = refused or measured, largest.smaller(prompts=True)
+            continue
+        prompt_step, least = gauge.most_taken(), gauge.least_free()
+        gauge.begin()
+        if not fits(rows):
+            refused, largest = refused or measured, largest.smaller(prompts=False)
+            continue
+        taken = Taken(prompt_step, gauge.most_taken())
+        found = replace(measured, free_at_peak=min(prepared, least, gauge.least_free()))
+        smaller = headroom.settle(found, demand(largest), taken, largest, config)
+        if smaller is None:
+            measured = found
+            break
+        if not headroom.served(found, demand(largest)):
+            refused = refused or found
+        largest = smaller
+    del prompts, rows
+    trial.close()
+    free_after = gauge.settled()
+    measured = replace(measured, free_after=free_after)
+    settled = headroom.settled(config, wanted, last)
+    refused = replace(refused or measured, free_after=free_after)
+    if largest is None or not headroom.served(measured, demand(last)):
+        raise ConfigError(headroom.refusal(refused, demand(wanted), _remedy(choice, measured, demand(last))))
+    if settled.insists:
+        raise ConfigError(headroom.refusal(refused, demand(wanted), f"Set {settled.insists}, which was tried and fits."))
+    if settled.open:
+        log.warning("The largest steps of the defaults take too much of the device's memory; %s are used.", settled.open)
+    return Tried(measured, demand(last), settled.config, time.monotonic() - started)
+
+
+class _Trial:
+    """A runner over the smallest pool, and the largest steps for it."""
+
+    def __init__(self, config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], largest: Largest) -> None:
+        self._make = make
+        self._vectors = not config.serves_text
+        self._page_size = config.page_size
+        positions = max(min(POSITIONS, choice.context_len), -(-largest.prompt_tokens // largest.rows))
+        self._shape = TableShape(largest.rows, positions)
+        self._runner: ModelRunner | None = None
+        self.tables_bytes = capacity.tables_bytes(choice, self._shape)
+
+    def prepare(self) -> None:
+        self._runner = self._make()
+        self._runner.prepare(self._shape)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._there.info.kv_bytes
+
+    @property
+    def graph_bytes(self) -> int:
+        return self._there.info.graph_bytes
+
+    @property
+    def _there(self) -> ModelRunner:
+        assert self._runner is not None, "prepare comes first"
+        return self._runner
+
+    def steps(self, largest: Largest) -> tuple[Callable[[], None], Callable[[], None]]:
+        """What computes the largest step with prompts, and the largest decode step."""
+        runner, positions = self._there, self._shape.positions
+        whole, rest = divmod(largest.prompt_tokens, positions)
+        lens = np.array([positions] * whole + [rest] * bool(rest), np.int32)
+        page = self._page_size
+        prompts = vectors(lens, page) if self._vectors else texts("prefill", lens, lens, page)
+        ones = np.ones(largest.rows, np.int32)
+        rows = texts("decode", ones, ones * positions, page)
+
+        def compute(step: Step) -> Callable[[], None]:
+            def work() -> None:
+                runner.launch(step).result()
+
+            return work
+
+        return compute(prompts), (lambda: None) if self._vectors else compute(rows)
+
+    def close(self) -> None:
+        self._runner = None
+
+
+def texts(mode: Literal["prefill", "decode"], query_lens: I32, kv_lens: I32, page_size: int) -> Step:
+    """A step that asks for all that takes memory: a token drawn for each sequence, and the likeliest ones beside each of prompts' tokens
+    and of those drawn."""
+    step = _step(query_lens, kv_lens, page_size)
+    tokens = len(step.token_ids)
+    scores = PromptScores(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), np.full(tokens, TOP, np.int32))
+    ones = np.ones_like(query_lens)
+    if mode == "decode":
+        return replace(step, mode="decode", samples=ones, top_logprobs=TOP * ones)
+    return replace(step, samples=ones, top_logprobs=TOP * ones, prompt_scores=scores)
+
+
+def vectors(query_lens: I32, page_size: int) -> Step:
+    """A step of prompts that become vectors."""
+    return replace(_step(query_lens, query_lens, page_size), pooling=np.full(len(query_lens), Pooling.MEAN, np.int8))
+
+
+def _step(query_lens: I32, kv_lens: I32, page_size: int) -> Step:
+    count, tokens = len(query_lens), int(query_lens.sum())
+    begun = np.repeat(kv_lens - np.cumsum(query_lens, dtype=np.int32), query_lens)
+    zeros, ones = np.zeros(count, np.float32), np.ones(count, np.float32)
+    none = np.zeros(count, np.int32)
+    return Step(
+        mode="prefill",
+        token_ids=np.zeros(tokens, np.int32),
+        positions=np.arange(tokens, dtype=np.int32) + begun,
+        out_slots=np.full(tokens, PADDING_SLOT, np.int32),
+        rows=np.arange(count, dtype=np.int32),
+        query_lens=query_lens,
+        kv_lens=kv_lens,
+        samples=none,
+        sampling=SamplingColumns(ones, none, ones, zeros, zeros, zeros, ones, np.arange(count, dtype=np.uint64)),
+        page_size=page_size,
+    )
+
+
+def fits(work: Callable[[], None]) -> bool:
+    """Whether the device has memory for it. When this returns, nothing holds what was allocated till then but `work` itself."""
+    try:
+        work()
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+        return False
+    return True
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether memory of the device is what was missing: torch says so by a type of its own, driver and libraries in words, and behind a
+    capture that ended early it may be what came before the error."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or (
+            isinstance(error, RuntimeError) and ("out of memory" in str(error) or "STATUS_ALLOC_FAILED" in str(error))
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _remedy(choice: Choice, measured: Measured, demand: Demand) -> str:
+    """Where no smaller step would do."""
+    graphs = choice.graph_rows > 0 or choice.graph_tokens > 0
+    return headroom.remedy(measured, demand, graphs=graphs, wide=choice.dtype == torch.float32)
