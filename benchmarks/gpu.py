@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import tempfile
@@ -104,17 +105,24 @@ class Bench:
         self.runner: Runner = load(options, folder, lambda *_: None)
         assert self.runner.info.pool_tokens >= tokens, "others hold the GPU's memory"
         self.runner.prepare(TableShape(running, self.positions))
+        self._kept: dict[tuple[int, int], tuple[Any, Any, SamplingColumns]] = {}
+
+    def _of(self, rows: int, count: int) -> tuple[Any, Any, SamplingColumns]:
+        """Rows, a column of `count`, and how tokens are drawn: the same objects at each step over the same rows, as the engine's are."""
+        if (rows, count) not in self._kept:
+            column, ones = np.zeros(rows, np.float32), np.ones(rows, np.int32)
+            sampling = SamplingColumns(column, 0 * ones, column + 1, column, column, column, column + 1, np.zeros(rows, np.uint64))
+            self._kept[rows, count] = np.arange(rows, dtype=np.int32), count * ones, sampling
+        return self._kept[rows, count]
 
     def step(self, rows: int, start: int, count: int, *, told: bool) -> Step:
         """`told`: where the tokens are not those of the step before."""
-        each = np.arange(rows, dtype=np.int32)
+        each, counts, sampling = self._of(rows, count)
         positions = np.tile(np.arange(start, start + count, dtype=np.int32), rows)
         slots = (1 + positions + (self.context + 4 * STEPS) * np.repeat(each, count)).astype(np.int32)
         ids = ((positions * 31 + 7) % 4000).astype(np.int32) if told else np.full(rows * count, -1, np.int32)
-        column, ones = np.zeros(rows, np.float32), np.ones(rows, np.int32)
-        sampling = SamplingColumns(column, 0 * ones, column + 1, column, column, column, column + 1, np.zeros(rows, np.uint64))
         mode: Any = "decode" if count == 1 else "prefill"
-        return Step(mode, ids, positions, slots, each, ones * count, ones * (start + count), ones, sampling)
+        return Step(mode, ids, positions, slots, each, counts, counts + start, self._of(rows, 1)[1], sampling)
 
     def decode(self, running: int, steps: int = STEPS, rounds: int = 3) -> float:
         """Seconds of a step with so many rows."""
@@ -222,9 +230,10 @@ def measured(name: str, backend: str, how: str, machine: Machine, options: argpa
         limit = bench.bounds(machine)
         for case in bench.cases(options.running, few=how != ""):
             yield Row(name, backend, how, case.name, case.seconds(), limit(case), case.rows * case.count)
+        del case  # which holds the model
         if options.profile and how in ("", "persistent"):
             traces = options.traces or Path(scratch)
-            for rows in (1,) if how else (1, 64):
+            for rows in (1,) if how else (1, min(64, bench.running)):
                 print(bench.profile(rows, traces / f"{'-'.join(filter(None, (name, backend, how)))}-{rows}.json.gz"))
         del bench
         torch.cuda.empty_cache()
@@ -247,16 +256,14 @@ def main() -> None:
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}: {machine.bytes_s / 1e12:.2f} TB/s copied, {machine.flop_s / 1e12:.0f} TFLOP/s")
     print(f"{'model':12} {'attention':14} {'how':12} {'case':14} {'ms':>9} {'tok/s':>9} {'limit ms':>9} {'of limit':>8}")
+    about = {"device": device, "torch": torch.__version__, "bytes_s": machine.bytes_s, "flop_s": machine.flop_s}
     rows: list[Row] = []
-    for name in options.models:
-        for backend in options.backends:
-            for how in ["", *options.also]:
-                for row in measured(name, backend, how, machine, options):
-                    rows.append(row)
-                    print(row.line(), flush=True)
-    if options.out:
-        about = {"device": device, "torch": torch.__version__, "bytes_s": machine.bytes_s, "flop_s": machine.flop_s}
-        options.out.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    for name, backend, how in itertools.product(options.models, options.backends, ["", *options.also]):
+        for row in measured(name, backend, how, machine, options):
+            rows.append(row)
+            print(row.line(), flush=True)
+            if options.out:  # at once: what comes next may fail, and the machine be gone
+                options.out.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

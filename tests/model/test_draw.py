@@ -283,8 +283,11 @@ from banyan_runtime.model.kernels import draw, masks, power_of_two
 
 TYPES = {"logits": "*fp32", "settings": "*i32", "numbers": "*fp64", "ids": "*i32", "tokens": "*i64", "failed": "*i1"}
 parts = -(-151936 // 4096)
-made(draw.survey, TYPES, {"VOCABULARY": 151936, "PART": 4096}, num_warps=8)
-made(draw.choose, TYPES, {"VOCABULARY": 151936, "PARTS": parts, "WIDTH": power_of_two(parts), "PART": 4096}, num_warps=8)
+for drawn in (False, True):
+    for kind in ("*fp32", "*bf16"):
+        constants = {"VOCABULARY": 151936, "PART": 4096, "DRAWN": drawn, "DEPENDENT": True}
+        made(draw.survey, TYPES | {"logits": kind}, constants, num_warps=8)
+        made(draw.choose, TYPES | {"logits": kind}, constants | {"PARTS": parts, "WIDTH": power_of_two(parts)}, num_warps=8)
 TYPES = {"logits": "*fp32", "words": "*i32", "rows": "*i32"}
 made(masks.allow, TYPES, {"VOCABULARY": 151936, "WORDS": 4748, "PART": 4096}, num_warps=8)
 """

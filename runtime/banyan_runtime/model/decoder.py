@@ -51,12 +51,23 @@ class Decoder:
             token_ids, positions = F.pad(token_ids, (0, padding)), F.pad(positions, (0, padding))
         h = [F.embedding(ids, self.embed) for ids in torch.split(token_ids, sizes)]
         at = [self.rope.at(block) for block in torch.split(positions, sizes)]
+        h, deltas = self._through(h, tokens, at, attention)
+        return joined([block + delta for block, delta in zip(h, deltas, strict=True)])[:tokens]
+
+    def hidden_of(self, h: Tensor, at: tuple[Tensor, Tensor], attention: Attention, out: Tensor) -> None:
+        """Likewise of tokens that have begun (`fused.Begin`), into `out`; for kernels to which the number of rows is all one."""
+        (block,), (delta,) = self._through([h], h.shape[0], [at], attention)
+        torch.add(block, delta, out=out)
+
+    def _through(
+        self, h: list[Tensor], tokens: int, at: list[tuple[Tensor, Tensor]], attention: Attention
+    ) -> tuple[list[Tensor], list[Tensor]]:
         deltas: list[Tensor] | None = None
         for block in self.blocks:
             self.pulse()
             h, deltas = block(h, deltas, tokens, at, attention)
         assert deltas is not None, "a model has blocks"
-        return joined([block + delta for block, delta in zip(h, deltas, strict=True)])[:tokens]
+        return h, deltas
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocab_size] of n hidden states."""
@@ -69,6 +80,11 @@ class Decoder:
         highest, tokens = self._by_blocks(hidden, lambda block: self.head.own(self.norm(block))).max(-1)
         failed = ~torch.isfinite(highest)
         return tokens.masked_fill_(failed, 0), failed
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """As `logits`, in the type that they are computed in."""
+        self.pulse()
+        return self._by_blocks(hidden, lambda block: self.head.own(self.norm(block)))
 
     def normed(self, hidden: Tensor) -> Tensor:
         """n hidden states as the head reads them, [n, hidden_size]."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from banyan_runtime.model.attention import Held
 from banyan_runtime.model.heads import Heads, joined
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
 from banyan_runtime.model.layers import Entry, Layer, PlainKernels, RmsNorm
@@ -51,6 +52,27 @@ class FusedKernels(PlainKernels):
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         return _FusedGated(weight, bias)
+
+
+class Begin:
+    """What a replayed step's tokens begin with, in one launch: their embeddings, and cosines and sines of their positions."""
+
+    def __init__(self, embed: Tensor, rope: Rope) -> None:
+        from banyan_runtime.model.kernels import dependent, rows
+
+        self._kernel, self._options = rows.begin, dependent.options(embed.device)
+        self._embed, self._rope = embed, rope
+
+    def __call__(self, held: Held, latest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        cos, sin = self._rope.tables
+        (width, dim), tokens = (self._embed.shape[1], cos.shape[1]), held.size
+        hidden = torch.empty((tokens, width), dtype=self._embed.dtype, device=self._embed.device)
+        own_cos, own_sin = (torch.empty((tokens, 1, dim), dtype=cos.dtype, device=cos.device) for _ in range(2))
+        self._kernel[(tokens,)](
+            held.ids, held.rows, held.positions, latest, self._embed, cos, sin, hidden, own_cos, own_sin,
+            WIDTH=width, BLOCK=power_of_two(width), DIM=dim, DIM_BLOCK=power_of_two(dim), **self._options,
+        )  # fmt: skip
+        return hidden, (own_cos, own_sin)
 
 
 class _FusedNorm(RmsNorm):

@@ -21,9 +21,10 @@ _WARPS: Final = 8
 
 class FusedSampler:
     def __init__(self) -> None:
-        from banyan_runtime.model.kernels import draw, masks
+        from banyan_runtime.model.kernels import dependent, draw, masks
 
         self._kernels = draw
+        self._options = dependent.options
         self._masks = masks
 
     def compile(self, vocabulary: int, device: torch.device) -> None:
@@ -39,26 +40,32 @@ class FusedSampler:
     def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
         """The contract is `sampler.sample`'s. The tokens are its too, but for draws that its fp32 probabilities decide by rounding.
 
-        logits: fp32 [n, vocab_size], contiguous; they stay as they are.
+        logits: [n, vocab_size], contiguous, in fp32 or in the type that they were computed in; they stay as they are.
         """
-        n, vocabulary = logits.shape
-        device = logits.device
-        assert logits.dtype == torch.float32
-        assert logits.is_contiguous()
-        tokens = torch.empty(n, dtype=torch.int64, device=device)
-        failed = torch.empty(n, dtype=torch.bool, device=device)
-        if n == 0:
-            return tokens, failed
-        settings = tensor(_settings(columns, positions), device, torch.int32)
-        parts = -(-vocabulary // _PART)
-        numbers = torch.empty((n, 3, parts), dtype=torch.float64, device=device)
-        ids = torch.empty((n, 2, parts), dtype=torch.int32, device=device)
-        self._kernels.survey[(n, parts)](logits, settings, numbers, ids, VOCABULARY=vocabulary, PART=_PART, num_warps=_WARPS)
-        self._kernels.choose[(n,)](
-            logits, settings, numbers, ids, tokens, failed,
-            VOCABULARY=vocabulary, PARTS=parts, WIDTH=power_of_two(parts), PART=_PART, num_warps=_WARPS,
-        )  # fmt: skip
+        n, device = len(logits), logits.device
+        tokens, failed = torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.bool, device=device)
+        if n:
+            self._draw(logits, tensor(_settings(columns, positions), device, torch.int32), tokens, failed)
         return tokens, failed
+
+    def likeliest(self, logits: Tensor, tokens: Tensor, failed: Tensor) -> None:
+        """Into `tokens` and `failed`. Can be captured."""
+        self._draw(logits, None, tokens, failed)
+
+    def _draw(self, logits: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
+        """`settings`: None where no row is drawn."""
+        n, vocabulary = logits.shape
+        assert logits.is_contiguous()
+        parts = -(-vocabulary // _PART)
+        numbers = torch.empty((n, 3, parts), dtype=torch.float64, device=logits.device)
+        ids = torch.empty((n, 2, parts), dtype=torch.int32, device=logits.device)
+        options = {"DRAWN": settings is not None, "num_warps": _WARPS, **self._options(logits.device)}
+        told = ids if settings is None else settings
+        self._kernels.survey[(n, parts)](logits, told, numbers, ids, VOCABULARY=vocabulary, PART=_PART, **options)
+        self._kernels.choose[(n,)](
+            logits, told, numbers, ids, tokens, failed,
+            VOCABULARY=vocabulary, PARTS=parts, WIDTH=power_of_two(parts), PART=_PART, **options,
+        )  # fmt: skip
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
         """The contract is `edits.allow`'s; the bits are read on the device."""

@@ -25,6 +25,8 @@ from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Held, Replayed, most_sequences
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured
+from banyan_runtime.model.fused import Begin, FusedKernels
+from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Step
@@ -120,6 +122,9 @@ class StepGraphs:
         self._decoder, self._attention, self._alone = decoder, attention, alone
         self._latest = latest
         device = decoder.embed.device
+        own = isinstance(decoder.kernels, FusedKernels)
+        self._begin = Begin(decoder.embed, decoder.rope) if own else None
+        self._sampler = FusedSampler() if own else None
         decodes = [_Graph(Held.empty(size, device)) for size in sizes.rows]
         prompts = [_Graph(Held.empty(size, device, most_sequences(size))) for size in sizes.tokens]
         graphs = _in_turn(decodes, prompts)
@@ -199,10 +204,16 @@ class StepGraphs:
             alone.compute(held, self._hidden[0])
             return
         self._attention.plan_held(held)
+        if self._begin is not None:
+            self._decoder.hidden_of(*self._begin(held, self._latest), self._attention, self._hidden[: held.size])
+            return
         ids = torch.where(held.ids < 0, self._latest.index_select(0, held.rows), held.ids)
         self._hidden[: held.size].copy_(self._decoder.hidden(ids, held.positions, self._attention))
 
     def _pick(self, size: int) -> None:
+        if self._sampler is not None:
+            self._sampler.likeliest(self._decoder.own_logits(self._hidden[:size]), self._tokens[:size], self._failed[:size])
+            return
         tokens, failed = self._decoder.likeliest(self._hidden[:size])
         self._tokens[:size].copy_(tokens)
         self._failed[:size].copy_(failed)

@@ -128,10 +128,10 @@ class TorchForward:
         if not isinstance(self.attention, Replayed):
             return None
         table = self.attention.reserve(shape := TableShape(rows, positions))
-        self._compute_once(shape, max([_MANY, *self._sizes.tokens]) + 1)
+        few = range(1, fused.MOST_ROWS + 1) if self._recorder is None else ()
+        for tokens in (*few, max([_MANY, *self._sizes.tokens]) + 1):
+            self._compute_once(shape, tokens)
         if self._recorder is None:
-            for rows in range(1, fused.MOST_ROWS + 1):
-                self._compute_once(shape, rows)
             return None
         alone = None if self._persistent is None else self._persistent(self.decoder, self._pool, table, latest)
         self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder, alone)

@@ -191,7 +191,7 @@ class TritonAttention:
         if cut:
             parts = torch.empty((plan.stretches, tokens, heads, dim), dtype=torch.float32, device=q.device)
             highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=q.device) for _ in range(2))
-        self._kernels.attend[(plan.columns.shape[1], spec.kv_heads, plan.stretches)](
+        self._kernels.attend[(spec.kv_heads * plan.columns.shape[1], plan.stretches)](
             q, keys, values, parts, highs, masses, *plan.columns.unbind(0), table.slots, table.slots.stride(0), plan.stretch,
             keys.stride(0), tokens, self._scale,
             GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, ROWS=plan.rows, KEYS=self._keys, SPLIT=cut,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from banyan_runtime.model import noise
+from banyan_runtime.model.kernels.dependent import await_earlier
 
 WORD = tl.constexpr(noise.WORD)
 C1 = tl.constexpr(noise.C1)
@@ -34,14 +35,17 @@ SETTINGS = tl.constexpr(5)  # words of a row: temperature, top_k, top_p, min_p, 
 
 @triton.jit
 def survey(
-    logits,  # fp32 [rows, VOCABULARY]
+    logits,  # [rows, VOCABULARY]: fp32, or a type of 16 bits, whose numbers fp32 holds
     settings,  # int32 [rows, SETTINGS], of fp32 the bits; a temperature of 0: greedy
     numbers,  # fp64 [rows, 3, parts]: largest logit or NaN; sum of exp((logit - it) / temperature); best score, relative to it
     ids,  # int32 [rows, 2, parts]: first id of the largest; id of the best score, where that is more than -inf
     VOCABULARY: tl.constexpr,
     PART: tl.constexpr,  # a power of two
+    DRAWN: tl.constexpr,  # any row; else no settings are read
+    DEPENDENT: tl.constexpr,
 ):
     """What one part of a row contributes to it."""
+    await_earlier(DEPENDENT)
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     logits += row * VOCABULARY
     settings += row * SETTINGS
@@ -49,22 +53,24 @@ def survey(
     ids += row * 2 * parts + part
 
     at = part * PART + tl.arange(0, PART)
-    x = tl.load(logits + at, mask=at < VOCABULARY, other=float("-inf"))
+    x = tl.load(logits + at, mask=at < VOCABULARY, other=float("-inf")).to(tl.float32)
     broken = tl.max((x != x).to(tl.int32), 0) > 0
     x = tl.where(x != x, float("-inf"), x)  # what a maximum makes of NaN differs between targets
     high = tl.max(x, 0)
-    temperature = tl.load(settings).to(tl.float32, bitcast=True)
     mass = tl.full((), 0.0, tl.float32)
     score = tl.full((), float("-inf"), tl.float64)
     token = tl.full((), NONE, tl.int32)
-    if (temperature > 0) & (high > float("-inf")) & (high < float("inf")):
-        mass = tl.sum(_share(x, high, temperature), 0)
-        score, token, _ = _best(x, at, high, temperature, tl.load(settings + 4), logits)
+    if DRAWN:
+        temperature = tl.load(settings).to(tl.float32, bitcast=True)
+        if (temperature > 0) & (high > float("-inf")) & (high < float("inf")):
+            mass = tl.sum(_share(x, high, temperature), 0)
+            score, token, _ = _best(x, at, high, temperature, tl.load(settings + 4), logits)
     tl.store(numbers, tl.where(broken, float("nan"), high).to(tl.float64))
-    tl.store(numbers + parts, mass.to(tl.float64))
-    tl.store(numbers + 2 * parts, score)
     tl.store(ids, tl.min(tl.where(x == high, at, NONE), 0))
-    tl.store(ids + parts, token)
+    if DRAWN:
+        tl.store(numbers + parts, mass.to(tl.float64))
+        tl.store(numbers + 2 * parts, score)
+        tl.store(ids + parts, token)
 
 
 @triton.jit
@@ -79,8 +85,11 @@ def choose(
     PARTS: tl.constexpr,
     WIDTH: tl.constexpr,  # PARTS, or the next power of two
     PART: tl.constexpr,
+    DRAWN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """The token of one row."""
+    await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     logits += row * VOCABULARY
     settings += row * SETTINGS
@@ -95,8 +104,9 @@ def choose(
     fails = broken | (sound == 0)
     first = tl.min(tl.where(highs == highest, tl.load(ids + part, mask=part < PARTS, other=NONE), NONE), 0)
     token = tl.where(fails, 0, first)
-    if (fails == 0) & (tl.load(settings).to(tl.float32, bitcast=True) > 0):
-        token = _drawn(logits, settings, numbers, ids, highs, highest, first, PARTS, WIDTH, PART, VOCABULARY)
+    if DRAWN:  # noqa: SIM102 (known when it is compiled)
+        if (fails == 0) & (tl.load(settings).to(tl.float32, bitcast=True) > 0):
+            token = _drawn(logits, settings, numbers, ids, highs, highest, first, PARTS, WIDTH, PART, VOCABULARY)
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(failed + row, fails)
 
@@ -128,7 +138,7 @@ def _drawn(
     # Each part's best, which stands until a refusal shows that it comes too late itself.
     scores = tl.load(numbers + 2 * PARTS + part, mask=real, other=float("-inf")) + below
     tokens = tl.load(ids + PARTS + part, mask=real, other=NONE)
-    values = tl.load(logits + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+    values = tl.load(logits + tokens, mask=tokens < VOCABULARY, other=float("-inf")).to(tl.float32)
     top = highest.to(tl.float32)
     maxima = highs.to(tl.float32)
 
@@ -136,7 +146,7 @@ def _drawn(
     # The first token of all is always kept.
     pending = ((top_k > 0) | (top_p < 1) | (min_p > 0)) & (token != first)
     while pending:
-        value = tl.load(logits + token)
+        value = tl.load(logits + token).to(tl.float32)
         kept = _share(value, top, temperature) >= min_p
         rank = tl.full((), 0, tl.int32)
         before = tl.full((), 0.0, tl.float64)
@@ -145,7 +155,7 @@ def _drawn(
             where = tl.full((), WIDTH, tl.int32)
         while kept & (where < WIDTH):
             at = where * PART + tl.arange(0, PART)
-            x = tl.load(logits + at, mask=at < VOCABULARY, other=float("-inf"))
+            x = tl.load(logits + at, mask=at < VOCABULARY, other=float("-inf")).to(tl.float32)
             earlier = _precedes(x, at, value, token)
             rank += tl.sum(earlier.to(tl.int32), 0)
             before += tl.sum(tl.where(earlier, _share(x, top, temperature), 0.0), 0).to(tl.float64)
@@ -160,7 +170,7 @@ def _drawn(
             where = _following(again, part, -1, WIDTH)
             while where < WIDTH:
                 at = where * PART + tl.arange(0, PART)
-                x = tl.load(logits + at, mask=at < VOCABULARY, other=float("-inf"))
+                x = tl.load(logits + at, mask=at < VOCABULARY, other=float("-inf")).to(tl.float32)
                 admitted = _precedes(x, at, value, token) & (_share(x, top, temperature) >= min_p)
                 score, best, best_value = _best(tl.where(admitted, x, float("-inf")), at, top, temperature, start, logits)
                 scores = tl.where(part == where, score, scores)
@@ -184,7 +194,7 @@ def _best(x, at, high, temperature, start, logits):
     value = tl.full((), float("-inf"), tl.float32)
     candidate = _following(near, at, -1, NONE)
     while candidate < NONE:  # one of them, mostly
-        other = tl.load(logits + candidate)
+        other = tl.load(logits + candidate).to(tl.float32)
         exact = (other.to(tl.float64) - high.to(tl.float64)) / temperature.to(tl.float64) + _gumbel(_hash(start, candidate))
         better = exact > score
         score = tl.where(better, exact, score)

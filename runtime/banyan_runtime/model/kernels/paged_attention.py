@@ -13,6 +13,7 @@ import triton.language as tl
 from banyan_runtime.model.kernels.dependent import await_earlier
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+MANY = tl.constexpr(64)  # rows of a tile: keys that all its queries see are not compared with their positions
 
 
 @triton.jit(do_not_specialize=["tokens"])  # else one more is compiled for some numbers of them
@@ -44,17 +45,22 @@ def attend(
     PRECISION: tl.constexpr,  # of products of fp32
     DEPENDENT: tl.constexpr,
 ):
-    await_earlier(DEPENDENT)
-    tile, head, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # Of a prompt the last queries see most keys; those that take longest come first. All along one axis, which alone may be so long.
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    turn, stretch = tl.program_id(0), tl.program_id(1)
+    head, tile = turn % KV_HEADS, tl.num_programs(0) // KV_HEADS - 1 - turn // KV_HEADS
+    # What the step was told is there; what it computes is waited for.
     first, count, position = tl.load(firsts + tile), tl.load(counts + tile), tl.load(positions + tile)
+    table_row = tl.load(rows_of + tile).to(tl.int64)
     begin, end = 0, position + count
+    length = tl.load(stretch_keys)
+    await_earlier(DEPENDENT)
     if SPLIT:
-        length = tl.load(stretch_keys)
         begin = stretch * length
         if begin >= end:  # nobody will ask for it
             return
         end = tl.minimum(end, begin + length)
-    own_slots = table + tl.load(rows_of + tile).to(tl.int64) * table_stride
+    own_slots = table + table_row * table_stride
     rows = tl.arange(0, ROWS)
     query = rows // GROUP
     real = query < count
@@ -98,33 +104,55 @@ def over(
     PRECISION: tl.constexpr,
 ):
     """One stretch: the rows' largest scores in powers of two, the sums of powers of two relative to them, and those of values."""
-    dims = tl.arange(0, WIDTH)
-    inside = dims < DIM
+    scale *= LOG2_E
     if WINDOWED:  # begun at a multiple of KEYS, so that a query's sums are the same in any tile
         begin = tl.maximum(begin, tl.maximum(position - window + 1, 0) // KEYS * KEYS)
     high = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
+    if ROWS >= MANY and not WINDOWED:  # of few queries a second loop would cost more than it spares: its first reads are waited for
+        whole = begin + tl.maximum(tl.minimum(end, position + 1) - begin, 0) // KEYS * KEYS
+        for start in range(begin, whole, KEYS):
+            high, mass, sums = _turn(
+                queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, False, False, PRECISION
+            )
+        begin = whole
     for start in range(begin, end, KEYS):
-        places = start + tl.arange(0, KEYS)
-        known = places < end
-        slot = tl.load(own_slots + places, mask=known, other=0).to(tl.int64)
-        readable = known[:, None] & inside[None, :]
-        key = _widened(tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
-        scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION) * (scale * LOG2_E)
+        high, mass, sums = _turn(
+            queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, True, WINDOWED, PRECISION
+        )
+    return high, mass, sums
+
+
+@triton.jit
+def _turn(
+    queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, PARTLY: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Some keys and values; PARTLY: not every query sees all of them."""
+    dims = tl.arange(0, WIDTH)
+    inside = dims < DIM
+    places = start + tl.arange(0, KEYS)
+    known = places < end if PARTLY else tl.full((KEYS,), True, tl.int1)
+    slot = tl.load(own_slots + places, mask=known, other=0).to(tl.int64)
+    readable = known[:, None] & inside[None, :]
+    key = _widened(tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
+    scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION)
+    if PARTLY:
         seen = places[None, :] <= at[:, None]
         if WINDOWED:
             seen &= places[None, :] > at[:, None] - window
         scores = tl.where(seen & known[None, :], scores, float("-inf"))
-        higher = tl.maximum(high, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: all weights are 0
-        kept = tl.exp2(high - base)
-        weights = tl.exp2(scores - base[:, None])
-        mass = mass * kept + tl.sum(weights, 1)
-        value = _widened(tl.load(values + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
-        sums = sums * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-        high = higher
-    return high, mass, sums
+    # The largest product is that of the largest, for a positive scale; and what follows is one operation, as a compiler makes it for
+    # some keys and not for others.
+    higher = tl.maximum(high, tl.max(scores, 1) * scale)
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: all weights are 0
+    kept = tl.exp2(high - base)
+    weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, 0.0, tl.float32) + scale, tl.broadcast_to(-base[:, None], scores.shape)))
+    mass = mass * kept + tl.sum(weights, 1)
+    value = _widened(tl.load(values + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
+    sums = sums * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+    return higher, mass, sums
 
 
 @triton.jit
@@ -151,10 +179,10 @@ def join(
     DEPENDENT: tl.constexpr,
 ):
     """One token and head."""
-    await_earlier(DEPENDENT)
     pair = tl.program_id(0)
     length = tl.maximum(tl.load(stretch_keys), 1)  # 0 before a first step is told
     stretches = (tl.load(ends + pair // HEADS) + length - 1) // length
+    await_earlier(DEPENDENT)
     joined(parts, highs, masses, out, pair, pairs, stretches, DIM, WIDTH, TOGETHER)
 
 

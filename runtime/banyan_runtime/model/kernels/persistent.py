@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from banyan_runtime.model.kernels.paged_attention import joined, over
-from banyan_runtime.model.kernels.products import lines, part
-from banyan_runtime.model.kernels.rows import placed
+from banyan_runtime.model.kernels.products import bias_part, lines, norm_part, part
+from banyan_runtime.model.kernels.rows import head_norms, placed
 
 PHASES = 7
 ALL: tl.constexpr = tl.constexpr(-1)  # phases, with all that they wait for
@@ -293,11 +293,13 @@ def _product(
     # On its way while the others are waited for: a program that has them to wait for has arrived.
     weight, norm, bias = _at(weights, layer, kind), _at(norms, layer, kind), _at(biases, layer, kind)
     own, also = part(weight, first, end, 0, outputs, GATED, WIDTH, COLUMNS, LINES)
+    own_norms = norm_part(norm, 0, ENTRY, WIDTH, COLUMNS)
+    own_bias, also_bias = bias_part(bias, first, end, outputs, BIASED, GATED, LINES)
     if WAITING:  # noqa: SIM102
         if waiting:
             passed = _await(counters, passed)
     lines(
-        x, delta, norm, weight, bias, sums, program == 0, out, first, end, own, also, outputs, eps,
+        x, delta, norm, weight, bias, sums, program == 0, out, first, end, own, also, own_norms, own_bias, also_bias, outputs, eps,
         ENTRY, ENTRY, BIASED, GATED, True, WIDTH, triton.next_power_of_2(WIDTH), COLUMNS, LINES,
     )  # fmt: skip
     return passed
@@ -349,10 +351,11 @@ def _attend(
     tl.debug_barrier()  # the heads before have been read
     each = tl.arange(0, GROUP)
     newest = stretch == stretches - 1
+    own_head = tl.where(each < SHARING, head * SHARING + each, HEADS + head)
+    low_norms, high_norms = head_norms(q_norm, k_norm, own_head, NORMED, HEADS, DIM // 2, HALF)
     placed(
-        qkv, cos, sin, q_norm, k_norm, tl.where(newest, slot, PADDING), queries, keys, values,
-        tl.where(each < SHARING, head * SHARING + each, HEADS + head), each <= SHARING, head_stride, eps,
-        NORMED, HEADS, KV_HEADS, DIM // 2, HALF, PADDING, LARGEST, NARROW,
+        qkv, cos, sin, low_norms, high_norms, tl.where(newest, slot, PADDING), queries, keys, values,
+        own_head, each <= SHARING, head_stride, eps, NORMED, HEADS, KV_HEADS, DIM // 2, HALF, PADDING, LARGEST, NARROW,
     )  # fmt: skip
     tl.store(own_slots + position, slot.to(tl.int32), mask=newest & (seen > 0))
     tl.debug_barrier()

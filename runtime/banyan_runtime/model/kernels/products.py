@@ -34,12 +34,14 @@ def product(
     """Some outputs of one row. All rows of these outputs are begun together, so that the weight is still in the cache for the next."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * OUTPUTS
-    # The first of the weight is on its way before it is known what it is multiplied with.
+    # The first of the weights is on its way before it is known what they are multiplied with.
     own, also = part(weight, first, outputs, 0, outputs, GATED, WIDTH, COLUMNS, OUTPUTS)
+    norms = norm_part(norm, 0, NORMED, WIDTH, COLUMNS)
+    own_bias, also_bias = bias_part(bias, first, outputs, outputs, BIASED, GATED, OUTPUTS)
     await_earlier(DEPENDENT)
     lines(
         x + row * stride, delta + row * delta_stride, norm, weight, bias, sums + row * WIDTH, tl.program_id(1) == 0, out + row * outputs,
-        first, tl.minimum(first + OUTPUTS, outputs), own, also, outputs, eps,
+        first, tl.minimum(first + OUTPUTS, outputs), own, also, norms, own_bias, also_bias, outputs, eps,
         ADDED, NORMED, BIASED, GATED, False, WIDTH, BLOCK, COLUMNS, OUTPUTS,
     )  # fmt: skip
 
@@ -61,6 +63,29 @@ def part(
 
 
 @triton.jit
+def norm_part(norm, column, NORMED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """NORMED: likewise of the norm's weight."""
+    columns = column + tl.arange(0, COLUMNS)
+    found = tl.zeros((COLUMNS,), norm.dtype.element_ty)
+    if NORMED:
+        found = tl.load(norm + columns, mask=columns < WIDTH, other=0.0)
+    return found
+
+
+@triton.jit
+def bias_part(bias, first, end, outputs, BIASED: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr):
+    """BIASED: likewise of the bias."""
+    each = first + tl.arange(0, OUTPUTS)
+    own = tl.zeros((OUTPUTS,), bias.dtype.element_ty)
+    also = own
+    if BIASED:
+        own = tl.load(bias + each, mask=each < end, other=0.0)
+        if GATED:
+            also = tl.load(bias + outputs + each, mask=each < end, other=0.0)
+    return own, also
+
+
+@triton.jit
 def lines(
     x,  # [WIDTH]; this and what follows as `product` has it, of one row
     delta,
@@ -74,6 +99,9 @@ def lines(
     end,  # line behind the last one
     own,  # `part`, of the first line and column
     also,
+    norms,  # `norm_part`, of the first column
+    own_bias,  # `bias_part`, of the first line
+    also_bias,
     outputs,
     eps,
     ADDED: tl.constexpr,
@@ -98,7 +126,7 @@ def lines(
     columns = tl.arange(0, COLUMNS)
     factor = tl.zeros((COLUMNS,), tl.float32)
     if WIDTH <= COLUMNS:  # the same for all lines
-        factor = _factor(x, delta, norm, scale, columns, ADDED, NORMED, WIDTH, kind)
+        factor = _factor(x, delta, norms, scale, columns, ADDED, NORMED, WIDTH, kind)
     for line in range(first, end, OUTPUTS):
         gathered = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
         beside = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
@@ -112,7 +140,9 @@ def lines(
             elif column + line > first:
                 own, also = part(weight, line, end, column, outputs, GATED, WIDTH, COLUMNS, OUTPUTS)
             if WIDTH > COLUMNS:
-                factor = _factor(x, delta, norm, scale, column + columns, ADDED, NORMED, WIDTH, kind)
+                if column + line > first:
+                    norms = norm_part(norm, column, NORMED, WIDTH, COLUMNS)
+                factor = _factor(x, delta, norms, scale, column + columns, ADDED, NORMED, WIDTH, kind)
             gathered += own.to(tl.float32) * factor[None, :]
             if GATED:
                 beside += also.to(tl.float32) * factor[None, :]
@@ -120,13 +150,15 @@ def lines(
                 own, also = then, also_then
         each = line + tl.arange(0, OUTPUTS)
         known = each < end
+        if line > first:
+            own_bias, also_bias = bias_part(bias, line, end, outputs, BIASED, GATED, OUTPUTS)
         result = tl.sum(gathered, 1)
         if BIASED:
-            result += tl.load(bias + each, mask=known, other=0.0).to(tl.float32)
+            result += own_bias.to(tl.float32)
         if GATED:
             up = tl.sum(beside, 1)
             if BIASED:
-                up += tl.load(bias + outputs + each, mask=known, other=0.0).to(tl.float32)
+                up += also_bias.to(tl.float32)
             gate = result.to(kind).to(tl.float32)
             tl.store(out + each, (gate * tl.sigmoid(gate)).to(kind) * up.to(kind), mask=known)
         else:
@@ -135,13 +167,13 @@ def lines(
 
 @triton.jit
 def _factor(
-    x, delta, norm, scale, columns, ADDED: tl.constexpr, NORMED: tl.constexpr, WIDTH: tl.constexpr, kind: tl.constexpr
+    x, delta, norms, scale, columns, ADDED: tl.constexpr, NORMED: tl.constexpr, WIDTH: tl.constexpr, kind: tl.constexpr
 ):  # fmt: skip
     """What some columns of a weight are multiplied with."""
     values = _sum(x, delta, columns, WIDTH, ADDED, kind)
     if NORMED:
         normed = (values.to(tl.float32) * scale).to(kind)
-        values = normed * tl.load(norm + columns, mask=columns < WIDTH, other=0.0).to(kind)
+        values = normed * norms.to(kind)
     return values.to(tl.float32)
 
 

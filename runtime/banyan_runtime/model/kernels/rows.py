@@ -9,6 +9,38 @@ from banyan_runtime.model.kernels.dependent import await_earlier
 
 
 @triton.jit
+def begin(
+    ids,  # int32 [tokens]; negative: the latest one of its row
+    rows,  # int32 [tokens]
+    positions,  # int32 [tokens]
+    latest,  # int64 [rows]
+    embed,  # [vocabulary, WIDTH]
+    cos,  # [positions, DIM]
+    sin,  # likewise
+    hidden,  # [tokens, WIDTH]
+    own_cos,  # [tokens, DIM]
+    own_sin,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,  # WIDTH, or the next power of two
+    DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """What one token begins with: its embedding, and by how much its heads are turned."""
+    at = tl.program_id(0).to(tl.int64)
+    token, position = tl.load(ids + at).to(tl.int64), tl.load(positions + at).to(tl.int64)
+    row = tl.load(rows + at)
+    await_earlier(DEPENDENT)
+    if token < 0:
+        token = tl.load(latest + row)
+    columns, dims = tl.arange(0, BLOCK), tl.arange(0, DIM_BLOCK)
+    inside, real = columns < WIDTH, dims < DIM
+    tl.store(hidden + at * WIDTH + columns, tl.load(embed + token * WIDTH + columns, mask=inside), mask=inside)
+    tl.store(own_cos + at * DIM + dims, tl.load(cos + position * DIM + dims, mask=real), mask=real)
+    tl.store(own_sin + at * DIM + dims, tl.load(sin + position * DIM + dims, mask=real), mask=real)
+
+
+@triton.jit
 def rms_norm(
     x,  # [rows, WIDTH], `stride` apart
     delta,  # likewise; ADDED: what is added first
@@ -24,11 +56,12 @@ def rms_norm(
     DEPENDENT: tl.constexpr,
 ):
     """The norm of one row, of the sum with another one: rounded to its type before the weight is applied (layers.RmsNorm)."""
-    await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     kind = out.dtype.element_ty
+    gain = tl.load(weight + at, mask=inside, other=0.0).to(kind)
+    await_earlier(DEPENDENT)
     values = tl.load(x + row * stride + at, mask=inside, other=0.0)
     if ADDED:
         more = tl.load(delta + row * delta_stride + at, mask=inside, other=0.0)
@@ -36,7 +69,7 @@ def rms_norm(
         tl.store(sums + row * WIDTH + at, values, mask=inside)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
-    normed = (wide * scale).to(kind) * tl.load(weight + at, mask=inside, other=0.0).to(kind)
+    normed = (wide * scale).to(kind) * gain
     tl.store(out + row * WIDTH + at, normed, mask=inside)
 
 
@@ -85,14 +118,32 @@ def place(
 ):
     """Some heads of a token: queries and keys are normed and turned to their position, keys and values go to their slot
     (heads.PlainHeads, pool.KvPool.store)."""
-    await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     turn = row * 2 * HALF
+    # What the step was told is there, and weights are.
+    slot = tl.load(slots + row).to(tl.int64)
+    low_norms, high_norms = head_norms(q_weight, k_weight, head, NORMED, HEADS, HALF, BLOCK)
+    await_earlier(DEPENDENT)
     placed(
-        qkv + row * stride, cos + turn, sin + turn, q_weight, k_weight, tl.load(slots + row).to(tl.int64), queries + row * HEADS * 2 * HALF,
+        qkv + row * stride, cos + turn, sin + turn, low_norms, high_norms, slot, queries + row * HEADS * 2 * HALF,
         keys, values, head, head < HEADS + KV_HEADS, head_stride, eps, NORMED, HEADS, KV_HEADS, HALF, BLOCK, PADDING, LARGEST, NARROW,
     )  # fmt: skip
+
+
+@triton.jit
+def head_norms(
+    q_weight, k_weight, head, NORMED: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """NORMED: the weights of some heads' norms, of their first half and of their second one."""
+    at = tl.arange(0, BLOCK)
+    low = tl.zeros((head.shape[0], BLOCK), q_weight.dtype.element_ty)
+    high = low
+    if NORMED:
+        is_key = (head >= HEADS)[:, None]
+        low = _of_either(q_weight, k_weight, at, at < HALF, is_key)
+        high = _of_either(q_weight + HALF, k_weight + HALF, at, at < HALF, is_key)
+    return low, high
 
 
 @triton.jit
@@ -100,8 +151,8 @@ def placed(
     own,  # [HEADS + 2 * KV_HEADS, 2 * HALF]; this and what follows as `place` has it, of one token
     cos,  # [2 * HALF]
     sin,
-    q_weight,
-    k_weight,
+    low_norms,  # [heads, BLOCK]: `head_norms`
+    high_norms,
     slot,
     queries,  # [HEADS, 2 * HALF]
     keys,
@@ -131,8 +182,8 @@ def placed(
         wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
         mean = (tl.sum(wide_low * wide_low, 1) + tl.sum(wide_high * wide_high, 1)) / (2 * HALF)
         scale = tl.rsqrt(mean + eps)[:, None]
-        low = (wide_low * scale).to(kind) * _of_either(q_weight, k_weight, at, real, is_key).to(kind)
-        high = (wide_high * scale).to(kind) * _of_either(q_weight + HALF, k_weight + HALF, at, real, is_key).to(kind)
+        low = (wide_low * scale).to(kind) * low_norms.to(kind)
+        high = (wide_high * scale).to(kind) * high_norms.to(kind)
     cos_low, cos_high = tl.load(cos + at, mask=real, other=0.0), tl.load(cos + HALF + at, mask=real, other=0.0)
     sin_low, sin_high = tl.load(sin + at, mask=real, other=0.0), tl.load(sin + HALF + at, mask=real, other=0.0)
     turned_low = low * cos_low[None, :] + high * sin_low[None, :]
