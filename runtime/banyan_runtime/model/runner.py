@@ -5,7 +5,6 @@ Which forward pass it is (`forward.py`) makes no difference here, so tokens are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,14 +16,13 @@ from torch import Tensor
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import edits, logprobs, penalties, sampler
 from banyan_runtime.model.forward import Forward, Report
+from banyan_runtime.model.launched import Drawing, Drawn, Draws, Launched, LaunchedRounds
 from banyan_runtime.model.penalties import Penalties
-from banyan_runtime.model.pooling import Pooler, Vectors
+from banyan_runtime.model.pooling import Pooler
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import I32, Feature, RunnerInfo, SamplingColumns, Step, StepResult, TableShape, TokenMask, UnsupportedStep
+from banyan_runtime.step import I32, Feature, RunnerInfo, SamplingColumns, Step, TableShape, TokenMask, UnsupportedStep
 
 I64 = npt.NDArray[np.int64]
-Drawing = Callable[[TokenMask | None], "_Drawn"]
-"""Draws a step's tokens under a mask."""
 
 
 class ModelRunner:
@@ -56,7 +54,7 @@ class ModelRunner:
             self.info = replace(self.info, graph_bytes=captured.bytes, available_bytes=available, phase_seconds=seconds)
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> _Launched | _LaunchedRounds:
+    def launch(self, step: Step) -> Launched | LaunchedRounds:
         """Start a step. On the CPU it is done when this returns; on CUDA its kernels are queued."""
         refuse(step, self.info.features)
         rows = self._rows
@@ -79,7 +77,7 @@ class ModelRunner:
             owners = np.repeat(np.arange(len(step.rows)), step.query_lens)[step.prompt_scores.at]
             prompt = logprobs.of_prompt(hidden, self.forward.logits, self.info.vocab_size, step.prompt_scores, self._named(step, owners))
         vectors = None if step.pooling is None else rows.pooler.pool(self.forward.normed(hidden), step, step.pooling)
-        launched = _Launched(self._report, self._device, step, draws, prompt, vectors, replayed is not None)
+        launched = Launched(self._report, self._device, step, draws, prompt, vectors, replayed is not None)
         asked = self._asked(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
         if step.mask_later:
             assert asked is not None
@@ -88,19 +86,19 @@ class ModelRunner:
             launched.arrive(None if asked is None else self._draw(asked))
         return launched
 
-    def _in_rounds(self, step: Step, rows: _Rows) -> _LaunchedRounds:
+    def _in_rounds(self, step: Step, rows: _Rows) -> LaunchedRounds:
         wanted = rows.wanted(step, rows.draws(step), step.sampling)
         assert not wanted.penalties, "rounds have none"
         tokens = self.forward.rounds(step, self._token_ids(step, rows), rows.table, None if wanted.greedy else step.sampling)
         rows.latest.index_copy_(0, rows.draws(step).owners(step, self._device), tokens[:, -1].clamp(min=0))
-        return _LaunchedRounds(self._report, step, tokens)
+        return LaunchedRounds(self._report, step, tokens)
 
-    def _asked(self, step: Step, draws: _Draws, rows: _Rows, token_ids: Tensor | None, hidden: Tensor) -> _Asked:
+    def _asked(self, step: Step, draws: Draws, rows: _Rows, token_ids: Tensor | None, hidden: Tensor) -> _Asked:
         columns = step.sampling if draws.one_each else _cells(step.sampling, draws.sequences)
         states = hidden if draws.one_each else hidden.index_select(0, self._tensor(draws.at))
         return _Asked(step, draws, rows, token_ids, states, columns, rows.wanted(step, draws, columns))
 
-    def _draw(self, asked: _Asked) -> _Drawn:
+    def _draw(self, asked: _Asked) -> Drawn:
         if asked.likeliest:
             return self._noted(asked, *self.forward.likeliest(asked.states), None)
         return self._drawing(asked)(asked.step.mask)
@@ -122,7 +120,7 @@ class ModelRunner:
         if step.banned is not None:
             edits.forbid(logits, step.banned, picked)
 
-        def draw(mask: TokenMask | None) -> _Drawn:
+        def draw(mask: TokenMask | None) -> Drawn:
             if mask is not None:
                 self.forward.allow(logits, mask, picked)
             tokens, failed = self.forward.sample(logits, columns, asked.draws.positions(step))
@@ -133,7 +131,7 @@ class ModelRunner:
 
         return draw
 
-    def _noted(self, asked: _Asked, tokens: Tensor, failed: Tensor, scores: logprobs.Scores | None) -> _Drawn:
+    def _noted(self, asked: _Asked, tokens: Tensor, failed: Tensor, scores: logprobs.Scores | None) -> Drawn:
         """With how many of them count; the last one that does is the row's latest."""
         draws, accepted, latest = asked.draws, None, tokens
         if draws.drafts:
@@ -141,9 +139,9 @@ class ModelRunner:
             accepted = self._accepted(draws, asked.token_ids, tokens, failed)
             latest = tokens.index_select(0, self._tensor(draws.firsts) + accepted - 1)
         asked.rows.latest.index_copy_(0, draws.owners(asked.step, self._device), latest)
-        return _Drawn(tokens, failed, accepted, scores)
+        return Drawn(tokens, failed, accepted, scores)
 
-    def _accepted(self, draws: _Draws, token_ids: Tensor, tokens: Tensor, failed: Tensor) -> Tensor:
+    def _accepted(self, draws: Draws, token_ids: Tensor, tokens: Tensor, failed: Tensor) -> Tensor:
         """How many of its drawn tokens count for each sequence that draws: int64. On the device, which need not wait for the host."""
         # A token counts if the draft before it is what was drawn there, and so on back to the first one, which always counts.
         right = token_ids.index_select(0, self._tensor(draws.at[1:])) == tokens[:-1]
@@ -179,16 +177,16 @@ class _Rows:
         # The last token sampled for each row, on the device: a step may be launched before the engine knows the tokens of the
         # step before.
         self.latest = torch.zeros(shape.rows, dtype=torch.int64, device=device)
-        self._draws: _Draws | None = None
+        self._draws: Draws | None = None
         self._wanted: tuple[SamplingColumns, I32, _Wanted] | None = None  # of the last step: its columns, its rows, and what they want
 
-    def draws(self, step: Step) -> _Draws:
+    def draws(self, step: Step) -> Draws:
         """Decode steps over the same rows, one after another, share most of what is to be known of them."""
         if self._draws is None or not self._draws.fit(step):
-            self._draws = _Draws(step)
+            self._draws = Draws(step)
         return self._draws
 
-    def wanted(self, step: Step, draws: _Draws, columns: SamplingColumns) -> _Wanted:
+    def wanted(self, step: Step, draws: Draws, columns: SamplingColumns) -> _Wanted:
         """Where no row has penalties, the rows are noted as such."""
         last = self._wanted
         if last is not None and last[0] is columns and last[1] is step.rows:
@@ -208,43 +206,12 @@ class _Wanted:
     penalties: bool  # some of them
 
 
-class _Draws:
-    """Where the S tokens of a step are drawn."""
-
-    def __init__(self, step: Step) -> None:
-        self._of = step.rows, step.query_lens, step.samples
-        self._owners: Tensor | None = None
-        counts, ends = step.samples, np.cumsum(step.samples)
-        self.sequences: I64 = np.repeat(np.arange(len(counts)), counts)  # [S] for which of the step's sequences
-        self._behind = (ends[self.sequences] - np.arange(len(self.sequences)) - 1).astype(np.int32)  # how many more are drawn for it
-        self.at: I64 = np.cumsum(step.query_lens)[self.sequences] - 1 - self._behind  # [S] behind which of the step's T tokens
-        self.firsts: I64 = (ends - counts)[counts > 0]  # where the tokens of each sequence that draws begin
-        self.counts: I32 = counts[counts > 0]  # how many they are
-        self.drafts = len(self.firsts) < len(self.sequences)  # whether a sequence draws several
-        self.one_each = not self.drafts and len(self.sequences) == len(step.token_ids)  # one behind each token: a plain decode step
-
-    def fit(self, step: Step) -> bool:
-        """Whether the draws of `step` are these, but for their positions."""
-        rows, query_lens, samples = self._of
-        return self.one_each and step.rows is rows and step.query_lens is query_lens and step.samples is samples
-
-    def positions(self, step: Step) -> I32:
-        """[S] of the tokens drawn."""
-        return step.kv_lens if self.one_each else step.kv_lens[self.sequences] - self._behind
-
-    def owners(self, step: Step, device: torch.device) -> Tensor:
-        """The rows of those that draw, int64."""
-        if self._owners is None:
-            self._owners = devices.tensor(step.rows[self.sequences[self.firsts]], device)
-        return self._owners
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """Of a step: S tokens to be drawn."""
 
     step: Step
-    draws: _Draws
+    draws: Draws
     rows: _Rows
     token_ids: Tensor | None  # of the step; None where no sequence draws several
     states: Tensor  # [S, hidden_size] hidden states behind which they are drawn
@@ -257,140 +224,6 @@ class _Asked:
         step, wanted = self.step, self.wanted
         edited = step.bias is not None or step.banned is not None or step.mask is not None or step.mask_later
         return wanted.greedy and not wanted.penalties and not edited and step.top_logprobs is None
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Of the sequences that tokens are drawn for."""
-
-    tokens: Tensor  # int64 [S]
-    failed: Tensor  # bool [S]
-    accepted: Tensor | None  # int64, one for each sequence: how many of its tokens count; None: the one that it has
-    scores: logprobs.Scores | None  # of those that asked
-
-    def to_host(self) -> _Drawn:
-        if self.tokens.device.type == "cpu":
-            return self
-        return _Drawn(
-            self.tokens.to("cpu", non_blocking=True),
-            self.failed.to("cpu", non_blocking=True),
-            None if self.accepted is None else self.accepted.to("cpu", non_blocking=True),
-            None if self.scores is None else self.scores.to_host(),
-        )
-
-
-class _Launched:
-    """The handle of a step. On CUDA the results travel to the host behind the step's kernels."""
-
-    def __init__(
-        self,
-        report: Report,
-        device: torch.device,
-        step: Step,
-        draws: _Draws,
-        prompt: logprobs.Scores | None,
-        vectors: Vectors | None,
-        replayed: bool,
-    ) -> None:
-        self._report = report
-        self._device = device
-        self._step = step
-        self._replayed = replayed
-        self._draws = draws
-        self._drawn: _Drawn | None = None
-        self._prompt = None if prompt is None else prompt.to_host()
-        self._vectors = None if vectors is None else vectors.to_host()
-        self._later: Drawing | None = None
-        self._plain = False
-        self._done: torch.cuda.Event | None = None
-
-    def draws_later(self, drawing: Drawing) -> None:
-        """When its mask is told."""
-        self._later = drawing
-
-    @torch.inference_mode()
-    def draw(self, mask: TokenMask | None) -> None:
-        drawing, self._later = self._later, None
-        assert drawing is not None, "its tokens are drawn already"
-        self.arrive(drawing(mask))
-
-    def arrive(self, drawn: _Drawn | None) -> None:
-        """That is all; on its way."""
-        self._drawn = None if drawn is None else drawn.to_host()
-        # One token for each row and nothing beside it, as in most steps.
-        extras = self._prompt is not None or self._vectors is not None
-        self._plain = self._draws.one_each and drawn is not None and drawn.scores is None and not extras
-        if self._device.type == "cuda":
-            self._done = torch.cuda.current_stream(self._device).record_event()
-
-    def result(self) -> StepResult:
-        """Wait for the step and give its tokens. Called once."""
-        assert self._later is None, "its tokens are drawn when its mask is told"
-        if self._done is not None:
-            self._done.synchronize()
-        if self._plain:
-            return self._one_each()
-        result = StepResult(np.empty(0, dtype=np.int32), np.zeros(len(self._step.rows), dtype=np.bool_), replayed=self._replayed)
-        if self._prompt is not None:
-            result.prompt_logprobs = self._prompt.numpy()
-        if self._vectors is not None:
-            result.vectors = self._vectors.values.numpy()
-            broken = self._vectors.sequences[~np.isfinite(result.vectors).all(axis=1)]
-            result.failed[broken] = True
-            for row in self._step.rows[broken].tolist():
-                self._report(f"The vector of row {row} holds NaN or infinity; its request fails alone.")
-        if self._drawn is not None:
-            failed, firsts = self._drawn.failed.numpy(), self._draws.firsts
-            drawing = self._draws.sequences[firsts]
-            result.failed[drawing] = failed[firsts]
-            result.token_ids = np.where(failed, -1, self._drawn.tokens.numpy()).astype(np.int32)
-            if self._drawn.accepted is not None:
-                result.accepted = np.zeros(len(self._step.rows), dtype=np.int32)
-                result.accepted[drawing] = self._drawn.accepted.numpy()
-            if self._drawn.scores is not None:
-                result.logprobs = self._drawn.scores.numpy()
-            self._tell_of(firsts[failed[firsts]])
-        return result
-
-    def _one_each(self) -> StepResult:
-        assert self._drawn is not None
-        tokens, failed = self._drawn.tokens.numpy().astype(np.int32), self._drawn.failed.numpy()
-        if failed.any():
-            tokens[failed] = -1
-            self._tell_of(np.flatnonzero(failed))
-        return StepResult(tokens, failed, replayed=self._replayed)
-
-    def _tell_of(self, lost: I64) -> None:
-        """Report draws that failed."""
-        rows = self._step.rows[self._draws.sequences[lost]]
-        for row, length in zip(rows.tolist(), self._draws.positions(self._step)[lost].tolist(), strict=True):
-            self._report(_lost(row, length))
-
-
-class _LaunchedRounds:
-    """The handle of a step in rounds."""
-
-    def __init__(self, report: Report, step: Step, tokens: Tensor) -> None:
-        self._report = report
-        self._step = step
-        self._tokens = tokens
-
-    def draw(self, mask: TokenMask | None) -> None:
-        raise AssertionError("a step in rounds has no mask")
-
-    def result(self) -> StepResult:
-        """Wait for the step and give its tokens. Called once."""
-        tokens = self._tokens.numpy(force=True).astype(np.int32)
-        drawn = tokens >= 0
-        failed = ~drawn[:, 0]
-        for row, length in zip(self._step.rows[failed].tolist(), self._step.kv_lens[failed].tolist(), strict=True):
-            self._report(_lost(row, length))
-        accepted = None if drawn.all() else drawn.sum(axis=1, dtype=np.int32)
-        return StepResult(tokens.ravel(), failed, accepted)
-
-
-def _lost(row: int, length: int) -> str:
-    return f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone."
 
 
 def refuse(step: Step, features: frozenset[Feature]) -> None:
