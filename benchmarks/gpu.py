@@ -100,7 +100,8 @@ class Bench:
         tokens = max(running * (context + 4 * STEPS), PROMPT)
         options = ServerConfig(
             model_path=str(folder), device="cuda", dtype="bfloat16", load_format="dummy", runner="torch", attention_backend=backend,
-            max_total_tokens=tokens, disable_cuda_graph=how == "no-graphs", enable_persistent_decode=how == "persistent",
+            max_total_tokens=tokens, max_running_requests=running,
+            disable_cuda_graph=how == "no-graphs", enable_persistent_decode=how == "persistent",
         )  # fmt: skip
         self.runner: Runner = load(options, folder, lambda *_: None)
         assert self.runner.info.pool_tokens >= tokens, "others hold the GPU's memory"

@@ -25,6 +25,9 @@ Bool = npt.NDArray[np.bool_]
 PADDING_SLOT: Final = 0
 """KV slot 0 belongs to nobody: padded rows of a captured graph write there."""
 
+MOST_GUESSES: Final = 768
+"""Drafts of a step, of all its sequences together: a token is drawn behind each, and their logits take memory."""
+
 Feature = Literal["bias", "mask", "pooling", "drafts", "rounds", "embeddings", "adapters"]
 """What a step may ask for that not every runner has; `RunnerInfo.features` names those it has."""
 

@@ -12,6 +12,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.drafts import FIRST_BUCKETS, MOST_BUCKETS, SIZES, WEIGHTS_WORTH, StepCost, Text, worth_computing
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.errors import ConfigError
+from banyan_runtime.step import MOST_GUESSES
 from banyan_runtime.wire import FinishCode, LogprobRequest
 from tests.engine import invariants
 from tests.engine.cost import lines_run
@@ -143,6 +144,12 @@ def test_no_more_is_guessed_than_there_is_and_the_likelier_first() -> None:
     assert worth_computing([0.99, 0.99], [2, 0], 1000.0) == [2, 0]
     counts = worth_computing([0.95, 0.3], [11, 11], WEIGHTS_WORTH)
     assert counts[0] > counts[1]
+
+
+def test_a_step_has_no_more_guesses_than_there_is_memory_for() -> None:
+    counts = worth_computing([0.99] * 255 + [0.999], [64] * 256, 3000.0)
+    assert sum(counts) == MOST_GUESSES
+    assert counts[-1] == 64, "the likeliest are not among those left out"
 
 
 def test_the_choice_gives_the_most_tokens_for_the_time_but_for_the_margin() -> None:

@@ -382,6 +382,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[Preten
         "reset_peak_memory_stats": lambda device=None: memory.reset_peaks(),
         "empty_cache": memory.empty_cache,
         "synchronize": lambda device=None: gpu.stream.synchronize(),
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,
         "current_stream": lambda device=None: gpu.stream,
         "stream": gpu.on,
         "Stream": Stream,

@@ -160,15 +160,16 @@ def test_a_remedy_is_the_largest_part_that_is_enough() -> None:
     assert "Serve a model that takes 0.25 GB less" in remedy(hopeless)
 
 
-def test_steps_become_smaller_until_there_is_a_pool_and_defaults_until_it_is_the_largest_part() -> None:
+def test_steps_become_smaller_until_there_is_a_pool_and_defaults_until_it_is_by_far_the_largest_part() -> None:
     largest, open_limits = Largest(8192, 2048), ServerConfig(model_path="x")
     asked = dataclasses.replace(open_limits, chunked_prefill_size=8192, max_running_requests=2048)
     for config in (open_limits, asked):
         assert headroom.settle(FULL, POOL, Taken(3 * GIB, GIB), largest, config) == Largest(4096, 2048)
         assert headroom.settle(FULL, POOL, Taken(GIB, 3 * GIB), largest, config) == Largest(8192, 1024)
     roomy = measured(free_at_peak=2 * GIB)  # for a pool of 1.5 GB
-    assert headroom.settle(roomy, POOL, Taken(GIB, GIB), largest, open_limits) is None
-    assert headroom.settle(roomy, POOL, Taken(GIB, 2 * GIB), largest, open_limits) == Largest(8192, 1024)
+    assert headroom.settle(roomy, POOL, Taken(GIB, GIB // 8), largest, open_limits) is None
+    assert headroom.settle(roomy, POOL, Taken(GIB, GIB // 4), largest, open_limits) == Largest(8192, 1024), "rows may take an eighth of it"
+    assert headroom.settle(roomy, POOL, Taken(GIB, GIB // 4), Largest(8192, headroom.LEAST_ROWS), open_limits) is None
     assert headroom.settle(roomy, POOL, Taken(2 * GIB, GIB), largest, open_limits) == Largest(4096, 2048)
     assert headroom.settle(roomy, POOL, Taken(2 * GIB, 2 * GIB), largest, asked) is None
     assert headroom.settle(FULL, POOL, Taken(3 * GIB, 2 * GIB), Largest(headroom.SHORTEST_STEP, 1), asked) is None

@@ -231,6 +231,7 @@ def test_float16_is_refused_on_the_cpu() -> None:
             r"system is too old \(found version 12040\)\. Install a",
         ),
         ("13.0", None, "no CUDA device was found; look at what nvidia-smi shows"),
+        ("13.0", "No CUDA GPUs are available", "no CUDA device was found; look at what nvidia-smi shows"),
     ],
 )
 def test_cuda_without_a_device_says_why_and_what_to_do(

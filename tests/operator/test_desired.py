@@ -412,6 +412,16 @@ def test_only_amounts_are_compared_by_what_they_mean():
         assert settled(live, wanted) == alike, names
 
 
+@pytest.mark.parametrize(
+    ("written", "kept"), [(0.5, "500m"), (2.0, "2"), ("100u", "1m"), ("1.0005", "1001m"), ("1.00001Gi", "1073752561419m")]
+)
+def test_amounts_are_as_the_api_server_keeps_them(written, kept):
+    """Unquoted numbers among them, and what it rounds up to thousandths."""
+    live, wanted = ({"kind": "Deployment", "spec": {"limits": {"cpu": text}}} for text in (kept, written))
+    assert settled(live, wanted)
+    assert not settled(live, {"kind": "Deployment", "spec": {"limits": {"cpu": "3"}}})
+
+
 def test_a_pod_with_an_accelerator_tolerates_the_taint_of_that_name():
     def tolerated(**spec):
         return pod_spec(render(a_server(**spec))).get("tolerations")

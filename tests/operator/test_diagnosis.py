@@ -39,6 +39,18 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
         ),
         ["ask for fewer; or, where", "tolerate team in spec.scheduling.tolerations."],
     ),
+    (
+        "InsufficientAccelerators",
+        GPU,
+        unschedulable("0/3 nodes: 2 node(s) had untolerated taint(s), 1 Insufficient nvidia.com/gpu."),
+        ["tolerate the taint that kubectl describe node shows in spec.scheduling.tolerations."],
+    ),
+    (
+        "InsufficientAccelerators",
+        GPU,
+        unschedulable("0/3 nodes: 2 node(s) had untolerated taint {karpenter.sh/disrupted: }, 1 Insufficient nvidia.com/gpu."),
+        ["Free some, add nodes, or ask for fewer."],
+    ),
     ("Unschedulable", SERVER, unschedulable("0/3 nodes: 3 Insufficient memory."), ["3 Insufficient memory", "resources.requests"]),
     (
         "VolumeNotReady",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from typing import Final
@@ -30,7 +31,7 @@ _SUFFIX: Final = {
 }
 
 
-def amount(quantity: int | str) -> Fraction:
+def amount(quantity: float | str) -> Fraction:
     """The exact number that a quantity stands for. Raises ValueError for text that is no quantity."""
     text = str(quantity).strip()
     if not re.match(PATTERN, text):
@@ -43,13 +44,15 @@ def amount(quantity: int | str) -> Fraction:
     return Fraction(number) * _SUFFIX[suffix]
 
 
-def same(a: object, b: object) -> bool:
-    """Whether two values are the same quantity, however each is written ("1000m" and 1)."""
+def same(a: object, b: object, *, rounded: bool = False) -> bool:
+    """Whether two values are the same quantity, however each is written ("1000m", 1 and 1.0). `rounded`: up to thousandths, as the API
+    server keeps what containers ask for."""
     if a == b:
         return True
-    if not isinstance(a, int | str) or not isinstance(b, int | str) or isinstance(a, bool) or isinstance(b, bool):
+    if not isinstance(a, int | float | str) or not isinstance(b, int | float | str) or isinstance(a, bool) or isinstance(b, bool):
         return False
     try:
-        return amount(a) == amount(b)
+        one, other = amount(a), amount(b)
     except ValueError:
         return False
+    return math.ceil(1000 * one) == math.ceil(1000 * other) if rounded else one == other

@@ -43,7 +43,7 @@ def _covers(live: Any, desired: Any, field: str, keys: Keys) -> bool:
         if not isinstance(live, dict):
             return not desired  # the API server drops some empty objects
         if field in _AMOUNTS and not any(isinstance(value, dict) for value in desired.values()):
-            return all(same(live.get(name), value) for name, value in desired.items())
+            return all(same(live.get(name), value, rounded=True) for name, value in desired.items())
         return all(_covers(live.get(name), value, name, keys) for name, value in desired.items() if name != RENDERED_BY)
     if isinstance(desired, list):
         return _covers_list(live or [], desired, field, keys)

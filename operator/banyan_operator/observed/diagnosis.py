@@ -80,7 +80,10 @@ def worst(pods: Iterable[Pod], view: View) -> Diagnosis | None:
 
 
 _TAINT: Final = re.compile(r"untolerated taint \{([^:}]+)")
-_TAINTED_BY_KUBERNETES: Final = ("node-role.kubernetes.io/", "node.kubernetes.io/")
+_PASSING: Final = (  # taints that nobody should tolerate, and those of control planes
+    "node-role.kubernetes.io/", "node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "karpenter.sh/",
+    "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler",
+)  # fmt: skip
 
 
 def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
@@ -94,7 +97,10 @@ def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
             if view.rolling
             else "Free some, add nodes, or ask for fewer"
         )
-        if taint := next((name for name in _TAINT.findall(text) if not name.startswith(_TAINTED_BY_KUBERNETES)), None):
+        taint = next((name for name in _TAINT.findall(text) if not name.startswith(_PASSING)), None)
+        if taint is None and "untolerated taint" in text and not _TAINT.search(text):  # Kubernetes names them no more
+            taint = "the taint that kubectl describe node shows"
+        if taint is not None:
             step += f"; or, where the nodes that have some bear it, tolerate {taint} in spec.scheduling.tolerations"
         return Diagnosis("InsufficientAccelerators", f"no node has {view.accelerators} free (pod {pod.name}): {text}. {step}.", pod.name)
     if "persistentvolumeclaim" in text.lower():

@@ -89,6 +89,7 @@ def masks_of(requests: Sequence[Request], indices: list[int], young: Bool, vocab
         matcher = requests[index].matcher
         assert matcher is not None
         masks[index] = place
+        requests[index].trouble = ""  # of a step whose result was not waited for
         try:
             matcher.fill(words[place])
         except GrammarError as error:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from banyan_runtime.engine.memory.tables import Tables
-from banyan_runtime.step import I32
+from banyan_runtime.step import I32, MOST_GUESSES
 
 if TYPE_CHECKING:
     from banyan_runtime.engine.request import Request
@@ -213,7 +213,7 @@ class StepCost:
 
 
 def worth_computing(trusts: Sequence[float], most: Sequence[int], weights_worth: float) -> list[int]:
-    """How many guesses of each row to compute, so that a step gives the most tokens for its time.
+    """How many guesses of each row to compute, so that a step gives the most tokens for its time; MOST_GUESSES at most.
 
     trusts: how likely a guess of the row is right if those before it are; most: how many it has. `weights_worth` as in `StepCost`.
     """
@@ -226,7 +226,7 @@ def worth_computing(trusts: Sequence[float], most: Sequence[int], weights_worth:
     given = rows + np.cumsum(best) - best  # tokens that the step gives before this one
     cost = weights_worth + rows + np.arange(len(best))
     pays = best * cost > given * MARGIN  # more for its cost than those before; once one does not, none does
-    count = len(best) if pays.all() else int(pays.argmin())
+    count = min(MOST_GUESSES, len(best) if pays.all() else int(pays.argmin()))
     counts: list[int] = np.bincount(order[:count] // odds.shape[1], minlength=rows).tolist()
     return counts
 

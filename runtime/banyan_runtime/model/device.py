@@ -25,6 +25,7 @@ _NAMES: Final = {
     "float16": torch.float16,
     "half": torch.float16,
 }
+_NO_DEVICE: Final = "No CUDA GPUs"  # torch's words where the driver is there, and shows none
 _BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Flags of /proc/cpuinfo that mean fast products in bfloat16; `bf16` is ARM's."""
 
@@ -47,10 +48,12 @@ def _why_no_cuda() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:  # which says what the driver lacks
-        return (
-            f"PyTorch {torch.__version__} cannot use CUDA {torch.version.cuda} here: {' '.join(str(error).split())[:300]} Install a driver "
-            "for it, or a PyTorch for the driver (TORCH='torch==VERSION+cuNNN')"
-        )
+        if _NO_DEVICE not in str(error):
+            said = " ".join(str(error).split())[:300].rstrip(".")
+            return (
+                f"PyTorch {torch.__version__} cannot use CUDA {torch.version.cuda} here: {said}. Install a driver for it, or a PyTorch for "
+                "the driver (TORCH='torch==VERSION+cuNNN')"
+            )
     return "no CUDA device was found; look at what nvidia-smi shows, and at CUDA_VISIBLE_DEVICES"
 
 

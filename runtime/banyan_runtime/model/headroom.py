@@ -21,7 +21,9 @@ FEWEST_ROWS, MOST_ROWS = 2048, 4096  # likewise of --max-running-requests, as th
 SHORTEST_STEP: Final = 64  # tokens, and
 SHORTEST_BATCH: Final = 1  # rows, below which nothing is tried
 LEAST_CHUNK: Final = 512  # tokens, and
-LEAST_ROWS: Final = 64  # rows, below which no default is taken down for the pool's sake
+LEAST_ROWS: Final = 256  # rows, below which no default is taken down for the pool's sake
+ROWS_SHARE: Final = 8  # a default of rows takes, with their tables, no more than one part in so many of the pool
+CONTEXT: Final = 768 * MIB  # what CUDA itself takes for a process, about: no other process can leave it
 SHRINKS: Final = 0.9  # what is left of a pool that could not be allocated
 
 
@@ -183,15 +185,17 @@ def served(measured: Measured, demand: Demand) -> bool:
 def settle(measured: Measured, demand: Demand, taken: Taken, largest: Largest, config: ServerConfig) -> Largest | None:
     """Smaller steps to try behind `largest`, which took so much; None: they stay.
 
-    So that there is room for a pool at all; and what nobody asked for must not take more than the pool.
+    So that there is room for a pool at all; and what nobody asked for must not take more than the pool, or a small part of it: there are
+    seldom as many rows as their default allows.
     """
     prompts_first = taken.prompt_step >= taken.row_step
     if not served(measured, demand):
         return largest.smaller(prompts=prompts_first) or largest.smaller(prompts=not prompts_first)
-    pool = demand.kv(demand.fitting(measured.room))
+    pool = demand.kv(tokens := demand.fitting(measured.room))
     if config.chunked_prefill_size is None and largest.prompt_tokens > LEAST_CHUNK and taken.prompt_step > pool:
         return largest.smaller(prompts=True)
-    if config.max_running_requests is None and largest.rows > LEAST_ROWS and taken.row_step > pool:
+    too_many = taken.row_step + demand.beside(tokens) > pool // ROWS_SHARE
+    if config.max_running_requests is None and largest.rows > LEAST_ROWS and too_many:
         return largest.smaller(prompts=False)
     return None
 
@@ -224,7 +228,7 @@ def remedy(measured: Measured, demand: Demand, *, graphs: bool, wide: bool) -> s
     """
     missing = lacking(measured, demand)
     ways = [
-        (measured.others, f"Other processes must leave {said(missing)} more of the device."),
+        (measured.others - CONTEXT, f"Other processes must leave {said(missing)} more of the device."),
         (measured.graphs if graphs else 0, "Set --disable-cuda-graph."),
         (measured.weights // 2 if wide else 0, "Set --dtype=bfloat16 (half before compute capability 8.0), which halves the weights."),
     ]

@@ -116,6 +116,7 @@ class Loaded:
             self._progress("loading", 100, f"allocating a KV cache of {tokens} tokens")
             found = self._attempt(tokens, tried.config, build)
             if found and self._gauge.settled() >= measured.activations:  # else somebody took what steps need
+                self._gauge.keep(measured.activations, measured.margin // 2)
                 log.info("%s", headroom.line(measured, demand, tokens))
                 return found[0]
             del found

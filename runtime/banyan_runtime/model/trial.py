@@ -23,13 +23,14 @@ from banyan_runtime.model import device as devices
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.headroom import Demand, Largest, Measured, Taken
 from banyan_runtime.model.runner import ModelRunner
-from banyan_runtime.step import I32, PADDING_SLOT, Pooling, PromptScores, SamplingColumns, Step, TableShape
+from banyan_runtime.step import I32, MOST_GUESSES, PADDING_SLOT, Pooling, PromptScores, SamplingColumns, Step, TableShape
 
 log = logging.getLogger("banyan")
 
 POSITIONS: Final = 2048
 """Of the tables: several prompts take what a longer one takes, and of a longer context attention needs no more at once. A table of 4,096
 such rows takes 32 MiB."""
+_NO_ROOM: Final = ("STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")  # a library's words, where it cannot begin for want of memory
 TOP: Final = 20  # likeliest tokens asked for beside each: the most that chat completions may ask for
 
 
@@ -38,6 +39,7 @@ class Gauge:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        torch.cuda.set_per_process_memory_fraction(1.0, device)  # whatever was served before
         self.total: int = torch.cuda.mem_get_info(device)[1]
 
     def settled(self) -> int:
@@ -59,6 +61,15 @@ class Gauge:
         torch.cuda.synchronize(self._device)  # before it, what is queued may still take memory for kernels that are loaded late
         given_back = torch.cuda.max_memory_reserved(self._device) - torch.cuda.memory_reserved(self._device)
         return devices.available_bytes(self._device) - max(0, int(given_back))
+
+    def keep(self, activations: int, spare: int) -> None:
+        """Take what steps need, as one piece that all of them share: pieces of many sizes, as batches grow, would not fit into one
+        another. And have torch leave so many bytes: what it does not know of needs some, such as kernels that are loaded late."""
+        torch.cuda.empty_cache()
+        piece = torch.empty(max(0, activations), dtype=torch.uint8, device=self._device)
+        del piece
+        allowed = self.own() + max(0, devices.available_bytes(self._device) - spare)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / self.total), self._device)
 
     def most_taken(self) -> int:
         """Bytes of all tensors that were there at once since `begin`, beside those that are there now."""
@@ -91,7 +102,10 @@ def try_largest(
     if not fits(trial.prepare):
         trial.close()
         measured = replace(measured, free_after=gauge.settled())
-        raise ConfigError(headroom.refusal(measured, demand(wanted), _remedy(choice, measured, demand(wanted))))
+        remedy = _remedy(choice, measured, demand(wanted))
+        if choice.graph_rows or choice.graph_tokens:  # of which nobody knows what they take
+            remedy = "Capturing CUDA graphs takes more than there is: set --cuda-graph-max-bs=8, or --disable-cuda-graph."
+        raise ConfigError(headroom.refusal(measured, demand(wanted), remedy))
     measured = replace(measured, trial_kv=trial.kv_bytes, trial_tables=trial.tables_bytes, graphs=trial.graph_bytes)
     prepared = gauge.least_free()
     refused: Measured | None = None
@@ -123,6 +137,9 @@ def try_largest(
     trial.close()
     free_after = gauge.settled()
     measured = replace(measured, free_after=free_after)
+    # With the pool that is left no larger step can come, whatever was asked for.
+    possible = Largest.of(config, choice.context_len, max(config.page_size, demand(last).fitting(measured.room)))
+    wanted = Largest(min(wanted.prompt_tokens, possible.prompt_tokens), min(wanted.rows, possible.rows))
     settled = headroom.settled(config, wanted, last)
     refused = replace(refused or measured, free_after=free_after)
     if largest is None or not headroom.served(measured, demand(last)):
@@ -140,6 +157,7 @@ class _Trial:
     def __init__(self, config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], largest: Largest) -> None:
         self._make = make
         self._vectors = not config.serves_text
+        self._guesses = 0 if config.speculative_algorithm is None else MOST_GUESSES
         self._page_size = config.page_size
         positions = max(min(POSITIONS, choice.context_len), -(-largest.prompt_tokens // largest.rows))
         self._shape = TableShape(largest.rows, positions)
@@ -170,8 +188,9 @@ class _Trial:
         lens = np.array([positions] * whole + [rest] * bool(rest), np.int32)
         page = self._page_size
         prompts = vectors(lens, page) if self._vectors else texts("prefill", lens, lens, page)
+        each = -(-(largest.rows + self._guesses) // largest.rows)
         ones = np.ones(largest.rows, np.int32)
-        rows = texts("decode", ones, ones * positions, page)
+        rows = texts("decode", ones * min(each, positions), ones * positions, page)
 
         def compute(step: Step) -> Callable[[], None]:
             def work() -> None:
@@ -193,7 +212,7 @@ def texts(mode: Literal["prefill", "decode"], query_lens: I32, kv_lens: I32, pag
     scores = PromptScores(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), np.full(tokens, TOP, np.int32))
     ones = np.ones_like(query_lens)
     if mode == "decode":
-        return replace(step, mode="decode", samples=ones, top_logprobs=TOP * ones)
+        return replace(step, mode="decode", samples=query_lens, top_logprobs=TOP * ones)
     return replace(step, samples=ones, top_logprobs=TOP * ones, prompt_scores=scores)
 
 
@@ -237,7 +256,7 @@ def ran_out(error: BaseException | None) -> bool:
     capture that ended early it may be what came before the error."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and ("out of memory" in str(error) or "STATUS_ALLOC_FAILED" in str(error))
+            isinstance(error, RuntimeError) and ("out of memory" in str(error) or any(status in str(error) for status in _NO_ROOM))
         ):
             return True
         error = error.__cause__ or error.__context__

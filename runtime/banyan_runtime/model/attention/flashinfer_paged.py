@@ -340,9 +340,9 @@ def _base() -> Path:
 
 def _unloadable(path: Path) -> str | None:
     """Why a compiled module cannot be loaded, as FlashInfer loads it: it was made for another C++ library or CUDA runtime."""
-    import tvm_ffi
-
     try:
+        import tvm_ffi
+
         tvm_ffi.load_module(str(path))
     except Exception as error:  # the library's own
         return " ".join(str(error).split())[:_SHOWN]
