@@ -149,7 +149,7 @@ def test_no_more_is_guessed_than_there_is_and_the_likelier_first() -> None:
 def test_a_step_has_no_more_guesses_than_there_is_memory_for() -> None:
     counts = worth_computing([0.99] * 255 + [0.999], [64] * 256, 3000.0)
     assert sum(counts) == MOST_GUESSES
-    assert counts[-1] == 64, "the likeliest are not among those left out"
+    assert counts[-1] > max(counts[:-1]), "the likeliest are not those that are left out"
 
 
 def test_the_choice_gives_the_most_tokens_for_the_time_but_for_the_margin() -> None:
