@@ -6,6 +6,7 @@ of the numbers is `headroom.py`'s.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
@@ -66,8 +67,8 @@ class Gauge:
         """Take what steps need, as one piece that all of them share: pieces of many sizes, as batches grow, would not fit into one
         another. And have torch leave so many bytes: what it does not know of needs some, such as kernels that are loaded late."""
         torch.cuda.empty_cache()
-        piece = torch.empty(max(0, activations), dtype=torch.uint8, device=self._device)
-        del piece
+        with contextlib.suppress(torch.OutOfMemoryError):  # somebody was faster
+            torch.empty(max(0, activations), dtype=torch.uint8, device=self._device)
         allowed = self.own() + max(0, devices.available_bytes(self._device) - spare)
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / self.total), self._device)
 
