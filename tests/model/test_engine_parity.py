@@ -36,6 +36,7 @@ class Watched:
     rows: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)  # of prefill steps
     chunks: int = 0  # sequences of a prefill step that did not sample
+    masked_later: int = 0  # steps whose masks came behind their launch
 
     @property
     def info(self) -> RunnerInfo:
@@ -46,6 +47,7 @@ class Watched:
 
     def launch(self, step: Step) -> Handle:
         self.rows.append(len(step.rows))
+        self.masked_later += step.mask_later
         if step.mode == "prefill":
             self.tokens.append(len(step.token_ids))
             self.chunks += int((step.samples == 0).sum())

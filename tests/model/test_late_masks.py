@@ -10,34 +10,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
-from banyan_runtime.step import Handle, Runner, RunnerInfo, Step, TableShape
+from banyan_runtime.step import Runner
 from banyan_runtime.wire import Failed, FinishCode, LogprobRequest, Sampling, StepOutput, Submit, pack_ids, unpack_ids
 from tests.engine.grammars import Rule, Rules, constraint
 
 from .conftest import DEVICES, VOCAB, TinyModel
+from .test_engine_parity import Watched
 
 pytestmark = pytest.mark.usefixtures("either_runner")
-
-
-class Watched:
-    """The runner, and how many steps were told their masks later."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.later = 0
-
-    @property
-    def info(self) -> RunnerInfo:
-        return self.runner.info
-
-    def prepare(self, shape: TableShape) -> None:
-        self.runner.prepare(shape)
-
-    def launch(self, step: Step) -> Handle:
-        self.later += step.mask_later
-        return self.runner.launch(step)
 
 
 def some_requests() -> list[Submit]:
@@ -57,8 +40,6 @@ def some_requests() -> list[Submit]:
 
 def said(runner: Runner, overlap: bool, requests: list[Submit]) -> tuple[dict[int, list[int]], dict[int, object], int]:
     """Tokens and ends by request, and the steps whose masks came later."""
-    from banyan_runtime.config import ServerConfig
-
     watched = Watched(runner)
     limits = EngineLimits.of(ServerConfig(model_path="x", max_running_requests=8), runner.info)
     limits = dataclasses.replace(limits, overlap=overlap, rounds=False, pool_tokens=160)  # some are sent back to the queue
@@ -78,7 +59,7 @@ def said(runner: Runner, overlap: bool, requests: list[Submit]) -> tuple[dict[in
                 for id, count in zip(message.ids, message.counts or [1] * len(message.ids), strict=True):
                     text[id] += itertools.islice(tokens, count)
                 ends |= {finish.id: finish.code for finish in message.finished}
-    return text, ends, watched.later
+    return text, ends, watched.masked_later
 
 
 @pytest.mark.parametrize("device", DEVICES)
