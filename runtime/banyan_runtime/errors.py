@@ -28,6 +28,12 @@ class InputError(UserError):
     exit_code = 65
 
 
+class DeviceFull(UserError):
+    """The device has no memory for what it is to compute (exit code 70)."""
+
+    exit_code = 70
+
+
 class AccessError(UserError):
     """Credentials or permissions are wrong (exit code 77)."""
 

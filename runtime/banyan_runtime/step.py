@@ -221,11 +221,17 @@ class StepResult:
     replayed: bool = False  # whether a captured graph computed the step
 
 
+class OutOfMemory(Exception):
+    """The device has no memory for a step. What it says of the slot table has been taken in, and nothing else is known of its sequences:
+    no other step may go on with them. Steps launched before it hold, and others may be launched."""
+
+
 class Handle(Protocol):
     """A launched step."""
 
     def draw(self, mask: TokenMask | None) -> None:
-        """The mask of a step with `mask_later`, whose tokens are drawn now. Called once, before any other step is launched."""
+        """The mask of a step with `mask_later`, whose tokens are drawn now. Called once, before any other step is launched. Raises
+        OutOfMemory: the step has no result."""
 
     def result(self) -> StepResult:
         """Wait for the step and give its tokens. Called once."""
@@ -256,6 +262,7 @@ class Runner(Protocol):
     """Computes steps. Steps are launched in order, and each is computed as if the one before were done.
 
     A step that asks for a feature that is not in `info.features` is a mistake of the engine's and raises `UnsupportedStep`.
+    One that there is no memory for raises `OutOfMemory`.
     """
 
     @property

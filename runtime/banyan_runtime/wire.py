@@ -290,6 +290,7 @@ class Stats(msgspec.Struct, tag="stats", kw_only=True):
     generation_tokens: int
     preemptions: int
     preempted_tokens: int
+    out_of_memory_steps: int = 0  # that the device had no memory for
     evicted_tokens: int
     new_token_ratio: float
     gen_throughput: float  # tokens/s of the last decode log line; 0 while nobody asks for anything

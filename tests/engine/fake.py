@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from banyan_runtime.step import (
     F32,
     I32,
     U64,
+    OutOfMemory,
     RunnerInfo,
     SamplingColumns,
     Step,
@@ -189,11 +191,14 @@ class FakeHandle:
     runner: FakeRunner
     step: Step
     answer: StepResult | None = None
+    missed: bool = False  # there was no memory for it
 
     def draw(self, mask: TokenMask | None) -> None:
         assert self.step.mask_later, "its mask is known"
         assert self.runner.waiting is self
         self.runner.waiting = None
+        if self.runner.misses(self.step):
+            self.runner.do_without(self)
         self.step = replace(self.step, mask=mask, mask_later=False)
         if not self.runner.lazy:
             self.runner.run_up_to(self)
@@ -219,6 +224,7 @@ class FakeRunner:
     log: list[tuple[str, int, int]] = field(default_factory=list)  # (phase, sequences, tokens) of each step, if `logging`
     logging: bool = False
     watch: Callable[[Step], None] = lambda step: None  # called with each step, when `launched` holds what it says
+    misses: Callable[[Step], bool] = lambda step: False  # memory: asked when a step is launched, and when its mask is told later
 
     def __post_init__(self) -> None:
         self._slots: U64 = np.zeros(self.pool_tokens + self.page_size, dtype=np.uint64)
@@ -252,16 +258,39 @@ class FakeRunner:
         if step.mask_later:
             self.waiting = handle
         self.launched.follow(step)
+        if self.misses(step):
+            self.waiting = None
+            self.watch(step)
+            self.do_without(handle)
         if not self.lazy and not step.mask_later:
             self.run_up_to(handle)
         self.watch(step)
         return handle
 
+    def do_without(self, handle: FakeHandle) -> NoReturn:
+        """It is read as late as others are; what its sequences have of it is anything."""
+        handle.missed = True
+        if not self.lazy:
+            self._pending.remove(handle)
+            self._spoil(handle.step)
+        raise OutOfMemory("64 KiB")
+
     def run_up_to(self, handle: FakeHandle) -> None:
         assert not handle.step.mask_later, "its tokens are drawn when its mask is told"
+        assert not handle.missed, "it has no result"
         while handle.answer is None:
             first = self._pending.pop(0)
-            first.answer = self._run(first.step)
+            if first.missed:
+                self._read.follow(first.step)
+                self._spoil(first.step)
+            else:
+                first.answer = self._run(first.step)
+
+    def _spoil(self, step: Step) -> None:
+        self._slots[step.out_slots] = MASK
+        for row in step.rows.tolist():
+            self._sampled.pop(row, None)
+            self._read.counted.pop(row, None)
 
     def _check(self, step: Step) -> None:
         rows, lens = step.rows, step.query_lens

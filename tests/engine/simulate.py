@@ -22,6 +22,7 @@ from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.memory.tables import Tables
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.engine.request import Request
+from banyan_runtime.engine.shortage import WINDOW_S, Shortage
 from banyan_runtime.step import I32, Step
 from banyan_runtime.wire import (
     PRIORITY_AT_MOST,
@@ -49,7 +50,9 @@ WORLD_STEPS = 2_000  # scheduler steps before a new world (configuration and loa
 FULL_CHECK_EVERY = 101  # turns between full checks; the balance the engine checks after each and logs, the mirror each step
 PENALTIES: Final[tuple[dict[str, float], ...]] = ({"presence_penalty": 0.5}, {"frequency_penalty": -1.0}, {"repetition_penalty": 1.1})
 
-LINES: Final = ("Prefill batch. ", "Decode batch. ", "KV cache pool is full. ", "Requests of lower priority give way. ")
+LINES: Final = (
+    "Prefill batch. ", "Decode batch. ", "KV cache pool is full. ", "Requests of lower priority give way. ", "Out of memory in a ",
+)  # fmt: skip
 
 
 @dataclass
@@ -130,6 +133,8 @@ class Totals:
     masked_later: int = 0  # steps whose masks came behind their launch
     complete: int = 0  # outputs that their grammar ended
     disobeyed: int = 0  # grammars that failed
+    missed: int = 0  # steps that there was no memory for
+    lost: int = 0  # requests in them
     scored: int = 0  # tokens whose log probability was told
     scored_prompts: int = 0  # prompt tokens, likewise
     background: int = 0  # requests
@@ -157,6 +162,7 @@ class Load:
     penalty_rate: float
     grammar_rate: float
     hold_rate: float
+    miss_rate: float  # steps that there is no memory for
     score_rate: float
     own_prefix_rate: float  # requests with prefix ids of their own
     slowness: float  # of steps
@@ -217,6 +223,7 @@ def draw_wishes(rng: random.Random) -> dict[str, Any]:
         "penalty_rate": rng.choice((0.0, 0.1, 1.0)),
         "grammar_rate": rng.choice((0.0, 0.0, 0.2, 1.0)),
         "hold_rate": rng.choice((0.0, 0.0, 0.1)),
+        "miss_rate": rng.choice((0.0, 0.0, 0.0, 0.005, 0.05)),
         "score_rate": rng.choice((0.0, 0.2, 0.8)),
         "own_prefix_rate": rng.choice((0.0, 0.0, 0.3)),
         "slowness": rng.choice((0.05, 0.3, 1.0)),
@@ -270,9 +277,12 @@ class World:
         self.clock = Clock()
         self.engine = Engine(self.runner, limits, self.clock, self._log, Rules(VOCAB))
         self.live: dict[int, Sent] = {}
+        self.missed = set[int]()  # requests that were in a step without memory
         if limits.draft_tokens and rng.random() < 0.5:
             self.engine.scheduler.drafts = Guesser(limits.draft_tokens, self.live, rng)
         self.runner.watch = self._launched
+        self.runner.misses = self._misses
+        self.engine.scheduler.prefill.shortage = Shortage(limits.page_size, least=limits.page_size)
         self.order = Order(self.engine, self.limits, max(load.priorities))
         self.texts = [[rng.randrange(VOCAB) for _ in range(load.base_len)] for _ in range(3)]
         self.next_id = 0
@@ -323,6 +333,14 @@ class World:
         invariants.check_mirror(self.engine, self.runner)
         self.order.check()
         self.order.check_class(step)
+
+    def _misses(self, step: Step) -> bool:
+        if self.rng.random() >= self.load.miss_rate:
+            return False
+        self.clock.now += WINDOW_S  # none is the second within it
+        self.totals.missed += 1
+        self.missed.update(id for id, request in self.engine.requests.items() if request.row in step.rows.tolist())
+        return True
 
     def _act(self) -> None:
         rng, load = self.rng, self.load
@@ -430,6 +448,8 @@ class World:
             case StepOutput():
                 self._tokens(message)
             case Failed(id=id, code=code):
+                assert (code == "out_of_memory") <= (id in self.missed), "it was in no such step"
+                self.missed.discard(id)
                 self._failed(self.live.pop(id), code)
             case Flushed(seq=seq, ok=ok):
                 assert seq == self.flushes
@@ -485,6 +505,9 @@ class World:
             assert sent.grammar is not None or code == "internal_error"
         elif code == "queue_full":
             assert not sent.outputs
+        elif code == "out_of_memory":
+            assert sent.outputs == sent.text(len(sent.outputs))
+            self.totals.lost += 1
         else:
             assert code == "context_length_exceeded"
             assert len(sent.prompt) + sent.sampling.max_new_tokens > self.limits.max_model_len

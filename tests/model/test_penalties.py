@@ -164,3 +164,25 @@ def test_a_long_history_is_looked_at_in_parts_with_the_same_bits(monkeypatch: py
         state.apply(logits, rows, cols)
         results.append(logits)
     assert torch.equal(*results)
+
+
+def test_nothing_is_left_of_a_step_that_ended_while_it_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For want of memory, say."""
+    state, rows = penalties(), np.array([3], np.int32)
+    state.begin(told([3], [[0, 2, 2, 1, 1]], [1]))
+    wanted = columns(1, frequency_penalty=0.25)
+    take, calls = torch.take, list[int]()
+
+    def broken(given: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 3:  # the last: what was counted
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return take(given, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "take", broken)
+        with pytest.raises(torch.OutOfMemoryError):
+            state.apply(torch.zeros(1, V), rows, wanted)
+    logits = torch.zeros(1, V)
+    state.apply(logits, rows, wanted)
+    assert logits[0, :3].tolist() == [0.0, -0.5, -0.5]

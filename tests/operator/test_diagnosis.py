@@ -90,6 +90,12 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
         ["something it needs is not to be had for now", "could not download", "started again"],
     ),
     ("AcceleratorOutOfMemory", GPU, crashed(70, '{"code":"cuda_oom","message":"out of memory"}'), ["memoryPercent", "contextLength"]),
+    (
+        "AcceleratorOutOfMemory",
+        GPU,
+        crashed(70, '{"code":"EngineDied","message":"a second step (CUDA out of memory. Tried to"}'),
+        ["second"],
+    ),
     ("CrashLoop", SERVER, crashed(1, "Traceback ...\nKeyError: 'x'"), ["exit code 1", "KeyError: 'x'", "kubectl logs tiny-x -c server"]),
     ("CrashLoop", SERVER, {"phase": "Running", "containerStatuses": [container(ended(139))]}, ["exit code 139"]),
     ("LoadingSlow", SERVER, {"phase": "Running", "containerStatuses": [container(running(901))]}, ["901 s", "startupTimeoutSeconds"]),

@@ -236,6 +236,7 @@ def _starting(pod: Pod, view: View) -> Diagnosis | None:
 
 # --- how a process of ours ended ---
 
+_ACCELERATOR_FULL: Final = re.compile(r"CUDA (error: )?out of memory")  # in torch's words
 _WORD: Final = re.compile(r"[A-Z][a-zA-Z]{1,63}")  # of any image: what is longer no status takes
 
 
@@ -278,7 +279,7 @@ _WORKER_WORDS: Final = {  # finer than its exit code; what its message calls an 
 def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     """Why a container ended as it did."""
     text, code = _words(end), end.words.code
-    if code == "cuda_oom" or "cuda_oom" in text:
+    if code == "cuda_oom" or "cuda_oom" in text or _ACCELERATOR_FULL.search(text):
         step = "Lower spec.runtime.memoryPercent or contextLength, or use larger accelerators"
         return _at(pod, container, "AcceleratorOutOfMemory", "the accelerator's memory is full", text, step, end)
     if end.reason == "OOMKilled" or (end.exit_code == 137 and container.memory_limit and not view.local):

@@ -27,7 +27,9 @@ class Trouble(Enum):
 
 
 _RETRIED: Final = frozenset({408, 409, 425, 500, 502, 504, 507, 508, 529})
-_NO_ROOM: Final = frozenset({"queue_full", "kv_exhausted", "timeout", "rate_limit_exceeded", "server_overloaded", "overloaded"})
+_NO_ROOM: Final = frozenset(
+    {"queue_full", "kv_exhausted", "out_of_memory", "timeout", "rate_limit_exceeded", "server_overloaded", "overloaded"}
+)
 _CHARGED: Final = frozenset({Trouble.CUT, Trouble.BROKEN, Trouble.FAILED, Trouble.REFUSED})
 _ILL: Final = frozenset({Trouble.UNREACHABLE, Trouble.AWAY})
 POISON_CUTS: Final = 3

@@ -25,8 +25,10 @@ from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.results import Results
 from banyan_runtime.engine.rules import RULES
 from banyan_runtime.engine.scheduler import Scheduler
+from banyan_runtime.engine.shortage import WINDOW_S
+from banyan_runtime.errors import DeviceFull
 from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
-from banyan_runtime.step import I32, Handle, Runner, TableShape
+from banyan_runtime.step import I32, Handle, OutOfMemory, Runner, TableShape
 from banyan_runtime.wire import (
     Abort,
     EngineMessage,
@@ -127,12 +129,13 @@ class Engine:
             self._proceed_with_grammars(self._pending)
         if self._busy:
             batch = self._decide()
-            if batch is not None:
-                self._launch(batch)
-            while len(self._in_flight) > (self._depth if batch is not None else 0):
+            missed = "" if batch is None else self._launch(batch)
+            while len(self._in_flight) > (self._depth if batch is not None and not missed else 0):
                 self._process(self._in_flight.popleft())
-            if batch is not None and batch.step.mask_later:
-                self._in_flight[-1].handle.draw(self.scheduler.late_mask(batch))
+            if batch is not None and batch.step.mask_later and not missed:
+                missed = self._draw(batch)
+            if batch is not None and missed:
+                self._do_without(batch, missed)
             self._look_around()
         out, self._out = self._out, []
         return out
@@ -237,17 +240,52 @@ class Engine:
             self.scheduler.no_batch()
         return batch
 
-    def _launch(self, batch: ScheduledBatch) -> None:
+    def _launch(self, batch: ScheduledBatch) -> str:
+        """What is said of the memory that the device has not; else nothing, and it is in flight."""
         started = self._clock()
-        launched = _Launched(batch, self._runner.launch(batch.step), started)
+        try:
+            handle = self._runner.launch(batch.step)
+        except OutOfMemory as error:
+            return str(error)
+        launched = _Launched(batch, handle, started)
         self._in_flight.append(launched)
         self.memory.tables.retire_into(launched.retired)
+        return ""
+
+    def _draw(self, batch: ScheduledBatch) -> str:
+        """Say the masks of the step in flight, with which its tokens are drawn. Returns as `_launch`."""
+        launched = self._in_flight[-1]
+        try:
+            launched.handle.draw(self.scheduler.late_mask(batch))
+        except OutOfMemory as error:
+            self._in_flight.pop()
+            self._let_go(launched)
+            return str(error)
+        return ""
+
+    def _let_go(self, launched: _Launched) -> None:
+        """It is in flight no more."""
+        self.memory.tables.retire_into(self._in_flight[-1].retired if self._in_flight else None)
+        self.memory.tables.reuse(launched.retired)
+
+    def _do_without(self, batch: ScheduledBatch, missed: str) -> None:
+        """A step that there is no memory for: those in it fail, and nobody else. Raises DeviceFull where it was so a short while ago."""
+        now, step = self._clock(), batch.step
+        shortage = self.scheduler.prefill.shortage
+        if not shortage.met(step, now):
+            raise DeviceFull(
+                f"the device ran out of memory for a second step within {WINDOW_S:.0f} s ({missed}). Set --chunked-prefill-size or "
+                "--max-running-requests to less, or leave it more memory: is another process on it?"
+            )
+        lost = [request for request in batch.requests if not request.over]
+        for request in lost:
+            self._fail(request, "out_of_memory", "The device ran out of memory while it computed this request. Others may pass; try again.")
+        self._report.out_of_memory(step.mode, len(step.token_ids), lost=len(lost), most=shortage.most_tokens(now), said=missed)
 
     def _process(self, launched: _Launched) -> None:
         """Wait for a step and note what it gave."""
         result = launched.handle.result()
-        self.memory.tables.retire_into(self._in_flight[-1].retired if self._in_flight else None)
-        self.memory.tables.reuse(launched.retired)
+        self._let_go(launched)
         now = self._clock()
         step = launched.batch.step
         output = self._results.note(launched.batch, result, now)

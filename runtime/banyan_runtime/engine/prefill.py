@@ -20,6 +20,7 @@ from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
 from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.engine.running import Running
+from banyan_runtime.engine.shortage import Shortage
 
 HOLD_BACK_FROM: Final = 64
 """Uncached tokens that a request must share with one being computed right now to wait for it.
@@ -60,6 +61,7 @@ class Prefill:
         self.queue = WaitingQueue(limits.ageing_batches)
         self.chunked: Request | None = None  # the one whose prompt is computed over several steps
         self.chunk = Chunk(limits.chunk, limits.page_size, limits.prefill_step_s)
+        self.shortage = Shortage(limits.page_size)
         self.full = False  # admission stopped for tokens or rows, and nobody has left since
         self.batches = 0  # prefill steps so far
         self._last: list[Request] = []  # the last step's requests, if it was a prefill; they run from the next turn on
@@ -150,6 +152,8 @@ class Prefill:
         if spare is not None and spare <= 0:
             return None
         size = self._background.chunk(now) if background else self.chunk.size
+        most = self.shortage.most_tokens(now)
+        size = most if size is None else size if most is None else min(size, most)
         chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value, size))
         chosen.computing = self._prefixes_in_computation()
         if self.chunked is not None and self._let_pass(self.chunked, chosen):

@@ -56,6 +56,7 @@ class Report:
         self.generation_tokens = 0
         self.preemptions = 0
         self.preempted_tokens = 0
+        self.out_of_memory_steps = 0
 
     def prompt_tokens(self, cached: int, computed: int) -> None:
         """So many tokens of a prompt are computed, or need not be. Each token of a prompt is counted once."""
@@ -116,6 +117,12 @@ class Report:
         """A request has waited so long for its grammar, which is there or never will be."""
         _observe(self._grammars, LATENCY_BUCKETS, seconds)
 
+    def out_of_memory(self, mode: str, tokens: int, *, lost: int, most: int | None, said: str) -> None:
+        """There was no memory for a step; `lost` requests have failed. Steps with prompts have `most` tokens from now on."""
+        self.out_of_memory_steps += 1
+        smaller = "" if most is None else f" Prompts are computed {most} tokens at a time from now on."
+        self._log(f"Out of memory in a {mode} step. #new-token: {tokens}, #failed_reqs: {lost}.{smaller} {said}")
+
     def trouble(self, line: str) -> None:
         self._log(line)
 
@@ -164,6 +171,7 @@ class Report:
             generation_tokens=self.generation_tokens,
             preemptions=self.preemptions,
             preempted_tokens=self.preempted_tokens,
+            out_of_memory_steps=self.out_of_memory_steps,
             evicted_tokens=evicted_tokens,
             new_token_ratio=ratio,
             gen_throughput=self._throughput,

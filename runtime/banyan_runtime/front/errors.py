@@ -188,8 +188,8 @@ def of_engine(error: EngineError, param: str) -> ApiError:
         return queue_full()
     if error.code == "unavailable":
         return unavailable(error.message)
-    if error.code == "kv_exhausted":
-        return ApiError(503, error.message, code="kv_exhausted", headers={"Retry-After": "1"})
+    if error.code in ("kv_exhausted", "out_of_memory"):
+        return ApiError(503, error.message, code=error.code, headers={"Retry-After": "1"})
     if error.code == "timeout":
         return ApiError(503, error.message, code="timeout", headers={"Retry-After": "1"})
     if error.code == "context_length_exceeded":

@@ -274,6 +274,7 @@ class Metrics:
         self._generation_tokens.value = stats.generation_tokens
         self._preemptions.value = stats.preemptions
         self._preempted_tokens.value = stats.preempted_tokens
+        self._out_of_memory.value = stats.out_of_memory_steps
         self._evicted_tokens.value = stats.evicted_tokens
         self._drafts["accepted",].value = stats.draft_tokens_accepted
         self._drafts["refused",].value = stats.draft_tokens - stats.draft_tokens_accepted
@@ -350,6 +351,7 @@ class Metrics:
             "banyan_preemptions_total", "counter", "Times that a running request gave its room to others and waited again."
         )
         self._preempted_tokens = to.cell("banyan_preempted_tokens_total", "counter", "Tokens that retracted requests held.")
+        self._out_of_memory = to.cell("banyan_out_of_memory_steps_total", "counter", "Steps that the device had no memory for.")
         streaming = ("true", "false")
         self._first_token = to.histograms(
             "banyan_time_to_first_token_seconds",

@@ -54,6 +54,9 @@ class Forward(Protocol):
         Keys and values of the tokens are stored in the step's slots.
         """
 
+    def retell(self, table: SlotTable) -> None:
+        """A step ended somewhere for want of memory, so what it told the device of the table is not known: tell all of it."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocab_size] of n hidden states. The caller may write into them, until the next call."""
 

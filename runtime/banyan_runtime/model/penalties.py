@@ -35,7 +35,7 @@ class Penalties:
         self._lens = np.zeros(shape.rows, dtype=np.int64)
         self._prompt_lens = np.zeros(shape.rows, dtype=np.int64)
         self._tokens = devices.zeros((shape.rows, self._width), device)
-        self._counts = devices.zeros((_TOGETHER, vocab_size), device)  # zeros but while tokens are counted
+        self._counts = devices.zeros((_TOGETHER, vocab_size), device)  # of whoever was counted last
 
     def begin(self, histories: Histories) -> None:
         """Take over what some rows have said so far."""
@@ -100,10 +100,9 @@ class Penalties:
         """How often each of ids [n, m] is among those of its row that were generated, bool [n, m]: int32 [n, m]."""
         cells = ids + torch.arange(0, len(ids) * self._vocab_size, self._vocab_size, device=self._device).unsqueeze(1)
         counts = self._counts.view(-1)
+        counts.index_fill_(0, cells.view(-1), 0)  # before, not behind: a step may end anywhere for want of memory
         counts.index_add_(0, cells.view(-1), generated.view(-1).to(torch.int32))
-        found = torch.take(counts, cells)
-        counts.index_fill_(0, cells.view(-1), 0)
-        return found
+        return torch.take(counts, cells)
 
 
 def table_bytes(shape: TableShape) -> int:

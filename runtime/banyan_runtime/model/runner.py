@@ -5,8 +5,9 @@ Which forward pass it is (`forward.py`) makes no difference here, so tokens are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,10 @@ from banyan_runtime.model.launched import Drawing, Drawn, Draws, Launched, Launc
 from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pooling import Pooler
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import I32, Feature, RunnerInfo, SamplingColumns, Step, TableShape, TokenMask, UnsupportedStep
+from banyan_runtime.step import I32, Feature, OutOfMemory, RunnerInfo, SamplingColumns, Step, TableShape, TokenMask, UnsupportedStep
 
 I64 = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 class ModelRunner:
@@ -60,6 +62,20 @@ class ModelRunner:
         rows = self._rows
         assert rows is not None, "prepare comes first"
         rows.table.apply(step)
+        return self._within_memory(lambda: self._launched(step, rows), rows)
+
+    def _within_memory(self, compute: Callable[[], T], rows: _Rows) -> T:
+        """What `compute` gives. Raises OutOfMemory, when nothing of what was computed till then is held any more."""
+        try:
+            return compute()
+        except (RuntimeError, MemoryError) as error:
+            said = devices.shortage(error)
+            if said is None:
+                raise
+        self.forward.retell(rows.table)
+        raise OutOfMemory(said)
+
+    def _launched(self, step: Step, rows: _Rows) -> Launched | LaunchedRounds:
         if step.histories is not None:
             rows.penalties.begin(step.histories)
         if step.rounds > 1:
@@ -81,7 +97,8 @@ class ModelRunner:
         asked = self._asked(step, draws, rows, token_ids, hidden) if len(draws.sequences) else None
         if step.mask_later:
             assert asked is not None
-            launched.draws_later(self._drawing(asked))
+            drawing = self._drawing(asked)
+            launched.draws_later(lambda mask: self._within_memory(lambda: drawing(mask), rows))
         else:
             launched.arrive(None if asked is None else self._draw(asked))
         return launched

@@ -62,6 +62,11 @@ class DeviceTable:
         if updated := self._updated(step):
             self._copy(updated, table)
 
+    def take(self, table: SlotTable) -> None:
+        """All of the host's table, where it is not certain which steps were followed. Needs no memory, and waits for the device."""
+        assert self.slots.shape == table.slots.shape
+        self.slots.copy_(torch.from_numpy(table.slots))
+
     def _updated(self, step: Step) -> list[I64]:
         return [np.arange(len(slots)) + row * self.slots.shape[1] + start for row, start, slots in _updates(step)]
 

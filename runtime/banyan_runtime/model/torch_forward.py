@@ -108,6 +108,11 @@ class TorchForward:
         self._sizes = sizes
         self._sampler = draws or PlainSampler()
         self._graphs: StepGraphs | None = None
+        self._table: DeviceTable | None = None
+
+    def retell(self, table: SlotTable) -> None:
+        if self._table is not None:
+            self._table.take(table)
 
     def replayed(self, step: Step, table: SlotTable) -> Tensor | None:
         return None if self._graphs is None else self._graphs.hidden(step, table)
@@ -127,7 +132,7 @@ class TorchForward:
         self.decoder.rope.reserve(positions)
         if not isinstance(self.attention, Replayed):
             return None
-        table = self.attention.reserve(shape := TableShape(rows, positions))
+        self._table = table = self.attention.reserve(shape := TableShape(rows, positions))
         few = range(1, fused.MOST_ROWS + 1) if self._recorder is None else ()
         for tokens in (*few, max([_MANY, *self._sizes.tokens]) + 1):
             self._compute_once(shape, tokens)

@@ -24,14 +24,13 @@ from banyan_runtime.model import device as devices
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.headroom import Demand, Largest, Measured, Taken
 from banyan_runtime.model.runner import ModelRunner
-from banyan_runtime.step import I32, MOST_GUESSES, PADDING_SLOT, Pooling, PromptScores, SamplingColumns, Step, TableShape
+from banyan_runtime.step import I32, MOST_GUESSES, PADDING_SLOT, OutOfMemory, Pooling, PromptScores, SamplingColumns, Step, TableShape
 
 log = logging.getLogger("banyan")
 
 POSITIONS: Final = 2048
 """Of the tables: several prompts take what a longer one takes, and of a longer context attention needs no more at once. A table of 4,096
 such rows takes 32 MiB."""
-_NO_ROOM: Final = ("STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")  # a library's words, where it cannot begin for want of memory
 TOP: Final = 20  # likeliest tokens asked for beside each: the most that chat completions may ask for
 
 
@@ -242,26 +241,16 @@ def _step(query_lens: I32, kv_lens: I32, page_size: int) -> Step:
 
 
 def fits(work: Callable[[], None]) -> bool:
-    """Whether the device has memory for it. When this returns, nothing holds what was allocated till then but `work` itself."""
+    """Whether there is memory for it. When this returns, nothing holds what was allocated till then but `work` itself."""
     try:
         work()
-    except RuntimeError as error:
-        if not ran_out(error):
+    except OutOfMemory:
+        return False
+    except (RuntimeError, MemoryError) as error:
+        if devices.shortage(error) is None:
             raise
         return False
     return True
-
-
-def ran_out(error: BaseException | None) -> bool:
-    """Whether memory of the device is what was missing: torch says so by a type of its own, driver and libraries in words, and behind a
-    capture that ended early it may be what came before the error."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and ("out of memory" in str(error) or any(status in str(error) for status in _NO_ROOM))
-        ):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _remedy(choice: Choice, measured: Measured, demand: Demand) -> str:

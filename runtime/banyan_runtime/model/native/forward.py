@@ -171,6 +171,9 @@ class NativeForward:
     def replayed(self, step: Step, table: SlotTable) -> Tensor | None:
         return None
 
+    def retell(self, table: SlotTable) -> None:
+        """It reads the table itself."""
+
     def hidden(self, step: Step, token_ids: Tensor, table: SlotTable) -> Tensor:
         tokens = len(step.token_ids)
         hidden = torch.empty(tokens, self._choice.spec.hidden_size)
