@@ -14,7 +14,8 @@ from typing import Any, Final
 import uvloop
 from starlette.types import ASGIApp
 
-from banyan_runtime.server.http import Http, Limits
+from banyan_runtime.server.connection import Limits
+from banyan_runtime.server.http import Http
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 """May come at any time before an answer; a half-closed client gets one so that the server can tell whether it is there."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from banyan_runtime.server.http import Connection, Limits
+from banyan_runtime.server.connection import Connection, Limits
 from tests.server.raw import CONTINUE, RawClient, eventually, head, post, refused, serving
 
 LIMITS = Limits(
