@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from banyan_runtime.engine.constraints import Matcher
 from banyan_runtime.grammar.errors import GrammarError
@@ -82,6 +83,21 @@ class Rules:
 
     def request(self, constraint: Constraint, stop_ids: tuple[int, ...]) -> Ticket:
         return Ticket(Rule(int(constraint.grammar.text), self.vocabulary))
+
+    def fill(self, matchers: Sequence[Matcher], words: U32) -> list[GrammarError | None]:
+        return each_filled(matchers, words)
+
+
+def each_filled(matchers: Sequence[Any], words: U32) -> list[GrammarError | None]:
+    """One after another."""
+    failed: list[GrammarError | None] = []
+    for matcher, row in zip(matchers, words, strict=True):
+        try:
+            matcher.fill(row)
+            failed.append(None)
+        except GrammarError as error:
+            failed.append(error)
+    return failed
 
 
 def constraint(key: int) -> Constraint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
 from banyan_runtime.step import U32, Pooling, Step
 from banyan_runtime.wire import Constraint, FinishCode, Grammar, pack_ids
 from tests.engine.fake import VOCAB
+from tests.engine.grammars import each_filled
 from tests.engine.session import LOOPS, Session, limits
 
 CONSTRAINT = Constraint(Grammar("count", "3"))
@@ -66,6 +67,9 @@ class Grammars:
     def request(self, constraint: Constraint, stop_ids: tuple[int, ...]) -> Ticket:
         self.tickets.append(Ticket(self.make(stop_ids)))
         return self.tickets[-1]
+
+    def fill(self, matchers: Sequence[Matcher], words: U32) -> list[GrammarError | None]:
+        return each_filled(matchers, words)
 
 
 def counting(left: int = 3, fails_at: str = "") -> Grammars:

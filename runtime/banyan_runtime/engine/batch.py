@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from banyan_runtime.engine.constraints import masks_of
+from banyan_runtime.engine.constraints import Grammars, masks_of
 from banyan_runtime.engine.memory.tables import STOP_COLUMNS, Tables, ragged
 from banyan_runtime.engine.request import Request
 from banyan_runtime.step import F32, I8, I32, U64, Bool, Histories, PromptScores, Ragged, SamplingColumns, Step, TokenBiases, TokenMask
@@ -32,9 +32,10 @@ class ScheduledBatch:
 class StepBuilder:
     """Builds the steps over the rows of `tables`."""
 
-    def __init__(self, tables: Tables, page_size: int, vocab_size: int) -> None:
+    def __init__(self, tables: Tables, page_size: int, vocab_size: int, grammars: Grammars | None = None) -> None:
         rows = len(tables.length)
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self._tables = tables
         self._page_size = page_size
         self._floats: F32 = np.zeros((6, rows), dtype=np.float32)  # in the order of SamplingColumns, without top_k
@@ -92,7 +93,7 @@ class StepBuilder:
             histories=self._histories(sampled),
             banned=_banned(requests, young),
             bias=_biases(requests),
-            mask=masks_of(requests, constrained, young, self._vocab_size),
+            mask=masks_of(requests, constrained, young, self._vocab_size, self._grammars),
             top_logprobs=_unless_none(np.where(samples > 0, self._top_logprobs[rows], np.int32(-1))),
             prompt_scores=self._scores(requests, starts, lens),
             named=_named(requests),
@@ -139,7 +140,7 @@ class StepBuilder:
             updates=tables.take_changes(),
             banned=batch.banned(young),
             bias=batch.bias,
-            mask=None if mask_later else masks_of(requests, batch.constrained, young, self._vocab_size),
+            mask=None if mask_later else masks_of(requests, batch.constrained, young, self._vocab_size, self._grammars),
             mask_later=mask_later,
             top_logprobs=batch.top_logprobs,
             named=batch.named,
@@ -156,7 +157,7 @@ class StepBuilder:
         """The mask of a step that was launched without, now that the tokens before it are known."""
         step, requests = batch.step, batch.requests
         those = [index for index in batch.constrained if not requests[index].over]
-        return masks_of(requests, those, step.kv_lens < self._free_from[step.rows], self._vocab_size)
+        return masks_of(requests, those, step.kv_lens < self._free_from[step.rows], self._vocab_size, self._grammars)
 
     def _batch_of(self, requests: list[Request], rows: I32) -> _DecodeBatch:
         if self._decode is None or self._decode.rows is not rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
 class Matcher(Protocol):
     """Follows one output."""
-
-    def fill(self, words: U32) -> None:
-        """Write which token ids may come next: uint32[ceil(vocab_size / 32)], as in `step.TokenMask`. Raises GrammarError."""
-        ...
 
     def accept(self, token_id: int) -> bool:
         """This one came; False: it may not. Raises GrammarError."""
@@ -45,6 +41,11 @@ class Grammars(Protocol):
 
     def request(self, constraint: Constraint, stop_ids: tuple[int, ...]) -> Ticket:
         """`stop_ids`: the tokens that end the output once the grammar lets it end."""
+        ...
+
+    def fill(self, matchers: Sequence[Any], words: U32) -> list[GrammarError | None]:
+        """Write which token ids may come next in each output, whose matchers came from here: uint32[n, ceil(vocab_size / 32)], as in
+        `step.TokenMask`. Returns the errors; their rows mean nothing."""
         ...
 
 
@@ -76,7 +77,7 @@ class Pending:
         yield from done
 
 
-def masks_of(requests: Sequence[Request], indices: list[int], young: Bool, vocab_size: int) -> TokenMask | None:
+def masks_of(requests: Sequence[Request], indices: list[int], young: Bool, vocab_size: int, grammars: Grammars | None) -> TokenMask | None:
     """What those at `indices` may generate next. One whose grammar fails may generate nothing, so that it fails alone.
 
     `young`: who has fewer tokens than were asked for at least. They may not stop, unless their grammar admits nothing else.
@@ -85,14 +86,12 @@ def masks_of(requests: Sequence[Request], indices: list[int], young: Bool, vocab
         return None
     words: U32 = np.empty((len(indices), -(-vocab_size // 32)), dtype=np.uint32)
     masks = np.full(len(requests), -1, dtype=np.int32)
-    for place, index in enumerate(indices):
-        matcher = requests[index].matcher
-        assert matcher is not None
+    assert grammars is not None, "who has a matcher has it from there"
+    matchers = [matcher for index in indices if (matcher := requests[index].matcher) is not None]
+    for place, (index, error) in enumerate(zip(indices, grammars.fill(matchers, words), strict=True)):
         masks[index] = place
         requests[index].trouble = ""  # of a step whose result was not waited for
-        try:
-            matcher.fill(words[place])
-        except GrammarError as error:
+        if error is not None:
             requests[index].trouble = str(error)
             words[place] = 0
         if young[index]:

@@ -90,7 +90,7 @@ class Engine:
         self.scheduler = Scheduler(
             limits,
             self.memory,
-            StepBuilder(self.memory.tables, limits.page_size, limits.vocab_size),
+            StepBuilder(self.memory.tables, limits.page_size, limits.vocab_size, grammars),
             POLICIES[limits.policy](),
             RULES[limits.scheduling_rules](),
             self._report,

@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from banyan_runtime.grammar.backend import Backend, Compiled, Matcher
+from banyan_runtime.grammar.backend import Backend, Compiled, Masks, Matcher, SideBySide
 from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
 from banyan_runtime.grammar.limits import COMPILE_CPU_S
+from banyan_runtime.grammar.masks import MaskFiller
 from banyan_runtime.grammar.reasoning_gate import Marker, ReasoningGate
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.wire import Constraint, Grammar
@@ -91,7 +92,7 @@ class Ticket:
 
 class GrammarPool:
     """`open_backend` is called first, on a thread of the pool. `wake` is called from the pool's threads whenever a ticket may
-    have become ready. `deadline_s` is of computing time, `patience_s` of the clock."""
+    have become ready. `deadline_s` is of computing time, `patience_s` of the clock. `cores` may compute masks."""
 
     def __init__(
         self,
@@ -99,6 +100,7 @@ class GrammarPool:
         open_backend: Callable[[Vocabulary], Backend],
         wake: Callable[[], None],
         *,
+        cores: int = 1,
         threads: int = THREADS,
         deadline_s: float = COMPILE_CPU_S,
         patience_s: float = PATIENCE_S,
@@ -115,6 +117,7 @@ class GrammarPool:
         self._again_at = 0.0
         self._vocabulary: Vocabulary | None = None
         self._waited_for: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
+        self._masks = MaskFiller(self._side_by_side, cores)
         self._opening = threading.Lock()
         threading.Thread(target=self._watch, name="grammar-deadlines", daemon=True).start()
         for number in range(threads):
@@ -155,6 +158,14 @@ class GrammarPool:
         named = frozenset(self._vocabulary.added.values())
         ends = frozenset(self._vocabulary.eos_ids) | (named & frozenset(stop_ids))
         return ReasoningGate(matcher, frozenset(constraint.opens), Marker(constraint.after), ends, self._vocabulary.blanks)
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> list[GrammarError | None]:
+        """As `MaskFiller.fill`. For the engine's thread alone."""
+        return self._masks.fill(matchers, masks)
+
+    def _side_by_side(self, threads: int) -> SideBySide | None:
+        assert self._backend is not None, "what is filled it has compiled"
+        return None if isinstance(self._backend, GrammarError) else self._backend.side_by_side(threads)
 
     def late(self, ticket: Ticket) -> GrammarError | None:
         """Why a grammar is given up. A thread that compiles it cannot be stopped: until it is through, it fails for whoever asks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,9 +51,13 @@ class ReasoningGate:
         self._places: list[_Place] = [(_OPENING, 0) if opens else (_THINKING, 0)]  # one more for each token accepted here
         self._passed = 0  # tokens that the matcher accepted, all of them later
 
-    def fill(self, words: Words) -> None:
+    @property
+    def library(self) -> Any:
+        return self._matcher.library if self._obeys else None
+
+    def fill(self, words: Words, *, computed: bool = False) -> None:
         if self._obeys:
-            self._matcher.fill(words)
+            self._matcher.fill(words, computed=computed)
             for token_id in self._beside:
                 words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
         else:

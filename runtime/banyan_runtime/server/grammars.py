@@ -13,6 +13,7 @@ from banyan_runtime.grammar.registry import open_backend
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.hub.files import read_object_if_any, token_ids
 from banyan_runtime.link import Link
+from banyan_runtime.model.host import cores
 
 
 class Wake:
@@ -49,4 +50,4 @@ def grammars_of(config: ServerConfig, model_dir: Path, tokenizer_dir: Path, voca
     def vocabulary() -> Vocabulary:
         return Vocabulary.load(tokenizer_dir, vocab_size, frozenset().union(*ends))
 
-    return GrammarPool(vocabulary, lambda known: open_backend(config.grammar_backend, known), wake.wake)
+    return GrammarPool(vocabulary, lambda known: open_backend(config.grammar_backend, known), wake.wake, cores=cores())

@@ -13,7 +13,7 @@ import numpy as np
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from banyan_runtime.grammar import structural
-from banyan_runtime.grammar.backend import Words
+from banyan_runtime.grammar.backend import Masks, SideBySide, Words
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.forcing import forces
 from banyan_runtime.grammar.lark import LarkWriter
@@ -79,6 +79,16 @@ class LlguidanceBackend:
             before = 1 if grammar.kind == "ebnf" and _ebnf(grammar.text) == grammar.text else None
             raise GrammarError(_reason(matcher, before, _schemas(grammar)))
         return LlguidanceCompiled(matcher, self._ends, self._size, self._rows)
+
+    def side_by_side(self, threads: int) -> SideBySide:
+        with _no_panics():
+            executor = llguidance.LLExecutor(num_threads=threads)
+
+        def compute(those: Sequence[tuple[Any, int]], masks: Masks) -> None:
+            with _no_panics():
+                executor.unsafe_compute_mask_ptr(list(those), masks.ctypes.data, masks[0].nbytes, len(masks))
+
+        return compute
 
     def _source(self, grammar: Grammar) -> str:
         options = _JSON.get(grammar.whitespace)
@@ -152,13 +162,19 @@ class LlguidanceMatcher:
         self._accepted = 0
         self._ended = False
 
-    def fill(self, words: Words) -> None:
+    @property
+    def library(self) -> llguidance.LLMatcher | None:
+        return None if self._ended or self._size > self._rows else self._matcher
+
+    def fill(self, words: Words, *, computed: bool = False) -> None:
         matcher = self._matcher
         if self._ended:
             words[:] = 0
             self._allow(words, self._stops)
             return
-        if self._size > self._rows:
+        if computed:
+            pass
+        elif self._size > self._rows:
             wide = np.empty(-(-self._size // 32), dtype=np.uint32)
             matcher.unsafe_compute_mask_ptr(wide.ctypes.data, wide.nbytes)
             words[:] = wide[: words.size]

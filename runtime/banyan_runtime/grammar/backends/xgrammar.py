@@ -52,6 +52,9 @@ class XgrammarBackend:
         raw = self._compiler.compiled(grammar).decode()
         return XgrammarCompiled(xgrammar.CompiledGrammar.deserialize_json(raw, self._table.info), self._table.eos_ids, self._table.size)
 
+    def side_by_side(self, threads: int) -> None:
+        return None
+
 
 class _Table:
     """The vocabulary as xgrammar sees it. The tokens beside the vocabulary proper are no text, so that they are part of an output only
@@ -98,6 +101,9 @@ class LocalXgrammar:
         except (RuntimeError, ValueError, TypeError, msgspec.MsgspecError, RecursionError) as error:
             raise GrammarError(_shown(error, line_before=0 if grammar.kind == "ebnf" else None)) from None
 
+    def side_by_side(self, threads: int) -> None:
+        return None
+
     def _compiled(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         blanks = _BLANKS.get(grammar.whitespace, {})
         match grammar.kind:
@@ -141,7 +147,12 @@ class XgrammarMatcher:
         self._size = size
         self._accepted = 0
 
-    def fill(self, words: Words) -> None:
+    @property
+    def library(self) -> None:
+        return None
+
+    def fill(self, words: Words, *, computed: bool = False) -> None:
+        assert not computed, "it is computed here"
         try:
             if self._matcher.is_terminated():
                 words[:] = 0

@@ -1,0 +1,58 @@
+"""The masks of a step: those that take their time are computed side by side, where there are cores for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from banyan_runtime.grammar.backend import Masks, Matcher, SideBySide
+from banyan_runtime.grammar.errors import GrammarError
+
+log = logging.getLogger("banyan")
+
+FEW: Final = 4  # masks, of 10 to 20 us each: threads are not awake sooner
+MOST_THREADS: Final = 8
+
+
+class MaskFiller:
+    """`open_threads` gives what computes with so many threads, or None where nothing does; it is called once there is need of it."""
+
+    def __init__(self, open_threads: Callable[[int], SideBySide | None], cores: int) -> None:
+        self._open = open_threads
+        self._threads = min(cores, MOST_THREADS)
+        self._opened = False
+        self._compute: SideBySide | None = None
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> list[GrammarError | None]:
+        """The mask of each matcher into its row, and what went wrong with it. A row with an error means nothing."""
+        computed = self._computed(matchers, masks)
+        return [_failed(matcher, masks, row, computed=row in computed) for row, matcher in enumerate(matchers)]
+
+    def _computed(self, matchers: Sequence[Matcher], masks: Masks) -> set[int]:
+        """The rows that have been computed side by side."""
+        if len(matchers) < FEW or self._threads < 2:
+            return set()
+        slow = [(library, row) for row, matcher in enumerate(matchers) if (library := matcher.library) is not None]
+        compute = self._threads_of_its_own() if len(slow) >= FEW else None
+        if compute is None:
+            return set()
+        compute(slow, masks)
+        return {row for _, row in slow}
+
+    def _threads_of_its_own(self) -> SideBySide | None:
+        if not self._opened:
+            self._opened = True
+            try:
+                self._compute = self._open(self._threads)
+            except GrammarError as error:
+                log.warning("Masks of grammars are computed one after another: %s", error)
+        return self._compute
+
+
+def _failed(matcher: Matcher, masks: Masks, row: int, *, computed: bool) -> GrammarError | None:
+    try:
+        matcher.fill(masks[row], computed=computed)
+    except GrammarError as error:
+        return error
+    return None

@@ -1,0 +1,118 @@
+"""Masks of several outputs, computed side by side, are those that each of them has alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from banyan_runtime.grammar.backend import Masks, Matcher, SideBySide
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.masks import FEW, MaskFiller
+from banyan_runtime.grammar.reasoning_gate import Marker, ReasoningGate
+from banyan_runtime.wire import Grammar
+from tests.grammar.walks import Language
+
+GRAMMARS = [
+    Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}'),
+    Grammar("json_object", ""),
+    Grammar("regex", "[a-z]{2,9}[0-9]*"),
+    Grammar("choice", '["one", "another one", "two"]'),
+]
+
+
+class Counted:
+    """How many masks were computed on threads."""
+
+    def __init__(self, language: Language, threads: int) -> None:
+        compute = language.backend.side_by_side(threads)
+        assert compute is not None
+        self._compute: SideBySide = compute
+        self.masks = 0
+
+    def __call__(self, those: Sequence[tuple[Any, int]], masks: Masks) -> None:
+        self.masks += len(those)
+        self._compute(those, masks)
+
+
+def alone(matcher: Matcher, words: int) -> tuple[list[int], str | None]:
+    mask = np.zeros(words, np.uint32)
+    try:
+        matcher.fill(mask)
+    except GrammarError as error:
+        return [], str(error)
+    return mask.tolist(), None
+
+
+def outputs(language: Language, seed: int, count: int) -> list[Matcher]:
+    """Some at their beginning, some that have ended or that reason still, and each in the middle of something else."""
+    dice, found = Random(seed), list[Matcher]()
+    for _ in range(count):
+        matcher = language.matcher(dice.choice(GRAMMARS))
+        ids, _ = language.walk(matcher.copy(), dice, free=10, most=40)
+        taken = ids[: dice.randint(0, len(ids))]
+        for token_id in taken:
+            assert matcher.accept(token_id)
+        if not taken and dice.random() < 0.5:
+            matcher = ReasoningGate(matcher, frozenset(), Marker(language.ids("b")), frozenset({language.eos}), frozenset())
+            assert matcher.accept(language.ids(dice.choice("ab"))[0])
+        found.append(matcher)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_masks_do_not_depend_on_who_computes_them(smol: Language, seed: int, threads: int) -> None:
+    words, matchers = -(-smol.vocabulary.size // 32), outputs(smol, seed, 24)
+    masks = np.full((len(matchers), words), 7, np.uint32)
+    counted = Counted(smol, threads)
+    failed = MaskFiller(lambda count: counted, cores=threads).fill([matcher.copy() for matcher in matchers], masks)
+    assert counted.masks > FEW if threads > 1 else not counted.masks
+    for matcher, mask, error in zip(matchers, masks, failed, strict=True):
+        expected, wrong = alone(matcher, words)
+        assert (None if error is None else str(error)) == wrong
+        if error is None:
+            assert mask.tolist() == expected
+
+
+def test_a_grammar_that_fails_does_so_alone(smol: Language) -> None:
+    words = -(-smol.vocabulary.size // 32)
+    matchers = [smol.matcher(GRAMMARS[0]) for _ in range(6)]
+    matchers[2].library.consume_tokens([smol.ids("]")[0]] * 3)  # the library's own state is broken
+    masks = np.zeros((6, words), np.uint32)
+    failed = MaskFiller(smol.backend.side_by_side, cores=2).fill(matchers, masks)
+    assert [error is not None for error in failed] == [False, False, True, False, False, False]
+    expected, _ = alone(smol.matcher(GRAMMARS[0]), words)
+    assert all(mask.tolist() == expected for mask, error in zip(masks, failed, strict=True) if error is None)
+
+
+def test_a_head_of_fewer_rows_than_there_are_tokens_has_masks_of_its_own(smollm2: Any) -> None:
+    from banyan_runtime.grammar.backends.llguidance import LlguidanceBackend
+
+    small = Language.load(smollm2, LlguidanceBackend, padding=-100)
+    words, matchers = -(-small.vocabulary.size // 32), outputs(small, 1, 8)
+    assert all(matcher.library is None for matcher in matchers)
+    masks = np.zeros((8, words), np.uint32)
+    assert MaskFiller(small.backend.side_by_side, cores=4).fill(matchers, masks) == [None] * 8
+    assert [mask.tolist() for mask in masks] == [alone(matcher, words)[0] for matcher in matchers]
+
+
+def test_where_no_threads_can_be_had_masks_come_one_after_another(smol: Language, caplog: pytest.LogCaptureFixture) -> None:
+    tried = []
+
+    def none(threads: int) -> SideBySide | None:
+        tried.append(threads)
+        raise GrammarError("no threads")
+
+    words = -(-smol.vocabulary.size // 32)
+    filler = MaskFiller(none, cores=64)
+    for _ in range(2):
+        matchers = outputs(smol, 3, 8)
+        masks = np.zeros((8, words), np.uint32)
+        assert not any(filler.fill(matchers, masks))
+        assert [mask.tolist() for mask in masks] == [alone(matcher, words)[0] for matcher in matchers]
+    assert tried == [8]
+    assert caplog.text.count("one after another: no threads") == 1
