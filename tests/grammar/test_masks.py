@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 
@@ -100,19 +101,22 @@ def test_a_head_of_fewer_rows_than_there_are_tokens_has_masks_of_its_own(smollm2
     assert [mask.tolist() for mask in masks] == [alone(matcher, words)[0] for matcher in matchers]
 
 
-def test_where_no_threads_can_be_had_masks_come_one_after_another(smol: Language, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_no_threads_can_be_had_masks_come_one_after_another(
+    smol: Language, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = []
 
-    def none(threads: int) -> SideBySide | None:
-        tried.append(threads)
-        raise GrammarError("no threads")
+    def none(num_threads: int) -> None:
+        tried.append(num_threads)
+        raise RuntimeError("Resource temporarily unavailable")
 
+    monkeypatch.setattr(llguidance, "LLExecutor", none)
     words = -(-smol.vocabulary.size // 32)
-    filler = MaskFiller(none, cores=64)
+    filler = MaskFiller(smol.backend.side_by_side, cores=64)
     for _ in range(2):
         matchers = outputs(smol, 3, 8)
         masks = np.zeros((8, words), np.uint32)
         assert not any(filler.fill(matchers, masks))
         assert [mask.tolist() for mask in masks] == [alone(matcher, words)[0] for matcher in matchers]
     assert tried == [8]
-    assert caplog.text.count("one after another: no threads") == 1
+    assert caplog.text.count("one after another: 8 threads cannot be had: Resource temporarily unavailable") == 1

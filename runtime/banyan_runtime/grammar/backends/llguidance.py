@@ -81,8 +81,11 @@ class LlguidanceBackend:
         return LlguidanceCompiled(matcher, self._ends, self._size, self._rows)
 
     def side_by_side(self, threads: int) -> SideBySide:
-        with _no_panics():
-            executor = llguidance.LLExecutor(num_threads=threads)
+        try:
+            with _no_panics():
+                executor = llguidance.LLExecutor(num_threads=threads)
+        except Exception as error:
+            raise GrammarError(f"{threads} threads cannot be had: {error}") from None
 
         def compute(those: Sequence[tuple[Any, int]], masks: Masks) -> None:
             with _no_panics():
