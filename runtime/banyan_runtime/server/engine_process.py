@@ -160,7 +160,7 @@ def start(
             log.warning("%s", limits.warning)
         counted = CountedRunner(runner, stages)
         if not grammars:
-            grammars.append(grammars_of(config, Path(boot.model_dir), Path(boot.tokenizer_dir), known.vocab_size, wake))
+            grammars.append(grammars_of(config, Path(boot.model_dir), Path(boot.tokenizer_dir), known, wake))
         engine = Engine(counted, limits, time.monotonic, log.info, grammars[0])
         return engine, counted, msgspec.structs.replace(limits.engine_info(counted.info), software=software())
 

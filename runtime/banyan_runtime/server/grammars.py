@@ -14,6 +14,7 @@ from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.hub.files import read_object_if_any, token_ids
 from banyan_runtime.link import Link
 from banyan_runtime.model.host import cores
+from banyan_runtime.step import RunnerInfo
 
 
 class Wake:
@@ -39,7 +40,7 @@ class Wake:
             os.eventfd_read(self._event)
 
 
-def grammars_of(config: ServerConfig, model_dir: Path, tokenizer_dir: Path, vocab_size: int, wake: Wake) -> GrammarPool | None:
+def grammars_of(config: ServerConfig, model_dir: Path, tokenizer_dir: Path, known: RunnerInfo, wake: Wake) -> GrammarPool | None:
     """None: outputs cannot be held to grammars here."""
     if config.grammar_backend == "none" or config.skip_tokenizer_init:
         return None
@@ -48,6 +49,7 @@ def grammars_of(config: ServerConfig, model_dir: Path, tokenizer_dir: Path, voca
     ends = [token_ids(read_object_if_any(file), "eos_token_id", str(file)) for file in files]  # here: a bad file ends the start
 
     def vocabulary() -> Vocabulary:
-        return Vocabulary.load(tokenizer_dir, vocab_size, frozenset().union(*ends))
+        return Vocabulary.load(tokenizer_dir, known.vocab_size, frozenset().union(*ends))
 
-    return GrammarPool(vocabulary, lambda known: open_backend(config.grammar_backend, known), wake.wake, cores=cores())
+    idle = 1 if known.device.startswith("cpu") else cores()  # on the CPU the model has them, and a step takes much longer
+    return GrammarPool(vocabulary, lambda those: open_backend(config.grammar_backend, those), wake.wake, cores=idle)
