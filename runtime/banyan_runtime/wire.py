@@ -240,6 +240,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     id: int
     code: str
     message: str
+    again_s: float = 0.0  # in which it may be tried again; 0: as its code says
 
 
 LATENCY_BUCKETS: Final = (

@@ -147,6 +147,7 @@ def test_a_503_for_want_of_room_is_not_a_server_that_is_away() -> None:
     assert trouble_of(503, full) is Trouble.BUSY
     assert trouble_of(429) is Trouble.BUSY
     assert trouble_of(503, b'{"error":{"code":"unavailable"}}') is Trouble.AWAY
+    assert trouble_of(503, b'{"error":{"code":"out_of_memory"}}') is Trouble.FAILED, "one of its lines takes too much"
     assert trouble_of(503, b"<html>") is Trouble.AWAY
     assert [trouble_of(status) for status in (200, 400, 401, 404, 413, 422)] == [None] * 6
     assert trouble_of(500) is trouble_of(502) is trouble_of(408) is Trouble.FAILED

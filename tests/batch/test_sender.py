@@ -8,6 +8,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -124,6 +125,28 @@ def test_what_fails_while_others_pass_ends_with_the_servers_last_answer(server: 
     assert statuses(outcomes) == {200: 400, 500: 1, "server_error": 1}
     assert "broke 3 times" in outcomes[1].message if isinstance(outcomes[1], Failed) else False
     assert server.tries["status 500"] <= 6
+
+
+def test_a_line_that_there_never_is_memory_for_ends_and_waits_as_long_as_it_is_told(server: ScriptedServer) -> None:
+    """Whoever is in its steps is told the same, and answered the next time."""
+    tried: dict[str, list[float]] = {}
+
+    async def handler(request: web.Request, sent: dict[str, Any], prompt: str, attempt: int) -> web.StreamResponse:
+        tried.setdefault(prompt, []).append(time.monotonic())
+        if prompt == "poison" or (prompt == "line 3" and attempt == 1):
+            return problem(503, "no memory", "out_of_memory", {"Retry-After": "1"})
+        await asyncio.sleep(0.02)
+        return await obey(request, sent, prompt, attempt)
+
+    server.handler = handler
+    outcomes = send(
+        server, [body("poison"), *(body(f"line {n}") for n in range(400))], RetryPolicy(max_attempts=3, max_backoff_s=1.0), concurrency=2
+    )
+    assert statuses(outcomes) == {200: 400, 503: 1}
+    times = tried["poison"]
+    assert len(times) <= 4
+    assert min(after - before for before, after in pairwise(times)) >= 1
+    assert len(tried["line 3"]) == 2
 
 
 def test_poison_lines_end_even_if_they_are_all_there_is(server: ScriptedServer) -> None:

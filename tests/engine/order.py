@@ -108,7 +108,7 @@ class Order:
                 for other in others
             )  # fmt: skip
             need = whole(len(request.token_ids)) + request.max_new + limits.page_size
-            if not request.background and not request.held_back and held + need < limits.pool_tokens and len(others) < limits.max_running:
+            if not request.background and not request.held_back and held + need < limits.pool_tokens and len(others) < self._most_rows:
                 barred = request.id
         turns = 0
         if barred is not None and self._barred is not None and self._barred[0] == barred:
@@ -118,6 +118,12 @@ class Order:
         bound = limits.continuous_decodes + 2 * limits.overlap
         assert turns <= bound, f"{barred} is online, and background has what it needs"
 
+    @property
+    def _most_rows(self) -> int:
+        """That may run, after shortages of memory."""
+        most = self.engine.scheduler.prefill.shortage.most_rows(self.engine._clock())
+        return self.limits.max_running if most is None else min(most, self.limits.max_running)
+
     def check_first(self) -> None:
         """After a turn: who comes to stand first is soon asked, if there is a row for it and memory for everybody's whole output."""
         scheduler, prefill = self.engine.scheduler, self.engine.scheduler.prefill
@@ -125,7 +131,7 @@ class Order:
             self.limits.scheduling_rules != "fair"
             or self.limits.policy != "fcfs"
             or not scheduler.queue
-            or len(scheduler.running) >= self.limits.max_running
+            or len(scheduler.running) >= self._most_rows
             or prefill.chunked
         ):
             self._first = None

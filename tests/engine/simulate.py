@@ -22,7 +22,7 @@ from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.memory.tables import Tables
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.engine.request import Request
-from banyan_runtime.engine.shortage import WINDOW_S, Shortage
+from banyan_runtime.engine.shortage import KEPT_S, WINDOW_S, Shortage
 from banyan_runtime.step import I32, Step
 from banyan_runtime.wire import (
     PRIORITY_AT_MOST,
@@ -337,9 +337,9 @@ class World:
     def _misses(self, step: Step) -> bool:
         if self.rng.random() >= self.load.miss_rate:
             return False
-        self.clock.now += WINDOW_S  # none is the second within it
+        self.clock.now += self.rng.choice((WINDOW_S, 3 * KEPT_S))  # none is the second within it; of some nothing is left
         self.totals.missed += 1
-        self.missed.update(id for id, request in self.engine.requests.items() if request.row in step.rows.tolist())
+        self.missed = {id for id, request in self.engine.requests.items() if request.row in step.rows.tolist()}
         return True
 
     def _act(self) -> None:
@@ -432,6 +432,7 @@ class World:
         self.turn += 1
         for message in self.engine.turn():
             self._receive(message)
+        assert not self.missed, "nobody goes on from a step that there was no memory for"
         self.order.check_first()
         self.order.check_gives_way()
         if self.turn % FULL_CHECK_EVERY == 0:
@@ -472,6 +473,7 @@ class World:
             sent.scores.output += [score for _, score in tokens]
             self.totals.scored += sum(score is not None for _, score in tokens)
         for finish in output.finished:
+            self.missed.discard(finish.id)  # by the step before
             self._finished(finish.id, finish.code)
             self.totals.retractions += finish.retractions
             self.totals.cached += finish.cached_tokens

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from banyan_runtime.engine.shortage import KEPT_S, WINDOW_S, Shortage
+from banyan_runtime.engine.shortage import KEPT_S, SOON_S, WINDOW_S, Shortage
 from banyan_runtime.errors import DeviceFull
 from banyan_runtime.step import Step
+from banyan_runtime.wire import EngineMessage, Failed, Sampling, Submit, pack_ids
 from tests.engine import invariants
 from tests.engine.fake import VOCAB
 from tests.engine.grammars import Rules, constraint
@@ -57,6 +59,7 @@ def test_a_prompt_without_memory_fails_and_who_runs_goes_on(overlap: bool, lazy:
     served(session, first, again)
     assert len(session.outputs[first]) == 30
     assert "Out of memory in a prefill step. #new-token: 80, #failed_reqs: 2. 64 KiB" in session.lines
+    assert {failure.again_s for failure in session.failures.values()} == {WINDOW_S}, "no smaller step is made for them"
     assert session.stats[-1].out_of_memory_steps == 1
 
 
@@ -74,7 +77,11 @@ def test_decode_steps_without_memory_fail_with_all_their_rows_and_none_that_wait
     assert set(session.failures) == set(running)
     for id in running:  # what was computed before is told
         assert len(session.outputs[id]) == known[id] + overlap
-    served(session, waiting)
+        assert session.failures[id].again_s == SOON_S
+    assert any("#failed_reqs: 2, max_running_requests: 1. 64 KiB" in line for line in session.lines)
+    again = [session.submit([id] * 10, 30) for id in (1, 2)]
+    served(session, waiting, *again)
+    assert max(rows for _, rows, _ in session.runner.log[-60:]) == 1, "one after another"
 
 
 @LOOPS
@@ -127,21 +134,58 @@ def test_a_mask_that_finds_no_memory_fails_the_step_in_flight() -> None:
 
 
 @LOOPS
-def test_a_second_shortage_within_a_minute_is_the_end(overlap: bool) -> None:
+def test_a_second_shortage_within_a_minute_is_the_end_where_nothing_can_be_made_smaller(overlap: bool) -> None:
     session = Session(limits(overlap=overlap))
-    met = misses(session, lambda step: True, times=3)
-    first, second = session.submit(PROMPT), None
+    met = misses(session, lambda step: int(step.token_ids[0]) != 9, times=3)
+    first = session.submit(PROMPT)
     session.drain()
-    assert session.failures[first].code == "out_of_memory"
     session.now += WINDOW_S + 1
     second = session.submit(PROMPT)
     session.drain()
-    assert session.failures[second].code == "out_of_memory"
     session.now += WINDOW_S / 2
-    session.submit(PROMPT)
-    with pytest.raises(DeviceFull, match=r"second step within 60 s \(64 KiB\).*--chunked-prefill-size"):
+    assert session.engine.given_up is None
+    other = session.submit([9] * 10, 4)
+    session.turn()
+    third = session.submit(PROMPT)
+    session.turn()
+    assert {id: failure.code for id, failure in session.failures.items()} == dict.fromkeys((first, second, third), "out_of_memory")
+    assert len(session.outputs[other]) == 1 + overlap * 0, "what was computed is told"
+    assert re.search(r"second step within 60 s, .*\(64 KiB\).*--chunked-prefill-size", str(session.engine.given_up))
+    assert session.engine._report.out_of_memory_steps == len(met) == 3
+
+
+def test_the_loop_ends_when_it_is_given_up_and_tells_before() -> None:
+    session = Session(limits())
+    misses(session, lambda step: True, times=2)
+    sent: list[EngineMessage] = []
+    asked = [[Submit(id=id, token_ids=pack_ids(PROMPT), sampling=Sampling(max_new_tokens=3))] for id in (1, 2)]
+    with pytest.raises(DeviceFull, match="this machine ran out of memory"):
+        session.engine.run(lambda wait: asked.pop(0) if asked else [], sent.append)
+    assert [message.id for message in sent if isinstance(message, Failed)] == [1, 2]
+
+
+@LOOPS
+@pytest.mark.parametrize("length", [20, 2000])
+def test_who_comes_back_as_he_is_told_ends_nothing(overlap: bool, length: int) -> None:
+    """A prompt that there never is memory for, and a crowd of whom there is memory for three."""
+    session = Session(limits(overlap=overlap, pool_tokens=8192, context_len=8192))
+    session.runner.misses = lambda step: len(step.rows) > 3 if step.mode == "decode" else 7 in step.token_ids.tolist()
+    due = [(session.now, [7] * length, 2), *((session.now + 330, [id, id, id], 20) for id in range(8, 20))]
+    passed = refused = 0
+    while session.now < 1000:
+        ids = {session.submit(prompt, new): (prompt, new) for at, prompt, new in due if at <= session.now}
+        due = [each for each in due if each[0] > session.now]
         session.drain()
-    assert len(met) == 3
+        session.now += 0.5
+        assert session.engine.given_up is None
+        for id, (prompt, new) in ids.items():
+            if id in session.finishes:
+                passed += 1
+            else:
+                refused += 1
+                due.append((session.now + session.failures[id].again_s, prompt, new))
+    assert passed == 12
+    assert refused > 12
 
 
 def prefill(tokens: int) -> Step:
@@ -152,25 +196,51 @@ def prefill(tokens: int) -> Step:
     return met[0]
 
 
+def decode(rows: int) -> Step:
+    session = Session(limits(max_running=rows))
+    met = misses(session, lambda step: step.mode == "decode")
+    for id in range(rows):
+        session.submit([id], 3)
+    session.drain()
+    return met[0]
+
+
 def test_steps_with_prompts_are_halved_and_grow_again() -> None:
     shortage = Shortage(page_size=16)
     assert shortage.most_tokens(0.0) is None
-    assert shortage.met(prefill(2010), 0.0)
+    assert shortage.met(prefill(2010), 0.0) == SOON_S
     assert shortage.most_tokens(1.0) == 992
-    assert shortage.met(prefill(992), 100.0)
-    assert shortage.most_tokens(101.0) == 496
-    assert shortage.most_tokens(100 + 1.5 * KEPT_S) == 992
-    assert shortage.most_tokens(100 + 2.5 * KEPT_S) == 1984
-    assert shortage.most_tokens(100 + 3.5 * KEPT_S) is None
-    assert shortage.most_tokens(100 + 1e9 * KEPT_S) is None
+    assert shortage.met(prefill(992), 1.0) == SOON_S
+    assert shortage.most_tokens(2.0) == 496
+    assert shortage.met(decode(4), 500.0) == SOON_S, "which is another matter"
+    assert shortage.most_tokens(1 + 1.5 * KEPT_S) == 992
+    assert shortage.most_tokens(1 + 2.5 * KEPT_S) == 1984
+    assert shortage.most_tokens(1 + 3.5 * KEPT_S) is None
+    assert shortage.most_tokens(1 + 1e9 * KEPT_S) is None
+
+
+def test_rows_are_halved_down_to_one_and_grow_again() -> None:
+    shortage = Shortage(page_size=16)
+    assert shortage.most_rows(0.0) is None
+    assert shortage.met(decode(5), 0.0) == SOON_S
+    assert shortage.most_rows(1.0) == 2
+    assert shortage.met(decode(2), 1.0) == SOON_S
+    assert shortage.most_rows(2.0) == 1
+    assert shortage.met(decode(1), 2.0) == WINDOW_S
+    assert shortage.met(decode(1), 3 + WINDOW_S) == WINDOW_S
+    assert shortage.met(decode(1), 3 + 1.5 * WINDOW_S) is None
+    assert shortage.most_rows(100 + 2.5 * KEPT_S) == 4
+    assert shortage.most_rows(100 + 3.5 * KEPT_S) is None
+    assert shortage.most_tokens(3.0) is None
 
 
 def test_steps_are_not_cut_below_what_costs_as_much() -> None:
     shortage = Shortage(page_size=48)
-    assert shortage.met(prefill(300), 0.0)
+    assert shortage.met(prefill(300), 0.0) == SOON_S
     assert shortage.most_tokens(1.0) == 288
-    assert shortage.met(prefill(200), 100.0)
+    assert shortage.met(prefill(200), 100.0) == WINDOW_S
     assert shortage.most_tokens(101.0) == 288
+    assert shortage.met(prefill(200), 150.0) is None
 
 
 def test_prompts_are_computed_in_smaller_steps_behind_a_shortage() -> None:
@@ -182,4 +252,4 @@ def test_prompts_are_computed_in_smaller_steps_behind_a_shortage() -> None:
     id = session.submit((np.arange(1024) % 37).tolist(), 1)
     served(session, id)
     assert [tokens for _, _, tokens in session.runner.log] == [512, 512]
-    assert any("512 tokens at a time" in line for line in session.lines)
+    assert any("chunked_prefill_size: 512. 64 KiB" in line for line in session.lines)

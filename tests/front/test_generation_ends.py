@@ -52,6 +52,19 @@ def test_the_engines_refusals_become_http_errors(
     play(scenario)
 
 
+@pytest.mark.parametrize(("again_s", "retry_after"), [(0.0, "1"), (1.0, "1"), (60.0, "60"), (1.5, "2")])
+def test_when_to_come_again_behind_a_shortage_of_memory_is_the_engines_to_say(play: Play, again_s: float, retry_after: str) -> None:
+    async def scenario(world: World) -> None:
+        _, reader = world.start(request())
+        await world.engine.send(wire.Failed(await world.engine.submitted(), "out_of_memory", "no memory", again_s))
+        with pytest.raises(ApiError) as raised:
+            await reader.all()
+        assert (raised.value.status, raised.value.code) == (503, "out_of_memory")
+        assert raised.value.headers["Retry-After"] == retry_after
+
+    play(scenario)
+
+
 def test_after_the_engines_death_the_error_says_what_happened(play: Play) -> None:
     async def scenario(world: World) -> None:
         _, reader = world.start(request())

@@ -17,8 +17,10 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.shortage import WINDOW_S
+from banyan_runtime.model import device as devices
 from banyan_runtime.model import fused, torch_forward, trial
 from banyan_runtime.model.attention import triton_paged
+from banyan_runtime.model.launched import Drawn
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.step import Handle, OutOfMemory, Ragged, RowUpdates, RunnerInfo, Step, TableShape, TokenMask
 from banyan_runtime.wire import Failed, LogprobRequest, Sampling, StepOutput, Submit, pack_ids, unpack_ids
@@ -224,3 +226,39 @@ def test_what_a_step_without_memory_says_of_other_rows_is_known(model: TinyModel
         expected = short.launch(part(1, [40], [16], start=5)).result()
         assert found.logprobs.top_ids.tolist() == expected.logprobs.top_ids.tolist()
         np.testing.assert_allclose(found.logprobs.top_values, expected.logprobs.top_values, atol=1e-5)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_memory_of_the_host_that_is_missing_for_results_is_a_shortage_too(
+    model: TinyModel, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    runner = model.load()
+    runner.prepare(TableShape(4, 64))
+    runner.launch(part(0, [1, 2, 3], [1, 2, 3])).result()
+    ones = np.ones(1, np.int32)
+    step = dataclasses.replace(part(0, [-1], [4], start=3), mode="decode", samples=ones, mask_later=later, top_logprobs=None)
+
+    def missing(self: Drawn) -> Drawn:
+        raise RuntimeError("CUDA error: cudaErrorMemoryAllocation")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Drawn, "to_host", missing)
+        if later:
+            handle = runner.launch(step)
+            with pytest.raises(OutOfMemory, match="MemoryAllocation"):
+                handle.draw(None)
+        else:
+            with pytest.raises(OutOfMemory, match="MemoryAllocation"):
+                runner.launch(step)
+    assert len(runner.launch(part(1, [1, 2, 3], [11, 12, 13])).result().token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling", "NVRTC_ERROR_OUT_OF_MEMORY", "std::bad_alloc"]
+)
+def test_words_of_libraries_are_known(words: str) -> None:
+    behind = RuntimeError("the capture ended early")
+    behind.__context__ = RuntimeError(words)
+    assert devices.shortage(behind) == words
+    assert devices.shortage(MemoryError()) == "MemoryError"
+    assert devices.shortage(RuntimeError("CUDA error: an illegal memory access was encountered")) is None

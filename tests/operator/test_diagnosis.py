@@ -93,9 +93,12 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
     (
         "AcceleratorOutOfMemory",
         GPU,
-        crashed(70, '{"code":"EngineDied","message":"a second step (CUDA out of memory. Tried to"}'),
+        crashed(70, '{"code":"EngineDied","message":"the accelerator ran out of memory for a second step (CUBLAS_STATUS_ALLOC_FAILED)"}'),
         ["second"],
     ),
+    ("AcceleratorOutOfMemory", GPU, crashed(70, '{"code":"RuntimeError","message":"Triton Error [CUDA]: out of memory"}'), ["Triton"]),
+    ("AcceleratorOutOfMemory", GPU, crashed(70, '{"code":"OutOfMemoryError","message":"CUDA out of memory. Tried to"}'), ["Tried"]),
+    ("CrashLoop", SERVER, crashed(70, '{"code":"EngineDied","message":"this machine ran out of memory for a second step"}'), ["second"]),
     ("CrashLoop", SERVER, crashed(1, "Traceback ...\nKeyError: 'x'"), ["exit code 1", "KeyError: 'x'", "kubectl logs tiny-x -c server"]),
     ("CrashLoop", SERVER, {"phase": "Running", "containerStatuses": [container(ended(139))]}, ["exit code 139"]),
     ("LoadingSlow", SERVER, {"phase": "Running", "containerStatuses": [container(running(901))]}, ["901 s", "startupTimeoutSeconds"]),

@@ -236,7 +236,7 @@ def _starting(pod: Pod, view: View) -> Diagnosis | None:
 
 # --- how a process of ours ended ---
 
-_ACCELERATOR_FULL: Final = re.compile(r"CUDA (error: )?out of memory")  # in torch's words
+_ACCELERATOR_FULL: Final = re.compile(r"accelerator ran out of memory|CUDA\b.{0,20}\bout of memory", re.IGNORECASE)  # ours, and torch's
 _WORD: Final = re.compile(r"[A-Z][a-zA-Z]{1,63}")  # of any image: what is longer no status takes
 
 

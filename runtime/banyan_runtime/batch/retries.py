@@ -27,9 +27,8 @@ class Trouble(Enum):
 
 
 _RETRIED: Final = frozenset({408, 409, 425, 500, 502, 504, 507, 508, 529})
-_NO_ROOM: Final = frozenset(
-    {"queue_full", "kv_exhausted", "out_of_memory", "timeout", "rate_limit_exceeded", "server_overloaded", "overloaded"}
-)
+_NO_ROOM: Final = frozenset({"queue_full", "kv_exhausted", "timeout", "rate_limit_exceeded", "server_overloaded", "overloaded"})
+_OWN_DOING: Final = frozenset({"out_of_memory"})  # of one of the lines in a step
 _CHARGED: Final = frozenset({Trouble.CUT, Trouble.BROKEN, Trouble.FAILED, Trouble.REFUSED})
 _ILL: Final = frozenset({Trouble.UNREACHABLE, Trouble.AWAY})
 POISON_CUTS: Final = 3
@@ -40,7 +39,8 @@ def trouble_of(status: int, body: bytes = b"") -> Trouble | None:
     if status == 429:
         return Trouble.BUSY
     if status == 503:
-        return Trouble.BUSY if error_code(body) in _NO_ROOM else Trouble.AWAY
+        code = error_code(body)
+        return Trouble.BUSY if code in _NO_ROOM else Trouble.FAILED if code in _OWN_DOING else Trouble.AWAY
     return Trouble.FAILED if status in _RETRIED else None
 
 

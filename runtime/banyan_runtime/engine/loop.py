@@ -98,6 +98,7 @@ class Engine:
         self.requests: dict[int, Request] = {}  # by id, all that have not ended
         self._results = Results(self.memory, self.scheduler.prefill, self._end, self._fail_row)
         self._in_flight: deque[_Launched] = deque()
+        self.given_up: DeviceFull | None = None
         self._busy = False  # from the first message about a request until a turn finds nothing to do
         self._depth = 1 if limits.overlap else 0
         self._out: list[EngineMessage] = []
@@ -111,7 +112,7 @@ class Engine:
 
     def run(self, receive: Callable[[bool], Iterable[FrontMessage]], send: Callable[[EngineMessage], None]) -> None:
         """Serve until Shutdown. `receive(wait)` gives the messages that have come; with `wait` there is nothing to do before one
-        comes."""
+        comes. Raises DeviceFull."""
         while True:
             for message in receive(not self.has_work):
                 if isinstance(message, Shutdown):
@@ -122,6 +123,8 @@ class Engine:
                     self.handle(message)
             for answer in self.turn():
                 send(answer)
+            if self.given_up is not None:
+                raise self.given_up
 
     def turn(self) -> list[EngineMessage]:
         """Decide, launch and process: at most one step is launched. Returns what the front must know."""
@@ -269,18 +272,22 @@ class Engine:
         self.memory.tables.reuse(launched.retired)
 
     def _do_without(self, batch: ScheduledBatch, missed: str) -> None:
-        """A step that there is no memory for: those in it fail, and nobody else. Raises DeviceFull where it was so a short while ago."""
+        """A step that there is no memory for: those in it fail, and nobody else. Where nothing helps, the engine is given up."""
         now, step = self._clock(), batch.step
         shortage = self.scheduler.prefill.shortage
-        if not shortage.met(step, now):
-            raise DeviceFull(
-                f"the device ran out of memory for a second step within {WINDOW_S:.0f} s ({missed}). Set --chunked-prefill-size or "
-                "--max-running-requests to less, or leave it more memory: is another process on it?"
-            )
+        again_s = shortage.met(step, now)
+        where = "this machine" if self._runner.info.device.startswith("cpu") else "the accelerator"
         lost = [request for request in batch.requests if not request.over]
         for request in lost:
-            self._fail(request, "out_of_memory", "The device ran out of memory while it computed this request. Others may pass; try again.")
-        self._report.out_of_memory(step.mode, len(step.token_ids), lost=len(lost), most=shortage.most_tokens(now), said=missed)
+            message = f"{where.capitalize()} ran out of memory while it computed this request."
+            self._fail(request, "out_of_memory", message, again_s=again_s or WINDOW_S)
+        bounds = shortage.most_tokens(now), shortage.most_rows(now)
+        self._report.out_of_memory(step.mode, len(step.token_ids), lost=len(lost), bounds=bounds, said=missed)
+        if again_s is None:
+            self.given_up = DeviceFull(
+                f"{where} ran out of memory for a second step within {WINDOW_S:.0f} s, and for a small one ({missed}). Set "
+                "--chunked-prefill-size or --max-running-requests to less, or leave it more memory: does another process use it?"
+            )
 
     def _process(self, launched: _Launched) -> None:
         """Wait for a step and note what it gave."""
@@ -338,11 +345,11 @@ class Engine:
         else:
             self._fail(request, "internal_error", "The model computed no valid probabilities for this request (NaN).")
 
-    def _fail(self, request: Request, code: str, message: str) -> None:
-        """End one request with an error; what it computed is not to be trusted, so it is not cached."""
+    def _fail(self, request: Request, code: str, message: str, *, again_s: float = 0.0) -> None:
+        """End one request with an error; what it computed is not to be trusted, so it is not cached. `again_s`: when it may come again."""
         if self.scheduler.release(request, State.ABORTED, keep=False):
             del self.requests[request.id]
-            self._out.append(Failed(id=request.id, code=code, message=message))
+            self._out.append(Failed(id=request.id, code=code, message=message, again_s=again_s))
 
     def _look_around(self) -> None:
         """What a turn owes beside its step: memory is counted, and the front hears how things are."""

@@ -146,7 +146,8 @@ class Prefill:
         if background and self._running.online and not self._background.may_prefill:
             return None
         memory, running = self._memory, len(self._running)
-        room = self._limits.max_running - running
+        most_rows = min(self._limits.max_running, self.shortage.most_rows(now) or self._limits.max_running)
+        room = most_rows - running
         rows = self._background.rows(now) if background else None
         spare = None if rows is None else rows - self._running.background
         if spare is not None and spare <= 0:
@@ -170,13 +171,13 @@ class Prefill:
                 others = 0 if background else min(self.queue.online - len(chosen.admitted), self._running.background)
                 if not self._make_way(request, chosen, rows=max(others, 1)):
                     break
-                room = self._limits.max_running - len(self._running)
+                room = most_rows - len(self._running)
             # a row that a step in flight has is free when that is through
             if memory.tables.free_rows == 0 or chosen.held_back >= HELD_BACK_AT_MOST:
                 break
             verdict = self._try_admit(request, chosen, now)
             if request.state is not State.PREFILL and verdict is Verdict.NO_TOKEN and self._make_way(request, chosen, rows=0):
-                room = self._limits.max_running - len(self._running)
+                room = most_rows - len(self._running)
                 if self._try_admit(request, chosen, now) is Verdict.ROOM:
                     continue
                 break

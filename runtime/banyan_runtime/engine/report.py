@@ -117,11 +117,12 @@ class Report:
         """A request has waited so long for its grammar, which is there or never will be."""
         _observe(self._grammars, LATENCY_BUCKETS, seconds)
 
-    def out_of_memory(self, mode: str, tokens: int, *, lost: int, most: int | None, said: str) -> None:
-        """There was no memory for a step; `lost` requests have failed. Steps with prompts have `most` tokens from now on."""
+    def out_of_memory(self, mode: str, tokens: int, *, lost: int, bounds: tuple[int | None, int | None], said: str) -> None:
+        """There was no memory for a step; `lost` requests have failed. `bounds`: of tokens and rows, from now on."""
         self.out_of_memory_steps += 1
-        smaller = "" if most is None else f" Prompts are computed {most} tokens at a time from now on."
-        self._log(f"Out of memory in a {mode} step. #new-token: {tokens}, #failed_reqs: {lost}.{smaller} {said}")
+        names = "chunked_prefill_size", "max_running_requests"
+        smaller = "".join(f", {name}: {most}" for name, most in zip(names, bounds, strict=True) if most is not None)
+        self._log(f"Out of memory in a {mode} step. #new-token: {tokens}, #failed_reqs: {lost}{smaller}. {said}")
 
     def trouble(self, line: str) -> None:
         self._log(line)

@@ -1,45 +1,69 @@
 """What follows from a step that the device had no memory for.
 
-Its requests fail: one of them may be what takes too much, and would again. Steps with prompts, which take most, are made smaller, for a
-while, since whoever has the memory may give it back. Where it is missing again within a minute, that was no help, and a server that fails
-its requests is worth less than one that starts anew and measures what there is.
+Its requests fail: one of them may be what takes too much, and would again. Then there is less of what was too much, tokens of a step with
+prompts or rows of decode steps, for a while, since whoever has the memory may give it back. Who was in a step that cannot be made smaller
+is told to come again after WINDOW_S; where another such step comes sooner, nothing helps here, and a server that fails its requests is
+worth less than one that starts anew and measures what there is.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from banyan_runtime.engine.chunk import SMALLEST_CHUNK
 from banyan_runtime.step import Step
 
-WINDOW_S: Final = 60.0  # twice within it are too much
-KEPT_S: Final = 3600.0  # after so long without a shortage steps may be twice as large again
+WINDOW_S: Final = 60.0  # clients wait no longer for what they are told to wait for (OpenAI's)
+SOON_S: Final = 1.0
+KEPT_S: Final = 3600.0  # after so long without a shortage there may be twice as much again
+
+
+@dataclass(slots=True)
+class _Bound:
+    """Half of what was too much, whole units."""
+
+    unit: int
+    least: int
+    most: int | None = None
+    too_much: int = 0  # the most that was since there was no bound
+    since: float = 0.0
+
+    def halve(self, number: int, now: float) -> bool:
+        """There was no memory for such a number. Whether there will be less from now on."""
+        self.too_much = max(number, self.too_much if self.at(now) is not None else 0)
+        self.most = max(number // 2 - number // 2 % self.unit, self.least)
+        self.since = now
+        return self.most < number
+
+    def at(self, now: float) -> int | None:
+        """None: there is no bound."""
+        if self.most is None:
+            return None
+        most = self.most << min(int((now - self.since) / KEPT_S), 64)
+        return most if most < self.too_much else None
 
 
 class Shortage:
     """Times are seconds on the engine's clock."""
 
     def __init__(self, page_size: int, least: int = SMALLEST_CHUNK) -> None:
-        self._page = page_size
-        self._least = -(-least // page_size) * page_size
-        self._met_at = float("-inf")
-        self._tokens: int | None = None  # of a step with prompts, at most
-        self._too_many = 0  # the most that there was no memory for since all were allowed
+        self._tokens = _Bound(page_size, -(-least // page_size) * page_size)
+        self._rows = _Bound(1, 1)
+        self._helpless_at = float("-inf")
 
-    def met(self, step: Step, now: float) -> bool:
-        """There was no memory for a step. False: it was so before, within WINDOW_S."""
-        if now - self._met_at <= WINDOW_S:
-            return False
-        if step.mode == "prefill":
-            tokens = len(step.token_ids)
-            self._too_many = max(tokens, self._too_many if self.most_tokens(now) else 0)
-            self._tokens = max(tokens // 2 - tokens // 2 % self._page, self._least)
-        self._met_at = now
-        return True
+    def met(self, step: Step, now: float) -> float | None:
+        """There was no memory for a step. In how many seconds those in it may come again; None: nothing helps."""
+        bound, number = (self._tokens, len(step.token_ids)) if step.mode == "prefill" else (self._rows, len(step.rows))
+        if bound.halve(number, now):
+            return SOON_S
+        again, self._helpless_at = now - self._helpless_at <= WINDOW_S, now
+        return None if again else WINDOW_S
 
     def most_tokens(self, now: float) -> int | None:
         """How many tokens a step with prompts may have, whole pages; None: as many as without any shortage."""
-        if self._tokens is None:
-            return None
-        tokens = self._tokens << min(int((now - self._met_at) / KEPT_S), 64)
-        return tokens if tokens < self._too_many else None
+        return self._tokens.at(now)
+
+    def most_rows(self, now: float) -> int | None:
+        """How many requests may run; None likewise."""
+        return self._rows.at(now)

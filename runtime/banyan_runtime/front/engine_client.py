@@ -301,7 +301,7 @@ class EngineClient:
                 self.stats = message
             case wire.Failed():
                 if (submission := self._close(message.id)) is not None:
-                    submission.error = EngineError(message.code, message.message)
+                    submission.error = EngineError(message.code, message.message, message.again_s)
                     self._untold[submission] = None
             case wire.Pong():
                 if self._ping is not None and self._ping[0] == message.seq:

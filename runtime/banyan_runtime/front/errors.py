@@ -6,6 +6,7 @@ the error table; clients match on their wording (LangChain looks for `context_le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Literal
@@ -189,7 +190,7 @@ def of_engine(error: EngineError, param: str) -> ApiError:
     if error.code == "unavailable":
         return unavailable(error.message)
     if error.code in ("kv_exhausted", "out_of_memory"):
-        return ApiError(503, error.message, code=error.code, headers={"Retry-After": "1"})
+        return ApiError(503, error.message, code=error.code, headers={"Retry-After": str(math.ceil(error.again_s) or 1)})
     if error.code == "timeout":
         return ApiError(503, error.message, code="timeout", headers={"Retry-After": "1"})
     if error.code == "context_length_exceeded":

@@ -21,10 +21,12 @@ class EngineError(Exception):
     """A request that cannot be answered. `code` is a row of the HTTP error table (queue_full, unavailable, internal_error ...);
     `engine_died`: the whole engine is gone, and the message says why."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, again_s: float = 0.0) -> None:
+        """`again_s`: in which it may be tried again; 0: as its code says."""
         super().__init__(message)
         self.code = code
         self.message = message
+        self.again_s = again_s
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):

@@ -27,7 +27,8 @@ _NAMES: Final = {
 }
 _NO_DEVICE: Final = "No CUDA GPUs"  # torch's words where the driver is there, and shows none
 _NO_ROOM: Final = (  # in a library's words, some of which cannot begin for want of memory
-    "out of memory", "STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "can't allocate memory",
+    "out of memory", "out_of_memory", "memoryallocation", "status_alloc_failed", "cublas_status_not_initialized", "can't allocate memory",
+    "failed to allocate memory", "bad_alloc",
 )  # fmt: skip
 _BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Flags of /proc/cpuinfo that mean fast products in bfloat16; `bf16` is ARM's."""
@@ -97,7 +98,7 @@ def shortage(error: BaseException | None) -> str | None:
     """What was said, if it is memory that was missing: torch says so by a type of its own, Python likewise, driver and libraries in words,
     and behind a capture that ended early it may be what came before the error."""
     while error is not None:
-        worded = isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_ROOM)
+        worded = isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_ROOM)
         if worded or isinstance(error, torch.OutOfMemoryError | MemoryError):
             return " ".join(str(error).split()) or type(error).__name__
         error = error.__cause__ or error.__context__

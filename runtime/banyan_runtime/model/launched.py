@@ -93,19 +93,19 @@ class Launched:
         self._drawn: Drawn | None = None
         self._prompt = None if prompt is None else prompt.to_host()
         self._vectors = None if vectors is None else vectors.to_host()
-        self._later: Drawing | None = None
+        self._later: Callable[[TokenMask | None], None] | None = None
         self._plain = False
         self._done: torch.cuda.Event | None = None
 
-    def draws_later(self, drawing: Drawing) -> None:
-        """When its mask is told."""
-        self._later = drawing
+    def draws_later(self, draw: Callable[[TokenMask | None], None]) -> None:
+        """When its mask is told, by what ends in `arrive`."""
+        self._later = draw
 
     @torch.inference_mode()
     def draw(self, mask: TokenMask | None) -> None:
-        drawing, self._later = self._later, None
-        assert drawing is not None, "its tokens are drawn already"
-        self.arrive(drawing(mask))
+        draw, self._later = self._later, None
+        assert draw is not None, "its tokens are drawn already"
+        draw(mask)
 
     def arrive(self, drawn: Drawn | None) -> None:
         """That is all; on its way."""

@@ -98,7 +98,7 @@ class ModelRunner:
         if step.mask_later:
             assert asked is not None
             drawing = self._drawing(asked)
-            launched.draws_later(lambda mask: self._within_memory(lambda: drawing(mask), rows))
+            launched.draws_later(lambda mask: self._within_memory(lambda: launched.arrive(drawing(mask)), rows))
         else:
             launched.arrive(None if asked is None else self._draw(asked))
         return launched

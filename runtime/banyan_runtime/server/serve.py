@@ -215,9 +215,11 @@ class Server:
                 async for _ in stream:
                     pass
         except EngineError as error:
-            broken = error.code == "internal_error"
-            doubt = f" The weights of {self._config.model_path} may be damaged, or not fit into --dtype." if broken else ""
-            raise EngineDied(f"the warm-up request failed: {error.message}{doubt}") from error
+            doubts = {
+                "internal_error": f" The weights of {self._config.model_path} may be damaged, or not fit into --dtype.",
+                "out_of_memory": " Leave it more memory (does another process use it?), or set --mem-fraction-static to less.",
+            }
+            raise EngineDied(f"the warm-up request failed: {error.message}{doubts.get(error.code, '')}") from error
 
     async def _watch_engine(self, engine: EngineChild) -> None:
         """Note the engine's end, and what it said of it."""
