@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from banyan_runtime.model.attention import AttentionKind, tiles
+from banyan_runtime.model.attention import AttentionKind, tiles, torch_native
 from banyan_runtime.model.attention.tiles import CHUNK, TILE
 from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.pool import KvPool
@@ -200,6 +200,23 @@ def test_memory_does_not_grow_with_the_context() -> None:
             room.attend([(0, blocks * BLOCK - TILE, blocks * BLOCK)])
         largest[blocks] = seen.numbers
     assert largest[8] == largest[2] <= TILE * HEADS * BLOCK
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("window", [None, 37])
+def test_bits_do_not_depend_on_what_is_kept_for_all_layers(window: int | None, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [LONG, 5, BLOCK + 1, 300]
+    room = Room(lengths, window, page_size)
+    room.prefill()
+    work = [(0, LONG - 70, LONG), *((row, length - 1, length) for row, length in enumerate(lengths) if row)]
+    expected = room.attend(work)
+    for size, some, every in ((torch_native.KEPT, True, True), (1, True, False), (0, False, False)):
+        monkeypatch.setattr(torch_native, "KEPT", size)
+        for found, values in zip(room.attend(work), expected, strict=True):
+            assert torch.equal(found, values)
+        assert isinstance(room.attention, TorchAttention)
+        kept = [block.met is not None for planned in room.attention._groups for block in planned.blocks[window]]
+        assert (any(kept), all(kept)) == (some, every)
 
 
 def test_a_window_gathers_no_keys_that_no_query_sees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model import device as devices
+from banyan_runtime.model import table as slot_tables
 from banyan_runtime.model.rounds import one_by_one
 from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import Step, TableShape
@@ -55,8 +56,10 @@ class Planned:
         return hidden + 1, torch.zeros(ROWS, dtype=torch.bool)
 
 
-def test_rounds_leave_the_devices_table_as_the_hosts() -> None:
+@pytest.mark.parametrize("together", [1 << 20, 5])
+def test_rounds_leave_the_devices_table_as_the_hosts(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last cell: what a later round writes was told by the first."""
+    monkeypatch.setattr(slot_tables, "_TOGETHER", together)
     table, forward = SlotTable(TableShape(ROWS, POSITIONS)), Planned()
     for start in (0, 4):
         now = step(start, 4)

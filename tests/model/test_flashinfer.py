@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,12 +21,13 @@ from banyan_runtime.model.attention.flashinfer_kernels import ARCHITECTURES, Kin
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.graphs import Sizes
 from banyan_runtime.model.layers import PackedKernels
+from banyan_runtime.model.table import SlotTable
 from banyan_runtime.model.torch_forward import TorchForward
-from banyan_runtime.step import TableShape
+from banyan_runtime.step import I32, PADDING_SLOT, Ragged, RowUpdates, Step, TableShape
 
 from . import test_attention
 from .conftest import VOCAB, TinyModel
-from .driver import Again, Driver, Request
+from .driver import Again, Driver, Request, columns
 from .replays import Replays
 from .test_attention import Room, spec
 
@@ -316,6 +318,69 @@ def test_steps_that_are_replayed_follow_their_texts(device: str, window: int | N
                 close(values, expected[row][start:end])
 
 
+def over_shared_prefixes(chance: np.random.Generator, rows: I32, query_lens: I32, longest: int, page_size: int) -> Step:
+    """A step whose rows come anew, each behind cached pages of which the first are those of others."""
+    kv_lens = chance.integers(query_lens, longest + 1).astype(np.int32)
+    alike = chance.integers(1, 50, -(-longest // page_size))
+    slots = []
+    for length in kv_lens.tolist():
+        pages = np.where(np.arange(len(alike)) < chance.integers(len(alike) + 1), alike, chance.integers(50, 1000, len(alike)))
+        slots.append((pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:length].astype(np.int32))
+    begun = kv_lens - query_lens
+    cached = [own[:start] for own, start in zip(slots, begun, strict=True)]
+    return Step(
+        mode="prefill",
+        token_ids=np.zeros(query_lens.sum(), np.int32),
+        positions=np.concatenate([np.arange(start, end, dtype=np.int32) for start, end in zip(begun, kv_lens, strict=True)]),
+        out_slots=np.concatenate([own[start:] for own, start in zip(slots, begun, strict=True)]),
+        rows=rows,
+        query_lens=query_lens,
+        kv_lens=kv_lens,
+        samples=np.zeros_like(rows),
+        sampling=columns([]),
+        updates=RowUpdates(rows, 0 * rows, Ragged(np.concatenate(cached), np.append(0, np.cumsum(begun)).astype(np.int32))),
+        page_size=page_size,
+    )
+
+
+@pytest.mark.parametrize("together", [1, 7, 64, flashinfer_paged.TOGETHER])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.usefixtures("double")
+@torch.inference_mode()
+def test_a_plan_names_the_slots_of_all_keys_in_turn(page_size: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of decode steps and others that are replayed, padded, and of steps that are not."""
+    monkeypatch.setattr(flashinfer_paged, "TOGETHER", together)
+    chance, shape = np.random.default_rng(together), TableShape(5, 96)
+    attention, table = room("cpu", [1], dtype=torch.bfloat16).attention, SlotTable(shape)
+    assert isinstance(attention, FlashInferAttention)
+    attention.reserve(shape)
+    decode, prompts = (Held.empty(size, torch.device("cpu"), sequences) for size, sequences in ((5, None), (40, 5)))
+    attention.hold([decode, prompts])
+    for held in (decode, prompts):
+        attention.plan_held(held)
+    assert attention._memory is not None
+    for longest in (1, 40, 95, 96, 96):
+        for kind in (decode, prompts, None):
+            rows = chance.permutation(5)[: chance.integers(1, 6)].astype(np.int32)
+            query_lens = np.ones_like(rows) if kind is decode else chance.integers(1, min(longest, 8) + 1, len(rows)).astype(np.int32)
+            step = over_shared_prefixes(chance, rows, query_lens, longest, page_size)
+            table.apply(step)
+            if kind is None:
+                attention.plan(step, table)
+                planned = attention._planned[None].planned
+            else:
+                attention.fill(step, table, kind)
+                planned = attention._memory.wrappers[kind.size, kind.sequences][None].planned
+            seen, count = int(step.kv_lens.sum()), len(rows)
+            begun, slots = (planned[name if kind is decode else f"paged_kv_{name}"].numpy() for name in ("indptr", "indices"))
+            assert begun[: count + 1].tolist() == [0, *np.cumsum(step.kv_lens)]
+            expected = np.concatenate([table.slots[row, :length] for row, length in zip(rows, step.kv_lens, strict=True)])
+            assert slots[:seen].tolist() == expected.tolist()
+            assert len(slots) == begun[-1]
+            assert (slots[seen:] == PADDING_SLOT).all()
+            assert kind is not None or len(slots) == seen
+
+
 @pytest.mark.usefixtures("double")
 def test_it_takes_the_memory_that_it_says() -> None:
     """But for plans and what a few columns take."""
@@ -327,7 +392,7 @@ def test_it_takes_the_memory_that_it_says() -> None:
         attention.hold([Held.empty(size, torch.device("cpu"), sequences) for size, sequences in columns])
         assert attention._memory is not None
         assert attention._table is not None
-        taken = attention._table.slots.nbytes + attention._memory.slots.nbytes + attention._memory.workspace.nbytes
+        taken = attention._table.slots.nbytes + attention._slots.nbytes + attention._memory.workspace.nbytes
         assert taken == FlashInferAttention.beside(shape, rows, tokens)
 
 

@@ -7,6 +7,7 @@ changes them in place.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from banyan_runtime.model.device import tensor
 from banyan_runtime.step import Ragged, TokenBiases, TokenMask
 
 I64 = npt.NDArray[np.int64]
+_TOGETHER: Final = 64  # rows that masks are unpacked of at once, ten bytes a token
 
 
 def add_biases(logits: Tensor, bias: TokenBiases, picked: I64) -> None:
@@ -36,8 +38,9 @@ def forbid(logits: Tensor, banned: Ragged, picked: I64) -> None:
 def allow(logits: Tensor, mask: TokenMask, picked: I64) -> None:
     """Forbid every id that a sequence's mask does not allow."""
     masks = mask.masks[picked]
-    rows = np.flatnonzero(masks >= 0)
-    if len(rows):
+    every = np.flatnonzero(masks >= 0)
+    for first in range(0, len(every), _TOGETHER):
+        rows = every[first : first + _TOGETHER]
         words = np.ascontiguousarray(mask.words[masks[rows]]).astype("<u4", copy=False)
         bits = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
         where = tensor(rows, logits.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ from banyan_runtime.model import host
 from banyan_runtime.step import I32, PADDING_SLOT, Step, TableShape
 
 I64 = npt.NDArray[np.int64]
+_TOGETHER: Final = (
+    1 << 20
+)  # cells that are told at once, 12 bytes each: of many rows that begin with a long text that is cached there are more
 
 
 class SlotTable:
@@ -71,10 +75,12 @@ class DeviceTable:
         return [np.arange(len(slots)) + row * self.slots.shape[1] + start for row, start, slots in _updates(step)]
 
     def _copy(self, changed: list[I64], table: SlotTable) -> None:
-        device, cells = self.slots.device, np.concatenate(changed)
-        # From the host's table, so that a cell that is named twice gets what it holds in the end.
-        values = devices.tensor(table.slots.reshape(-1)[cells], device, torch.int32)
-        self.slots.view(-1).index_copy_(0, devices.tensor(cells, device), values)
+        device, every = self.slots.device, np.concatenate(changed)
+        for first in range(0, len(every), _TOGETHER):
+            cells = every[first : first + _TOGETHER]
+            # From the host's table, so that a cell that is named twice gets what it holds in the end.
+            values = devices.tensor(table.slots.reshape(-1)[cells], device, torch.int32)
+            self.slots.view(-1).index_copy_(0, devices.tensor(cells, device), values)
 
 
 def _updates(step: Step) -> Iterator[tuple[int, int, I32]]:

@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from banyan_runtime.model.attention import Held, most_sequences
 from banyan_runtime.model.attention.flashinfer_kernels import HEAD_DIMS, TYPES, Kind, Module, compiled_for, runs_on
@@ -43,6 +42,10 @@ FEW_QUERIES: Final = 16  # of the longest sequence of a step
 CUDA_CORES: Final = 4  # heads that share a KV head: with fewer, a decode step is faster without tensor cores
 _SHOWN: Final = 300  # characters of a library's words
 WORKSPACE: Final = 128 << 20  # bytes for parts of results, as FlashInfer recommends; what graphs need beyond that is asked for
+TOGETHER: Final = 1 << 20
+"""Keys that are looked up at once, each of which takes 24 bytes meanwhile: 24 MiB, whatever a step sees. Requests that share a long prefix
+see many times the keys that the pool holds, and that are tried at start. Attention over so many takes one layer longer than the launches
+for the next ones."""
 PLAN: Final = 1 << 20  # bytes of a plan of decode steps: some 40 for each of a few thousand rows; FlashInfer takes 8 MiB for each wrapper
 
 
@@ -64,7 +67,6 @@ class _Memory:
     queries: Tensor  # int32 [sequences + 1] queries before each, of prompts
     begun: Tensor  # int32 [sequences + 1]
     ones: Tensor  # int32 [sequences]
-    slots: Tensor  # int32 [slots]
     workspace: Tensor
     plans: dict[int | None, Tensor]  # by window, since all windows of a step are planned before the first is read
     wrappers: dict[tuple[int, int | None], dict[int | None, Any]]  # by numbers of tokens and sequences, then by window
@@ -87,6 +89,7 @@ class FlashInferAttention:
         self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=pool.device)
         self._few, self._many = self._wrappers("fa2"), self._wrappers("auto")
         self._table: DeviceTable | None = None
+        self._slots: Tensor  # int32: those of the planned step's keys come first, if it is replayed or has no more
         self._memory: _Memory | None = None
         self._planned: dict[int | None, Any] = {}
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int64, device=pool.device))
@@ -94,8 +97,7 @@ class FlashInferAttention:
         self._sent = torch.cuda.Event() if pool.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         log.info("Prepare FlashInfer's kernels. Those that are not compiled yet take up to ten minutes.")
         started = time.monotonic()
-        for wrappers in (self._few, self._many):
-            self._plan(wrappers, self._told(np.ones(1, np.int32), self._no_slots(1)), np.ones(1, np.int32))
+        self._plan_nothing()
         log.info("FlashInfer's kernels are there. Time elapsed: %.2f s.", time.monotonic() - started)
 
     @staticmethod
@@ -158,6 +160,13 @@ class FlashInferAttention:
         self._planned = self._few if int(step.query_lens.max()) <= FEW_QUERIES else self._many
         self._plan(self._planned, self._keys(step, np.empty(0, np.int32)), step.query_lens)
 
+    def _plan_nothing(self) -> None:
+        """One query that sees one key: kernels are loaded, and nothing holds what plans before were made of."""
+        self._slots = torch.full((1,), PADDING_SLOT, dtype=torch.int32, device=self._pool.device)
+        one = np.ones(1, np.int32)
+        for wrappers in (self._few, self._many):
+            self._plan(wrappers, self._told(one, self._slots), one)
+
     def _plan(self, wrappers: dict[int | None, Any], keys: _Keys, query_lens: I32 | None) -> None:
         self._wait()
         for window, wrapper in wrappers.items():
@@ -186,21 +195,21 @@ class FlashInferAttention:
         }  # fmt: skip
 
     def hold(self, steps: Sequence[Held]) -> None:
-        device, positions = self._pool.device, self._there.slots.shape[1]
-
         def column(length: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(length, dtype=dtype, device=device)
+            return torch.zeros(length, dtype=dtype, device=self._pool.device)
 
         def memory(workspace: int, plan: int) -> _Memory:
             return _Memory(
-                queries, begun, ones, slots,
+                queries, begun, ones,
                 self._workspace if workspace <= WORKSPACE else column(workspace, torch.uint8),
                 {window: column(plan, torch.uint8) for window in self._windows}, {},
             )  # fmt: skip
 
         most = max(map(_sequences, steps))
         queries, begun, ones = column(most + 1), column(most + 1), column(most)
-        slots = column(most * positions + max(step.size for step in steps))
+        self._plan_nothing()
+        # Of all sequences at their longest.
+        self._slots = column(most * self._there.slots.shape[1] + max(step.size for step in steps))
         some, asked = memory(WORKSPACE, PLAN), [(WORKSPACE, PLAN)]
         # The largest of each kind needs most; smaller decode steps, which are cut more, far less than WORKSPACE.
         for step in {step.sequences is None: step for step in sorted(steps, key=lambda step: step.size)}.values():
@@ -218,13 +227,13 @@ class FlashInferAttention:
             if held.sequences is None:
                 wrapper = self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
                     own.workspace, "HND", use_cuda_graph=True, use_tensor_cores=self._spec.group >= CUDA_CORES, backend="fa2",
-                    paged_kv_indptr_buffer=own.begun[: sequences + 1], paged_kv_indices_buffer=own.slots,
+                    paged_kv_indptr_buffer=own.begun[: sequences + 1], paged_kv_indices_buffer=self._slots,
                     paged_kv_last_page_len_buffer=own.ones[:sequences],
                 )  # fmt: skip
             else:
                 wrapper = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(
                     own.workspace, "HND", use_cuda_graph=True, backend="fa2", qo_indptr_buf=own.queries[: sequences + 1],
-                    paged_kv_indptr_buf=own.begun[: sequences + 1], paged_kv_indices_buf=own.slots,
+                    paged_kv_indptr_buf=own.begun[: sequences + 1], paged_kv_indices_buf=self._slots,
                     paged_kv_last_page_len_buf=own.ones[:sequences],
                 )  # fmt: skip
             wrapper.reset_workspace_buffer(own.workspace, plan)
@@ -254,23 +263,24 @@ class FlashInferAttention:
     def _padding(self, held: Held) -> tuple[_Keys, I32 | None]:
         """As `_padded`, of no step."""
         lengths, queries = _further(held, 0, 0)
-        return self._told(lengths, self._no_slots(int(lengths.sum()))), queries
+        return self._told(lengths, self._slots[: int(lengths.sum())].fill_(PADDING_SLOT)), queries
 
     def _keys(self, step: Step, further: I32) -> _Keys:
         """The keys of a step; of further sequences, the padding slot so many times."""
         ends = np.cumsum(step.kv_lens, dtype=np.int64)
+        seen, padded = int(ends[-1]), int(further.sum())
+        room = self._slots  # few others see more: of rows that share long prefixes, or many
+        if seen + padded > len(room):
+            room = torch.empty(seen + padded, dtype=torch.int32, device=self._pool.device)
+        # Key `at` of the sequences laid out one after another is in the table at [row, at - begun].
         begun = ends - step.kv_lens
-        # Cell `at` of the sequences laid out one after another is in the table at [row, at - begun].
         sent = tensor(np.stack((ends, step.rows.astype(np.int64) * self._there.slots.shape[1] - begun)), self._pool.device)
-        at = torch.arange(int(ends[-1]), device=self._pool.device)
-        cells = sent[1].index_select(0, torch.searchsorted(sent[0], at, right=True)).add_(at)
-        slots = self._there.slots.view(-1).index_select(0, cells)
-        if len(further):
-            slots = F.pad(slots, (0, int(further.sum())), value=PADDING_SLOT)
+        slots = room[: seen + padded]
+        for first in range(0, seen, TOGETHER):
+            _look_up(self._there, sent, first, slots[first : min(first + TOGETHER, seen)])
+        if padded:
+            slots[seen:].fill_(PADDING_SLOT)
         return self._told(np.append(step.kv_lens, further), slots)
-
-    def _no_slots(self, count: int) -> Tensor:
-        return torch.full((count,), PADDING_SLOT, dtype=torch.int32, device=self._pool.device)
 
     def _told(self, lengths: I32, slots: Tensor) -> _Keys:
         begun = np.append(0, np.cumsum(lengths))
@@ -293,6 +303,14 @@ class FlashInferAttention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # else prompts' is filled with zeros first
         result: Tensor = self._planned[self._spec.windows[layer]].run(q, self._caches[layer], out=out)
         return result
+
+
+def _look_up(table: DeviceTable, sent: Tensor, first: int, slots: Tensor) -> None:
+    """Into `slots`, int32, those of as many keys from `first` on. `sent`: int64 [2, sequences], the keys up to each one's end, and what
+    its keys' numbers lack to be those of cells of the table."""
+    at = torch.arange(first, first + len(slots), device=slots.device)
+    cells = sent[1].index_select(0, torch.searchsorted(sent[0], at, right=True)).add_(at)
+    torch.index_select(table.slots.view(-1), 0, cells, out=slots)
 
 
 def _sequences(held: Held) -> int:

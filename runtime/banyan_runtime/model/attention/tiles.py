@@ -71,12 +71,25 @@ class Group:
     tokens: I64  # [n * queries] index in the step; padding repeats a real one
     positions: I64  # [n, queries] of each query; a padding query stands at its tile's first
     real: I64 | None  # indices in [n * queries] that are no padding; None: all, in the step's order
-    pages: I64  # [n, chunks * CHUNK / page_size] pages of the keys; the padding page where there are none
+    rows: I64  # [n] of the slot table
+    lengths: I64  # [n] keys
+
+    @property
+    def earliest(self) -> int:
+        """The position of its first query."""
+        return int(self.positions.min())
+
+    def pages(self, table: SlotTable, begin: int, end: int, size: int) -> I64:
+        """[n, (end - begin) * CHUNK / size] pages of the keys of some chunks; the padding page where there are none. The table has
+        taken the step in, and no later one."""
+        starts = np.arange(begin * CHUNK, end * CHUNK, size)
+        pages = table.pages(self.rows, begin * CHUNK // size, len(starts), size)
+        return np.where(starts < self.lengths[:, None], pages, PADDING_SLOT)
 
 
-def groups(step: Step, table: SlotTable, sizes: Sizes) -> list[Group]:
-    """All groups of a step; the table has taken it in."""
-    return [_group(step, table, tiles) for tiles in _partition(list(_tiles(step)), sizes)]
+def groups(step: Step, sizes: Sizes) -> list[Group]:
+    """All groups of a step."""
+    return [_group(step, tiles) for tiles in _partition(list(_tiles(step)), sizes)]
 
 
 def _tiles(step: Step) -> Iterator[Tile]:
@@ -105,7 +118,7 @@ def _partition(tiles: list[Tile], sizes: Sizes) -> Iterator[list[Tile]]:
     yield group
 
 
-def _group(step: Step, table: SlotTable, tiles: list[Tile]) -> Group:
+def _group(step: Step, tiles: list[Tile]) -> Group:
     tiles.sort(key=lambda tile: tile.token)
     queries, chunks = max(tile.queries for tile in tiles), max(tile.chunks for tile in tiles)
     counts = np.array([tile.queries for tile in tiles])[:, None]
@@ -120,12 +133,6 @@ def _group(step: Step, table: SlotTable, tiles: list[Tile]) -> Group:
         tokens=tokens.astype(np.int64),
         positions=positions.astype(np.int64),
         real=None if everything else np.flatnonzero(real.reshape(-1)),
-        pages=_pages(table, tiles, chunks, step.page_size),
+        rows=np.array([tile.row for tile in tiles]),
+        lengths=np.array([tile.position + tile.queries for tile in tiles]),
     )
-
-
-def _pages(table: SlotTable, tiles: list[Tile], chunks: int, size: int) -> I64:
-    starts = np.arange(0, chunks * CHUNK, size)[None]
-    lengths = np.array([tile.position + tile.queries for tile in tiles])[:, None]
-    pages = table.pages(np.array([tile.row for tile in tiles]), 0, starts.shape[1], size)
-    return np.where(starts < lengths, pages, PADDING_SLOT)

@@ -5,6 +5,8 @@ CPU, and its bits differ between prefill and decode. Here a query's result does 
 each chunk of 128 keys is a product and a softmax of its own, whatever the batch, and chunks are joined by their weights:
 those of a block together, blocks one after another.
 Products are therefore always of one width and one depth; `products.py` sees to their rows and their number.
+
+What is gathered and multiplied at once has a bound of its own (`tiles.py`), and so has what is kept for all layers of a step.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -26,26 +29,74 @@ from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Pulse, Step, TableShape
 
+KEPT: Final = 64 << 20
+"""Bytes of what tells all layers of a step which keys are met. 256 rows of a context of 64k tokens take as much, and 8,192 tokens of a
+prompt behind 128k. Of a step of more, the rest is made anew for each layer: it grows with the context, which is longer than any that is
+tried at start."""
+
 
 @dataclass(frozen=True, slots=True)
+class _Met:
+    """The keys of a block."""
+
+    pages: Tensor  # int32 [tiles * chunks * CHUNK / page_size]
+    hidden: Tensor | None  # bool [tiles, last chunks, queries, 1, CHUNK]: of the last keys, those that a query does not see
+
+    @property
+    def bytes(self) -> int:
+        return self.pages.nbytes + (0 if self.hidden is None else self.hidden.nbytes)
+
+
+@dataclass(slots=True)
 class _Block:
     """Some chunks of a group's keys."""
 
-    chunks: int
-    pages: Tensor  # [tiles * chunks * CHUNK / page_size]
-    hidden: Tensor | None  # bool [tiles, last chunks, queries, 1, CHUNK]: of the last keys, those that a query does not see
+    begin: int
+    end: int
+    met: _Met | None = None  # None: it is not kept
+
+    @property
+    def chunks(self) -> int:
+        return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
     """A group of tiles on the device."""
 
-    tiles: int
-    queries: int
+    group: Group
+    positions: Tensor  # int64 [tiles, 1, queries, 1, 1]
     tokens: Tensor | None  # [tiles * queries] which tokens of the step; None: all, in order
     real: Tensor | None  # [tokens of this group] in tiles * queries; None: all
     targets: Tensor | None  # [tokens of this group] in the step; None: all, in order
     blocks: dict[int | None, list[_Block]]  # by window; blocks that no query sees are left out
+
+    @property
+    def tiles(self) -> int:
+        return len(self.group.rows)
+
+    @property
+    def queries(self) -> int:
+        return self.group.queries
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Where the keys of a step lie."""
+
+    table: SlotTable  # which takes no later step in before this one's last layer
+    page_size: int
+    device: torch.device
+
+    def met(self, planned: _Planned, block: _Block, window: int | None) -> _Met:
+        group, begin, end = planned.group, block.begin, block.end
+        pages = tensor(group.pages(self.table, begin, end, self.page_size), self.device, torch.int32).view(-1)
+        partly = max(begin, group.earliest // CHUNK) if window is None else begin  # every query sees all keys before this chunk
+        if partly >= end:
+            return _Met(pages, None)
+        keys = torch.arange(partly * CHUNK, end * CHUNK, device=self.device).view(-1, 1, 1, CHUNK)
+        hidden = keys > planned.positions
+        return _Met(pages, hidden if window is None else hidden.logical_or_(keys <= planned.positions - window))
 
 
 class TorchAttention:
@@ -63,6 +114,7 @@ class TorchAttention:
             report("attention is", self._products.rows)
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int64))
         self._groups: list[_Planned] = []
+        self._slots: _Slots | None = None
 
     @staticmethod
     def beside(shape: TableShape, rows: int, tokens: int) -> int:
@@ -80,38 +132,33 @@ class TorchAttention:
     def plan(self, step: Step, table: SlotTable) -> None:
         device = self._pool.device
         self.cells = Cells(self._pool, tensor(step.out_slots, device))
+        self._slots = slots = _Slots(table, step.page_size, device)
         self._groups = []
-        for group in groups(step, table, self._sizes):
+        room = KEPT
+        for group in groups(step, self._sizes):
             tokens = tensor(group.tokens, device)
             real = None if group.real is None else tensor(group.real, device)
-            self._groups.append(
-                _Planned(
-                    tiles=group.positions.shape[0],
-                    queries=group.queries,
-                    tokens=None if real is None else tokens,
-                    real=real,
-                    targets=None if real is None else tokens[real],
-                    blocks={window: self._blocks(group, step.page_size, window) for window in self._windows},
-                )
+            planned = _Planned(
+                group=group,
+                positions=tensor(group.positions, device)[:, None, :, None, None],
+                tokens=None if real is None else tokens,
+                real=real,
+                targets=None if real is None else tokens[real],
+                blocks={window: self._blocks(group, window) for window in self._windows},
             )
+            for window, blocks in planned.blocks.items():
+                for block in blocks:
+                    if room > 0:
+                        block.met = slots.met(planned, block, window)
+                        room -= block.met.bytes
+            self._groups.append(planned)
 
-    def _blocks(self, group: Group, page_size: int, window: int | None) -> list[_Block]:
+    def _blocks(self, group: Group, window: int | None) -> list[_Block]:
         """Blocks start at multiples of their size, whatever the window leaves out."""
-        device, pages_of = self._pool.device, CHUNK // page_size
-        pages = tensor(group.pages, device)
-        positions = tensor(group.positions, device)[:, None, :, None, None]
-        earliest = int(group.positions.min())
-        first = 0 if window is None else max(0, earliest - window + 1) // CHUNK
-        partly = earliest // CHUNK if window is None else first  # every query sees all keys before this chunk
-        blocks = []
-        for start in range(first // self._sizes.block * self._sizes.block, group.chunks, self._sizes.block):
-            begin, end = max(start, first), min(start + self._sizes.block, group.chunks)
-            hidden = None
-            if partly < end:
-                keys = torch.arange(max(begin, partly) * CHUNK, end * CHUNK, device=device).view(-1, 1, 1, CHUNK)
-                hidden = keys > positions if window is None else (keys > positions) | (keys <= positions - window)
-            blocks.append(_Block(end - begin, pages[:, begin * pages_of : end * pages_of].reshape(-1), hidden))
-        return blocks
+        size = self._sizes.block
+        first = 0 if window is None else max(0, group.earliest - window + 1) // CHUNK
+        starts = range(first // size * size, group.chunks, size)
+        return [_Block(max(start, first), min(start + size, group.chunks)) for start in starts]
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         q = q * self._scale
@@ -145,14 +192,16 @@ class TorchAttention:
     def _attend_block(self, layer: int, q: Tensor, sizes: list[int], group: _Planned, block: _Block, alone: bool) -> _Part:
         """Queries [batch, rows, dim] against a block of keys; `alone`: there is no other one to join."""
         self._pulse()
-        spec, chunks = self._spec, block.chunks
+        spec, slots, chunks = self._spec, self._slots, block.chunks
+        assert slots is not None, "a step is planned first"
+        met = block.met or slots.met(group, block, spec.windows[layer])
         batch, padded, dim = q.shape
         rows = group.queries * spec.group
         # Every chunk gets the queries: a copy that is half as large as the scores, and spares one of these.
         every = q.unsqueeze(1).expand(batch, chunks, padded, dim).reshape(batch * chunks, padded, dim)
-        keys = self._pool.keys(layer, block.pages).view(batch * chunks, CHUNK, dim)
+        keys = self._pool.keys(layer, met.pages).view(batch * chunks, CHUNK, dim)
         scores = self._products(every, keys.transpose(1, 2), sizes)
-        if (hidden := block.hidden) is not None:
+        if (hidden := met.hidden) is not None:
             seen = scores.view(spec.kv_heads, group.tiles, chunks, padded, CHUNK)[:, :, chunks - hidden.shape[1] :, :rows]
             seen = seen.view(*seen.shape[:3], group.queries, spec.group, CHUNK)
             seen.masked_fill_(hidden, torch.finfo(scores.dtype).min)
@@ -160,7 +209,7 @@ class TorchAttention:
         weights = torch.softmax(scores, -1)
         logsums = None if chunks == 1 and alone else _logsums(scores, weights).view(batch, chunks, padded)
         del every, keys, scores
-        values = self._pool.values(layer, block.pages).view(batch * chunks, CHUNK, dim)
+        values = self._pool.values(layer, met.pages).view(batch * chunks, CHUNK, dim)
         parts = self._products(weights.to(q.dtype), values, sizes)
         if logsums is None:
             return _Part(parts, None)
