@@ -19,6 +19,8 @@ from banyan_runtime.model.native import variants
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import load
 
+from . import interpreted
+
 VOCAB = 503
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -53,6 +55,12 @@ def _few_threads() -> None:
     """Two test workers share two cores."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        interpreted.hasten()
 
 
 TIE: Final = 1e-4
