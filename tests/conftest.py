@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import banyan_runtime.model  # noqa: F401  first: before torch is loaded it says how long threads spin, else ten times as long as they work
 from banyan_runtime.errors import UnavailableError
 from banyan_runtime.hub import resolve
 from banyan_runtime.hub.gguf.conversion import convert
