@@ -12,7 +12,7 @@ import pytest
 
 from banyan_runtime.grammar.backend import Masks, Matcher, SideBySide
 from banyan_runtime.grammar.errors import GrammarError
-from banyan_runtime.grammar.masks import FEW, MaskFiller
+from banyan_runtime.grammar.masks import FEW, FEW_THREADS, MaskFiller
 from banyan_runtime.grammar.reasoning_gate import Marker, ReasoningGate
 from banyan_runtime.wire import Grammar
 from tests.grammar.walks import Language
@@ -65,13 +65,13 @@ def outputs(language: Language, seed: int, count: int) -> list[Matcher]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 4, 7])
 def test_masks_do_not_depend_on_who_computes_them(smol: Language, seed: int, threads: int) -> None:
     words, matchers = -(-smol.vocabulary.size // 32), outputs(smol, seed, 24)
     masks = np.full((len(matchers), words), 7, np.uint32)
     counted = Counted(smol, threads)
     failed = MaskFiller(lambda count: counted, cores=threads).fill([matcher.copy() for matcher in matchers], masks)
-    assert counted.masks > FEW if threads > 1 else not counted.masks
+    assert counted.masks > FEW if threads >= FEW_THREADS else not counted.masks
     for matcher, mask, error in zip(matchers, masks, failed, strict=True):
         expected, wrong = alone(matcher, words)
         assert (None if error is None else str(error)) == wrong
@@ -84,7 +84,7 @@ def test_a_grammar_that_fails_does_so_alone(smol: Language) -> None:
     matchers = [smol.matcher(GRAMMARS[0]) for _ in range(6)]
     matchers[2].library.consume_tokens([smol.ids("]")[0]] * 3)  # the library's own state is broken
     masks = np.zeros((6, words), np.uint32)
-    failed = MaskFiller(smol.backend.side_by_side, cores=2).fill(matchers, masks)
+    failed = MaskFiller(smol.backend.side_by_side, cores=4).fill(matchers, masks)
     assert [error is not None for error in failed] == [False, False, True, False, False, False]
     expected, _ = alone(smol.matcher(GRAMMARS[0]), words)
     assert all(mask.tolist() == expected for mask, error in zip(masks, failed, strict=True) if error is None)

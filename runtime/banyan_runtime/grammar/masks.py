@@ -12,6 +12,7 @@ from banyan_runtime.grammar.errors import GrammarError
 log = logging.getLogger("banyan")
 
 FEW: Final = 4  # masks, of 10 to 20 us each: threads are not awake sooner
+FEW_THREADS: Final = 4  # two of one core were measured to take a tenth longer than one alone (benchmarks/grammar.py)
 MOST_THREADS: Final = 8
 
 
@@ -31,7 +32,7 @@ class MaskFiller:
 
     def _computed(self, matchers: Sequence[Matcher], masks: Masks) -> set[int]:
         """The rows that have been computed side by side."""
-        if len(matchers) < FEW or self._threads < 2:
+        if len(matchers) < FEW or self._threads < FEW_THREADS:
             return set()
         slow = [(library, row) for row, matcher in enumerate(matchers) if (library := matcher.library) is not None]
         compute = self._threads_of_its_own() if len(slow) >= FEW else None
