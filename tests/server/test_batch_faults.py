@@ -47,11 +47,12 @@ HELD = (4, 5)  # lines that the model does not answer while `holding`
 
 
 class Mortal(LocalStore):
-    """A folder that its process can write to `writes` times; then it is dead. `late`: the last write is carried out all the same."""
+    """A folder that its process can write to `writes` times, or once to an object of such a name; then it is dead. `late`: the last write
+    is carried out all the same."""
 
-    def __init__(self, root: Path, writes: int, *, late: bool) -> None:
+    def __init__(self, root: Path, writes: int | str, *, late: bool) -> None:
         super().__init__(root)
-        self._left = writes
+        self._left, self._name = (writes, None) if isinstance(writes, int) else (0, writes)
         self._late = late
         self.dead = False
         self.told: list[str] = []
@@ -60,7 +61,7 @@ class Mortal(LocalStore):
         self._live(key)
         self.told.append(key)
         self._left -= 1
-        if self._left == 0:
+        if self._left == 0 or key.rpartition("/")[2] == self._name:
             self.dead = True
             if self._late:
                 write()
@@ -220,7 +221,7 @@ async def cancel_when_some_are_done(host: Host, batch: BatchDocument) -> None:
         host.keeper.kick(batch.id)
 
 
-async def killed_at(folder: Path, writes: int, *, late: bool, cancel: bool) -> str | None:
+async def killed_at(folder: Path, writes: int | str, *, late: bool, cancel: bool) -> str | None:
     """Kill a host at one of its writes, let another go on, and check the outcome. Returns what was written last; None: it was not
     killed, for it does not write so often."""
     async with model(holding=cancel) as serving:
@@ -268,9 +269,14 @@ def test_a_host_that_is_killed_at_any_of_its_writes_is_replaced_without_loss(
             several = (killed_at(tmp_path / f"{n}", n, late=late, cancel=cancel) for n in range(first, first + 8))
             found = await asyncio.gather(*several)
             points += [last for last in found if last is not None]
-            if not any(found):  # how many writes there are depends on who comes when
-                return points
-        raise AssertionError("it writes without end")
+            if not any(found):  # how many writes there are depends on who comes when, and so does which of them is which
+                break
+        else:
+            raise AssertionError("it writes without end")
+        for name in {"plan.json", "000000.json", "output.jsonl", "manifest.json"} - {point.rpartition("/")[2] for point in points}:
+            (tmp_path / name).mkdir()
+            points += filter(None, [await killed_at(tmp_path / name, name, late=late, cancel=cancel)])
+        return points
 
     points = [re.sub(r"[0-9a-f]{8,}(-[0-9a-f]+)*", "ID", point) for point in asyncio.run(all_points())]
     kinds = {point.rpartition("/")[2] for point in points}
