@@ -5,7 +5,8 @@ is noted (`waits`), and refused while a graph is captured. What is copied to the
 was recorded later has been waited for. Graphs replay what was captured, with the numbers and over the memory of then; memory that was
 allocated while they were captured is garbage whenever one of them begins.
 
-Its memory is counted, and is no more than there is (`Memory`).
+Its memory is counted, and is no more than there is (`Memory`). A capture that is not ended properly leaves behind what it leaves in torch
+(`CudaGraph`).
 
 Kernels run in Triton's interpreter.
 """
@@ -17,6 +18,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -29,7 +31,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from banyan_runtime.model import reading, torch_forward
+from banyan_runtime.model import graphs, reading
 from banyan_runtime.model.kernels import dependent
 
 DEVICE: Final = torch.device("cuda", 0)
@@ -89,9 +91,10 @@ class Memory:
 
     def __init__(self, total: int = MEMORY) -> None:
         self.total = total
-        self.foreign = 0  # of other processes
+        self.foreign = 0  # of other processes, and of the driver
         self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
         self.most_taken = 0  # of the whole device, at any time
+        self.underway: dict[tuple[int, int], _Graph] = {}  # captures, by the pools that they allocate from
         self._held: dict[int, tuple[int, int]] = {}  # by storage: its bytes, and how many hold it
 
     @property
@@ -124,7 +127,8 @@ class Memory:
             self.allocated -= size
 
     def empty_cache(self) -> None:
-        self.reserved = self.allocated
+        if not self.underway:
+            self.reserved = self.allocated
 
     def reset_peaks(self) -> None:
         self.most_allocated, self.most_reserved = self.allocated, self.reserved
@@ -142,6 +146,9 @@ class Stream:
             self.late.append(work)
         else:
             work()
+
+    def wait_stream(self, other: Stream) -> None:
+        other.synchronize()
 
     def record_event(self) -> Event:
         event = Event()
@@ -170,14 +177,73 @@ class Event:
         self.synchronize = partial(there.upto, len(there.late))
 
 
+class _On:
+    """Work for a stream. Whoever does not leave it stays there."""
+
+    def __init__(self, gpu: PretendedGpu, stream: Stream) -> None:
+        self._gpu = gpu
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._before, self._gpu.stream = self._gpu.stream, self._stream
+
+    def __exit__(self, *_: object) -> None:
+        self._gpu.stream = self._before
+
+
+class CudaGraph:
+    """As torch's: where the driver does not begin or end a capture, the allocator takes it to be underway, and keeps its memory."""
+
+    def __init__(self, gpu: PretendedGpu) -> None:
+        self._gpu = gpu
+        self._graph: _Graph | None = None
+        self._taken = 0  # by the driver
+
+    def capture_begin(self, pool: tuple[int, int], **_: object) -> None:
+        gpu = self._gpu
+        assert pool not in gpu.memory.underway, "already recording to the pool"
+        gpu.memory.underway[pool] = graph = _Graph(gpu.graphs, gpu.memory)
+        gpu.fails("begin")
+        self._pool, gpu.graph = pool, graph
+
+    def capture_end(self) -> None:
+        graph, self._gpu.graph = self._gpu.graph, None
+        self._gpu.fails("end")
+        end_allocating(self._gpu.memory, self._pool)
+        self._gpu.fails("instantiate")
+        if self._gpu.memory.free < self._gpu.of_graph:
+            raise RuntimeError("CUDA error: out of memory")
+        assert graph is not None
+        self._gpu.graphs.add(graph)
+        self._taken = self._gpu.of_graph
+        self._gpu.memory.foreign += self._taken
+        self._graph = graph
+
+    def __del__(self) -> None:
+        self._gpu.memory.foreign -= self._taken
+
+    def replay(self) -> None:
+        assert self._graph is not None, "it was not captured"
+        self._gpu.replays += 1
+        self._graph.replay()
+
+
+def end_allocating(memory: Memory, pool: tuple[int, int]) -> _Graph:
+    if pool not in memory.underway:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+    return memory.underway.pop(pool)
+
+
 class PretendedGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.memory = Memory()
         self.waits: list[str] = []
         self.replays = 0
-        self._graphs: WeakSet[_Graph] = WeakSet()  # which share the memory that was allocated while they were captured
-        self._graph: _Graph | None = None  # that is captured
+        self.graphs: WeakSet[_Graph] = WeakSet()  # which share the memory that was allocated while they were captured
+        self.graph: _Graph | None = None  # that is captured
+        self.fails: Callable[[str], None] = lambda moment: None  # at the moments of a capture: begin, end, instantiate
+        self.of_graph = 0  # bytes that the driver takes for each
         self._stream = self.stream = Stream()
         self._pinned: dict[int, Tensor] = {}  # by address; they stay, so that nothing else takes their place
 
@@ -210,8 +276,8 @@ class PretendedGpu(TorchDispatchMode):
         known = {id(leaf.kept): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnGpu)}
         plain_args, plain_kwargs = tree_map(_kept, (args, kwargs))
         out = call(*plain_args, **plain_kwargs)
-        if self._graph is not None:
-            self._graph.note(call, plain_args, plain_kwargs, out)
+        if self.graph is not None:
+            self.graph.note(call, plain_args, plain_kwargs, out)
         return tree_map(
             lambda leaf: known[id(leaf)] if id(leaf) in known else self._on_gpu(leaf) if isinstance(leaf, Tensor) else leaf, out
         )
@@ -221,7 +287,7 @@ class PretendedGpu(TorchDispatchMode):
 
     def _travel(self, name: str, func: Any, args: Any, kwargs: Any, source: Tensor, target: torch.device) -> Any:
         """A copy from one device to the other."""
-        assert self._graph is None, f"{name} between devices while a graph is captured"
+        assert self.graph is None, f"{name} between devices while a graph is captured"
         asked = bool(kwargs.get("non_blocking") or any(leaf is True for leaf in args[2:3]))
         if target.type == "cuda":
             if not asked or source.untyped_storage().data_ptr() not in self._pinned:
@@ -254,40 +320,15 @@ class PretendedGpu(TorchDispatchMode):
 
     def apart(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a library does with the tensors in a way of its own, which is not looked at."""
-        assert self._graph is None, f"{call} while a graph is captured"
+        assert self.graph is None, f"{call} while a graph is captured"
         return call(*tree_map(_kept, args), **tree_map(_kept, kwargs))
-
-    def record(self, body: Callable[[], None]) -> Callable[[], None]:
-        """As `graphs.Recorder`."""
-        body()
-        torch.cuda.empty_cache()  # as a capture of CUDA's begins
-        self._graph = graph = _Graph(self._graphs, self.memory)
-        self._graphs.add(graph)
-        try:
-            body()
-        finally:
-            self._graph = None
-
-        def replay() -> None:
-            self.replays += 1
-            graph.replay()
-
-        return replay
-
-    @contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        before, self.stream = self.stream, stream
-        try:
-            yield
-        finally:
-            self.stream = before
 
     def _pin(self, tensor: Tensor) -> Tensor:
         self._pinned[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     def _wait(self, what: str) -> None:
-        assert self._graph is None, f"{what} while a graph is captured"
+        assert self.graph is None, f"{what} while a graph is captured"
         self.waits.append(what)
 
 
@@ -361,8 +402,13 @@ def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[Preten
     from triton.runtime.interpreter import GridExecutor
 
     _guard(scratch)
-    gpu, run = PretendedGpu(), GridExecutor.__call__
+    gpu, run, pools = PretendedGpu(), GridExecutor.__call__, count(1)
+    abandoned: dict[tuple[int, int], _Graph] = {}  # captures that torch did not end, by their pools, which hold their memory
     memory = gpu.memory
+
+    class OwnGraph(CudaGraph):  # a class: others say in annotations that they may have one
+        def __init__(self) -> None:
+            super().__init__(gpu)
 
     def properties(device: object = None) -> SimpleNamespace:
         return SimpleNamespace(
@@ -384,24 +430,36 @@ def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[Preten
         "synchronize": lambda device=None: gpu.stream.synchronize(),
         "set_per_process_memory_fraction": lambda fraction, device=None: None,
         "current_stream": lambda device=None: gpu.stream,
-        "stream": gpu.on,
+        "current_device": lambda: 0,
+        "stream": partial(_On, gpu),
         "Stream": Stream,
         "Event": Event,
+        "CUDAGraph": OwnGraph,
+        "graph_pool_handle": lambda: (0, next(pools)),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    for name, call in {
+        "_host_emptyCache": lambda: None,
+        "_cuda_endAllocateToPool": lambda device, pool: abandoned.update({pool: end_allocating(memory, pool)}),
+        "_cuda_releasePool": lambda device, pool: abandoned.pop(pool),
+    }.items():
+        monkeypatch.setattr(torch._C, name, call, raising=False)
     tensor = torch.tensor  # which asks nobody but torch for memory
     monkeypatch.setattr(torch, "tensor", lambda data, *, device=None, **named: tensor(data, **named).to(device or "cpu"))
     monkeypatch.setattr(torch, "Generator", _Generator)
-    monkeypatch.setattr(torch_forward, "CudaRecorder", lambda: gpu)
+    monkeypatch.setattr(graphs, "_WARM_UPS", 1)  # each takes long here
     monkeypatch.setattr(reading, "READERS", 1)
     monkeypatch.setattr(reading, "Thread", partial(_Thread, gpu))
     monkeypatch.setattr(GridExecutor, "__call__", lambda executor, *args, **kwargs: gpu.launch(executor, run, args, kwargs))
-    dependent.options.cache_clear()
+    caches = (dependent.options, graphs._stream)
+    for cache in caches:
+        cache.cache_clear()
     try:
         with gpu:
             yield gpu
     finally:
-        dependent.options.cache_clear()
+        for cache in caches:
+            cache.cache_clear()
 
 
 class _Thread(Thread):

@@ -17,6 +17,7 @@ import triton.language as tl
 from banyan_runtime.model import edits, fused_sampler, noise, sampler
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.kernels import draw
+from banyan_runtime.model.sampler import PlainSampler, Sampler
 from banyan_runtime.step import SamplingColumns, TokenMask
 
 from . import compiled
@@ -96,6 +97,34 @@ def test_greedy_takes_the_first_of_the_largest_over_all_parts() -> None:
     logits[1, 299] = 4.0
     tokens = agree(logits, columns(4, temperature=[0.0, 9e-7, 1.0, 0.0], top_k=[5, -1, 1, -1], top_p=0.01, seed=[1, 2, 3, 4]))
     assert tokens == [131, 299, 131, 131]
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_likeliest_are_the_references_in_every_type(kept: torch.dtype) -> None:
+    """Equal logits within a part and over several, zeros of both signs, and rows that are no numbers, some of which hold large ones."""
+    logits = some(10, seed=8).round()
+    logits[1] = 0.0
+    logits[1, :100] = -0.0
+    logits[2, [290, 131]] = 60.0
+    logits[3, 140], logits[3, 7] = math.nan, 60.0
+    logits[4, 299] = math.inf
+    logits[5] = -math.inf
+    logits[6], logits[6, 250] = -math.inf, -50.0
+    logits[7] = math.nan
+    logits[8, :200] = -math.inf
+    given = logits.to(DEVICE, kept)
+
+    def likeliest(sampler: Sampler) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, failed = (torch.full((12,), 7, device=DEVICE).to(dtype) for dtype in (torch.int64, torch.bool))
+        sampler.likeliest(given, tokens[:10], failed[:10])
+        return tokens, failed
+
+    found, expected = likeliest(FusedSampler()), likeliest(PlainSampler())
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    assert found[0].tolist()[1:8] == [0, 131, 0, 0, 0, 250, 0]
+    assert found[0].tolist()[10:] == [7, 7], "what is behind them stays"
+    assert found[1].tolist()[:10] == [False, False, False, True, True, True, False, True, False, False]
 
 
 @pytest.mark.parametrize("vocabulary", [1, 127, 128, 129, 900])
@@ -220,6 +249,7 @@ def test_a_rows_hash_starts_with_both_words_of_its_seed_and_its_position() -> No
 def test_no_rows_are_no_work() -> None:
     tokens, failed = FusedSampler()(torch.empty(0, V, device=DEVICE), columns(0), np.empty(0, np.int32))
     assert (tokens.tolist(), failed.tolist()) == ([], [])
+    FusedSampler().likeliest(torch.empty(0, V, device=DEVICE), tokens, failed)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 128, 300, 900])

@@ -15,7 +15,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.tables import SLACK
 from banyan_runtime.model import capacity, headroom
-from banyan_runtime.model.headroom import GIB, MIB, Demand, Largest, Measured, Taken
+from banyan_runtime.model.headroom import GIB, MIB, Demand, Graphs, Largest, Measured, Taken
 from banyan_runtime.step import RunnerInfo
 
 SOME = settings(max_examples=200, deadline=None, derandomize=True)
@@ -150,14 +150,61 @@ def measured(**changes: Any) -> Measured:
 
 
 def test_a_remedy_is_the_largest_part_that_is_enough() -> None:
-    def remedy(device: Measured, *, graphs: bool = True, wide: bool = False) -> str:
-        return headroom.remedy(device, POOL, graphs=graphs, wide=wide)
+    def remedy(device: Measured, *, wide: bool = False) -> str:
+        return headroom.remedy(device, POOL, wide=wide)
 
-    assert remedy(FULL) == "Set --disable-cuda-graph."
     assert "--dtype=bfloat16" in remedy(FULL, wide=True)
-    assert remedy(FULL, graphs=False) == "Other processes must leave 1.00 MB more of the device."
+    assert remedy(FULL) == "Other processes must leave 1.00 MB more of the device."
     hopeless = measured(free_at_first=16 * GIB, free_loaded=GIB // 4, free_after=GIB // 4, free_at_peak=GIB // 4, graphs=0)
     assert "Serve a model that takes 0.25 GB less" in remedy(hopeless)
+    unknown = measured(free_at_peak=FULL.free_after)
+    assert remedy(unknown) == "Serve a model that takes less, or take a device that has more."
+
+
+OPTIONS = {"rows": "cuda_graph_max_bs", "tokens": "cuda_graph_max_tokens"}
+
+
+def asking(*named: str, **options: Any) -> tuple[ServerConfig, Graphs]:
+    """For 256 rows and 512 tokens, some of it by name."""
+    graphs = Graphs(256, 512)
+    return ServerConfig(model_path="x", **{OPTIONS[name]: getattr(graphs, name) for name in named}, **options), graphs
+
+
+def test_fewer_graphs_are_tried_first_of_what_was_left_open() -> None:
+    assert headroom.tries(*asking()) == [Graphs(256, 512), Graphs(64, 128), Graphs(8, 16), Graphs(0, 0)]
+    assert headroom.tries(*asking("rows")) == [
+        Graphs(256, 512), Graphs(256, 128), Graphs(256, 16), Graphs(256, 0), Graphs(64, 128), Graphs(8, 16), Graphs(0, 0),
+    ]  # fmt: skip
+    assert headroom.tries(*asking("tokens")) == [
+        Graphs(256, 512), Graphs(64, 512), Graphs(8, 512), Graphs(1, 512), Graphs(64, 128), Graphs(8, 16), Graphs(0, 0),
+    ]  # fmt: skip
+    assert headroom.tries(*asking("rows", "tokens")) == headroom.tries(*asking())
+    assert headroom.tries(*asking(enable_persistent_decode=True))[-1] == Graphs(1, 0)
+    assert headroom.tries(asking()[0], Graphs(0, 48)) == [Graphs(0, 48), Graphs(0, 16), Graphs(0, 0)]
+    assert headroom.tries(asking()[0], Graphs(0, 0)) == [Graphs(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("named", "captured", "opened", "insists"),
+    [
+        ((), Graphs(256, 512), "", ""),
+        ((), Graphs(64, 128), "--cuda-graph-max-bs=64 --cuda-graph-max-tokens=128", ""),
+        ((), Graphs(0, 0), "--disable-cuda-graph", ""),
+        (("rows",), Graphs(256, 0), "--cuda-graph-max-tokens=0", ""),
+        (("rows",), Graphs(8, 16), "--cuda-graph-max-tokens=16", "--cuda-graph-max-bs=8"),
+        (("rows",), Graphs(0, 0), "", "--disable-cuda-graph"),
+        (("tokens",), Graphs(1, 512), "--cuda-graph-max-bs=1", ""),
+        (("tokens",), Graphs(0, 0), "", "--disable-cuda-graph"),
+        (("rows", "tokens"), Graphs(64, 128), "", "--cuda-graph-max-bs=64 --cuda-graph-max-tokens=128"),
+    ],
+)
+def test_graphs_that_were_asked_for_are_insisted_on(named: tuple[str, ...], captured: Graphs, opened: str, insists: str) -> None:
+    config, graphs = asking(*named)
+    found = headroom.settled(config, Largest(100, 10), Largest(100, 10), graphs, captured)
+    assert (found.open, found.insists) == (opened, insists)
+    both = headroom.settled(config, Largest(100, 10), Largest(64, 10), graphs, captured)
+    assert both.open == " ".join(["--chunked-prefill-size=64", *opened.split()])
+    assert both.insists == insists
 
 
 def test_steps_become_smaller_until_there_is_a_pool_and_defaults_until_it_is_by_far_the_largest_part() -> None:

@@ -26,6 +26,7 @@ from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.capacity import choose_tokens, demand
 from banyan_runtime.model.choice import Choice, worth_a_graph
 from banyan_runtime.model.decoder import Decoder
+from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.layers import PlainKernels
 from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pool import cell_bytes
@@ -111,9 +112,7 @@ def test_a_slot_table_takes_no_memory_before_it_is_written() -> None:
 
 
 def choice(model: TinyModel, device: str, dtype: torch.dtype, context: int, attention: AttentionKind | None = None) -> Choice:
-    return Choice(
-        read(model.folder), torch.device(device), dtype, context, dtype, attention, graph_rows=256, graph_tokens=512, persistent=False
-    )
+    return Choice(read(model.folder), torch.device(device), dtype, context, dtype, attention, Graphs(256, 512), persistent=False)
 
 
 @pytest.mark.parametrize("attention", [TritonAttention, FlashInferAttention])

@@ -17,7 +17,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.tables import SLACK
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import fused, graphs, headroom, torch_forward, trial
+from banyan_runtime.model import choice, fused, graphs, headroom, torch_forward, trial
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.headroom import MIB
 from banyan_runtime.model.pool import KvPool
@@ -201,11 +201,70 @@ def test_defaults_that_are_too_much_for_a_device_are_settled(model: TinyModel, g
     run_largest(runner, limits)
 
 
+FEW: dict[str, Any] = {key: value for key, value in GRAPHS.items() if key != "cuda_graph_max_bs"}
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps of 4, 2 and 1 rows are captured by default, in two graphs each, then fewer."""
+    monkeypatch.setattr(choice, "MOST_ROWS", 4)
+    monkeypatch.setattr(headroom, "FEWER", ((2, 0), (1, 0), (0, 0)))
+
+
+def serves(model: TinyModel, gpu: PretendedGpu, runner: ModelRunner, limits: EngineLimits) -> None:
+    """All that there is, and the right tokens."""
+    run_largest(runner, limits)
+    assert 1.6 * MIB <= gpu.memory.free <= 8 * MIB
+    gpu.of_graph = 0  # the driver prepares the runner once more
+    request = Request([5, 6, 7], new_tokens=4, row=0)
+    Driver(runner, rows=1, context=16).run([request])
+    assert request.output == model.choices(request.prompt, request.output)
+
+
+@pytest.mark.usefixtures("four")
+@pytest.mark.parametrize(
+    ("of_graph", "graphs", "told"),
+    [
+        (12, 4, "--cuda-graph-max-bs=2"),
+        pytest.param(30.5, 0, "--disable-cuda-graph", id="two fit, but no pool beside them"),
+        (70, 0, "--disable-cuda-graph"),
+    ],
+)
+def test_graphs_of_the_defaults_are_fewer_where_they_do_not_fit(
+    model: TinyModel, gpu: PretendedGpu, caplog: pytest.LogCaptureFixture, of_graph: float, graphs: int, told: str
+) -> None:
+    gpu.of_graph = int(of_graph * MIB)
+    start = Start(model, **FEW)
+    runner, limits = start()
+    assert caplog.messages == [f"The largest steps of the defaults take too much of the device's memory; {told} are used."]
+    assert (start.builds, len(gpu.graphs)) == (1, graphs)
+    assert runner.info.graph_bytes >= graphs * gpu.of_graph
+    gpu.replays = 0
+    serves(model, gpu, runner, limits)
+    assert bool(gpu.replays) == bool(graphs)
+
+
+@pytest.mark.usefixtures("four")
+@pytest.mark.parametrize(("of_graph", "setting"), [(12, {"cuda_graph_max_bs": 2}), (70, {"disable_cuda_graph": True})])
+def test_graphs_that_were_asked_for_are_refused_with_what_fits(
+    model: TinyModel, gpu: PretendedGpu, of_graph: int, setting: dict[str, Any]
+) -> None:
+    gpu.of_graph = of_graph * MIB
+    with pytest.raises(ConfigError) as error:
+        Start(model, **FEW, cuda_graph_max_bs=4)()
+    told = re.search(r"Capturing CUDA graphs takes more than there is\. Set (\S+), which was tried and fits\.$", str(error.value))
+    assert told is not None, error.value
+    ((name, value),) = setting.items()
+    assert told[1] == f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+    del error  # with all that its frames hold
+    serves(model, gpu, *Start(model, **FEW | setting)())
+
+
 def broken(monkeypatch: pytest.MonkeyPatch, where: str, times: int, gpu: PretendedGpu) -> list[int]:
-    """Memory runs out `times` where a pool is allocated that is more than the trial's, or where graphs are captured over one. The result
-    gets the sizes of the pools."""
+    """Memory runs out `times` where a pool is allocated that is more than the trial's, or at the end of a capture over one. The result gets
+    the sizes of the pools."""
     sizes: list[int] = []
-    make, record = KvPool.__init__, gpu.record
+    make = KvPool.__init__
 
     def pool(self: KvPool, spec: Any, tokens: int, page_size: int, *args: Any) -> None:
         if tokens > page_size:
@@ -214,17 +273,16 @@ def broken(monkeypatch: pytest.MonkeyPatch, where: str, times: int, gpu: Pretend
         if where == "pool" and 0 < len(sizes) <= times:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    def capture(body: Callable[[], None]) -> Callable[[], None]:
-        if where == "capture" and 0 < len(sizes) <= times:
+    def fails(moment: str) -> None:
+        if moment == where and 0 < len(sizes) <= times:
             raise RuntimeError("CUDA error: out of memory")
-        return record(body)
 
     monkeypatch.setattr(KvPool, "__init__", pool)
-    monkeypatch.setattr(gpu, "record", capture)
+    gpu.fails = fails
     return sizes
 
 
-@pytest.mark.parametrize("where", ["pool", "capture"])
+@pytest.mark.parametrize("where", ["pool", "end"])
 def test_a_pool_that_does_not_fit_after_all_is_made_smaller(
     model: TinyModel, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
@@ -259,7 +317,7 @@ def test_memory_that_others_take_meanwhile_makes_the_pool_smaller(model: TinyMod
     run_largest(runner, limits)
 
 
-@pytest.mark.parametrize("where", ["pool", "capture"])
+@pytest.mark.parametrize("where", ["pool", "end"])
 def test_three_times_out_of_memory_are_one_error_with_every_number(
     model: TinyModel, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

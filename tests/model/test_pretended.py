@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model import fused, persistent, torch_forward
+from banyan_runtime.model import fused, persistent, torch_forward, trial
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
+from banyan_runtime.model.graphs import CudaRecorder
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import load
@@ -86,7 +87,7 @@ def test_who_waits_is_noted_and_refused_in_a_graph(gpu: PretendedGpu, name: str)
     WAITS[name](numbers)
     assert gpu.waits
     with pytest.raises(AssertionError, match="while a graph is captured"):
-        gpu.record(lambda: dropped(WAITS[name](numbers)))
+        CudaRecorder().record(lambda: dropped(WAITS[name](numbers)))
 
 
 def test_what_comes_to_the_host_is_there_when_it_has_waited(gpu: PretendedGpu) -> None:
@@ -108,7 +109,8 @@ def test_graphs_replay_what_was_captured_over_the_memory_of_then(gpu: PretendedG
         kept.append(given * factor)
         doubled.copy_(kept[-1])
 
-    replay, other = gpu.record(body), gpu.record(lambda: dropped(given.add_(1)))
+    recorder = CudaRecorder()
+    replay, other = recorder.record(body), recorder.record(lambda: dropped(given.add_(1)))
     factor = 5
     given.copy_(on_gpu(10, 20))
     replay()
@@ -117,6 +119,48 @@ def test_graphs_replay_what_was_captured_over_the_memory_of_then(gpu: PretendedG
     other()
     assert given.cpu().tolist() == [11, 21]
     assert kept[-1].cpu().isnan().all()
+    assert doubled.cpu().tolist() == [20, 40]
+
+
+MOMENTS = ["warm-up", "begin", "body", "end", "body and end", "instantiate"]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first", "a later one"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_capture_that_runs_out_of_memory_leaves_nothing_behind(gpu: PretendedGpu, moment: str, first: bool) -> None:
+    """Neither another stream nor memory, and nothing that could be replayed; what it ran out of its caller hears. The end of a capture that
+    ended early is another error."""
+    given, doubled = on_gpu(1, 2), on_gpu(0, 0)
+    recorder, here = CudaRecorder(), torch.cuda.current_stream()
+    bodies = 0
+
+    def body() -> None:
+        nonlocal bodies
+        bodies += 1
+        doubled.copy_(given * 2)
+        if bodies == {"warm-up": 1, "body": 2, "body and end": 2}.get(moment):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def fails(now: str) -> None:
+        if now == moment:
+            raise RuntimeError("CUDA error: out of memory")
+        if f"body and {now}" == moment:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    earlier = None if first else recorder.record(lambda: dropped(given.add_(1)))
+    gpu.memory.empty_cache()
+    before = gpu.memory.allocated, gpu.memory.free
+    gpu.fails = fails
+    assert not trial.fits(lambda: dropped(recorder.record(body)))
+    assert torch.cuda.current_stream() is here
+    gpu.memory.empty_cache()
+    assert (gpu.memory.allocated, gpu.memory.free) == before
+    gpu.fails = lambda moment: None
+    replay = recorder.record(body)
+    if earlier is not None:
+        earlier()
+    given.copy_(on_gpu(10, 20))
+    replay()
     assert doubled.cpu().tolist() == [20, 40]
 
 
@@ -153,6 +197,21 @@ def test_a_step_of_one_row_in_one_launch(
     monkeypatch.setattr(torch_forward, "PersistentDecode", partial(PersistentDecode, programs=1))
     model, requests = tiny_model("llama"), texts(6, 3)
     computed(model.load(device="cuda", enable_persistent_decode=True, **GRAPHS), gpu, requests)
+    for request in requests:
+        assert request.output == model.choices(request.prompt, request.output)
+
+
+def test_the_likeliest_tokens_are_picked_by_our_kernels_without_graphs_too(
+    tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, requests = tiny_model("llama"), texts(3, 2)
+    runner = model.load(device="cuda", disable_cuda_graph=True)
+    launched: list[str] = []
+    launch, step = gpu.launch, runner.launch
+    monkeypatch.setattr(gpu, "launch", lambda executor, *told: (launched.append(executor.fn.__name__), launch(executor, *told)))
+    monkeypatch.setattr(runner, "launch", lambda asked: (launched.append("step"), step(asked))[1])
+    Driver(runner, rows=3, context=64).run(requests)
+    assert launched.count("step") == launched.count("survey") == launched.count("choose") > 2
     for request in requests:
         assert request.output == model.choices(request.prompt, request.output)
 

@@ -95,7 +95,8 @@ def demand(config: ServerConfig, choice: Choice, rows: int) -> Demand:
 
 def tables_bytes(choice: Choice, shape: TableShape) -> int:
     """What a GPU holds for penalties and for attention with tables of such a shape."""
-    attention = 0 if choice.attention is None else choice.attention.beside(shape, min(shape.rows, choice.graph_rows), choice.graph_tokens)
+    graphs = choice.graphs
+    attention = 0 if choice.attention is None else choice.attention.beside(shape, min(shape.rows, graphs.rows), graphs.tokens)
     return table_bytes(shape) + attention
 
 

@@ -1,4 +1,4 @@
-"""What a server computes with, settled before a weight is read."""
+"""What a server computes with, settled before a weight is read, but for graphs that may turn out to be too many (`trial.py`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from banyan_runtime.model import device as devices
 from banyan_runtime.model import persistent
 from banyan_runtime.model import spec as specs
 from banyan_runtime.model.attention import AttentionKind, backends
+from banyan_runtime.model.headroom import NO_GRAPHS, Graphs
 from banyan_runtime.model.spec import ModelSpec
 
 log = logging.getLogger("banyan")
@@ -26,7 +27,7 @@ LAUNCHED: Final = 16 * 10**9
 """Parameters of a layer times tokens: at 400 TFLOP/s they take 80 us, as ten launches do. By arithmetic, not measured."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     spec: ModelSpec
     device: torch.device
@@ -34,8 +35,7 @@ class Choice:
     context_len: int  # tokens
     kv_dtype: torch.dtype  # of keys and values that are kept
     attention: AttentionKind | None  # None: the runner has its own
-    graph_rows: int  # of the largest decode step that is captured as a graph; 0: none is
-    graph_tokens: int  # of the largest other step that is
+    graphs: Graphs  # the one thing that changes: a trial takes them down, and models that are there already capture fewer from then on
     persistent: bool  # whether decode steps of one row take one launch
 
 
@@ -55,14 +55,14 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     if kv_dtype != dtype:
         log.info("Using KV cache dtype: %s, without scales.", kv_dtype)
     attention = None if own_attention else backends.choose(config.attention_backend, spec, device, dtype, kv_dtype)
-    graph_rows = graph_tokens = 0
+    graphs = NO_GRAPHS
     if device.type == "cuda" and not config.disable_cuda_graph:
-        graph_rows = (config.cuda_graph_max_bs or MOST_ROWS) if config.serves_text else 0  # vectors take no decode steps
-        graph_tokens = worth_a_graph(spec) if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens
+        rows = (config.cuda_graph_max_bs or MOST_ROWS) if config.serves_text else 0  # vectors take no decode steps
+        graphs = Graphs(rows, worth_a_graph(spec) if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens)
     alone = config.enable_persistent_decode
-    if alone and (reason := persistent.refusal(spec, device, kv_dtype, graph_rows, attention)):
+    if alone and (reason := persistent.refusal(spec, device, kv_dtype, graphs.rows, attention)):
         raise ConfigError(f"--enable-persistent-decode: {reason}; leave it out")
-    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graph_rows, graph_tokens, alone)
+    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graphs, alone)
 
 
 def worth_a_graph(spec: ModelSpec) -> int:

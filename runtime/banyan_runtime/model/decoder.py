@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from banyan_runtime.model.attention import Attention
+from banyan_runtime.model.attention import Attention, Held
 from banyan_runtime.model.heads import joined
 from banyan_runtime.model.invariance import aligned, report
 from banyan_runtime.model.layers import Entry, Head, Kernels
@@ -33,6 +33,8 @@ class Decoder:
         self.blocks = [_Block(spec, index, weights, kernels, rope) for index in range(spec.layers)]
         self.norm = kernels.norm(weights.pop("norm"), spec.norm_eps)
         self.head = Head(self.embed if spec.tied else weights.pop("head"), kernels)
+        self.sampler = kernels.sampler()
+        self._begin = kernels.begin(self.embed, rope)
         assert not weights, f"no layer took {sorted(weights)}"
         self.rows = kernels.rows
         if self.embed.device.type == "cpu":
@@ -54,9 +56,11 @@ class Decoder:
         h, deltas = self._through(h, tokens, at, attention)
         return joined([block + delta for block, delta in zip(h, deltas, strict=True)])[:tokens]
 
-    def hidden_of(self, h: Tensor, at: tuple[Tensor, Tensor], attention: Attention, out: Tensor) -> None:
-        """Likewise of tokens that have begun (`fused.Begin`), into `out`; for kernels to which the number of rows is all one."""
-        (block,), (delta,) = self._through([h], h.shape[0], [at], attention)
+    def hidden_held(self, held: Held, latest: Tensor, attention: Attention, out: Tensor) -> None:
+        """Likewise of the tokens that `held` tells by then, into `out`; as `layers.Begin`. For kernels to which the number of rows is all
+        one. Can be captured."""
+        h, at = self._begin(held, latest)
+        (block,), (delta,) = self._through([h], held.size, [at], attention)
         torch.add(block, delta, out=out)
 
     def _through(
@@ -74,17 +78,10 @@ class Decoder:
         self.pulse()
         return self._by_blocks(hidden, lambda block: self.head(self.norm(block)))
 
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The token with the largest logit for each of n hidden states, int64 [n], 0 where it failed; and which rows failed, bool [n]."""
+    def likeliest(self, hidden: Tensor, tokens: Tensor, failed: Tensor) -> None:
+        """The token with the largest logit for each of n hidden states, and which rows failed: as `Sampler.likeliest`."""
         self.pulse()
-        highest, tokens = self._by_blocks(hidden, lambda block: self.head.own(self.norm(block))).max(-1)
-        failed = ~torch.isfinite(highest)
-        return tokens.masked_fill_(failed, 0), failed
-
-    def own_logits(self, hidden: Tensor) -> Tensor:
-        """As `logits`, in the type that they are computed in."""
-        self.pulse()
-        return self._by_blocks(hidden, lambda block: self.head.own(self.norm(block)))
+        self.sampler.likeliest(self._by_blocks(hidden, lambda block: self.head.own(self.norm(block))), tokens, failed)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """n hidden states as the head reads them, [n, hidden_size]."""

@@ -1,4 +1,4 @@
-"""Layers on CUDA with what is done to rows between products fused into one launch each (`kernels/rows.py`)."""
+"""Layers on CUDA with what is done to rows between products fused into one launch each (`kernels/rows.py`), and both ends of a step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan_runtime.model.attention import Held
+from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads, joined
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
-from banyan_runtime.model.layers import Entry, Layer, PlainKernels, RmsNorm
+from banyan_runtime.model.layers import Begin, Entry, Layer, PlainKernels, RmsNorm
 from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.step import PADDING_SLOT
 
@@ -35,7 +37,7 @@ def supports(device: torch.device, kept: torch.dtype) -> bool:
 
 
 class FusedKernels(PlainKernels):
-    """torch's own products, and Triton between them."""
+    """torch's own products, and Triton between them, before and behind."""
 
     def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
         assert heads == 1, "heads are normed on their way to attention"
@@ -53,9 +55,15 @@ class FusedKernels(PlainKernels):
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         return _FusedGated(weight, bias)
 
+    def begin(self, embed: Tensor, rope: Rope) -> Begin:
+        return _FusedBegin(embed, rope)
 
-class Begin:
-    """What a replayed step's tokens begin with, in one launch: their embeddings, and cosines and sines of their positions."""
+    def sampler(self) -> Sampler:
+        return FusedSampler()
+
+
+class _FusedBegin:
+    """In one launch."""
 
     def __init__(self, embed: Tensor, rope: Rope) -> None:
         from banyan_runtime.model.kernels import dependent, rows

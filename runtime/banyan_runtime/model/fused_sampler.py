@@ -27,15 +27,16 @@ class FusedSampler:
         self._options = dependent.options
         self._masks = masks
 
-    def compile(self, vocabulary: int, device: torch.device) -> None:
-        """Draw once under a mask, so that no request waits for a compiler."""
+    def compile(self, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Draw once under a mask, and pick once."""
         one = np.ones(1, np.float32)
         columns = SamplingColumns(one, np.zeros(1, np.int32), one, 0 * one, 0 * one, 0 * one, one, np.zeros(1, np.uint64))
         logits = torch.zeros(1, vocabulary, device=device)
         self.allow(
             logits, TokenMask(np.full((1, -(-vocabulary // 32)), 0xFFFFFFFF, np.uint32), np.zeros(1, np.int32)), np.zeros(1, np.int64)
         )
-        self(logits, columns, np.zeros(1, np.int32))
+        tokens, failed = self(logits, columns, np.zeros(1, np.int32))
+        self.likeliest(logits.to(dtype), tokens, failed)
 
     def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
         """The contract is `sampler.sample`'s. The tokens are its too, but for draws that its fp32 probabilities decide by rounding.
@@ -49,8 +50,8 @@ class FusedSampler:
         return tokens, failed
 
     def likeliest(self, logits: Tensor, tokens: Tensor, failed: Tensor) -> None:
-        """Into `tokens` and `failed`. Can be captured."""
-        self._draw(logits, None, tokens, failed)
+        if len(logits):
+            self._draw(logits, None, tokens, failed)
 
     def _draw(self, logits: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
         """`settings`: None where no row is drawn."""

@@ -25,8 +25,6 @@ from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Held, Replayed, most_sequences
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured
-from banyan_runtime.model.fused import Begin, FusedKernels
-from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import Step
@@ -85,17 +83,34 @@ class CudaRecorder:
         self._stream = _stream()
 
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
-        beside = self._stream
-        beside.wait_stream(torch.cuda.current_stream())
+        beside, here = self._stream, torch.cuda.current_stream()
+        beside.wait_stream(here)
         with torch.cuda.stream(beside):
             for _ in range(_WARM_UPS):
                 body()
-        torch.cuda.current_stream().wait_stream(beside)
+        here.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=beside):
-            body()
-        self._pool = graph.pool()
+        pool = self._pool or torch.cuda.graph_pool_handle()
+        try:
+            # By itself torch goes back to the stream that it came from only where it could end the capture.
+            with torch.cuda.stream(here), torch.cuda.graph(graph, pool=pool, stream=beside):
+                body()
+        except BaseException:
+            _abandon(pool)
+            raise
+        self._pool = pool
         return graph.replay
+
+
+def _abandon(pool: tuple[int, int]) -> None:
+    """Behind a capture that failed. Where it could not be ended, torch's allocator takes it to be underway for ever: it gives nothing back
+    to the device, not even the pool's memory, and lets no other capture share the pool."""
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:  # torch did, so that the pool is let go with the graph
+        return
+    torch._C._cuda_releasePool(device, pool)
 
 
 @cache
@@ -122,9 +137,6 @@ class StepGraphs:
         self._decoder, self._attention, self._alone = decoder, attention, alone
         self._latest = latest
         device = decoder.embed.device
-        own = isinstance(decoder.kernels, FusedKernels)
-        self._begin = Begin(decoder.embed, decoder.rope) if own else None
-        self._sampler = FusedSampler() if own else None
         decodes = [_Graph(Held.empty(size, device)) for size in sizes.rows]
         prompts = [_Graph(Held.empty(size, device, most_sequences(size))) for size in sizes.tokens]
         graphs = _in_turn(decodes, prompts)
@@ -204,19 +216,10 @@ class StepGraphs:
             alone.compute(held, self._hidden[0])
             return
         self._attention.plan_held(held)
-        if self._begin is not None:
-            self._decoder.hidden_of(*self._begin(held, self._latest), self._attention, self._hidden[: held.size])
-            return
-        ids = torch.where(held.ids < 0, self._latest.index_select(0, held.rows), held.ids)
-        self._hidden[: held.size].copy_(self._decoder.hidden(ids, held.positions, self._attention))
+        self._decoder.hidden_held(held, self._latest, self._attention, self._hidden[: held.size])
 
     def _pick(self, size: int) -> None:
-        if self._sampler is not None:
-            self._sampler.likeliest(self._decoder.own_logits(self._hidden[:size]), self._tokens[:size], self._failed[:size])
-            return
-        tokens, failed = self._decoder.likeliest(self._hidden[:size])
-        self._tokens[:size].copy_(tokens)
-        self._failed[:size].copy_(failed)
+        self._decoder.likeliest(self._hidden[:size], self._tokens[:size], self._failed[:size])
 
 
 @dataclass(slots=True, eq=False)

@@ -25,6 +25,8 @@ LEAST_ROWS: Final = 256  # rows, below which no default is taken down for the po
 ROWS_SHARE: Final = 8  # a default of rows takes, with their tables, no more than one part in so many of the pool
 CONTEXT: Final = 768 * MIB  # what CUDA itself takes for a process, about: no other process can leave it
 SHRINKS: Final = 0.9  # what is left of a pool that could not be allocated
+FEWER: Final = ((64, 128), (8, 16), (0, 0))
+"""Rows and tokens of the largest graphs to try where more take too much: of the defaults' 48 sizes 18 are left, then 5, then none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,32 @@ class Largest:
         if half < (SHORTEST_STEP if prompts else SHORTEST_BATCH) or half >= now:
             return None
         return Largest(half, self.rows) if prompts else Largest(self.prompt_tokens, half)
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """The largest steps that are captured as CUDA graphs, with all smaller ones."""
+
+    rows: int  # of decode steps; 0: none is captured
+    tokens: int  # of other steps, likewise
+
+
+NO_GRAPHS: Final = Graphs(0, 0)
+
+
+def tries(config: ServerConfig, graphs: Graphs) -> list[Graphs]:
+    """What to capture, and to capture next where that takes too much: fewer of what was left open, then fewer of what was asked for as
+    well, to know what would fit."""
+    found = [graphs]
+    for asked in (False, True):
+        for rows, tokens in FEWER:
+            fewer_tokens = min(graphs.tokens, tokens) if asked or config.cuda_graph_max_tokens is None else graphs.tokens
+            fewer_rows = min(graphs.rows, rows) if asked or config.cuda_graph_max_bs is None else graphs.rows
+            if fewer_tokens or config.enable_persistent_decode:  # no options say that no decode steps are captured where anything is
+                fewer_rows = max(fewer_rows, min(graphs.rows, 1))
+            if (fewer := Graphs(fewer_rows, fewer_tokens)) not in found:
+                found.append(fewer)
+    return found
 
 
 def rows_of(config: ServerConfig, context_len: int, pool_tokens: int) -> int:
@@ -209,7 +237,8 @@ class Settled:
     insists: str  # the limits that were asked for and are too much, as they would fit
 
 
-def settled(config: ServerConfig, wanted: Largest, fitting: Largest) -> Settled:
+def settled(config: ServerConfig, wanted: Largest, fitting: Largest, graphs: Graphs, captured: Graphs) -> Settled:
+    """`graphs`: that were wanted, of which those fit that are captured."""
     chunk, rows = config.chunked_prefill_size, config.max_running_requests
     opened, insists = list[str](), list[str]()
     if fitting.prompt_tokens < wanted.prompt_tokens:
@@ -218,18 +247,28 @@ def settled(config: ServerConfig, wanted: Largest, fitting: Largest) -> Settled:
     if fitting.rows < wanted.rows:
         (opened if rows is None else insists).append(f"--max-running-requests={fitting.rows}")
         rows = fitting.rows
+    fewer_rows, fewer_tokens = captured.rows < graphs.rows, captured.tokens < graphs.tokens
+    for_rows = opened if config.cuda_graph_max_bs is None else insists
+    for_tokens = opened if config.cuda_graph_max_tokens is None else insists
+    if captured == NO_GRAPHS and (fewer_rows or fewer_tokens):
+        asked = (fewer_rows and for_rows is insists) or (fewer_tokens and for_tokens is insists)
+        (insists if asked else opened).append("--disable-cuda-graph")
+    else:
+        for_rows += [f"--cuda-graph-max-bs={captured.rows}"] * fewer_rows
+        for_tokens += [f"--cuda-graph-max-tokens={captured.tokens}"] * fewer_tokens
     return Settled(replace(config, chunked_prefill_size=chunk, max_running_requests=rows), " ".join(opened), " ".join(insists))
 
 
-def remedy(measured: Measured, demand: Demand, *, graphs: bool, wide: bool) -> str:
-    """What would make room for the smallest pool where smaller steps would not: of what can be had, the largest part.
+def remedy(measured: Measured, demand: Demand, *, wide: bool) -> str:
+    """What would make room for the smallest pool where smaller steps and fewer graphs would not: of what can be had, the largest part.
 
-    `graphs`: some are captured; `wide`: weights are in 32 bits.
+    `wide`: weights are in 32 bits.
     """
     missing = lacking(measured, demand)
+    if not missing:  # as far as is known: not even the tables could be made
+        return "Serve a model that takes less, or take a device that has more."
     ways = [
         (measured.others - CONTEXT, f"Other processes must leave {said(missing)} more of the device."),
-        (measured.graphs if graphs else 0, "Set --disable-cuda-graph."),
         (measured.weights // 2 if wide else 0, "Set --dtype=bfloat16 (half before compute capability 8.0), which halves the weights."),
     ]
     enough = [way for way in ways if way[0] >= missing]

@@ -1,9 +1,9 @@
 """The blocks' parts: norm, linear, gated MLP, head. Plain callables on [rows, width] tensors, no module machinery: a step of a
 small model is bound by the number of Python calls.
 
-`Kernels` chooses how matrices are multiplied, once at start: `PlainKernels` anywhere, `PackedKernels` on the CPU, where
-weights are stored in oneDNN's blocked layout. Measured on 2 cores, 3072x576: bf16 83 us against 128 us for one row and
-185 against 253 us for 16 rows; fp32 92 against 136 us and 300 against 518 us.
+`Kernels` chooses what computes a step from its tokens to the next ones, once at start: `PlainKernels` anywhere, `PackedKernels` on the
+CPU, where weights are stored in oneDNN's blocked layout, and `FusedKernels` on CUDA. Measured on 2 cores, 3072x576: bf16 83 us
+against 128 us for one row and 185 against 253 us for 16 rows; fp32 92 against 136 us and 300 against 518 us.
 
 On the CPU every part is measured when it is made (`invariance.py`), with the shape that it has.
 """
@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from banyan_runtime.model.attention import Held
 from banyan_runtime.model.heads import Heads, PlainHeads
 from banyan_runtime.model.invariance import LADDER, Measured, RowSizes, agreement, probe_row, probe_weight
 from banyan_runtime.model.rope import Rope
+from banyan_runtime.model.sampler import PlainSampler, Sampler
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.step import Pulse
 
@@ -31,8 +33,17 @@ class Layer(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+class Begin(Protocol):
+    """What a replayed step begins with."""
+
+    def __call__(self, held: Held, latest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Embeddings [T, hidden_size] of the tokens that `held` tells by then, and cosines and sines of their positions, as `Rope.at`. A
+        negative token is the latest one of its row: `latest` int64 [rows]. Can be captured."""
+
+
 class Kernels(Protocol):
-    """Makes layers of weights; may take the weights over in another form."""
+    """Makes layers of weights; may take the weights over in another form. And what is computed before the first layer, and behind the
+    last."""
 
     @property
     def rows(self) -> RowSizes:
@@ -52,6 +63,12 @@ class Kernels(Protocol):
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         """silu(x @ gate.T) * (x @ up.T); weight [2 * inner, in] holds gate above up, bias [2 * inner]."""
+
+    def begin(self, embed: Tensor, rope: Rope) -> Begin:
+        """What replayed steps begin with; embed [vocab_size, hidden_size]."""
+
+    def sampler(self) -> Sampler:
+        """What makes tokens of logits, in steps of every kind."""
 
 
 class RmsNorm:
@@ -142,6 +159,12 @@ class PlainKernels:
         self._measured.product(_PlainGated, weight, bias)
         return _PlainGated(weight, bias)
 
+    def begin(self, embed: Tensor, rope: Rope) -> Begin:
+        return _PlainBegin(embed, rope)
+
+    def sampler(self) -> Sampler:
+        return PlainSampler()
+
 
 class PackedKernels(PlainKernels):
     """oneDNN products over packed weights, on the CPU."""
@@ -209,6 +232,16 @@ class _MeasuredLayers:
             self.KNOWN[key] = agreement(make(), LADDER, self._pulse)
         self._measured.add(key, self.KNOWN[key])
         self.__dict__.pop("rows", None)
+
+
+class _PlainBegin:
+    def __init__(self, embed: Tensor, rope: Rope) -> None:
+        self._embed = embed
+        self._rope = rope
+
+    def __call__(self, held: Held, latest: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        ids = torch.where(held.ids < 0, latest.index_select(0, held.rows), held.ids)
+        return F.embedding(ids, self._embed), self._rope.at(held.positions)
 
 
 class _PlainLinear:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from banyan_runtime.model import noise
+from banyan_runtime.model import edits, noise
 from banyan_runtime.model.device import tensor
-from banyan_runtime.step import F32, I32, U64, Bool, SamplingColumns
+from banyan_runtime.step import F32, I32, U64, Bool, SamplingColumns, TokenMask
 
 GREEDY_BELOW: Final = 1e-6  # temperature
 _WIDTHS: Final = (256, 4096)  # candidates looked at before the whole row is sorted
@@ -24,6 +25,41 @@ _TIES: Final = 64  # candidates looked at beyond the largest top_k, for equal pr
 _SURE: Final = 2.5
 """The largest (log probability + Gumbel) of a row is a Gumbel variable itself: below ln(mass) - 2.5 once in 200,000 draws.
 Cells that cannot reach this bound are ruled out before the logarithms; where none reaches it, all are computed."""
+
+
+class Sampler(Protocol):
+    """Makes tokens of logits [n, vocab_size]: in fp32, or for the likeliest in the type that they were computed in."""
+
+    def compile(self, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Be ready for such logits, of which the likeliest are asked for in that type: no request waits for a compiler then."""
+
+    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
+        """`Forward.allow`."""
+
+    def likeliest(self, logits: Tensor, tokens: Tensor, failed: Tensor) -> None:
+        """The token with the largest logit, of equal ones the first, into int64 [n], and which rows failed into bool [n]: those with NaN,
+        and those whose largest is infinite; their tokens are 0. Can be captured."""
+
+    def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
+        """`sample`."""
+
+
+class PlainSampler:
+    """With torch's operations."""
+
+    def compile(self, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Nothing is to be done."""
+
+    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
+        edits.allow(logits, mask, picked)
+
+    def likeliest(self, logits: Tensor, tokens: Tensor, failed: Tensor) -> None:
+        highest, found = logits.max(-1)
+        failed.copy_(~torch.isfinite(highest))
+        tokens.copy_(found.masked_fill_(failed, 0))
+
+    def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
+        return sample(logits, columns, positions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model import blocks, edits, fused, loader, rounds, sampler
+from banyan_runtime.model import blocks, fused, loader, rounds
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Attention, Replayed
 from banyan_runtime.model.blocks import Parameter
@@ -19,7 +19,6 @@ from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured
 from banyan_runtime.model.fused import FusedKernels
-from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.graphs import NO_SIZES, CudaRecorder, Recorder, Sizes, StepGraphs
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.persistent import PersistentDecode
@@ -31,22 +30,6 @@ from banyan_runtime.step import I32, PADDING_SLOT, Pulse, SamplingColumns, Step,
 _MANY: Final = 64  # tokens: what is compiled for more depends on their number no more
 
 MakesPersistent = Callable[[Decoder, KvPool, DeviceTable, Tensor], PersistentDecode]
-
-
-class Sampler(Protocol):
-    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
-        """`Forward.allow`."""
-
-    def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
-        """`Forward.sample`."""
-
-
-class PlainSampler:
-    def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
-        edits.allow(logits, mask, picked)
-
-    def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
-        return sampler.sample(logits, columns, positions)
 
 
 class TorchModel:
@@ -66,8 +49,7 @@ class TorchModel:
         self._pulse = pulse
         weights = loader.dequantized(parameters, choice.dtype, choice.device)
         self.weights_bytes = blocks.nbytes(weights.values())
-        self._fused = fused.supports(choice.device, choice.kv_dtype)
-        kernels: Kernels = FusedKernels(pulse) if self._fused else PlainKernels(pulse)
+        kernels: Kernels = FusedKernels(pulse) if fused.supports(choice.device, choice.kv_dtype) else PlainKernels(pulse)
         if choice.device.type == "cpu" and PackedKernels.supports(choice.dtype):
             kernels = PackedKernels(pulse)
         rope = Rope(choice.spec, choice.dtype, choice.device)
@@ -78,13 +60,10 @@ class TorchModel:
         assert choice.attention is not None
         pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device, choice.kv_dtype)
         attention = choice.attention(choice.spec, pool, self._pulse)
-        sizes = Sizes.upto(choice.graph_rows, choice.graph_tokens)
+        sizes = Sizes.upto(choice.graphs.rows, choice.graphs.tokens)
         recorder = CudaRecorder() if sizes != NO_SIZES else None
-        draws: Sampler = PlainSampler()
-        if self._fused:
-            draws = FusedSampler()
-            draws.compile(choice.spec.vocab_size, choice.device)
-        return TorchForward(self._decoder, attention, pool, recorder, sizes, draws, PersistentDecode if choice.persistent else None)
+        self._decoder.sampler.compile(choice.spec.vocab_size, choice.dtype, choice.device)
+        return TorchForward(self._decoder, attention, pool, recorder, sizes, PersistentDecode if choice.persistent else None)
 
 
 class TorchForward:
@@ -95,7 +74,6 @@ class TorchForward:
         pool: KvPool,
         recorder: Recorder | None = None,
         sizes: Sizes = NO_SIZES,
-        draws: Sampler | None = None,
         persistent: MakesPersistent | None = None,
     ) -> None:
         """With a recorder, steps of such sizes are captured, if the attention can be; with `persistent`, decode steps of one row take one
@@ -106,7 +84,6 @@ class TorchForward:
         self._pool = pool
         self._recorder = recorder
         self._sizes = sizes
-        self._sampler = draws or PlainSampler()
         self._graphs: StepGraphs | None = None
         self._table: DeviceTable | None = None
 
@@ -162,14 +139,17 @@ class TorchForward:
         return self.decoder.logits(hidden)
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        replayed = None if self._graphs is None else self._graphs.likeliest(hidden)
-        return self.decoder.likeliest(hidden) if replayed is None else replayed
+        if self._graphs is not None and (replayed := self._graphs.likeliest(hidden)) is not None:
+            return replayed
+        tokens, failed = (torch.empty(len(hidden), dtype=dtype, device=hidden.device) for dtype in (torch.int64, torch.bool))
+        self.decoder.likeliest(hidden, tokens, failed)
+        return tokens, failed
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
-        self._sampler.allow(logits, mask, picked)
+        self.decoder.sampler.allow(logits, mask, picked)
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
-        return self._sampler(logits, columns, positions)
+        return self.decoder.sampler(logits, columns, positions)
 
     def normed(self, hidden: Tensor) -> Tensor:
         return self.decoder.normed(hidden)

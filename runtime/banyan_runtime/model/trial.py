@@ -87,13 +87,51 @@ class Tried:
 def try_largest(
     config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], gauge: Gauge, free_at_first: int, own_at_first: int
 ) -> Tried:
-    """`make` gives a runner over the smallest pool. Raises ConfigError where the largest steps that were asked for do not fit beside the
-    weights and the smallest pool."""
+    """`make` gives a runner over the smallest pool. Raises ConfigError where the largest steps and the graphs that were asked for do not
+    fit beside the weights and the smallest pool. `choice` has the graphs that fit behind it, where the defaults are too many."""
     started = time.monotonic()
     loaded = gauge.settled()
-    wanted = Largest.of(config, choice.context_len, capacity.most_tokens(config, choice, loaded))
+    at_first = Measured(gauge.total, free_at_first, own_at_first, loaded, 0, loaded, 0, 0, 0)
+    asked, first = choice.graphs, None
+    for graphs in headroom.tries(config, asked):
+        choice.graphs = graphs
+        found = _try(config, replace(choice), make, gauge, at_first)  # what it demands is asked for later, of graphs as they are now
+        first = first or found
+        if found.served or (found.prepared and not found.measured.graphs):  # else it may be without graphs, or with fewer
+            break
+    assert first is not None, "there is always one try"
+    measured, demand, last = found.measured, found.demand, found.last
+    # With the pool that is left no larger step can come, whatever was asked for.
+    possible = Largest.of(config, choice.context_len, max(config.page_size, demand(last).fitting(measured.room)))
+    wanted = Largest(min(found.wanted.prompt_tokens, possible.prompt_tokens), min(found.wanted.rows, possible.rows))
+    if not found.served:
+        raise ConfigError(headroom.refusal(found.refused, demand(wanted), _remedy(choice, measured, demand(last))))
+    settled = headroom.settled(config, wanted, last, asked, choice.graphs)
+    if settled.insists:
+        why = "" if first.prepared else "Capturing CUDA graphs takes more than there is. "
+        raise ConfigError(headroom.refusal(first.refused, first.demand(wanted), f"{why}Set {settled.insists}, which was tried and fits."))
+    if settled.open:
+        log.warning("The largest steps of the defaults take too much of the device's memory; %s are used.", settled.open)
+    return Tried(measured, demand(last), settled.config, time.monotonic() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What became of a trial."""
+
+    measured: Measured
+    demand: Callable[[Largest], Demand]
+    wanted: Largest
+    last: Largest  # that was tried; it fits where there is room for a pool
+    refused: Measured  # the first that did not fit, if any did not
+    prepared: bool  # whether tables and graphs fit
+    served: bool  # whether there is room for a pool beside the last
+
+
+def _try(config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], gauge: Gauge, at_first: Measured) -> _Found:
+    """The largest steps, and smaller ones where those do not fit."""
+    wanted = Largest.of(config, choice.context_len, capacity.most_tokens(config, choice, at_first.free_loaded))
     trial = _Trial(config, choice, make, wanted)
-    measured = Measured(gauge.total, free_at_first, own_at_first, loaded, 0, loaded, 0, 0, 0)
 
     def demand(largest: Largest) -> Demand:
         return capacity.demand(config, choice, largest.rows)
@@ -101,12 +139,9 @@ def try_largest(
     gauge.begin()
     if not fits(trial.prepare):
         trial.close()
-        measured = replace(measured, free_after=gauge.settled())
-        remedy = _remedy(choice, measured, demand(wanted))
-        if choice.graph_rows or choice.graph_tokens:  # of which nobody knows what they take
-            remedy = "Capturing CUDA graphs takes more than there is: set --cuda-graph-max-bs=8, or --disable-cuda-graph."
-        raise ConfigError(headroom.refusal(measured, demand(wanted), remedy))
-    measured = replace(measured, trial_kv=trial.kv_bytes, trial_tables=trial.tables_bytes, graphs=trial.graph_bytes)
+        measured = replace(at_first, free_after=gauge.settled())
+        return _Found(measured, demand, wanted, wanted, measured, prepared=False, served=False)
+    measured = replace(at_first, trial_kv=trial.kv_bytes, trial_tables=trial.tables_bytes, graphs=trial.graph_bytes)
     prepared = gauge.least_free()
     refused: Measured | None = None
     largest: Largest | None = wanted
@@ -137,18 +172,8 @@ def try_largest(
     trial.close()
     free_after = gauge.settled()
     measured = replace(measured, free_after=free_after)
-    # With the pool that is left no larger step can come, whatever was asked for.
-    possible = Largest.of(config, choice.context_len, max(config.page_size, demand(last).fitting(measured.room)))
-    wanted = Largest(min(wanted.prompt_tokens, possible.prompt_tokens), min(wanted.rows, possible.rows))
-    settled = headroom.settled(config, wanted, last)
-    refused = replace(refused or measured, free_after=free_after)
-    if largest is None or not headroom.served(measured, demand(last)):
-        raise ConfigError(headroom.refusal(refused, demand(wanted), _remedy(choice, measured, demand(last))))
-    if settled.insists:
-        raise ConfigError(headroom.refusal(refused, demand(wanted), f"Set {settled.insists}, which was tried and fits."))
-    if settled.open:
-        log.warning("The largest steps of the defaults take too much of the device's memory; %s are used.", settled.open)
-    return Tried(measured, demand(last), settled.config, time.monotonic() - started)
+    served = largest is not None and headroom.served(measured, demand(last))
+    return _Found(measured, demand, wanted, last, replace(refused or measured, free_after=free_after), prepared=True, served=served)
 
 
 class _Trial:
@@ -254,6 +279,5 @@ def fits(work: Callable[[], None]) -> bool:
 
 
 def _remedy(choice: Choice, measured: Measured, demand: Demand) -> str:
-    """Where no smaller step would do."""
-    graphs = choice.graph_rows > 0 or choice.graph_tokens > 0
-    return headroom.remedy(measured, demand, graphs=graphs, wide=choice.dtype == torch.float32)
+    """Where neither smaller steps nor fewer graphs would do."""
+    return headroom.remedy(measured, demand, wide=choice.dtype == torch.float32)
