@@ -90,6 +90,24 @@ def test_a_grammar_that_fails_does_so_alone(smol: Language) -> None:
     assert all(mask.tolist() == expected for mask, error in zip(masks, failed, strict=True) if error is None)
 
 
+def test_what_the_library_stumbles_over_fails_nobody_else(smol: Language) -> None:
+    calls = []
+
+    def panics(those: Sequence[tuple[Any, int]], masks: Masks) -> None:
+        calls.append(len(those))
+        masks[:] = 7
+        raise GrammarError("the grammar library fails on it.")
+
+    words = -(-smol.vocabulary.size // 32)
+    filler = MaskFiller(lambda threads: panics, cores=8)
+    for _ in range(2):
+        matchers = outputs(smol, 5, 8)
+        masks = np.zeros((8, words), np.uint32)
+        assert not any(filler.fill(matchers, masks))
+        assert [mask.tolist() for mask in masks] == [alone(matcher, words)[0] for matcher in matchers]
+    assert len(calls) == 1
+
+
 def test_a_head_of_fewer_rows_than_there_are_tokens_has_masks_of_its_own(smollm2: Any) -> None:
     from banyan_runtime.grammar.backends.llguidance import LlguidanceBackend
 

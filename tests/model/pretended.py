@@ -192,24 +192,32 @@ class _On:
 
 
 class CudaGraph:
-    """As torch's: where the driver does not begin or end a capture, the allocator takes it to be underway, and keeps its memory."""
+    """As torch's: where the driver does not begin or end a capture, the allocator takes it to be underway, and keeps its memory. Of 2.13 it
+    does not, but keeps the pool; of later ones neither."""
 
     def __init__(self, gpu: PretendedGpu) -> None:
         self._gpu = gpu
         self._graph: _Graph | None = None
         self._taken = 0  # by the driver
+        self._ended = False
 
     def capture_begin(self, pool: tuple[int, int], **_: object) -> None:
         gpu = self._gpu
         assert pool not in gpu.memory.underway, "already recording to the pool"
         gpu.memory.underway[pool] = graph = _Graph(gpu.graphs, gpu.memory)
-        gpu.fails("begin")
+        self._failing("begin", pool)
         self._pool, gpu.graph = pool, graph
 
     def capture_end(self) -> None:
         graph, self._gpu.graph = self._gpu.graph, None
-        self._gpu.fails("end")
-        end_allocating(self._gpu.memory, self._pool)
+        if self._gpu.torch == (2, 13):
+            self._gpu.kept[self._pool] = end_allocating(self._gpu.memory, self._pool)
+            self._failing("end", self._pool)
+            del self._gpu.kept[self._pool]
+        else:
+            self._failing("end", self._pool)
+            end_allocating(self._gpu.memory, self._pool)
+        self._ended = True
         self._gpu.fails("instantiate")
         if self._gpu.memory.free < self._gpu.of_graph:
             raise RuntimeError("CUDA error: out of memory")
@@ -219,8 +227,21 @@ class CudaGraph:
         self._gpu.memory.foreign += self._taken
         self._graph = graph
 
+    def _failing(self, moment: str, pool: tuple[int, int]) -> None:
+        try:
+            self._gpu.fails(moment)
+        except RuntimeError:
+            if self._gpu.torch >= (2, 14):
+                end_allocating(self._gpu.memory, pool)
+            raise
+
     def __del__(self) -> None:
         self._gpu.memory.foreign -= self._taken
+
+    def pool(self) -> tuple[int, int]:
+        if not self._ended:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._pool
 
     def replay(self) -> None:
         assert self._graph is not None, "it was not captured"
@@ -244,6 +265,8 @@ class PretendedGpu(TorchDispatchMode):
         self.graph: _Graph | None = None  # that is captured
         self.fails: Callable[[str], None] = lambda moment: None  # at the moments of a capture: begin, end, instantiate
         self.of_graph = 0  # bytes that the driver takes for each
+        self.torch = (2, 12)
+        self.kept: dict[tuple[int, int], _Graph] = {}  # captures that nobody lets go of, by their pools, which hold their memory
         self._stream = self.stream = Stream()
         self._pinned: dict[int, Tensor] = {}  # by address; they stay, so that nothing else takes their place
 
@@ -403,7 +426,6 @@ def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[Preten
 
     _guard(scratch)
     gpu, run, pools = PretendedGpu(), GridExecutor.__call__, count(1)
-    abandoned: dict[tuple[int, int], _Graph] = {}  # captures that torch did not end, by their pools, which hold their memory
     memory = gpu.memory
 
     class OwnGraph(CudaGraph):  # a class: others say in annotations that they may have one
@@ -440,14 +462,15 @@ def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[Preten
         monkeypatch.setattr(torch.cuda, name, value)
     for name, call in {
         "_host_emptyCache": lambda: None,
-        "_cuda_endAllocateToPool": lambda device, pool: abandoned.update({pool: end_allocating(memory, pool)}),
-        "_cuda_releasePool": lambda device, pool: abandoned.pop(pool),
+        "_cuda_endAllocateToPool": lambda device, pool: gpu.kept.update({pool: end_allocating(memory, pool)}),
+        "_cuda_releasePool": lambda device, pool: gpu.kept.pop(pool),
     }.items():
         monkeypatch.setattr(torch._C, name, call, raising=False)
     tensor = torch.tensor  # which asks nobody but torch for memory
     monkeypatch.setattr(torch, "tensor", lambda data, *, device=None, **named: tensor(data, **named).to(device or "cpu"))
     monkeypatch.setattr(torch, "Generator", _Generator)
     monkeypatch.setattr(graphs, "_WARM_UPS", 1)  # each takes long here
+    monkeypatch.setattr(graphs, "_TORCH", gpu.torch)
     monkeypatch.setattr(reading, "READERS", 1)
     monkeypatch.setattr(reading, "Thread", partial(_Thread, gpu))
     monkeypatch.setattr(GridExecutor, "__call__", lambda executor, *args, **kwargs: gpu.launch(executor, run, args, kwargs))

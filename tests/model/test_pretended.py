@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model import fused, persistent, torch_forward, trial
+from banyan_runtime.model import fused, graphs, persistent, torch_forward, trial
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.graphs import CudaRecorder
@@ -125,11 +125,16 @@ def test_graphs_replay_what_was_captured_over_the_memory_of_then(gpu: PretendedG
 MOMENTS = ["warm-up", "begin", "body", "end", "body and end", "instantiate"]
 
 
+@pytest.mark.parametrize("version", [(2, 12), (2, 13), (2, 14)], ids=str)
 @pytest.mark.parametrize("first", [True, False], ids=["the first", "a later one"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_capture_that_runs_out_of_memory_leaves_nothing_behind(gpu: PretendedGpu, moment: str, first: bool) -> None:
+def test_a_capture_that_runs_out_of_memory_leaves_nothing_behind(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, moment: str, first: bool, version: tuple[int, int]
+) -> None:
     """Neither another stream nor memory, and nothing that could be replayed; what it ran out of its caller hears. The end of a capture that
-    ended early is another error."""
+    ended early is another error. Each version of torch has its own way with what it could not end."""
+    gpu.torch = version
+    monkeypatch.setattr(graphs, "_TORCH", version)
     given, doubled = on_gpu(1, 2), on_gpu(0, 0)
     recorder, here = CudaRecorder(), torch.cuda.current_stream()
     bodies = 0

@@ -38,7 +38,12 @@ class MaskFiller:
         compute = self._threads_of_its_own() if len(slow) >= FEW else None
         if compute is None:
             return set()
-        compute(slow, masks)
+        try:
+            compute(slow, masks)
+        except GrammarError as error:  # of one of them: whose it is shows when they are computed one by one
+            log.warning("Masks of grammars are computed one after another: %s", error)
+            self._compute = None
+            return set()
         return {row for _, row in slow}
 
     def _threads_of_its_own(self) -> SideBySide | None:

@@ -35,6 +35,7 @@ _WARM_UPS: Final = 2
 CAPTURE_S: Final = 60.0
 """Behind so many seconds no further graph is captured. It is done twice in a start, once to try what it takes (`trial.py`)."""
 _GIB: Final = 1 << 30
+_TORCH: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,32 +91,47 @@ class CudaRecorder:
                 body()
         here.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        pool = self._pool or torch.cuda.graph_pool_handle()
+        pool, begun = self._pool or torch.cuda.graph_pool_handle(), False
         try:
             # By itself torch goes back to the stream that it came from only where it could end the capture.
             with torch.cuda.stream(here), torch.cuda.graph(graph, pool=pool, stream=beside):
+                begun = True
                 body()
         except BaseException:
-            _abandon(pool)
+            _abandon(graph, pool, begun=begun)
             raise
         self._pool = pool
         return graph.replay
 
 
-def _abandon(pool: tuple[int, int]) -> None:
-    """Behind a capture that failed. Where it could not be ended, torch's allocator takes it to be underway for ever: it gives nothing back
-    to the device, not even the pool's memory, and lets no other capture share the pool."""
+def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], *, begun: bool) -> None:
+    """Behind a capture that failed. Where the driver could not end it, torch up to 2.12 leaves its allocator in it for ever: that gives
+    nothing back to the device then, and lets no other capture share the pool. 2.13 ends it, and keeps the pool's memory (its capture_end
+    fails between the two); later ones let go of both with the graph."""
+    if _TORCH >= (2, 14):
+        return
     device = torch.cuda.current_device()
     try:
         torch._C._cuda_endAllocateToPool(device, pool)
-    except RuntimeError:  # torch did, so that the pool is let go with the graph
-        return
+    except RuntimeError:
+        if not begun or _TORCH < (2, 13) or _ended(graph):
+            return
     torch._C._cuda_releasePool(device, pool)
+
+
+def _ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether the driver could end the capture; then the pool is let go with the graph."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
 
 
 @cache
 def _stream() -> torch.cuda.Stream:
-    """One for the process: for each stream that products were computed on torch keeps a workspace."""
+    """One for the process: for each stream that products were computed on torch keeps a workspace. From 2.13 on that goes with any graph of
+    the stream, and others would replay over it: graphs are let go all together, before new ones are captured."""
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 

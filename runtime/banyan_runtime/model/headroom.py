@@ -81,6 +81,12 @@ def tries(config: ServerConfig, graphs: Graphs) -> list[Graphs]:
     return found
 
 
+def insists_on(config: ServerConfig, graphs: Graphs, fewer: Graphs) -> bool:
+    """Whether those are fewer than were asked for."""
+    rows = config.cuda_graph_max_bs is not None and fewer.rows < graphs.rows
+    return rows or (config.cuda_graph_max_tokens is not None and fewer.tokens < graphs.tokens)
+
+
 def rows_of(config: ServerConfig, context_len: int, pool_tokens: int) -> int:
     """Requests that run at once, were there pages for all of them."""
     return config.max_running_requests or min(max(int(pool_tokens / context_len * 512), FEWEST_ROWS), MOST_ROWS)

@@ -137,11 +137,12 @@ class Loaded:
 
     def _try(self, gauge: Gauge) -> Tried:
         """Of the largest steps."""
-        self._progress("loading", 100, "trying what the largest steps take")
-        least = self._config.page_size
-        tried = trial.try_largest(
-            self._config, self._choice, lambda: self._over(least, lambda message: None), gauge, self._free_before, self._own_before
-        )
+
+        def make() -> ModelRunner:
+            self._progress("loading", 100, "trying what the largest steps take")
+            return self._over(self._config.page_size, lambda message: None)
+
+        tried = trial.try_largest(self._config, self._choice, make, gauge, self._free_before, self._own_before)
         self._seconds["memory_trial"] = tried.seconds
         return tried
 

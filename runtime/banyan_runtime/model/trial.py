@@ -22,7 +22,7 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import capacity, headroom
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.choice import Choice
-from banyan_runtime.model.headroom import Demand, Largest, Measured, Taken
+from banyan_runtime.model.headroom import Demand, Graphs, Largest, Measured, Settled, Taken
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.step import I32, MOST_GUESSES, PADDING_SLOT, OutOfMemory, Pooling, PromptScores, SamplingColumns, Step, TableShape
 
@@ -93,20 +93,24 @@ def try_largest(
     loaded = gauge.settled()
     at_first = Measured(gauge.total, free_at_first, own_at_first, loaded, 0, loaded, 0, 0, 0)
     asked, first = choice.graphs, None
+    found: _Found | None = None  # with room for a pool: the first that takes nothing of what was asked for, or the first
     for graphs in headroom.tries(config, asked):
+        if found is not None and headroom.insists_on(config, asked, graphs):
+            break  # what was asked for is too much with any graphs that were not
         choice.graphs = graphs
-        found = _try(config, replace(choice), make, gauge, at_first)  # what it demands is asked for later, of graphs as they are now
-        first = first or found
-        if found.served or (found.prepared and not found.measured.graphs):  # else it may be without graphs, or with fewer
+        now = _try(config, replace(choice), make, gauge, at_first)  # what it demands is asked for later, of graphs as they are now
+        first = first or now
+        if now.served and (found is None or not now.settled(config, asked).insists):
+            found = now
+        if now.hopeless or (found is not None and not found.settled(config, asked).insists):
             break
     assert first is not None, "there is always one try"
-    measured, demand, last = found.measured, found.demand, found.last
-    # With the pool that is left no larger step can come, whatever was asked for.
-    possible = Largest.of(config, choice.context_len, max(config.page_size, demand(last).fitting(measured.room)))
-    wanted = Largest(min(found.wanted.prompt_tokens, possible.prompt_tokens), min(found.wanted.rows, possible.rows))
-    if not found.served:
-        raise ConfigError(headroom.refusal(found.refused, demand(wanted), _remedy(choice, measured, demand(last))))
-    settled = headroom.settled(config, wanted, last, asked, choice.graphs)
+    if found is None:
+        remedy = _remedy(choice, now.measured, now.demand(now.last))
+        raise ConfigError(headroom.refusal(now.refused, now.demand(now.possible(config)), remedy))
+    choice.graphs = found.graphs
+    measured, demand, last, wanted = found.measured, found.demand, found.last, found.possible(config)
+    settled = found.settled(config, asked)
     if settled.insists:
         why = "" if first.prepared else "Capturing CUDA graphs takes more than there is. "
         raise ConfigError(headroom.refusal(first.refused, first.demand(wanted), f"{why}Set {settled.insists}, which was tried and fits."))
@@ -119,6 +123,8 @@ def try_largest(
 class _Found:
     """What became of a trial."""
 
+    graphs: Graphs
+    context_len: int
     measured: Measured
     demand: Callable[[Largest], Demand]
     wanted: Largest
@@ -126,6 +132,22 @@ class _Found:
     refused: Measured  # the first that did not fit, if any did not
     prepared: bool  # whether tables and graphs fit
     served: bool  # whether there is room for a pool beside the last
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no fewer graphs would do: not even if they took nothing, nor tables of theirs."""
+        demand = self.demand(self.last)
+        spared = self.measured.graphs + demand.beside(demand.least)
+        return self.prepared and (not self.measured.graphs or headroom.lacking(self.measured, demand) > spared) and not self.served
+
+    def possible(self, config: ServerConfig) -> Largest:
+        """Of what was wanted: with the pool that is left no larger step can come, whatever was asked for."""
+        tokens = max(config.page_size, self.demand(self.last).fitting(self.measured.room))
+        possible = Largest.of(config, self.context_len, tokens)
+        return Largest(min(self.wanted.prompt_tokens, possible.prompt_tokens), min(self.wanted.rows, possible.rows))
+
+    def settled(self, config: ServerConfig, asked: Graphs) -> Settled:
+        return headroom.settled(config, self.possible(config), self.last, asked, self.graphs)
 
 
 def _try(config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], gauge: Gauge, at_first: Measured) -> _Found:
@@ -140,7 +162,7 @@ def _try(config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], 
     if not fits(trial.prepare):
         trial.close()
         measured = replace(at_first, free_after=gauge.settled())
-        return _Found(measured, demand, wanted, wanted, measured, prepared=False, served=False)
+        return _Found(choice.graphs, choice.context_len, measured, demand, wanted, wanted, measured, prepared=False, served=False)
     measured = replace(at_first, trial_kv=trial.kv_bytes, trial_tables=trial.tables_bytes, graphs=trial.graph_bytes)
     prepared = gauge.least_free()
     refused: Measured | None = None
@@ -173,7 +195,8 @@ def _try(config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], 
     free_after = gauge.settled()
     measured = replace(measured, free_after=free_after)
     served = largest is not None and headroom.served(measured, demand(last))
-    return _Found(measured, demand, wanted, last, replace(refused or measured, free_after=free_after), prepared=True, served=served)
+    refused = replace(refused or measured, free_after=free_after)
+    return _Found(choice.graphs, choice.context_len, measured, demand, wanted, last, refused, prepared=True, served=served)
 
 
 class _Trial:
