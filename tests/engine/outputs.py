@@ -7,7 +7,8 @@ from itertools import islice
 
 import numpy as np
 
-from banyan_runtime.wire import LogprobColumns, LogprobRequest, PromptLogprobs, StepOutput, unpack_ids
+from banyan_runtime.engine.loop import Engine
+from banyan_runtime.wire import Failed, LogprobColumns, LogprobRequest, PromptLogprobs, StepOutput, Submit, unpack_ids
 from tests.engine.fake import likeliest, logprob, totals
 
 Score = tuple[float, list[int], list[float]]
@@ -81,3 +82,22 @@ def _trimmed(score: Score, top: int, named: int) -> Score:
 def _expected(total: int, token: int, top: int, named: list[int]) -> Score:
     ids = likeliest(total, top) + named
     return logprob(total, token), ids, [logprob(total, id) for id in ids]
+
+
+def served(engine: Engine, requests: Sequence[Submit], together: int) -> tuple[dict[int, list[int]], dict[int, object]]:
+    """Tokens and ends by request; so many come with each turn."""
+    text: dict[int, list[int]] = {request.id: [] for request in requests}
+    ends: dict[int, object] = {}
+    waiting = list(requests)
+    while len(ends) < len(requests):
+        for request in waiting[:together]:
+            engine.handle(request)
+        del waiting[:together]
+        for message in engine.turn():
+            if isinstance(message, Failed):
+                ends[message.id] = message.code
+            elif isinstance(message, StepOutput):
+                for id, tokens in tokens_of(message):
+                    text[id] += [token for token, _ in tokens]
+                ends |= {finish.id: finish.code for finish in message.finished}
+    return text, ends

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable
 
@@ -14,8 +13,9 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.step import Runner
-from banyan_runtime.wire import Failed, FinishCode, LogprobRequest, Sampling, StepOutput, Submit, pack_ids, unpack_ids
+from banyan_runtime.wire import FinishCode, LogprobRequest, Sampling, Submit, pack_ids
 from tests.engine.grammars import Rule, Rules, constraint
+from tests.engine.outputs import served
 
 from .conftest import DEVICES, VOCAB, TinyModel
 from .test_engine_parity import Watched
@@ -44,22 +44,7 @@ def said(runner: Runner, overlap: bool, requests: list[Submit]) -> tuple[dict[in
     limits = EngineLimits.of(ServerConfig(model_path="x", max_running_requests=8), runner.info)
     limits = dataclasses.replace(limits, overlap=overlap, rounds=False, pool_tokens=160)  # some are sent back to the queue
     engine = Engine(watched, limits, time.monotonic, lambda line: None, Rules(VOCAB))
-    text: dict[int, list[int]] = {request.id: [] for request in requests}
-    ends: dict[int, object] = {}
-    waiting = list(requests)
-    while len(ends) < len(requests):
-        for request in waiting[:2]:
-            engine.handle(request)
-        del waiting[:2]
-        for message in engine.turn():
-            if isinstance(message, Failed):
-                ends[message.id] = message.code
-            elif isinstance(message, StepOutput):
-                tokens = iter(unpack_ids(message.token_ids).tolist())
-                for id, count in zip(message.ids, message.counts or [1] * len(message.ids), strict=True):
-                    text[id] += itertools.islice(tokens, count)
-                ends |= {finish.id: finish.code for finish in message.finished}
-    return text, ends, watched.masked_later
+    return *served(engine, requests, 2), watched.masked_later
 
 
 @pytest.mark.parametrize("device", DEVICES)

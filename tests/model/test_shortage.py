@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.launched import Drawn
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.step import Handle, OutOfMemory, Ragged, RowUpdates, RunnerInfo, Step, TableShape, TokenMask
-from banyan_runtime.wire import Failed, LogprobRequest, Sampling, StepOutput, Submit, pack_ids, unpack_ids
+from banyan_runtime.wire import LogprobRequest, Sampling, Submit, pack_ids
 from tests.engine.grammars import Rules, constraint
+from tests.engine.outputs import served as served_by
 
 from .conftest import VOCAB, TinyModel, make
 from .pretended import Memory, PretendedGpu, pretended
@@ -139,21 +139,7 @@ def served(model: TinyModel, gpu: PretendedGpu, steps: dict[int, int]) -> tuple[
         short = Short(model.load(**OPTIONS), gpu.memory, steps, patches)
         limits = EngineLimits.of(ServerConfig(model_path="x", **OPTIONS), short.info)
         engine = Engine(short, dataclasses.replace(limits, overlap=True), lambda: short.now, lambda line: None, Rules(VOCAB))
-        waiting = some_requests()
-        text: dict[int, list[int]] = {request.id: [] for request in waiting}
-        ends: dict[int, object] = {}
-        while len(ends) < len(text):
-            for request in waiting[:1]:
-                engine.handle(request)
-            del waiting[:1]
-            for message in engine.turn():
-                if isinstance(message, Failed):
-                    ends[message.id] = message.code
-                elif isinstance(message, StepOutput):
-                    tokens = iter(unpack_ids(message.token_ids).tolist())
-                    for id, count in zip(message.ids, message.counts or [1] * len(message.ids), strict=True):
-                        text[id] += itertools.islice(tokens, count)
-                    ends |= {finish.id: finish.code for finish in message.finished}
+        text, ends = served_by(engine, some_requests(), 1)
         assert engine.memory.imbalance() == 0
         return text, ends, short
 
