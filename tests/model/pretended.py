@@ -31,7 +31,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from banyan_runtime.model import graphs, reading
+from banyan_runtime.model import fused, graphs, reading, torch_forward
+from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.kernels import dependent
 
 DEVICE: Final = torch.device("cuda", 0)
@@ -483,6 +484,20 @@ def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[Preten
     finally:
         for cache in caches:
             cache.cache_clear()
+
+
+def small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As small as in `test_triton.py`."""
+    monkeypatch.setattr(torch_forward, "_MANY", 4)
+    for name, value in {"KEYS": 16, "STRETCH": 64, "TOGETHER": 2, "PROGRAMS": 32}.items():
+        monkeypatch.setattr(triton_paged, name, value)
+
+
+def only_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernels of ours but for attention, small ones, where it is asked for: the others take long here."""
+    small_kernels(monkeypatch)
+    monkeypatch.setattr(fused, "supports", lambda *_: False)
+    monkeypatch.setattr(triton_paged.TritonAttention, "_compile", lambda self: None)  # nobody waits for a compiler here
 
 
 class _Thread(Thread):

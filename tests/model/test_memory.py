@@ -17,8 +17,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.tables import SLACK
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import choice, fused, graphs, headroom, torch_forward, trial
-from banyan_runtime.model.attention import triton_paged
+from banyan_runtime.model import choice, graphs, headroom, trial
 from banyan_runtime.model.headroom import MIB
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.runner import ModelRunner
@@ -27,7 +26,7 @@ from banyan_runtime.step import Runner, TableShape
 
 from .conftest import TinyModel, make
 from .driver import Driver, Request
-from .pretended import Memory, PretendedGpu, pretended
+from .pretended import Memory, PretendedGpu, only_attention, pretended
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 
@@ -47,11 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGpu]:
     """Of 64 MiB, of which a start leaves 2 alone. Without kernels of ours, but for attention where it is asked for: they take long here."""
     monkeypatch.setattr(headroom, "MARGIN_LEAST", 2 * MIB)
-    monkeypatch.setattr(fused, "supports", lambda *_: False)
-    monkeypatch.setattr(torch_forward, "_MANY", 4)
-    for name, value in {"KEYS": 16, "STRETCH": 64, "TOGETHER": 2, "PROGRAMS": 32}.items():
-        monkeypatch.setattr(triton_paged, name, value)
-    monkeypatch.setattr(triton_paged.TritonAttention, "_compile", lambda self: None)  # nobody waits for a compiler here
+    only_attention(monkeypatch)
     with pretended(monkeypatch, tmp_path) as found:
         found.memory.total = 64 * MIB
         yield found

@@ -15,7 +15,6 @@ import torch
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import fused, graphs, persistent, torch_forward, trial
-from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.graphs import CudaRecorder
 from banyan_runtime.model.persistent import PersistentDecode
@@ -26,7 +25,7 @@ from . import ggufs, test_flashinfer, test_pooling
 from .conftest import VOCAB, TinyModel, make
 from .contract import Play, Settings, check
 from .driver import Driver, Request
-from .pretended import DEVICE, OnGpu, PretendedGpu, pretended
+from .pretended import DEVICE, OnGpu, PretendedGpu, pretended, small_kernels
 from .test_gguf import unfolded
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
@@ -39,11 +38,7 @@ POISON = VOCAB - 1
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGpu]:
     """Kernels as small as in `test_triton.py`."""
     monkeypatch.setattr(fused, "_OUTPUTS", 128)
-    monkeypatch.setattr(torch_forward, "_MANY", 4)
-    monkeypatch.setattr(triton_paged, "KEYS", 16)
-    monkeypatch.setattr(triton_paged, "STRETCH", 64)
-    monkeypatch.setattr(triton_paged, "TOGETHER", 2)
-    monkeypatch.setattr(triton_paged, "PROGRAMS", 32)
+    small_kernels(monkeypatch)
     with pretended(monkeypatch, tmp_path) as found:
         yield found
 

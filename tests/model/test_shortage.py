@@ -17,8 +17,7 @@ from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.shortage import WINDOW_S
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import fused, torch_forward, trial
-from banyan_runtime.model.attention import triton_paged
+from banyan_runtime.model import trial
 from banyan_runtime.model.launched import Drawn
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.step import Handle, OutOfMemory, Ragged, RowUpdates, RunnerInfo, Step, TableShape, TokenMask
@@ -27,7 +26,7 @@ from tests.engine.grammars import Rules, constraint
 from tests.engine.outputs import served as served_by
 
 from .conftest import VOCAB, TinyModel, make
-from .pretended import Memory, PretendedGpu, pretended
+from .pretended import Memory, PretendedGpu, only_attention, pretended
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 
@@ -45,11 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGpu]:
     """Attention is computed by kernels of ours, whose table is the device's; the others take long here."""
-    monkeypatch.setattr(fused, "supports", lambda *_: False)
-    monkeypatch.setattr(torch_forward, "_MANY", 4)
-    for name, value in {"KEYS": 16, "STRETCH": 64, "TOGETHER": 2, "PROGRAMS": 32}.items():
-        monkeypatch.setattr(triton_paged, name, value)
-    monkeypatch.setattr(triton_paged.TritonAttention, "_compile", lambda self: None)
+    only_attention(monkeypatch)
     with pretended(monkeypatch, tmp_path) as found:
         yield found
 

@@ -153,8 +153,7 @@ class Prefill:
         if spare is not None and spare <= 0:
             return None
         size = self._background.chunk(now) if background else self.chunk.size
-        most = self.shortage.most_tokens(now)
-        size = most if size is None else size if most is None else min(size, most)
+        size = min((bound for bound in (size, self.shortage.most_tokens(now)) if bound is not None), default=None)
         chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value, size))
         chosen.computing = self._prefixes_in_computation()
         if self.chunked is not None and self._let_pass(self.chunked, chosen):

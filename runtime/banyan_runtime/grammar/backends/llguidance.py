@@ -175,16 +175,8 @@ class LlguidanceMatcher:
             words[:] = 0
             self._allow(words, self._stops)
             return
-        if computed:
-            pass
-        elif self._size > self._rows:
-            wide = np.empty(-(-self._size // 32), dtype=np.uint32)
-            matcher.unsafe_compute_mask_ptr(wide.ctypes.data, wide.nbytes)
-            words[:] = wide[: words.size]
-            if rest := self._rows % 32:
-                words[-1] &= np.uint32((1 << rest) - 1)
-        else:
-            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if not computed:
+            self._compute(words)
         if matcher.is_error():
             check(matcher)
         for token_id in self._ends:
@@ -194,6 +186,17 @@ class LlguidanceMatcher:
             self._allow(words, self._stops)
         if not words.any():
             raise GrammarError("no token of the vocabulary can come next in this grammar.")
+
+    def _compute(self, words: Words) -> None:
+        """What the library says."""
+        if self._size <= self._rows:
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            return
+        wide = np.empty(-(-self._size // 32), dtype=np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(wide.ctypes.data, wide.nbytes)
+        words[:] = wide[: words.size]
+        if rest := self._rows % 32:
+            words[-1] &= np.uint32((1 << rest) - 1)
 
     def _allow(self, words: Words, ids: frozenset[int]) -> None:
         for token_id in ids:
