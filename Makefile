@@ -9,7 +9,7 @@ ARGS ?=
 export REGISTRY TAG TORCH BASE_IMAGE IMAGE_TOOL
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster images lint format crds install install-dev clean bench bench-gpu bench-host test-gpu simulate simulate-operator simulate-batch test-batch-faults soak fuzz
+.PHONY: help demo test test-cluster images lint format crds install install-dev clean bench bench-gpu bench-host gpu test-gpu simulate simulate-operator simulate-batch test-batch-faults soak fuzz
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,12 +62,14 @@ fuzz: install-dev ## ten thousand drawn HTTP requests over /openapi.json (make t
 bench: install-dev ## Banyan beside llama.cpp, OpenVINO and vLLM on this machine's CPU, into benchmarks/results (ARGS="--models 7m --rounds 1": minutes)
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
+gpu: ## both of the next two within ten minutes, what matters most first, into .gpu/out (ARGS="SECONDS PART…")
+	.ci/gpu $(ARGS)
+
 test-gpu: ## on a machine with a GPU: kernels, runners and a server there (.ci/gpu-wheels and .ci/gpu-kernels first, where it has no network)
 	.ci/test-gpu
 
 bench-gpu: ## on a machine with a GPU: models with random weights, their steps beside the limit by arithmetic, and served
-	python=$(BIN)/python; export PYTHONPATH=runtime; [ ! -d .gpu/site ] || { python=python3; PYTHONPATH=.gpu/site:runtime; }; \
-	$$python benchmarks/gpu.py $(ARGS) && $$python benchmarks/gpu_served.py $(SERVED_ARGS)
+	.ci/gpu-python benchmarks/gpu.py $(ARGS) && .ci/gpu-python benchmarks/gpu_served.py $(SERVED_ARGS)
 
 bench-host: install-dev ## what the host costs around the model: scheduler, prefix cache, front, start (ARGS="--rounds 1")
 	$(BIN)/python benchmarks/host.py $(ARGS)

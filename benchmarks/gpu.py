@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--also", nargs="*", default=[], choices=list(ALSO))
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--traces", type=Path, help="a folder")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="rows are added to those that are there")
     options = parser.parse_args()
     if options.traces:
         options.traces.mkdir(parents=True, exist_ok=True)
@@ -259,6 +259,8 @@ def main() -> None:
     print(f"{'model':12} {'attention':14} {'how':12} {'case':14} {'ms':>9} {'tok/s':>9} {'limit ms':>9} {'of limit':>8}")
     about = {"device": device, "torch": torch.__version__, "bytes_s": machine.bytes_s, "flop_s": machine.flop_s}
     rows: list[Row] = []
+    if options.out and options.out.exists():
+        rows = [Row(**row) for row in json.loads(options.out.read_text())["rows"]]
     for name, backend, how in itertools.product(options.models, options.backends, ["", *options.also]):
         for row in measured(name, backend, how, machine, options):
             rows.append(row)
