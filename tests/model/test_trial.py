@@ -49,7 +49,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, by_graphs: dict[Graphs, Try], **optio
         found.graphs = choice.graphs
         return found
 
-    @dataclass
+    @dataclass(frozen=True)
     class Chosen:
         graphs: Graphs = ALL
 
@@ -59,10 +59,10 @@ def tried(monkeypatch: pytest.MonkeyPatch, by_graphs: dict[Graphs, Try], **optio
     monkeypatch.setattr(headroom, "refusal", lambda measured, demand, remedy: remedy)
     gauge: Any = SimpleNamespace(total=1, settled=lambda: 1)
     try:
-        trial.try_largest(ServerConfig(model_path="x", **options), choice, lambda: None, gauge, 1, 0)  # type: ignore[arg-type, return-value]
+        found = trial.try_largest(ServerConfig(model_path="x", **options), choice, lambda _: None, gauge, 1, 0)  # type: ignore[arg-type, return-value]
     except ConfigError as error:
         return str(error), asked
-    return choice.graphs, asked
+    return found.graphs, asked
 
 
 def test_the_first_that_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

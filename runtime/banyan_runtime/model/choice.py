@@ -1,4 +1,4 @@
-"""What a server computes with, settled before a weight is read, but for graphs that may turn out to be too many (`trial.py`)."""
+"""What a server computes with, settled before a weight is read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAUNCHED: Final = 16 * 10**9
 """Parameters of a layer times tokens: at 400 TFLOP/s they take 80 us, as ten launches do. By arithmetic, not measured."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     spec: ModelSpec
     device: torch.device
@@ -35,7 +35,7 @@ class Choice:
     context_len: int  # tokens
     kv_dtype: torch.dtype  # of keys and values that are kept
     attention: AttentionKind | None  # None: the runner has its own
-    graphs: Graphs  # the one thing that changes: a trial takes them down, and models that are there already capture fewer from then on
+    graphs: Graphs  # that are wanted; which of them fit is for a trial to say (`trial.py`)
     persistent: bool  # whether decode steps of one row take one launch
 
 

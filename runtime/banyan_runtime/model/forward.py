@@ -14,6 +14,7 @@ from torch import Tensor
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
+from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
 
@@ -83,8 +84,8 @@ class Model(Protocol):
 
     weights_bytes: int
 
-    def forward(self, pool_tokens: int, page_size: int) -> Forward:
-        """Allocate the KV pool for so many tokens."""
+    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs) -> Forward:
+        """Allocate the KV pool for so many tokens. `graphs`: to be captured, where this kind captures any."""
 
 
 class ModelKind(Protocol):

@@ -22,6 +22,7 @@ from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.capacity import choose_tokens, tokens_beside
 from banyan_runtime.model.choice import Choice, choose
 from banyan_runtime.model.forward import Model, ModelKind, Report
+from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.layout import Layout, layout
 from banyan_runtime.model.loader import Progress
 from banyan_runtime.model.native.forward import NativeModel
@@ -108,13 +109,14 @@ class Loaded:
         """
         if self._gauge is None:
             started = time.monotonic()
-            return build(self._runner(choose_tokens(self._config, self._choice, self._free_before), started), self._config)
+            tokens = choose_tokens(self._config, self._choice, self._free_before)
+            return build(self._runner(tokens, self._choice.graphs, started), self._config)
         tried = self._try(self._gauge)
         measured, demand = tried.measured, tried.demand
         tokens = tokens_beside(tried.config, measured, demand)
         for attempt in range(1, ATTEMPTS + 1):
             self._progress("loading", 100, f"allocating a KV cache of {tokens} tokens")
-            found = self._attempt(tokens, tried.config, build)
+            found = self._attempt(tokens, tried, build)
             if found and self._gauge.settled() >= measured.activations:  # else somebody took what steps need
                 self._gauge.keep(measured.activations, measured.margin // 2)
                 log.info("%s", headroom.line(measured, demand, tokens))
@@ -129,32 +131,32 @@ class Loaded:
             tokens = smaller
         raise ConfigError(headroom.exhausted(measured, demand, tokens, attempt))
 
-    def _attempt(self, tokens: int, settled: ServerConfig, build: Callable[[Runner, ServerConfig], Served]) -> list[Served]:
+    def _attempt(self, tokens: int, tried: Tried, build: Callable[[Runner, ServerConfig], Served]) -> list[Served]:
         """What was built, or nothing where memory ran out."""
         found: list[Served] = []
-        trial.fits(lambda: found.append(build(self._runner(tokens, time.monotonic()), settled)))
+        trial.fits(lambda: found.append(build(self._runner(tokens, tried.graphs, time.monotonic()), tried.config)))
         return found
 
     def _try(self, gauge: Gauge) -> Tried:
         """Of the largest steps."""
 
-        def make() -> ModelRunner:
+        def make(graphs: Graphs) -> ModelRunner:
             self._progress("loading", 100, "trying what the largest steps take")
-            return self._over(self._config.page_size, lambda message: None)
+            return self._over(self._config.page_size, graphs, lambda message: None)
 
         tried = trial.try_largest(self._config, self._choice, make, gauge, self._free_before, self._own_before)
         self._seconds["memory_trial"] = tried.seconds
         return tried
 
-    def _runner(self, tokens: int, started: float) -> ModelRunner:
-        runner = self._over(tokens, log.warning if self._config.enable_nan_detection else lambda message: None)
+    def _runner(self, tokens: int, graphs: Graphs, started: float) -> ModelRunner:
+        runner = self._over(tokens, graphs, log.warning if self._config.enable_nan_detection else lambda message: None)
         half = runner.info.kv_bytes / 2 / _GIB
         log.info("KV Cache is allocated. #tokens: %d, K size: %.2f GB, V size: %.2f GB", tokens, half, half)
         log.info("Memory pool end. avail mem=%.2f GB", runner.info.available_bytes / _GIB)
         runner.info.phase_seconds["kv_alloc"] = time.monotonic() - started
         return runner
 
-    def _over(self, tokens: int, report: Report) -> ModelRunner:
+    def _over(self, tokens: int, graphs: Graphs, report: Report) -> ModelRunner:
         """A runner over a pool of so many tokens."""
         choice = self._choice
         about = RunnerInfo(
@@ -171,7 +173,8 @@ class Loaded:
             available_bytes=0,
             phase_seconds=dict(self._seconds),
         )
-        return ModelRunner(self._model.forward(tokens, self._config.page_size), about, choice.device, report)
+        forward = self._model.forward(tokens, self._config.page_size, graphs)
+        return ModelRunner(forward, about, choice.device, report)
 
 
 def _kind(config: ServerConfig, device: torch.device) -> ModelKind:

@@ -20,6 +20,7 @@ from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.graphs import NO_SIZES, CudaRecorder, Recorder, Sizes, StepGraphs
+from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.pool import KvPool
@@ -55,12 +56,12 @@ class TorchModel:
         rope = Rope(choice.spec, choice.dtype, choice.device)
         self._decoder = Decoder(choice.spec, weights, kernels, rope, pulse)
 
-    def forward(self, pool_tokens: int, page_size: int) -> TorchForward:
+    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs) -> TorchForward:
         choice = self._choice
         assert choice.attention is not None
         pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device, choice.kv_dtype)
         attention = choice.attention(choice.spec, pool, self._pulse)
-        sizes = Sizes.upto(choice.graphs.rows, choice.graphs.tokens)
+        sizes = Sizes.upto(graphs.rows, graphs.tokens)
         recorder = CudaRecorder() if sizes != NO_SIZES else None
         self._decoder.sampler.compile(choice.spec.vocab_size, choice.dtype, choice.device)
         return TorchForward(self._decoder, attention, pool, recorder, sizes, PersistentDecode if choice.persistent else None)

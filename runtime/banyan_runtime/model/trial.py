@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 import numpy as np
@@ -81,14 +82,15 @@ class Tried:
     measured: Measured
     demand: Demand
     config: ServerConfig  # with what it left open settled, where the defaults were too much for the device
+    graphs: Graphs  # that fit
     seconds: float
 
 
 def try_largest(
-    config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], gauge: Gauge, free_at_first: int, own_at_first: int
+    config: ServerConfig, choice: Choice, make: Callable[[Graphs], ModelRunner], gauge: Gauge, free_at_first: int, own_at_first: int
 ) -> Tried:
-    """`make` gives a runner over the smallest pool. Raises ConfigError where the largest steps and the graphs that were asked for do not
-    fit beside the weights and the smallest pool. `choice` has the graphs that fit behind it, where the defaults are too many."""
+    """`make` gives a runner over the smallest pool, with such graphs. Raises ConfigError where the largest steps and the graphs that were
+    asked for do not fit beside the weights and the smallest pool."""
     started = time.monotonic()
     loaded = gauge.settled()
     at_first = Measured(gauge.total, free_at_first, own_at_first, loaded, 0, loaded, 0, 0, 0)
@@ -97,8 +99,7 @@ def try_largest(
     for graphs in headroom.tries(config, asked):
         if found is not None and headroom.insists_on(config, asked, graphs):
             break  # what was asked for is too much with any graphs that were not
-        choice.graphs = graphs
-        now = _try(config, replace(choice), make, gauge, at_first)  # what it demands is asked for later, of graphs as they are now
+        now = _try(config, replace(choice, graphs=graphs), make, gauge, at_first)
         first = first or now
         if now.served and (found is None or not now.settled(config, asked).insists):
             found = now
@@ -108,7 +109,6 @@ def try_largest(
     if found is None:
         remedy = _remedy(choice, now.measured, now.demand(now.last))
         raise ConfigError(headroom.refusal(now.refused, now.demand(now.possible(config)), remedy))
-    choice.graphs = found.graphs
     measured, demand, last, wanted = found.measured, found.demand, found.last, found.possible(config)
     settled = found.settled(config, asked)
     if settled.insists:
@@ -116,7 +116,7 @@ def try_largest(
         raise ConfigError(headroom.refusal(first.refused, first.demand(wanted), f"{why}Set {settled.insists}, which was tried and fits."))
     if settled.open:
         log.warning("The largest steps of the defaults take too much of the device's memory; %s are used.", settled.open)
-    return Tried(measured, demand(last), settled.config, time.monotonic() - started)
+    return Tried(measured, demand(last), settled.config, found.graphs, time.monotonic() - started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class _Found:
         return headroom.settled(config, self.possible(config), self.last, asked, self.graphs)
 
 
-def _try(config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], gauge: Gauge, at_first: Measured) -> _Found:
+def _try(config: ServerConfig, choice: Choice, make: Callable[[Graphs], ModelRunner], gauge: Gauge, at_first: Measured) -> _Found:
     """The largest steps, and smaller ones where those do not fit."""
     wanted = Largest.of(config, choice.context_len, capacity.most_tokens(config, choice, at_first.free_loaded))
     trial = _Trial(config, choice, make, wanted)
@@ -202,8 +202,8 @@ def _try(config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], 
 class _Trial:
     """A runner over the smallest pool, and the largest steps for it."""
 
-    def __init__(self, config: ServerConfig, choice: Choice, make: Callable[[], ModelRunner], largest: Largest) -> None:
-        self._make = make
+    def __init__(self, config: ServerConfig, choice: Choice, make: Callable[[Graphs], ModelRunner], largest: Largest) -> None:
+        self._make = partial(make, choice.graphs)
         self._vectors = not config.serves_text
         self._guesses = 0 if config.speculative_algorithm is None else MOST_GUESSES
         self._page_size = config.page_size

@@ -16,6 +16,7 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import blocks, edits, host
 from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
 from banyan_runtime.model.choice import Choice
+from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.native import build, loading
 from banyan_runtime.model.native.library import PULSE, Draws, Kind, Library, Place, Spec
 from banyan_runtime.model.native.library import Step as NativeStep
@@ -94,7 +95,7 @@ class NativeModel:
         if decoder := getattr(self, "_decoder", None):
             self._library.destroy(decoder)
 
-    def forward(self, pool_tokens: int, page_size: int) -> NativeForward:
+    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs) -> NativeForward:
         spec = self._choice.spec
         slots = pool_tokens + page_size  # the first page is padding
         if not self._library.cache(self._decoder, slots):
