@@ -2,7 +2,7 @@
 prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also persistent no-dependent no-few no-graphs] [--profile] [--traces FOLDER] [--out FILE.json]
+                             [--also persistent no-dependent no-few no-graphs] [--only-also] [--profile] [--traces FOLDER] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
 step in flight does. Weights, keys and values read once and every multiplication done once are the limit, at what this GPU copied and
@@ -247,6 +247,7 @@ def main() -> None:
     parser.add_argument("--running", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--also", nargs="*", default=[], choices=list(ALSO))
+    parser.add_argument("--only-also", action="store_true", help="nothing but these: the others were measured before")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--traces", type=Path, help="a folder")
     parser.add_argument("--out", type=Path, help="rows are added to those that are there")
@@ -261,7 +262,7 @@ def main() -> None:
     rows: list[Row] = []
     if options.out and options.out.exists():
         rows = [Row(**row) for row in json.loads(options.out.read_text())["rows"]]
-    for name, backend, how in itertools.product(options.models, options.backends, ["", *options.also]):
+    for name, backend, how in itertools.product(options.models, options.backends, [*([] if options.only_also else [""]), *options.also]):
         for row in measured(name, backend, how, machine, options):
             rows.append(row)
             print(row.line(), flush=True)

@@ -51,5 +51,5 @@ class Replays:
         held.tell(step, self._attention.fill(step, self._room.table, held))
         self._room.pool.store(0, held.slots[:tokens].long(), k, v)
         self._replays[at]()
-        assert not self._attention.cells.slots[tokens:].any(), "padded tokens go to the padding slot"
+        assert not held.slots[tokens:].any(), "padded tokens go to the padding slot"
         return list(self._found[:tokens].clone().split([end - start for _, start, end in work]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,10 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGp
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch, gpu: PretendedGpu) -> None:
-    fake = types.ModuleType("flashinfer")
-    for kind in (test_flashinfer.BatchPrefillWithPagedKVCacheWrapper, test_flashinfer.BatchDecodeWithPagedKVCacheWrapper):
-        setattr(fake, kind.__name__, library(gpu, kind))
-    monkeypatch.setitem(sys.modules, "flashinfer", fake)
+    test_flashinfer.install(monkeypatch, lambda kind: library(gpu, kind))
 
 
 def pool(dtype: torch.dtype, dim: int = DIM) -> KvPool:

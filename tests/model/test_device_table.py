@@ -52,7 +52,7 @@ class Planned:
         self.seen.append(now.positions.tolist())
         return token_ids
 
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def pick(self, hidden: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         return hidden + 1, torch.zeros(ROWS, dtype=torch.bool)
 
 

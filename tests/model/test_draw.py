@@ -116,7 +116,7 @@ def test_the_likeliest_are_the_references_in_every_type(kept: torch.dtype) -> No
 
     def likeliest(sampler: Sampler) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, failed = (torch.full((12,), 7, device=DEVICE).to(dtype) for dtype in (torch.int64, torch.bool))
-        sampler.likeliest(given, tokens[:10], failed[:10])
+        sampler.pick(given, None, tokens[:10], failed[:10])
         return tokens, failed
 
     found, expected = likeliest(FusedSampler()), likeliest(PlainSampler())
@@ -249,7 +249,7 @@ def test_a_rows_hash_starts_with_both_words_of_its_seed_and_its_position() -> No
 def test_no_rows_are_no_work() -> None:
     tokens, failed = FusedSampler()(torch.empty(0, V, device=DEVICE), columns(0), np.empty(0, np.int32))
     assert (tokens.tolist(), failed.tolist()) == ([], [])
-    FusedSampler().likeliest(torch.empty(0, V, device=DEVICE), tokens, failed)
+    FusedSampler().pick(torch.empty(0, V, device=DEVICE), None, tokens, failed)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 128, 300, 900])

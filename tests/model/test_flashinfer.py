@@ -224,12 +224,18 @@ class BatchDecodeWithPagedKVCacheWrapper(Double):
         return asked["out"].copy_(found)  # type: ignore[no-any-return]
 
 
+def install(monkeypatch: pytest.MonkeyPatch, changed: Callable[[Any], Any] = lambda kind: kind) -> None:
+    """The double for the package; `changed`: its wrappers."""
+    fake = types.ModuleType("flashinfer")
+    fake.__file__ = "/nowhere/flashinfer/__init__.py"
+    for kind in (BatchPrefillWithPagedKVCacheWrapper, BatchDecodeWithPagedKVCacheWrapper):
+        setattr(fake, kind.__name__, changed(kind))
+    monkeypatch.setitem(sys.modules, "flashinfer", fake)
+
+
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = types.ModuleType("flashinfer")
-    for kind in (BatchPrefillWithPagedKVCacheWrapper, BatchDecodeWithPagedKVCacheWrapper):
-        setattr(fake, kind.__name__, kind)
-    monkeypatch.setitem(sys.modules, "flashinfer", fake)
+    install(monkeypatch)
 
 
 @pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -519,9 +525,20 @@ def test_every_module_that_will_be_loaded_counts(machine: types.SimpleNamespace,
     compiled(ahead, *loaded(True, "fa2"))
     assert refusal(window=37) is None
     machine.capability = (9, 0)
-    assert refusal() == lacking
-    compiled(ahead, *loaded(False, "fa3"))
-    assert refusal() is None
+    assert refusal() is None, "FlashAttention 2's compute prompts, too"
+    assert refusal(window=37) is None
+
+
+@pytest.mark.parametrize(("there", "generation"), [((), "fa3"), (("fa2",), "fa2"), (("fa2", "fa3"), "fa3"), (("fa3",), "fa3")])
+def test_nobody_who_compiled_the_quick_kernels_waits_for_the_slow_ones(
+    machine: types.SimpleNamespace, there: tuple[Kind, ...], generation: str
+) -> None:
+    machine.capability = (9, 0)
+    compiled(machine.package / "data" / "aot", *loaded(False, *there))
+    hopper, ahead = torch.device("cuda"), machine.package / "data" / "aot"
+    assert flashinfer_paged._generation(spec(None, 64), torch.bfloat16, hopper, ahead) == generation
+    machine.capability = (10, 0)
+    assert flashinfer_paged._generation(spec(None, 64), torch.bfloat16, hopper, ahead) == "fa2"
 
 
 def test_kernels_for_another_device_are_no_kernels(machine: types.SimpleNamespace) -> None:

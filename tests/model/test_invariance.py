@@ -43,7 +43,7 @@ class Seen:
             return real(logits, columns, positions)  # type: ignore[arg-type]
 
         monkeypatch.setattr(sampler, "sample", record)
-        monkeypatch.setattr(runner._Asked, "likeliest", False)
+        monkeypatch.setattr(runner._Asked, "plain", False)
 
     def take(self) -> dict[tuple[int, int], torch.Tensor]:
         taken, self.logits = self.logits, {}

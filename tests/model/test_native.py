@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -145,12 +146,12 @@ def test_who_is_likeliest_is_who_has_the_largest_logit(variant: str, tiny_model:
     runner.prepare(TableShape(rows=4, positions=64))
     hidden = torch.randn(300, 96, generator=torch.Generator().manual_seed(1))
     hidden[7, 3], hidden[290] = float("nan"), float("inf")
-    tokens, failed = runner.forward.likeliest(hidden)
+    tokens, failed = runner.forward.pick(hidden, None, np.arange(300, dtype=np.int32))
     logits = runner.forward.logits(hidden)
     assert failed.nonzero().flatten().tolist() == [7, 290]
     sound = ~failed
     assert torch.equal(tokens[sound], logits.argmax(1)[sound])
-    assert torch.equal(runner.forward.likeliest(hidden[5:6])[0], tokens[5:6])
+    assert torch.equal(runner.forward.pick(hidden[5:6], None, np.zeros(1, np.int32))[0], tokens[5:6])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

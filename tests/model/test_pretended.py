@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -216,6 +214,37 @@ def test_the_likeliest_tokens_are_picked_by_our_kernels_without_graphs_too(
         assert request.output == model.choices(request.prompt, request.output)
 
 
+def launches(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Modes of the steps that are launched from now on."""
+    modes: list[str] = []
+    launch = runner.launch
+    monkeypatch.setattr(runner, "launch", lambda step: (modes.append(step.mode), launch(step))[1])
+    return modes
+
+
+def test_tokens_are_drawn_by_graphs_too(tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps that ask for nothing beside them: one graph for the step, one for its tokens, and logits that nobody writes down in fp32."""
+    model, found = tiny_model("llama"), []
+    for options in (GRAPHS, {**GRAPHS, "disable_cuda_graph": True}):
+        runner, requests = model.load(device="cuda", dtype="float16", **options), texts(6, 3, 4)
+        for seed, request in enumerate(requests):
+            request.temperature, request.seed = (0.0, 0.8, 1.5)[seed], 2**63 + seed
+        requests[1].top_k, requests[2].top_p, requests[2].min_p = 20, 0.9, 0.01
+        driver = Driver(runner, rows=3, context=64)
+        monkeypatch.setattr(runner.forward, "logits", lambda hidden: pytest.fail("logits in fp32"))
+        gpu.waits.clear()
+        before = gpu.replays
+        modes = launches(runner, monkeypatch)
+        driver.run(requests, chunk=20)
+        assert gpu.waits == []
+        if not options.get("disable_cuda_graph"):
+            decodes, prompts = modes.count("decode"), modes.count("prefill")
+            assert 2 * decodes <= gpu.replays - before <= 2 * decodes + prompts
+        found.append([request.output for request in requests])
+    assert found[0] == found[1]
+    assert found[0][0] == model.choices(requests[0].prompt, found[0][0]), "of a greedy row beside drawn ones"
+
+
 @pytest.mark.parametrize("kept", ["auto", "fp8_e5m2"])
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 def test_weights_of_any_form_and_keys_of_any_type(gpu: PretendedGpu, tmp_path: Path, kind: str, kept: str) -> None:
@@ -301,10 +330,7 @@ def library(gpu: PretendedGpu, kind: type[test_flashinfer.Double]) -> type[test_
 def test_flashinfer_is_told_what_it_reads_on_the_host_there(
     tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = types.ModuleType("flashinfer")
-    for kind in (test_flashinfer.BatchPrefillWithPagedKVCacheWrapper, test_flashinfer.BatchDecodeWithPagedKVCacheWrapper):
-        setattr(fake, kind.__name__, library(gpu, kind))
-    monkeypatch.setitem(sys.modules, "flashinfer", fake)
+    test_flashinfer.install(monkeypatch, lambda kind: library(gpu, kind))
     monkeypatch.setattr(FlashInferAttention, "refusal", staticmethod(lambda *_: None))
     model, requests = tiny_model("mistral-window"), texts(5, 3, 4)
     runner = model.load(device="cuda", **GRAPHS)

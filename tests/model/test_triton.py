@@ -393,13 +393,13 @@ from banyan_runtime.model.kernels import paged_attention as kernels, products, r
 POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32",
             "stretch_keys": "*i32", "ends": "*i32",
             "highs": "*fp32", "masses": "*fp32", "parts": "*fp32", "q": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16",
-            "table_stride": "i32", "head_stride": "i64", "tokens": "i32", "pairs": "i32", "scale": "fp32"}
+            "table_stride": "i32", "head_stride": "i32", "tokens": "i32", "pairs": "i32", "scale": "fp32"}
 
 # What they read first was there before the step began.
 EARLY = (kernels.attend, kernels.join, products.product, rows.begin, rows.place, rows.rms_norm)
 
-def check(function, constants, **changes):
-    kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True})
+def check(function, constants, warps=4, **changes):
+    kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, num_warps=warps)
     before, waiting, behind = kernel.asm["ptx"].partition("griddepcontrol.wait")
     assert waiting and "st.global" not in before and ("ld.global" in before) == (function in EARLY), function
 
@@ -408,7 +408,7 @@ for group, dim, most, stretch, window in SHAPES:
     constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "ROWS": most, "KEYS": 64}
     constants |= {"SPLIT": stretch > 0, "WINDOW": window, "PRECISION": "tf32"}
     for kept in ("*bf16", "*fp8e4nv", "*fp8e5"):
-        check(kernels.attend, constants, keys=kept, values=kept, **({"out": "*fp32"} if stretch else {}))
+        check(kernels.attend, constants, 8 if most >= 128 else 4, keys=kept, values=kept, **({"out": "*fp32"} if stretch else {}))
 rows_types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "both", "qkv", "cos", "sin", "q_weight", "k_weight", "queries")}
 rows_types |= {"stride": "i32", "delta_stride": "i32", "inner": "i32", "eps": "fp32", "slots": "*i64"}
 for yes in (False, True):

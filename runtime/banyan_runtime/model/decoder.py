@@ -78,10 +78,10 @@ class Decoder:
         self.pulse()
         return self._by_blocks(hidden, lambda block: self.head(self.norm(block)))
 
-    def likeliest(self, hidden: Tensor, tokens: Tensor, failed: Tensor) -> None:
-        """The token with the largest logit for each of n hidden states, and which rows failed: as `Sampler.likeliest`."""
+    def pick(self, hidden: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
+        """A token for each of n hidden states, and which rows failed: as `Sampler.pick`."""
         self.pulse()
-        self.sampler.likeliest(self._by_blocks(hidden, lambda block: self.head.own(self.norm(block))), tokens, failed)
+        self.sampler.pick(self._by_blocks(hidden, lambda block: self.head.own(self.norm(block))), settings, tokens, failed)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """n hidden states as the head reads them, [n, hidden_size]."""

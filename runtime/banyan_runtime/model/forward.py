@@ -61,9 +61,10 @@ class Forward(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocab_size] of n hidden states. The caller may write into them, until the next call."""
 
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The token with the largest logit for each of n hidden states, int64 [n], of equal ones the first; and which rows failed,
-        bool [n]: their logits hold NaN, or the largest is infinite. The tokens of failed rows are some ids of the vocabulary."""
+    def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> tuple[Tensor, Tensor]:
+        """One token for each of n hidden states, int64 [n]: as `sample` draws it, or without columns that with the largest logit, of
+        equal ones the first. And which rows failed, bool [n]: their logits hold NaN, or the largest is infinite. The tokens of failed rows
+        are some ids of the vocabulary. The result is written over by the next step."""
 
     def rounds(self, step: Step, token_ids: Tensor, table: SlotTable, columns: SamplingColumns | None) -> Tensor:
         """What the rounds of a step give: int64 [B, rounds], drawn with `columns`, or the likeliest. From the first token on that

@@ -23,20 +23,22 @@ class FusedSampler:
     def __init__(self) -> None:
         from banyan_runtime.model.kernels import dependent, draw, masks
 
+        self.settings = draw.SETTINGS.value
         self._kernels = draw
         self._options = dependent.options
         self._masks = masks
 
     def compile(self, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Draw once under a mask, and pick once."""
+        """Draw once under a mask, and pick once each way."""
         one = np.ones(1, np.float32)
         columns = SamplingColumns(one, np.zeros(1, np.int32), one, 0 * one, 0 * one, 0 * one, one, np.zeros(1, np.uint64))
         logits = torch.zeros(1, vocabulary, device=device)
         self.allow(
             logits, TokenMask(np.full((1, -(-vocabulary // 32)), 0xFFFFFFFF, np.uint32), np.zeros(1, np.int32)), np.zeros(1, np.int64)
         )
-        tokens, failed = self(logits, columns, np.zeros(1, np.int32))
-        self.likeliest(logits.to(dtype), tokens, failed)
+        tokens, failed = self(logits, columns, (position := np.zeros(1, np.int32)))
+        self(logits.to(dtype), columns, position)
+        self.pick(logits.to(dtype), None, tokens, failed)
 
     def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
         """The contract is `sampler.sample`'s. The tokens are its too, but for draws that its fp32 probabilities decide by rounding.
@@ -46,16 +48,20 @@ class FusedSampler:
         n, device = len(logits), logits.device
         tokens, failed = torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.bool, device=device)
         if n:
-            self._draw(logits, tensor(_settings(columns, positions), device, torch.int32), tokens, failed)
+            self.pick(logits, tensor(self.told(columns, positions), device, torch.int32), tokens, failed)
         return tokens, failed
 
-    def likeliest(self, logits: Tensor, tokens: Tensor, failed: Tensor) -> None:
-        if len(logits):
-            self._draw(logits, None, tokens, failed)
+    def told(self, columns: SamplingColumns, positions: I32) -> I32:
+        """All that differs between rows as one array, since every copy to the device costs as much as a launch."""
+        temperatures = np.where(sampler.greedy(columns), np.float32(0), columns.temperature)
+        starts = noise.starts(columns.seed, positions)
+        words = (temperatures, columns.top_k, columns.top_p, columns.min_p, starts)
+        return np.stack([word.view(np.int32) for word in words], axis=1)
 
-    def _draw(self, logits: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
-        """`settings`: None where no row is drawn."""
+    def pick(self, logits: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
         n, vocabulary = logits.shape
+        if not n:
+            return
         assert logits.is_contiguous()
         parts = -(-vocabulary // _PART)
         numbers = torch.empty((n, 3, parts), dtype=torch.float64, device=logits.device)
@@ -82,11 +88,3 @@ class FusedSampler:
         self._masks.allow[(len(masked), -(-vocabulary // _PART))](
             logits, bits, rows, VOCABULARY=vocabulary, WORDS=words, PART=_PART, num_warps=_WARPS
         )
-
-
-def _settings(columns: SamplingColumns, positions: I32) -> I32:
-    """All that differs between rows as one array, since every copy to the device costs as much as a launch: [n, draw.SETTINGS]."""
-    temperatures = np.where(sampler.greedy(columns), np.float32(0), columns.temperature)
-    starts = noise.starts(columns.seed, positions)
-    words = (temperatures, columns.top_k, columns.top_p, columns.min_p, starts)
-    return np.stack([word.view(np.int32) for word in words], axis=1)

@@ -2,8 +2,8 @@
 
 A graph is captured for some numbers of tokens, and replays what was captured over the same memory; a step is copied there and padded to
 the next number. Nothing of a graph depends on how long the texts are. Decode steps, of one token for each row, have graphs of their own,
-which the likeliest tokens follow with another one, for steps that ask for nothing else. The others are for ends of prompts whose
-beginning is cached, short prompts, and drafts. Logits and sampling stay outside.
+which the tokens follow with another one, the likeliest or drawn ones, for steps that ask for nothing else. The others are for ends of
+prompts whose beginning is cached, short prompts, and drafts. Their tokens stay outside, and whatever reads or edits logits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -27,7 +28,7 @@ from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import Step
+from banyan_runtime.step import I32, Step
 
 log = logging.getLogger("banyan")
 
@@ -160,6 +161,7 @@ class StepGraphs:
         self._hidden = torch.zeros(most, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
         self._failed = torch.zeros(most, dtype=torch.bool, device=device)
+        self._settings = torch.zeros(most, decoder.sampler.settings, dtype=torch.int32, device=device)
         self._last: tuple[Tensor, _Graph] | None = None  # the hidden states given last
         attention.hold([graph.held for graph in graphs])
         free = _free(device)
@@ -173,7 +175,9 @@ class StepGraphs:
                 break
             replay = recorder.record(partial(self._compute, graph.held))
             if graph.held.sequences is None:
-                graph.pick = recorder.record(partial(self._pick, graph.held.size))
+                graph.likeliest = recorder.record(partial(self._pick, graph.held.size, None))
+                if decoder.sampler.settings:
+                    graph.drawn = recorder.record(partial(self._pick, graph.held.size, self._settings[: graph.held.size]))
             graph.replay = replay
         self._decodes, self._prompts = _captured(decodes), _captured(prompts)
         left = _free(device)
@@ -208,13 +212,21 @@ class StepGraphs:
         self._last = hidden, graph
         return hidden
 
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As `Forward.likeliest`, of the hidden states that were given last; None: of others, or of prompts."""
-        if self._last is None or hidden is not self._last[0] or (pick := self._last[1].pick) is None:
+    def pick(self, hidden: Tensor, told: I32 | None) -> tuple[Tensor, Tensor] | None:
+        """As `Forward.pick`, of the hidden states that were given last, told as `Sampler.told`; None: of others, or of prompts."""
+        if self._last is None or hidden is not self._last[0]:
             return None
+        graph, rows = self._last[1], len(hidden)
+        pick = graph.likeliest if told is None else graph.drawn
+        if pick is None:
+            return None
+        if told is not None:
+            settings = self._settings[: graph.held.size]
+            padded = np.zeros(tuple(settings.shape), np.int32)
+            padded[:rows] = told
+            settings.copy_(devices.pinned(padded, settings.device, torch.int32), non_blocking=True)
         pick()
-        rows = len(hidden)
-        return self._tokens[:rows].clone(), self._failed[:rows].clone()  # they may be asked for behind the next step
+        return self._tokens[:rows], self._failed[:rows]
 
     def _fitting(self, step: Step) -> _Graph | None:
         """The smallest that was captured."""
@@ -234,15 +246,16 @@ class StepGraphs:
         self._attention.plan_held(held)
         self._decoder.hidden_held(held, self._latest, self._attention, self._hidden[: held.size])
 
-    def _pick(self, size: int) -> None:
-        self._decoder.likeliest(self._hidden[:size], self._tokens[:size], self._failed[:size])
+    def _pick(self, size: int, settings: Tensor | None) -> None:
+        self._decoder.pick(self._hidden[:size], settings, self._tokens[:size], self._failed[:size])
 
 
 @dataclass(slots=True, eq=False)
 class _Graph:
     held: Held
     replay: Callable[[], None] | None = None  # None: not captured
-    pick: Callable[[], None] | None = None  # of the likeliest tokens, behind decode steps
+    likeliest: Callable[[], None] | None = None  # tokens, behind decode steps
+    drawn: Callable[[], None] | None = None  # tokens, likewise
 
 
 def _size(graph: _Graph) -> int:

@@ -124,7 +124,7 @@ class Head:
         return logits
 
     def own(self, x: Tensor) -> Tensor:
-        """The logits in the type that they were computed in: a third of the bytes, where only the largest is asked for."""
+        """The logits in the type that they were computed in: of 16 bits they are a third of the bytes."""
         return self._slices[0](x) if len(self._slices) == 1 else self(x)
 
 

@@ -26,10 +26,7 @@ def one_by_one(forward: Forward, step: Step, token_ids: Tensor, table: SlotTable
         else:
             now = step
         hidden = forward.hidden(now, token_ids, table)
-        if columns is None:
-            token_ids, failed = forward.likeliest(hidden)
-        else:
-            token_ids, failed = forward.sample(forward.logits(hidden), columns, now.kv_lens)
+        token_ids, failed = forward.pick(hidden, columns, now.kv_lens)
         lost |= failed
         drawn[:, index] = token_ids.masked_fill(lost, -1)
     return drawn

@@ -116,8 +116,9 @@ class ModelRunner:
         return _Asked(step, draws, rows, token_ids, states, columns, rows.wanted(step, draws, columns))
 
     def _draw(self, asked: _Asked) -> Drawn:
-        if asked.likeliest:
-            return self._noted(asked, *self.forward.likeliest(asked.states), None)
+        if asked.plain:
+            columns = None if asked.wanted.greedy else asked.columns
+            return self._noted(asked, *self.forward.pick(asked.states, columns, asked.draws.positions(asked.step)), None)
         return self._drawing(asked)(asked.step.mask)
 
     def _drawing(self, asked: _Asked) -> Drawing:
@@ -236,11 +237,11 @@ class _Asked:
     wanted: _Wanted
 
     @property
-    def likeliest(self) -> bool:
-        """Whether nothing is asked of the logits but where they are largest; then they need not be written down."""
-        step, wanted = self.step, self.wanted
+    def plain(self) -> bool:
+        """Whether nothing is done to the logits, and nothing asked of them, but a token; then they need not be written down in fp32."""
+        step = self.step
         edited = step.bias is not None or step.banned is not None or step.mask is not None or step.mask_later
-        return wanted.greedy and not wanted.penalties and not edited and step.top_logprobs is None
+        return not self.wanted.penalties and not edited and step.top_logprobs is None
 
 
 def refuse(step: Step, features: frozenset[Feature]) -> None:

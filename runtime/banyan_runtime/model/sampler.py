@@ -28,17 +28,23 @@ Cells that cannot reach this bound are ruled out before the logarithms; where no
 
 
 class Sampler(Protocol):
-    """Makes tokens of logits [n, vocab_size]: in fp32, or for the likeliest in the type that they were computed in."""
+    """Makes tokens of logits [n, vocab_size]: in fp32, or for `pick` in the type that they were computed in."""
+
+    settings: int
+    """Words by which `pick` is told how to draw a token; 0: it finds the likeliest alone."""
 
     def compile(self, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Be ready for such logits, of which the likeliest are asked for in that type: no request waits for a compiler then."""
+        """Be ready for such logits, which `pick` gets in that type: no request waits for a compiler then."""
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
         """`Forward.allow`."""
 
-    def likeliest(self, logits: Tensor, tokens: Tensor, failed: Tensor) -> None:
-        """The token with the largest logit, of equal ones the first, into int64 [n], and which rows failed into bool [n]: those with NaN,
-        and those whose largest is infinite; their tokens are 0. Can be captured."""
+    def told(self, columns: SamplingColumns, positions: I32) -> I32:
+        """[n, settings] for `pick`: that `sample` would draw with these."""
+
+    def pick(self, logits: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
+        """Tokens into int64 [n], and which rows failed into bool [n]: those with NaN, and those whose largest logit is infinite; their
+        tokens are 0. Drawn as int32 [n, settings] tells; None: that with the largest logit, of equal ones the first. Can be captured."""
 
     def __call__(self, logits: Tensor, columns: SamplingColumns, positions: I32) -> tuple[Tensor, Tensor]:
         """`sample`."""
@@ -47,13 +53,19 @@ class Sampler(Protocol):
 class PlainSampler:
     """With torch's operations."""
 
+    settings = 0
+
     def compile(self, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
         """Nothing is to be done."""
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
         edits.allow(logits, mask, picked)
 
-    def likeliest(self, logits: Tensor, tokens: Tensor, failed: Tensor) -> None:
+    def told(self, columns: SamplingColumns, positions: I32) -> I32:
+        raise AssertionError("it draws when it is called")
+
+    def pick(self, logits: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
+        assert settings is None, "it draws when it is called"
         highest, found = logits.max(-1)
         failed.copy_(~torch.isfinite(highest))
         tokens.copy_(found.masked_fill_(failed, 0))

@@ -139,11 +139,16 @@ class TorchForward:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden)
 
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        if self._graphs is not None and (replayed := self._graphs.likeliest(hidden)) is not None:
+    def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> tuple[Tensor, Tensor]:
+        sampler = self.decoder.sampler
+        if columns is not None and not sampler.settings:
+            return sampler(self.logits(hidden), columns, positions)
+        told = None if columns is None else sampler.told(columns, positions)
+        if self._graphs is not None and (replayed := self._graphs.pick(hidden, told)) is not None:
             return replayed
+        settings = None if told is None else devices.tensor(told, hidden.device, torch.int32)
         tokens, failed = (torch.empty(len(hidden), dtype=dtype, device=hidden.device) for dtype in (torch.int64, torch.bool))
-        self.decoder.likeliest(hidden, tokens, failed)
+        self.decoder.pick(hidden, settings, tokens, failed)
         return tokens, failed
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:

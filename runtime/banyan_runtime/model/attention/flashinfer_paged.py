@@ -4,8 +4,8 @@ FlashInfer is told of a step by a plan, which is made on the host; its kernels r
 here, whatever --page-size says: the kernels look every key up by itself, so larger pages would spare nothing but indices, and those are
 gathered on the device. Keys and values are read where they lie, through strides: [slots, kv_heads, 1, head_dim].
 
-Long queries go to the kernels that FlashInfer chooses (FlashAttention 3's on Hopper). These do not cut a context into parts, so steps of
-few queries go to FlashAttention 2's, which do; so do decode steps that are replayed.
+Long queries go to the kernels that FlashInfer chooses: FlashAttention 3's on Hopper, unless 2's alone are compiled. These do not cut a
+context into parts, so steps of few queries go to FlashAttention 2's, which do; so do decode steps that are replayed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class FlashInferAttention:
         self._windows = tuple(dict.fromkeys(spec.windows))
         self._caches = [tuple(part.transpose(0, 1).unsqueeze(2) for part in pool.slots(layer)) for layer in range(spec.layers)]
         self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=pool.device)
-        self._few, self._many = self._wrappers("fa2"), self._wrappers("auto")
+        generation = _generation(spec, pool.dtype, pool.device, _ahead(flashinfer.__file__))
+        self._few, self._many = self._wrappers("fa2"), self._wrappers("fa2" if generation == "fa2" else "auto")
         self._table: DeviceTable | None = None
         self._slots: Tensor  # int32: those of the planned step's keys come first, if it is replayed or has no more
         self._memory: _Memory | None = None
@@ -119,8 +120,8 @@ class FlashInferAttention:
             return "it keeps keys and values in the model's type"
         if spec.head_dim not in HEAD_DIMS:
             return f"its heads are {', '.join(map(str, HEAD_DIMS))} wide, not {spec.head_dim}"
-        ahead, there, lacking = Path(package.origin).parent / "data" / "aot", list[Path](), list[Module]()
-        for module in _modules(spec, dtype, capability):
+        ahead, there, lacking = _ahead(package.origin), list[Path](), list[Module]()
+        for module in _modules(spec, dtype, _generation(spec, dtype, device, ahead)):
             # FlashInfer takes what lies there as it is.
             architectures = compiled_for(ahead, module)
             if architectures and not any(runs_on(capability, architecture) for architecture in architectures):
@@ -328,11 +329,26 @@ def _further(held: Held, tokens: int, sequences: int) -> tuple[I32, I32 | None]:
     return np.maximum(queries, lengths), queries
 
 
-def _modules(spec: ModelSpec, dtype: torch.dtype, capability: tuple[int, int]) -> list[Module]:
-    """What the wrappers' plans load: for few queries, for many where FlashInfer chooses others then, for steps that are replayed."""
-    kinds: list[Kind] = ["fa2"]
-    if capability[0] == 9:
-        kinds.append("fa3")
+def _ahead(package: str) -> Path:
+    """Where FlashInfer looks for what was compiled ahead; `package`: its file."""
+    return Path(package).parent / "data" / "aot"
+
+
+def _generation(spec: ModelSpec, dtype: torch.dtype, device: torch.device, ahead: Path) -> Kind:
+    """The kernels for many queries. Whoever has compiled FlashAttention 2's alone does not want to wait for 3's, which take longest."""
+    if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device))[0] != 9:
+        return "fa2"
+
+    def there(kind: Kind) -> bool:
+        modules = (module for module in _modules(spec, dtype, kind) if module.kind == kind)
+        return all(compiled_for(ahead, module) is not None or _compiled_before(module, capability) for module in modules)
+
+    return "fa3" if there("fa3") or not there("fa2") else "fa2"
+
+
+def _modules(spec: ModelSpec, dtype: torch.dtype, generation: Kind) -> list[Module]:
+    """What the wrappers' plans load: for few queries, for many if those are others, for steps that are replayed."""
+    kinds = list(dict.fromkeys(("fa2", generation)))
     if spec.group < CUDA_CORES:
         kinds.append("decode")
     windowed = sorted({window is not None for window in spec.windows})

@@ -16,7 +16,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 MANY = tl.constexpr(64)  # rows of a tile: keys that all its queries see are not compared with their positions
 
 
-@triton.jit(do_not_specialize=["tokens"])  # else one more is compiled for some numbers of them
+@triton.jit(do_not_specialize=["tokens", "table_stride"])  # else one more is compiled for some of their numbers
 def attend(
     q,  # [tokens, heads, DIM]
     keys,  # [kv_heads, slots, DIM], head_stride apart; in q's type or a narrower one
@@ -212,7 +212,7 @@ def joined(
     tl.store(out + tl.cast(pair, tl.int64) * DIM + dims, (sums / mass).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def note(
     table,  # int32 [rows, table_stride]
     table_stride,

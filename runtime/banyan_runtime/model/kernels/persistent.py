@@ -35,7 +35,7 @@ _PREFETCH: tl.constexpr = tl.constexpr("""
 """)
 
 
-@triton.jit(do_not_specialize=["begin", "end"])
+@triton.jit(do_not_specialize=["begin", "end", "table_stride"])
 def decode(
     ids,  # int32 [1]: the token; negative: the latest one of its row
     rows,  # int32 [1]: its row of `latest` and `table`

@@ -203,7 +203,9 @@ class NativeForward:
         self._library.rounds(self._decoder, about, step.rounds, draws, hidden.data_ptr(), into, tokens.data_ptr())
         return tokens
 
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> tuple[Tensor, Tensor]:
+        if columns is not None:
+            return self.sample(self.logits(hidden), columns, positions)
         self._owner.pulse()
         hidden = hidden.contiguous()
         tokens = torch.empty(hidden.shape[0], dtype=torch.int64)
