@@ -74,9 +74,9 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """What a request's output must be, and from where on."""
 
     grammar: Grammar
-    after: tuple[int, ...] = ()  # token ids behind which it begins (the end of reasoning); none: at once
-    opens: tuple[int, ...] = ()  # with `after`: tokens with one of which an output may begin, and has then reasoning up to `after`;
-    # one that begins otherwise is bound from its first token. Empty: the reasoning has begun in the prompt.
+    after: int = -1  # the token behind which it begins (the end of reasoning); -1: at once
+    opens: int = -1  # with `after`: the token with which an output may begin, and has then reasoning up to `after`; one that begins
+    # otherwise is bound from its first token. -1: the reasoning has begun in the prompt.
     param: str = ""  # the client's field that it came from, for errors; and what was written there
     what: str = "schema"
     name: str = ""  # of a schema

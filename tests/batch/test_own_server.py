@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from banyan_runtime.batch.server import _sweep
 
 SEEDS_LINES = """\
 {"custom_id": "request-1", "method": "POST", "url": "/chat/completions", "body": {"model": "qwen/qwen2.5-0.5b-instruct", \
@@ -126,6 +129,24 @@ def test_the_server_ends_with_the_batch_however_that_ends(batch: OwnBatch, numbe
     assert process.wait(30) == (143 if number is signal.SIGTERM else -9)
     batch.eventually(lambda: batch.servers() == [], limit_s=20 if number is signal.SIGKILL else 1)
     assert not (batch.folder / "out" / "manifest.json").exists()
+
+
+def test_folders_of_runs_that_were_killed_outright_are_removed(tmp_path: Path) -> None:
+    """By the next one; not those of runs that live, or have just begun, or are somebody else's."""
+
+    def folder(name: str, age_s: float) -> Path:
+        made = tmp_path / name
+        made.mkdir()
+        (made / "log").write_text("words")
+        (held := made / "held").touch()
+        os.utime(held, times=(time.time() - age_s,) * 2)
+        return made
+
+    killed, alive, young, others = folder("banyan-batch-a", 99), folder("banyan-batch-b", 99), folder("banyan-batch-c", 9), folder("x", 99)
+    with (alive / "held").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        _sweep(tmp_path)
+    assert [one.exists() for one in (killed, alive, young, others)] == [False, True, True, True]
 
 
 def test_a_server_that_dies_ends_the_run(batch: OwnBatch) -> None:

@@ -36,13 +36,13 @@ def slow_session(seconds_a_token: float, **changes: object) -> tuple[Session, De
 
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_on_a_slow_device_prompts_are_cut_so_that_steps_meet_the_target_after_the_first(page: int, overlap: bool) -> None:
-    session, device = slow_session(0.004, page_size=page, overlap=overlap)
+def test_on_a_slow_device_prompts_are_cut_so_that_steps_meet_the_target(page: int, overlap: bool) -> None:
+    """From the first one on."""
+    session, device = slow_session(0.003, page_size=page, overlap=overlap)
     session.submit([token % 50 for token in range(6000)], 5)
     session.drain()
-    assert device.seconds[0] > 8
-    late = device.seconds[3 if overlap else 1 :]
-    assert max(late) <= 2.5
+    assert max(device.seconds) <= 2.5
+    assert max(device.tokens) > 400
     assert all(tokens % page == 0 for tokens in device.tokens[:-1])
     assert len(session.outputs[1]) == 5
     session.check_texts()
@@ -55,7 +55,7 @@ def test_many_short_prompts_in_one_step_count_as_their_sum() -> None:
     for number in range(14):
         session.submit([number] * 100, 1)
     session.drain()
-    assert max(device.seconds[1:]) <= 2.5
+    assert max(device.seconds) <= 2.5
     assert sum(device.tokens) == 1000 + 14 * 100
 
 
@@ -74,10 +74,11 @@ def test_the_chunk_grows_again_by_doubling_when_the_device_gets_fast() -> None:
 
 def test_a_step_that_was_short_for_want_of_prompts_does_not_let_the_chunk_grow() -> None:
     chunk = Chunk(2048, 1, 2.0)
-    chunk.learn(2048, 10.0, 2048)
-    small = chunk.size
-    chunk.learn(10, 0.001, small)
-    assert chunk.size == small == 409
+    chunk.learn(256, 1.0, 256)
+    chunk.learn(10, 0.001, 256)
+    assert chunk.size == 256
+    chunk.learn(256, 0.9, 256)
+    assert chunk.size == 512
 
 
 @pytest.mark.parametrize(("page", "least"), [(1, 256), (16, 256), (48, 288)])

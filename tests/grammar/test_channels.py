@@ -54,7 +54,7 @@ def constraint(planner: Planner, content: str = "", **body: Any) -> wire.Constra
     assert isinstance(made, ChatPlan)
     found = made.requests[0].constraint
     assert found is not None
-    assert not found.after
+    assert found.after < 0
     return found
 
 

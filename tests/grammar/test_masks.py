@@ -13,7 +13,7 @@ import pytest
 from banyan_runtime.grammar.backend import Masks, Matcher, SideBySide
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.masks import FEW, FEW_THREADS, MaskFiller
-from banyan_runtime.grammar.reasoning_gate import Marker, ReasoningGate
+from banyan_runtime.grammar.reasoning_gate import ReasoningGate
 from banyan_runtime.wire import Grammar
 from tests.grammar.walks import Language
 
@@ -58,7 +58,7 @@ def outputs(language: Language, seed: int, count: int) -> list[Matcher]:
         for token_id in taken:
             assert matcher.accept(token_id)
         if not taken and dice.random() < 0.5:
-            matcher = ReasoningGate(matcher, frozenset(), Marker(language.ids("b")), frozenset({language.eos}), frozenset())
+            matcher = ReasoningGate(matcher, -1, *language.ids("b"), frozenset({language.eos}), frozenset())
             assert matcher.accept(language.ids(dice.choice("ab"))[0])
         found.append(matcher)
     return found

@@ -211,7 +211,7 @@ def test_constraints_behind_reasoning_have_a_gate(qwen3: Language) -> None:
     loop = Loop()
     pool = pool_of(qwen3, qwen3.backend, loop)
     added = qwen3.vocabulary.added
-    constraint = regex("ab", after=(added["</think>"],), opens=(added["<think>"],))
+    constraint = regex("ab", after=added["</think>"], opens=added["<think>"])
     for text in ("<think>x</think>\n\nab", "ab"):
         matcher = loop.answer(pool.request(constraint, (qwen3.eos,)))
         assert not isinstance(matcher, GrammarError)

@@ -51,6 +51,14 @@ def test_a_folder_of_several_documents_is_read_and_what_has_no_use_is_named(tmp_
     assert contents.ignored == ("PersistentVolumeClaim/models",)
 
 
+@pytest.mark.parametrize("kind", ["Batchjob", "batchjob", "BatchJobs", "InferenceServers", ""])
+def test_a_kind_of_ours_that_there_is_not_is_refused_as_an_api_server_does(tmp_path: Path, kind: str) -> None:
+    """Else the batch that was meant would not run, and nobody be told."""
+    (tmp_path / "a.yaml").write_text(f"{SERVER}---\n{JOB.replace('kind: BatchJob', f'kind: {kind!r}')}")
+    with pytest.raises(LocalError, match=f"nightly: serving.banyan.dev has no kind '{kind}'; it has InferenceServer and BatchJob"):
+        Manifests([tmp_path], {}).read()
+
+
 def test_a_secret_can_come_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SERVER)
     folder = tmp_path / "keys"

@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 def made(function, types, constants, **options):
-    '''For a Hopper. `types` of arguments; all others are constants. Pointers are to multiples of 16, as those of tensors, and so are distances
-    between rows of one: reads are not in flight side by side otherwise, and take other memory.'''
+    '''For a Hopper. `types` of arguments; all others are constants. Pointers are to multiples of 16, as those of tensors, and so are
+    distances between rows of one: reads are not in flight side by side otherwise, and take other memory.'''
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(function.arg_names)
                if signature[name].startswith("*") or name in ("stride", "delta_stride", "head_stride")}

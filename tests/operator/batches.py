@@ -74,6 +74,11 @@ def ended(code: int, words: dict[str, Any], of: str = "work", index: int = 0) ->
     return pod(state, "Succeeded" if code == 0 else "Failed", name=f"nightly--{of}-{index}-x", of=of)
 
 
+def named(one: Manifest, name: str, created: float) -> Manifest:
+    """Another pod like it."""
+    return merge(one, {"metadata": {"name": name, "uid": f"uid-{name}", "creationTimestamp": stamp(created)}})
+
+
 PLAN_WORDS = {"code": "Planned", "message": "", "requestCounts": {"total": 1000, "completed": 0, "failed": 0}, "shards": 4, "fenced": True}
 WORKED = {"code": "Worked", "message": "", "requestCounts": {"total": 1000, "completed": 988, "failed": 12}, "usage": {"totalTokens": 30}}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from banyan_operator.desired.batchjob import Because
-from banyan_operator.plan import Outcome, Ref
+from banyan_operator.plan import Manifest, Outcome, Ref
 from banyan_operator.times import stamp
 from tests.operator.batches import (
     AT,
@@ -23,6 +23,7 @@ from tests.operator.batches import (
     condition,
     ended,
     job,
+    named,
     observe,
     planned,
     published,
@@ -180,6 +181,29 @@ def test_between_two_attempts_it_still_runs_and_says_what_went_wrong():
     assert condition(plan, "Running")["reason"] == "StorageUnavailable"
     assert "S3 is down" in condition(plan, "Running")["message"]
     assert plan.status["workers"]["failed"] == 1
+
+
+CRASHED = ended(75, {"code": "StorageUnavailable", "message": "S3 is down"})
+
+
+@pytest.mark.parametrize(
+    ("work", "others"),
+    [
+        (job(failed=1, startTime=stamp(NOW - 70)), [named(ended(0, WORKED), "nightly--work-0-y", NOW - 3)]),  # its successor is through
+        (job(failed=1, startTime=stamp(NOW - 2)), []),  # the work goes on after a suspension; its next worker is not there yet
+        (job(failed=1, suspend=True), []),
+        (job(failed=1, conditions=[{"type": "Suspended", "status": "True", **AT}]), []),  # its controller has not seen yet that it goes on
+    ],
+    ids=["succeeded", "went on", "suspended", "going on"],
+)
+def test_a_failure_that_is_over_is_told_once(work: Manifest, others: list[Manifest]) -> None:
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    failed = observe(before, job(failed=1, startTime=stamp(NOW - 70)), CRASHED)
+    assert reasons(failed) == ["StorageUnavailable"]
+    recovered = after(
+        observe(after(failed), job(active=1, failed=1), CRASHED, named(running(), "nightly--work-0-y", NOW - 2), progress=PROGRESS)
+    )
+    assert "StorageUnavailable" not in reasons(observe(recovered, work, CRASHED, *others))
 
 
 def test_what_is_over_changes_no_more():

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from banyan_runtime.storage.patience import Patience, Wait
-from banyan_runtime.storage.store import NotFound, Stopped, Throttled, Unreachable
+from banyan_runtime.storage.store import Full, NotFound, Stopped, Throttled, Unreachable
 
 WHERE = "the storage at http://s3"
 AWAY = Unreachable("s3://b/x", "did not answer", reason="connection refused")
@@ -104,6 +104,40 @@ def test_the_words_say_why_and_are_repeated() -> None:
     assert [told.get(timeout=20) for _ in range(3)][-1].startswith(f"waiting for {WHERE} (connection refused), ")
     stop.set()
     thread.join()
+
+
+def _full(_: Wait) -> None:
+    raise Full("", "no space left on device")
+
+
+def test_a_full_disk_has_no_room_again_because_reads_are_answered() -> None:
+    told = queue.Queue[str]()
+    patience = Patience(60, told.put, first_notice_s=0.05, next_notice_s=0.05)
+    room = threading.Event()
+
+    def write(_: Wait) -> None:
+        if not room.is_set():
+            _full(_)
+
+    thread = threading.Thread(target=patience.retry, args=(WHERE, write))
+    thread.start()
+    for _ in range(3):
+        assert told.get(timeout=20).startswith(f"waiting for {WHERE} (no space left on device)")
+        patience.retry(WHERE, lambda _: None)
+    room.set()
+    thread.join()
+    words = iter(lambda: told.get(timeout=20), None)
+    assert next(text for text in words if not text.startswith("waiting")).startswith(f"{WHERE} has room again, after ")
+
+
+def test_a_disk_that_stays_full_is_never_said_to_have_room() -> None:
+    told = queue.Queue[str]()
+    patience = Patience(1, told.put, first_notice_s=0.05)
+    with pytest.raises(Full):
+        patience.retry(WHERE, _full)
+    patience.retry(WHERE, lambda _: None)
+    time.sleep(0.2)
+    assert all(told.get().startswith("waiting for ") for _ in range(told.qsize()))
 
 
 def test_calls_that_wait_for_one_storage_are_told_as_one() -> None:

@@ -124,7 +124,8 @@ class Sharding(Model):
 
 class Retries(Model):
     max_attempts: Annotated[int, Format("int32"), Field(ge=1, le=20)] = Field(
-        default=5, description="Attempts per request, for 408, 409, 429, 5xx and connection errors."
+        default=5,
+        description="Attempts per request, for 408, 409, 5xx and connection errors. 429 and 503, which ask for patience, do not count.",
     )
     max_backoff_seconds: Annotated[int, Format("int32"), Field(ge=1, le=600)] = Field(
         default=60, description="Longest wait between two attempts."

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from banyan_operator.api import KINDS, SpecError, check_update, parse
+from banyan_operator.kube.kinds import GROUP
 from banyan_operator.kube.objects import Key, key_of
 from banyan_operator.local.errors import LocalError
 from banyan_operator.local.objects import NAMESPACE
@@ -147,6 +148,8 @@ def _take(reading: _Reading, path: Path, document: Manifest) -> None:
     kind, metadata = document.get("kind", "object without kind"), document.get("metadata")
     name = f"{kind}/{metadata.get('name', '?') if isinstance(metadata, dict) else '?'}"
     if not isinstance(kind, str) or (kind not in KINDS and kind not in REFERENCED):
+        if str(document.get("apiVersion")).partition("/")[0] == GROUP:
+            raise LocalError(f"{path}: {name}: {GROUP} has no kind {kind!r}; it has {' and '.join(KINDS)}")
         reading.ignored.append(name)
         return
     where = f"{path}: {name}"

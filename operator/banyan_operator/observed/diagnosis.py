@@ -271,7 +271,7 @@ _WORKER_WORDS: Final = {  # finer than its exit code; what its message calls an 
     "InputNotFound": ("the input cannot be read", "Correct spec.input in a new BatchJob"),
     "OutputExists": (
         "the output cannot be used",
-        "Name another spec.output.uri in a new BatchJob, or allow spec.output.overwrite there",
+        "Name another spec.output.uri in a new BatchJob; spec.output.overwrite there takes this one from whoever has it, results included",
     ),
 }
 

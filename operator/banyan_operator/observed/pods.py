@@ -105,6 +105,11 @@ class Pod:
         """Processes of it run, or may yet, whether or not it was deleted."""
         return self.phase not in ("Succeeded", "Failed")
 
+    @property
+    def place(self) -> str:
+        """What it has in common with those that came or come in its place: the Job controller names pods JOB-INDEX-RANDOM."""
+        return self.name.rpartition("-")[0]
+
     def container(self, name: str) -> Container | None:
         return next((container for container in self.containers if container.name == name), None)
 

@@ -20,6 +20,7 @@ from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.ending import Ending, ending
 from banyan_operator.observed.pods import End, Pod, orphans, pods_of
 from banyan_operator.plan import Manifest, Settings, World
+from banyan_operator.times import seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,16 @@ class Stage:
         """When the last of its workers ended."""
         ends = [container.ended.finished for pod in self.pods if (container := pod.container(CONTAINER)) and container.ended]
         return max((end for end in ends if end), default=None)
+
+    @property
+    def unreplaced(self) -> list[Pod]:
+        """Pods that have failed since the Job began or went on, and in whose place no other has come; newest first. Of earlier failures
+        nothing is to be told any more."""
+        if self.job["spec"].get("suspend") or is_true(self.job, "Suspended"):
+            return []
+        since = seconds((self.job.get("status") or {}).get("startTime")) or 0.0
+        newest = {pod.place: pod.name for pod in reversed(self.pods)}.values()
+        return [pod for pod in self.pods if pod.name in newest and pod.phase == "Failed" and (seconds(pod.created) or since) >= since]
 
     def over(self, now: float) -> bool:
         """Whether it has ended, and nothing more is to be learned of it."""
@@ -125,8 +136,7 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
     seen = Seen(found["plan"], found["work"], found["merge"], orphans(world.children), None)
     if seen.now is not None and seen.now.ending is not None:
         return seen  # what went wrong on the way to its end no longer keeps anything from working
-    known = seen.now.pods if seen.now is not None else ()
-    return Seen(seen.plan, seen.work, seen.merge, seen.left, _diagnosis(known, view_of(job, world, prior, settings)))
+    return Seen(seen.plan, seen.work, seen.merge, seen.left, _diagnosis(seen.now, view_of(job, world, prior, settings)))
 
 
 def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> View:
@@ -159,12 +169,13 @@ def _is_own(job: BatchJob, work: Manifest) -> bool:
     return mine.controls(work) or (mine.may_change(work) and run_of(work) == run_id(job))
 
 
-def _diagnosis(known: tuple[Pod, ...], view: View) -> Diagnosis | None:
+def _diagnosis(stage: Stage | None, view: View) -> Diagnosis | None:
+    known = () if stage is None else stage.pods
     active = [pod for pod in known if pod.active]
     lost = [one for pod in known if pod.may_run and (one := diagnosis.node_lost(pod, view))]
     creation = [str(event.get("message") or "") for event in view.events if event.get("reason") == "FailedCreate"]
     found = lost[0] if lost else diagnosis.creation_diagnosis(creation) if not active else None
     found = found or diagnosis.worst([pod for pod in active if not pod.ready], view)
-    if found is None and not active:
-        found = diagnosis.worst([pod for pod in known if pod.phase == "Failed"][:1], view)
+    if found is None and not active and stage is not None:
+        found = diagnosis.worst(stage.unreplaced[:1], view)
     return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -27,6 +29,9 @@ POLL_S: Final = 0.3
 PROBE_TIMEOUT_S: Final = 5.0
 STOP_S: Final = 15.0  # after SIGTERM; the batch has no request open then
 LOG_TAIL_LINES: Final = 20
+_FOLDER: Final = "banyan-batch-"
+_HELD: Final = "held"  # a file in it, locked while the run lives
+_LEFT_S: Final = 60.0
 _THERE: Final = frozenset({200, 401, 403, 404, 405})
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -112,7 +117,9 @@ class OwnServer:
 async def own_server(model_path: str, arguments: Sequence[str]) -> AsyncIterator[OwnServer]:
     """Start a server for `model_path` with more `arguments`; it is gone when the context ends, however it ends."""
     port = _free_port()
-    with tempfile.TemporaryDirectory(prefix="banyan-batch-") as name:
+    _sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as name, (Path(name) / _HELD).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
         folder = Path(name)
         command = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", model_path, *arguments]
         command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -132,6 +139,15 @@ async def own_server(model_path: str, arguments: Sequence[str]) -> AsyncIterator
             yield server
         finally:
             await server.stop()
+
+
+def _sweep(temporary: Path) -> None:
+    """Remove the folders of runs that were killed outright: old, and held by nobody."""
+    for held in temporary.glob(f"{_FOLDER}*/{_HELD}"):
+        with contextlib.suppress(OSError), held.open() as file:
+            if time.time() - held.stat().st_mtime > _LEFT_S:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(held.parent)
 
 
 _libc = ctypes.CDLL(None)  # loaded before any fork: between fork and exec nothing may take a lock

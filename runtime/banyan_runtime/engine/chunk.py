@@ -11,7 +11,8 @@ WELL_UNDER: Final = 0.5  # of the target: a step twice as large would still meet
 class Chunk:
     """`size` is `most` (None: whole prompts, and it stays so) or less, as the steps before turned out; whole pages.
 
-    `target_s` is how long a prefill step should take, 0: it does not matter; none is cut below `least` tokens for it.
+    `target_s` is how long a prefill step should take, 0: it does not matter; none is cut below `least` tokens for it. So many are where it
+    begins: of a device that nothing is known of, the first long prompt could take any time, and everybody would wait for it.
     """
 
     def __init__(self, most: int | None, page_size: int, target_s: float, least: int = SMALLEST_CHUNK) -> None:
@@ -20,6 +21,8 @@ class Chunk:
         self._most = most
         self._page = page_size
         self.target_s = target_s
+        if most is not None and target_s:
+            self._set(least)
 
     def learn(self, tokens: int, seconds: float, size: int | None) -> None:
         """A prefill step of so many tokens, formed under the chunk `size`, took so long."""

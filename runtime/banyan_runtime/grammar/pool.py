@@ -16,7 +16,7 @@ from banyan_runtime.grammar.backend import Backend, Compiled, Masks, Matcher, Si
 from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
 from banyan_runtime.grammar.limits import COMPILE_CPU_S
 from banyan_runtime.grammar.masks import MaskFiller
-from banyan_runtime.grammar.reasoning_gate import Marker, ReasoningGate
+from banyan_runtime.grammar.reasoning_gate import ReasoningGate
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.wire import Constraint, Grammar
 
@@ -152,12 +152,12 @@ class GrammarPool:
 
     def matcher(self, compiled: Compiled, constraint: Constraint, stop_ids: tuple[int, ...]) -> Matcher:
         matcher = compiled.matcher(stop_ids)
-        if not constraint.after:
+        if constraint.after < 0:
             return matcher
         assert self._vocabulary is not None
         named = frozenset(self._vocabulary.added.values())
         ends = frozenset(self._vocabulary.eos_ids) | (named & frozenset(stop_ids))
-        return ReasoningGate(matcher, frozenset(constraint.opens), Marker(constraint.after), ends, self._vocabulary.blanks)
+        return ReasoningGate(matcher, constraint.opens, constraint.after, ends, self._vocabulary.blanks)
 
     def fill(self, matchers: Sequence[Matcher], masks: Masks) -> list[GrammarError | None]:
         """As `MaskFiller.fill`. For the engine's thread alone."""

@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+import enum
+from typing import Any
 
 import numpy as np
 
 from banyan_runtime.grammar.backend import Matcher, Words
 from banyan_runtime.grammar.errors import GrammarError
 
-_OPENING: Final = "opening"  # nothing has come, and reasoning may begin
-_THINKING: Final = "thinking"
-_CLOSED: Final = "closed"  # the marker that ends it has just come
-_BLANK: Final = "blank"  # and the empty line behind it
 
-_Place = tuple[str, int]  # and how much of the marker has been seen
-
-
-class Marker:
-    """Token ids that end something, found one by one (Knuth, Morris and Pratt)."""
-
-    def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = tuple(ids)
-        self._borders = [0]
-        for token_id in self._ids[1:]:
-            self._borders.append(self.step(self._borders[-1], token_id))
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def step(self, seen: int, token_id: int) -> int:
-        """How many of the marker's ids have been seen now, after `seen` of them and this one."""
-        while seen and token_id != self._ids[seen]:
-            seen = self._borders[seen - 1]
-        return seen + (token_id == self._ids[seen])
+class _Place(enum.Enum):
+    OPENING = "opening"  # nothing has come, and reasoning may begin
+    THINKING = "thinking"
+    CLOSED = "closed"  # the token that ends it has just come
+    BLANK = "blank"  # and the empty line behind it
 
 
 class ReasoningGate:
-    """`marker` ends the reasoning. That has begun already, or an output may begin with one of `opens` and then has some; one that
-    begins otherwise obeys from its first token. `ends` may not come in it: an output that ends there would not be of the
-    grammar. One of `blanks` may come behind it."""
+    """The token `closes` ends the reasoning. That has begun already (`opens` -1), or an output may begin with the token `opens` and then
+    has some; one that begins otherwise obeys from its first token. `ends` may not come in it: an output that ends there would not be of
+    the grammar. One of `blanks` may come behind it. (Markers of several tokens are part of the grammar: `front/prepare/thinking.py`.)"""
 
-    def __init__(self, matcher: Matcher, opens: frozenset[int], marker: Marker, ends: frozenset[int], blanks: frozenset[int]) -> None:
+    def __init__(self, matcher: Matcher, opens: int, closes: int, ends: frozenset[int], blanks: frozenset[int]) -> None:
         self._matcher = matcher
         self._opens = opens
-        self._marker = marker
+        self._closes = closes
         self._ends = ends
         self._blanks = blanks
-        self._places: list[_Place] = [(_OPENING, 0) if opens else (_THINKING, 0)]  # one more for each token accepted here
+        self._places = [_Place.OPENING if opens >= 0 else _Place.THINKING]  # one more for each token accepted here
         self._passed = 0  # tokens that the matcher accepted, all of them later
 
     @property
@@ -77,16 +58,15 @@ class ReasoningGate:
 
     def _next(self, token_id: int) -> _Place | None:
         """Where the gate is after a token that the grammar does not take; None: it may not come."""
-        phase, seen = self._places[-1]
+        place = self._places[-1]
         if self._passed:
             return None
-        if phase == _OPENING and token_id in self._opens:
-            return _THINKING, 0
-        if phase == _THINKING and token_id not in self._ends:
-            seen = self._marker.step(seen, token_id)
-            return (_THINKING, seen) if seen < len(self._marker) else (_CLOSED, 0)
-        if phase == _CLOSED and token_id in self._blanks:
-            return _BLANK, 0
+        if place is _Place.OPENING and token_id == self._opens:
+            return _Place.THINKING
+        if place is _Place.THINKING and token_id not in self._ends:
+            return _Place.CLOSED if token_id == self._closes else place
+        if place is _Place.CLOSED and token_id in self._blanks:
+            return _Place.BLANK
         return None
 
     def rollback(self, tokens: int) -> None:
@@ -110,17 +90,17 @@ class ReasoningGate:
     @property
     def _obeys(self) -> bool:
         """Whether the next token may be the grammar's."""
-        return self._places[-1][0] != _THINKING
+        return self._places[-1] is not _Place.THINKING
 
     @property
     def _beside(self) -> frozenset[int]:
         """What may come here beside what the grammar admits."""
-        phase = self._places[-1][0]
-        if self._passed or phase == _BLANK:
+        place = self._places[-1]
+        if self._passed or place is _Place.BLANK:
             return frozenset()
-        return self._opens if phase == _OPENING else self._blanks
+        return frozenset({self._opens}) if place is _Place.OPENING else self._blanks
 
     def copy(self) -> ReasoningGate:
-        other = ReasoningGate(self._matcher.copy(), self._opens, self._marker, self._ends, self._blanks)
+        other = ReasoningGate(self._matcher.copy(), self._opens, self._closes, self._ends, self._blanks)
         other._places, other._passed = list(self._places), self._passed
         return other

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from banyan_runtime.storage.store import Stopped, StoreError, Throttled, Unreachable
+from banyan_runtime.storage.store import Full, Stopped, StoreError, Throttled, Unreachable
 
 LIMIT_S: Final = 120.0  # a server that is restarted or moved to another node is back by then
 FIRST_NOTICE_S: Final = 5.0
@@ -31,6 +31,7 @@ class Wait:
     since: float  # monotonic seconds; when it began, or the last sign of life
     reason: str = "no answer yet"
     alive: float | None = None  # the last sign of life
+    full: bool = False  # it was answered, that there is no room
 
     def progress(self) -> None:
         """Bytes came: whoever is slow is not away."""
@@ -77,7 +78,7 @@ class Patience:
                     left_s = wait.since + limit_s - time.monotonic()
                     if left_s <= 0:
                         raise
-                    wait.reason = error.reason
+                    wait.reason, wait.full = error.reason, isinstance(error, Full)
                     first_s, longest_s = THROTTLED_DELAYS_S if isinstance(error, Throttled) else UNREACHABLE_DELAYS_S
                     delay_s = min(first_s * 2 ** min(failures - 1, 10), longest_s) * random.uniform(0.5, 1.0)
                     self.pause(min(delay_s, left_s), error)
@@ -111,6 +112,7 @@ class _Told:
 
     since: float
     last: float
+    full: bool  # not away: calls that need no room are answered all the while
     answered: bool = False
 
 
@@ -142,7 +144,7 @@ class _Notices:
         with self._changed:
             self._waits.discard(wait)
             if told := self._told.get(wait.where):
-                told.answered |= answered
+                told.answered |= answered and (wait.full or not told.full)
                 self._changed.notify()
 
     def _run(self) -> None:
@@ -171,13 +173,13 @@ class _Notices:
             if longest is None or now - longest.since < self._first_s:
                 del self._told[where]
                 if told.answered or (longest is not None and longest.alive is not None and longest.alive > told.last):
-                    words.append(f"{where} answers again, after {now - told.since:.0f} s")
+                    words.append(f"{where} {'has room' if told.full else 'answers'} again, after {now - told.since:.0f} s")
         for where, wait in oldest.items():
             was_told = self._told.get(where)
             when = wait.since + self._first_s if was_told is None else was_told.last + self._next_s
             if now >= when:
                 words.append(f"{WAITING}{where} ({wait.reason}), {now - wait.since:.0f} s")
-                self._told[where] = _Told(was_told.since if was_told else wait.since, now)
+                self._told[where] = _Told(was_told.since if was_told else wait.since, now, wait.full)
                 when = now + self._next_s
             due.append(when)
         return words, max(0.0, min(due) - now) if due else None

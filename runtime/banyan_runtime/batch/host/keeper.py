@@ -27,6 +27,7 @@ from banyan_runtime.batch.host.files import FOLDER as FILES
 from banyan_runtime.batch.host.files import Files
 from banyan_runtime.batch.host.lifecycle import Published, Step
 from banyan_runtime.batch.host.refusals import Refusal, is_full
+from banyan_runtime.batch.host.reserve import ROOM
 from banyan_runtime.batch.host.runner import Runner, Task
 from banyan_runtime.batch.host.shelf import Held, Storage
 from banyan_runtime.batch.host.tally import Tally
@@ -344,14 +345,14 @@ class Keeper:
         # where nobody knows, a try tells
         full = free < LEAST_FREE if free is not None else self.storage_full and time.monotonic() - self._full_at < RETRY_S
         if full and not self.storage_full:
-            log.error("storage_full: batches wait until there is room")
+            log.error("storage_full: batches wait until there is room. %s", ROOM if free is not None else "")
         elif self.storage_full and not full:
             log.info("there is room in the storage again" if free is not None else "whether there is room in the storage is tried again")
         self.storage_full = full
 
     def _note(self, error: Exception) -> None:
         if is_full(error) and not self.storage_full:
-            log.error("storage_full: batches wait until there is room: %s", error)
+            log.error("storage_full: batches wait until there is room (%s). %s", error, ROOM)
         elif not is_full(error):
             log.warning("batches wait for the storage: %s", error)
         if is_full(error):

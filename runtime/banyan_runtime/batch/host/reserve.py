@@ -14,6 +14,7 @@ from banyan_runtime.storage.store import StoreError
 
 BYTES: Final = 16 << 20
 NAME: Final = ".banyan-reserve"
+ROOM: Final = f"{BYTES >> 20} MiB of the disk are kept back; once they were needed, {2 * BYTES >> 20} MiB must be free to go on."
 T = TypeVar("T")
 
 

@@ -39,7 +39,7 @@ class Asked:
     def refusal(self, reason: str) -> ApiError:
         return bad_grammar(self.param, self.what, self.name, reason)
 
-    def constraint(self, after: tuple[int, ...] = (), opens: tuple[int, ...] = ()) -> Constraint:
+    def constraint(self, after: int = -1, opens: int = -1) -> Constraint:
         return Constraint(self.grammar, after, opens, self.param, self.what, self.name)
 
 

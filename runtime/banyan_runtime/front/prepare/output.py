@@ -20,6 +20,7 @@ from banyan_runtime.front.prepare.channels import free_in_channels, in_channels
 from banyan_runtime.front.prepare.constraints import Asked, asked_of
 from banyan_runtime.front.prepare.forced import ARRAY, Usable, forced, loose, strict, tag_of
 from banyan_runtime.front.prepare.sequences import Served
+from banyan_runtime.front.prepare.thinking import behind_thoughts, marked_by_tokens
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.grammar.errors import GrammarError
 
@@ -103,9 +104,15 @@ def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, st
         return None
     if text.reasoning is None or start is Start.CONTENT:
         return found.constraint()
-    tokenizer, form = text.needed_tokenizer, text.reasoning.form
-    opens = tokenizer.encode(form.start, add_special_tokens=False)[:1] if start is Start.OPTIONAL else ()
-    return found.constraint(tuple(tokenizer.encode(form.end, add_special_tokens=False)), tuple(opens))
+    added, form = text.needed_tokenizer.added, text.reasoning.form
+    if marked_by_tokens(form, start, added):
+        return found.constraint(added[form.end], added[form.start] if start is Start.OPTIONAL else -1)
+    try:
+        whole = dataclasses.replace(found, grammar=behind_thoughts(form, start, found.grammar))
+    except GrammarError as error:
+        raise found.refusal(str(error)) from None
+    served.constraints.check(whole)
+    return whole.constraint()
 
 
 def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice, usable: Usable) -> Asked | None:
