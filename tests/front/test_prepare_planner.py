@@ -142,6 +142,13 @@ def test_what_is_no_json_object_is_named_as_such(planner: Planner, body: bytes) 
         planner.plan("chat", body, "request")
 
 
+@pytest.mark.parametrize("body", [b'{"stop":"\\ud800"}', b'{"stop":"\\uD83d x"}', b'{"a":["\\udc00"]}', b'{"\\ud800":1}'])
+def test_half_a_character_is_named_as_such(planner: Planner, body: bytes) -> None:
+    """The library says that the input was truncated, where it ends a string."""
+    with pytest.raises(ApiError, match="half of a surrogate pair"):
+        planner.plan("chat", body, "request")
+
+
 VALUES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 3, 2**31, 2**63, 2**70, -(2**70), 10**400, 1e308, -1e308, 5e-324, 1e-38, -0.0, -0.5, 2.0,
     "", "a", "\x00", "é", "\u2028", "high", "auto", "none", "a" * 5000,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from banyan_runtime.front.prepare.planner import Planner
@@ -63,6 +64,7 @@ def test_functions_are_tools_in_older_words(tiny_chat: Path, call: str | None) -
     planner = planner_of(tiny_chat, tool_call_parser="hermes")
     functions = [{"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}, {"name": "later"}]
     older = {"functions": functions, "function_call": call}
-    newer = {"tools": [{"type": "function", "function": each} for each in functions], "tool_choice": call}
-    assert chat(planner, **older) == chat(planner, **newer)
-    assert chat(planner, **older).envelope.ignored == ()
+    tools = [{"type": "function", "function": each} for each in functions]
+    newer = chat(planner, tools=tools, tool_choice=call, parallel_tool_calls=False)
+    assert chat(planner, **older) == msgspec.structs.replace(newer, functions=True)
+    assert newer.envelope.ignored == ()

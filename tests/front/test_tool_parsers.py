@@ -74,6 +74,9 @@ HERMES: list[tuple[str, list[Event]]] = [
     ),
     ('<tool_call>{"arguments":{"a":1', [Content('<tool_call>{"arguments":{"a":1')]),
     ('<tool_call>{"name":"' + "n" * 300 + '"}', [Content('<tool_call>{"name":"' + "n" * 300 + '"}')]),
+    ('<tool_call>{"name":"now","arguments":{}\n</tool_call>', call(0, "now")),
+    ('<tool_call>{"name":"now","arguments":{}\n</tool_call>so', [*call(0, "now"), Content("so")]),
+    ('<tool_call>{"name":"now","arguments":{} so', [*call(0, "now"), Content("so")]),
     ('<tool_call>{"name":"now","arguments":{}}</tool', [*call(0, "now"), Content("</tool")]),
 ]
 

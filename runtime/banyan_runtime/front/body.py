@@ -3,6 +3,8 @@ is read at once."""
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +15,9 @@ from banyan_runtime.front.errors import ClientGone, content_encoding, malformed_
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 MAX_COMMAND_BYTES: Final = 64 * 1024
 _BOM: Final = b"\xef\xbb\xbf"  # some programs put it before UTF-8
+_LOOKED_AT: Final = 1 << 20  # bytes of a body that cannot be decoded
+_ESCAPED: Final = re.compile(rb"\\u[dD]")
+_HALF: Final = "a string has half of a surrogate pair, such as \\ud83d alone, which is no character"
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytearray:
@@ -43,6 +48,20 @@ async def read_command(request: Request) -> dict[str, Any]:
     return decode_object(await read_body(request, MAX_COMMAND_BYTES))
 
 
+def _has_half_a_character(body: bytes | bytearray | memoryview) -> bool:
+    """Of what cannot be decoded: whether that is what is wrong with it. JavaScript writes such text where it cuts an emoji in two."""
+    told = bytes(body[:_LOOKED_AT])
+    if len(body) > _LOOKED_AT or not _ESCAPED.search(told):
+        return False
+    try:
+        json.dumps(json.loads(told), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
 def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     """Raises ApiError for anything but a JSON object."""
     if not body:
@@ -50,7 +69,7 @@ def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise malformed_json(str(error)) from None
+        raise malformed_json(_HALF if _has_half_a_character(body) else str(error)) from None
     except RecursionError:
         raise malformed_json("it is nested too deeply") from None
     if not isinstance(value, dict):

@@ -81,6 +81,7 @@ class _OpenAiPlan(msgspec.Struct, frozen=True, kw_only=True):
 class ChatPlan(_OpenAiPlan, frozen=True, kw_only=True, tag="chat"):
     include_reasoning: bool
     turn_end: tuple[int, ...] = ()  # tokens that end a turn in the chat template, which the front does not read
+    functions: bool = False  # asked for in OpenAI's older words, and told in them
 
 
 class ResponsePlan(ChatPlan, frozen=True, kw_only=True, tag="response"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -13,7 +14,8 @@ from banyan_runtime.front.context import Context
 from banyan_runtime.front.deltas import Delta
 from banyan_runtime.front.generation import Call
 from banyan_runtime.front.logprobs import Row, chat_content
-from banyan_runtime.front.openai.calls import Calls, NameCall, call_names
+from banyan_runtime.front.openai.calls import Calls, call_names
+from banyan_runtime.front.openai.functions import FunctionCall
 from banyan_runtime.front.openai.serving import CLOSE, OPEN_END, ChunkWriter, Identity, Usage, end_fields
 from banyan_runtime.front.plan import ChatPlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
@@ -35,9 +37,9 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
     usage, logprobs = Usage(context, plan), _Logprobs(text.needed_tokenizer, plan)
     eos_ids = text.defaults.eos_ids.union(plan.turn_end)
     tools = plan.requests[0].tools
-    name_call, calls_only = call_names(tools), tools is not None and tools.required
+    make_calls, calls_only = partial(FunctionCall if plan.functions else Calls, call_names(tools)), tools is not None and tools.required
     if envelope.stream:
-        return Streamed(start, _Writer(identity, plan, usage, eos_ids, logprobs, name_call))
+        return Streamed(start, _Writer(identity, plan, usage, eos_ids, logprobs, make_calls))
     include_reasoning = plan.include_reasoning
 
     def body(outcomes: list[Outcome]) -> Iterator[bytes]:
@@ -45,7 +47,7 @@ def _start(context: Context, arrival: Arrival, plan: ChatPlan) -> Answer:
         for index, outcome in enumerate(outcomes):
             if index:
                 yield b","
-            yield from _choice(index, outcome, eos_ids, include_reasoning, logprobs, Calls(name_call), calls_only)
+            yield from _choice(index, outcome, eos_ids, include_reasoning, logprobs, make_calls(), calls_only)
         numbers = usage.of([(outcome.end, len(outcome.token_ids)) for outcome in outcomes])
         yield b'],"usage":%b,"service_tier":%b,"system_fingerprint":null}' % (to_json(numbers), to_json(envelope.tier))
 
@@ -87,21 +89,27 @@ def _choice(
         "refusal": None,
         "reasoning_content": reasoning,
         "reasoning": reasoning,
-        "tool_calls": calls.told(),
+        **calls.message(),
     }
     yield b'{"index":%d,"message":%b,"logprobs":' % (index, to_json(message))
     yield from logprobs.of(outcome.logprobs)
-    yield b",%b}" % end_fields(outcome.end, eos_ids, calls=calls.fit)
+    yield b",%b}" % end_fields(outcome.end, eos_ids, calls=calls.ending)
 
 
 class _Writer(ChunkWriter):
     """A token's log probability goes with the first chunk that follows it: its text may be held back, or not shown at all."""
 
     def __init__(
-        self, identity: Identity, plan: ChatPlan, usage: Usage, eos_ids: frozenset[int], logprobs: _Logprobs, name_call: NameCall
+        self,
+        identity: Identity,
+        plan: ChatPlan,
+        usage: Usage,
+        eos_ids: frozenset[int],
+        logprobs: _Logprobs,
+        make_calls: Callable[[], Calls],
     ) -> None:
         super().__init__(identity, "chat.completion.chunk", plan, usage, eos_ids)
-        self._calls = [Calls(name_call) for _ in plan.requests]
+        self._calls = [make_calls() for _ in plan.requests]
         self._include_reasoning = plan.include_reasoning
         self._logprobs = logprobs
         self._untold: list[list[Row]] = [[] for _ in plan.requests]
@@ -127,10 +135,10 @@ class _Writer(ChunkWriter):
         if delta.tools:
             calls = self._calls[index]
             calls.add(delta.tools)
-            for told in calls.deltas(delta.tools):
-                chunks += self._chunk(index, delta, b'"tool_calls":' + to_json([told]), OPEN_END)
+            for told in calls.chunks(delta.tools):
+                chunks += self._chunk(index, delta, to_json(told)[1:-1], OPEN_END)
         if delta.finished is not None:
-            chunks += self._chunk(index, delta, b'"reasoning_content":null', self.end_of(index, delta, calls=self._calls[index].fit))
+            chunks += self._chunk(index, delta, b'"reasoning_content":null', self.end_of(index, delta, calls=self._calls[index].ending))
         return b"".join(chunks)
 
     def _chunk(self, index: int, delta: Delta, text: bytes, end: bytes) -> tuple[bytes, ...]:

@@ -1,14 +1,16 @@
 """Tools in OpenAI's older words: `functions` and `function_call`, written anew as `tools` and `tool_choice`.
 
-The answer is told in the newer words, `tool_calls`.
+The answer is told in the older words too: clients that speak them read nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from banyan_runtime.front.chat.events import ToolEvent
 from banyan_runtime.front.errors import invalid
+from banyan_runtime.front.openai.calls import Calls
 from banyan_runtime.front.openai.schema import ChatRequest
 from banyan_runtime.front.renaming import Renaming
 
@@ -32,6 +34,7 @@ def in_newer_words(asked: ChatRequest, body: Mapping[str, Any]) -> Mapping[str, 
     meant = {name: value for name, value in body.items() if name not in ("functions", "function_call")}
     meant["tools"] = [{"type": "function", "function": function} for function in body["functions"]]
     meant["tool_choice"] = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
+    meant["parallel_tool_calls"] = False  # there is a word for one call alone
     return meant
 
 
@@ -39,3 +42,16 @@ def names(asked: ChatRequest) -> list[Renaming]:
     """What the fields of the newer words are called in the older ones."""
     functions = [(f"tools[{place}].function", f"functions[{place}]") for place in range(len(asked.functions))]
     return [*functions, ("tools", "functions"), ("tool_choice.function", "function_call"), ("tool_choice", "function_call")]
+
+
+class FunctionCall(Calls):
+    """The one call of a choice."""
+
+    reason = "function_call"
+
+    def message(self) -> dict[str, Any]:
+        told = [{"name": call.name, "arguments": call.arguments} for call in self.calls]
+        return {"tool_calls": None, "function_call": told[0] if told else None}
+
+    def chunks(self, events: Sequence[ToolEvent]) -> list[dict[str, Any]]:
+        return [{"function_call": told["function"]} for told in self.deltas(events)]

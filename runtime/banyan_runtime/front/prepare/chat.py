@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from banyan_runtime.front.chat.prompt import ChatOptions, render
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.openai.functions import in_newer_words, names
@@ -26,7 +28,8 @@ def plan_chat(served: Served, body: Mapping[str, Any], request_id: str) -> ChatP
     if (newer := in_newer_words(asked, body)) is None:
         return _planned(served, asked, body, request_id)
     try:
-        return renamed_plan(_planned(served, parse(ChatRequest, newer), newer, request_id), names(asked))
+        plan = renamed_plan(_planned(served, parse(ChatRequest, newer), newer, request_id), names(asked))
+        return msgspec.structs.replace(plan, functions=True)
     except ApiError as error:
         raise renamed(error, names(asked)) from None
 

@@ -28,6 +28,11 @@ class _Call:
     def has_name(self) -> bool:
         return self._name is not None
 
+    @property
+    def told(self) -> bool:
+        """All that a call needs."""
+        return self._started and self._complete
+
     def name(self, name: str) -> None:
         self._name = name
         if self._certain:
@@ -88,6 +93,8 @@ def call(reader: Reader, sink: CallSink, *, marked: bool = True) -> Wait[None]:
                 found.end()
                 return
             continue
+        if marked and found.told and char != '"':  # the brace that closes it was forgotten
+            return
         key = yield from json_scan.key(reader)
         if not marked and key not in KNOWN:
             raise Malformed
