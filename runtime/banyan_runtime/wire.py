@@ -80,6 +80,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     param: str = ""  # the client's field that it came from, for errors; and what was written there
     what: str = "schema"
     name: str = ""  # of a schema
+    kind: str = ""  # of the grammar that was asked for, where it is a part of this one
 
 
 class LogprobRequest(msgspec.Struct, frozen=True, array_like=True):

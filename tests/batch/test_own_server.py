@@ -143,10 +143,15 @@ def test_folders_of_runs_that_were_killed_outright_are_removed(tmp_path: Path) -
         return made
 
     killed, alive, young, others = folder("banyan-batch-a", 99), folder("banyan-batch-b", 99), folder("banyan-batch-c", 9), folder("x", 99)
+    for name, make in {"banyan-batch-d": os.mkfifo, "banyan-batch-e": lambda path: path.symlink_to(killed / "log")}.items():
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / "held")  # anybody may have done that
     with (alive / "held").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         _sweep(tmp_path)
     assert [one.exists() for one in (killed, alive, young, others)] == [False, True, True, True]
+    assert (tmp_path / "banyan-batch-d").exists()
+    assert (tmp_path / "banyan-batch-e").exists()
 
 
 def test_a_server_that_dies_ends_the_run(batch: OwnBatch) -> None:

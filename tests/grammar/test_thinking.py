@@ -19,6 +19,7 @@ from banyan_runtime.front.prepare.constraints import Constraints
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.prepare.thinking import behind_thoughts
 from banyan_runtime.front.text.text import Text
+from banyan_runtime.grammar.structural import read_structural
 from banyan_runtime.wire import Grammar
 from tests.front.support import engine_info
 from tests.grammar.walks import BACKENDS, Language, local_backend
@@ -131,7 +132,33 @@ def test_every_constraint_of_a_chat_is_written_so(
 ) -> None:
     found = constraint(planner(qwen25_tokenizer), **body)
     assert found.after < 0
+    assert (found.kind.startswith("json")) == ("response_format" in body)
     assert language.takes(found.grammar, text) == fits
+
+
+@pytest.mark.parametrize("whitespace", ["bounded", "any", "none"])
+def test_json_behind_thoughts_has_the_blanks_that_it_has_alone(language: Language, whitespace: Any) -> None:
+    alone = Grammar("json_schema", json.dumps(OBJECT), whitespace)
+    whole = behind_thoughts(FORM, Start.OPTIONAL, alone)
+    for text in ('{"a": 1}', '{"a":1}', '{\n"a":  1}', '{"a":' + 40 * " " + "1}", '{"a":' + 600 * " " + "1}"):
+        assert language.takes(whole, f"<think>Hm</think>{text}") == language.takes(whole, text) == language.takes(alone, text), text
+
+
+def test_thousands_of_choices_may_be_behind_thoughts(language: Language) -> None:
+    grammar = behind_thoughts(FORM, Start.OPTIONAL, Grammar("choice", json.dumps([f"number {count}." for count in range(2800)])))
+    assert language.takes(grammar, "<think>Hm</think>number 2799.")
+    assert language.takes(grammar, "number 77.")
+    assert not language.takes(grammar, "number 77")
+
+
+def test_many_choices_may_have_text_behind_them(language: Language) -> None:
+    """Some begin with one another."""
+    tag = {"type": "sequence", "elements": [{"type": "or", "elements": []}, {"type": "const_string", "value": " x"}]}
+    tag["elements"][0]["elements"] = [{"type": "const_string", "value": f"n{count}"} for count in range(100)]  # type: ignore[index]
+    grammar = Grammar("structural_tag", read_structural({"format": tag}))
+    assert language.takes(grammar, "n10 x")
+    assert language.takes(grammar, "n1 x")
+    assert not language.takes(grammar, "n100 x")
 
 
 def test_markers_that_are_tokens_need_no_grammar(qwen3_tokenizer: Path) -> None:

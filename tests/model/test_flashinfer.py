@@ -537,6 +537,8 @@ def test_nobody_who_compiled_the_quick_kernels_waits_for_the_slow_ones(
     compiled(machine.package / "data" / "aot", *loaded(False, *there))
     hopper, ahead = torch.device("cuda"), machine.package / "data" / "aot"
     assert flashinfer_paged._generation(spec(None, 64), torch.bfloat16, hopper, ahead) == generation
+    compiled(machine.package / ".cache" / "flashinfer" / "0.7.2" / "90a" / "cached_ops", *loaded(False, "fa2"))
+    assert flashinfer_paged._generation(spec(None, 64), torch.bfloat16, hopper, ahead) == generation, "an earlier start was ended"
     machine.capability = (10, 0)
     assert flashinfer_paged._generation(spec(None, 64), torch.bfloat16, hopper, ahead) == "fa2"
 

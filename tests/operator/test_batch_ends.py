@@ -206,6 +206,12 @@ def test_a_failure_that_is_over_is_told_once(work: Manifest, others: list[Manife
     assert "StorageUnavailable" not in reasons(observe(recovered, work, CRASHED, *others))
 
 
+def test_a_failure_since_the_work_went_on_is_told_whenever_its_pod_was_made():
+    """A Job's start is noted by its controller behind the first pods."""
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    assert reasons(observe(before, job(failed=1, startTime=stamp(NOW - 59)), CRASHED)) == ["StorageUnavailable"]
+
+
 def test_what_is_over_changes_no_more():
     over = after(observe(BATCH, job(**COMPLETE), *published()))
     plan = observe(over, now=NOW + 60)

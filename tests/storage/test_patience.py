@@ -130,6 +130,26 @@ def test_a_full_disk_has_no_room_again_because_reads_are_answered() -> None:
     assert next(text for text in words if not text.startswith("waiting")).startswith(f"{WHERE} has room again, after ")
 
 
+def test_that_there_is_room_again_is_told_whatever_came_between() -> None:
+    told = queue.Queue[str]()
+    patience = Patience(60, told.put, first_notice_s=0.05, next_notice_s=600)
+    seen = threading.Event()
+    failures = iter([_full, _away])
+
+    def write(wait: Wait) -> None:
+        if seen.is_set() and (fail := next(failures, None)) is not None:
+            fail(wait)
+        elif not seen.is_set():
+            _full(wait)
+
+    thread = threading.Thread(target=patience.retry, args=(WHERE, write))
+    thread.start()
+    assert told.get(timeout=20).startswith("waiting for ")
+    seen.set()
+    thread.join()
+    assert told.get(timeout=20).startswith(f"{WHERE} has room again, after ")
+
+
 def test_a_disk_that_stays_full_is_never_said_to_have_room() -> None:
     told = queue.Queue[str]()
     patience = Patience(1, told.put, first_notice_s=0.05)

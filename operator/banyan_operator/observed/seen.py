@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from banyan_operator.api import BatchJob
 from banyan_operator.desired.batchjob import phase_of, run_of
@@ -21,6 +21,8 @@ from banyan_operator.observed.ending import Ending, ending
 from banyan_operator.observed.pods import End, Pod, orphans, pods_of
 from banyan_operator.plan import Manifest, Settings, World
 from banyan_operator.times import seconds
+
+_NOTED_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Stage:
             return []
         since = seconds((self.job.get("status") or {}).get("startTime")) or 0.0
         newest = {pod.place: pod.name for pod in reversed(self.pods)}.values()
-        return [pod for pod in self.pods if pod.name in newest and pod.phase == "Failed" and (seconds(pod.created) or since) >= since]
+        return [pod for pod in self.pods if pod.name in newest and pod.phase == "Failed" and _ended(pod) >= since]
 
     def over(self, now: float) -> bool:
         """Whether it has ended, and nothing more is to be learned of it."""
@@ -94,6 +96,13 @@ class Stage:
         for pod in self.pods:
             if (container := pod.container(CONTAINER)) is not None and pod.may_run and not pod.lost:
                 yield pod, container
+
+
+def _ended(pod: Pod) -> float:
+    """When its last container did, or at least when it was made: a controller notes a Job's start behind its first pods."""
+    ends = [container.ended.finished for container in pod.containers if container.ended is not None]
+    known = [seconds(end) for end in ends if end]
+    return max(known) if known else seconds(pod.created) + _NOTED_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -142,10 +143,11 @@ async def own_server(model_path: str, arguments: Sequence[str]) -> AsyncIterator
 
 
 def _sweep(temporary: Path) -> None:
-    """Remove the folders of runs that were killed outright: old, and held by nobody."""
+    """Remove the folders of our runs that were killed outright: old, and held by nobody. Anybody may have put anything there."""
     for held in temporary.glob(f"{_FOLDER}*/{_HELD}"):
-        with contextlib.suppress(OSError), held.open() as file:
-            if time.time() - held.stat().st_mtime > _LEFT_S:
+        with contextlib.suppress(OSError), os.fdopen(os.open(held, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+            found = os.fstat(file.fileno())
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and time.time() - found.st_mtime > _LEFT_S:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(held.parent)
 

@@ -233,7 +233,7 @@ def _sampling(requests: Sequence[GenerateRequest]) -> dict[str, Any]:
         "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
         "gen_ai.request.presence_penalty": sampling.presence_penalty,
         "gen_ai.request.seed": sampling.seed - (1 << 64) if sampling.seed >> 63 else sampling.seed,  # an attribute has 63 bits
-        "gen_ai.output.type": "json" if request.constraint is not None and request.constraint.grammar.kind in _JSON else "text",
+        "gen_ai.output.type": "json" if _kind(request) in _JSON else "text",
     }
     if sampling.top_k > 0:
         found["gen_ai.request.top_k"] = sampling.top_k
@@ -242,6 +242,12 @@ def _sampling(requests: Sequence[GenerateRequest]) -> dict[str, Any]:
     if len(requests) > 1:
         found["gen_ai.request.choice.count"] = len(requests)
     return found
+
+
+def _kind(request: GenerateRequest) -> str:
+    """Of the grammar that was asked for."""
+    constraint = request.constraint
+    return "" if constraint is None else constraint.kind or constraint.grammar.kind
 
 
 def _usage(records: Sequence[RequestRecord]) -> dict[str, Any]:

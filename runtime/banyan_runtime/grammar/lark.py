@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, Final
 
 from banyan_runtime.grammar import structural
@@ -15,6 +15,7 @@ from banyan_runtime.grammar.pieces import Piece, Splitter
 from banyan_runtime.grammar.structural import Node, Tag
 
 _ANY: Final = r"/(.|\n)*/"
+_MANY: Final = 64  # texts
 EMPTY: Final = '""'
 
 
@@ -44,6 +45,8 @@ class LarkWriter:
             case structural.AnyText(excludes):
                 return self._free(excludes, end)
             case structural.Or(elements):
+                if (texts := self._told_apart(elements)) is not None:
+                    return f"{self._terminal(' | '.join(map(_quoted, texts)))} {self.literal(end)}".strip()
                 return "(" + " | ".join(self._node(element, end) for element in elements) + ")"
             case structural.Sequence(elements):
                 return " ".join([*(self._node(element, "") for element in elements[:-1]), self._node(elements[-1], end)])
@@ -79,6 +82,14 @@ class LarkWriter:
             case structural.TagsWithSeparator():
                 return self._separated(node)
         raise AssertionError(node)
+
+    def _told_apart(self, elements: tuple[Node, ...]) -> list[str] | None:
+        """Texts of which none begins with another one, so that a terminal, which takes the longest, can stand for all of them: parsers are
+        slow with thousands of alternatives."""
+        texts = sorted({node.value for node in elements if isinstance(node, structural.Text)})
+        if len(texts) < _MANY or len(texts) < len(elements) or any(later.startswith(one) for one, later in pairwise(texts)):
+            return None
+        return texts if all(self._splitter.split(text) == [text] for text in texts) else None
 
     def literal(self, text: str) -> str:
         return " ".join(map(_piece, self._splitter.split(text)))

@@ -78,7 +78,8 @@ class Patience:
                     left_s = wait.since + limit_s - time.monotonic()
                     if left_s <= 0:
                         raise
-                    wait.reason, wait.full = error.reason, isinstance(error, Full)
+                    wait.reason = error.reason
+                    wait.full |= isinstance(error, Full)
                     first_s, longest_s = THROTTLED_DELAYS_S if isinstance(error, Throttled) else UNREACHABLE_DELAYS_S
                     delay_s = min(first_s * 2 ** min(failures - 1, 10), longest_s) * random.uniform(0.5, 1.0)
                     self.pause(min(delay_s, left_s), error)

@@ -352,7 +352,8 @@ class Keeper:
 
     def _note(self, error: Exception) -> None:
         if is_full(error) and not self.storage_full:
-            log.error("storage_full: batches wait until there is room (%s). %s", error, ROOM)
+            room = ROOM if self._storage.reserve.free is not None else ""
+            log.error("storage_full: batches wait until there is room (%s). %s", error, room)
         elif not is_full(error):
             log.warning("batches wait for the storage: %s", error)
         if is_full(error):

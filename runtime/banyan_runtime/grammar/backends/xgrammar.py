@@ -91,7 +91,6 @@ class LocalXgrammar:
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Raises GrammarError for a tokenizer that xgrammar cannot read."""
         self._table = _Table(vocabulary)
-        self._tags = xgrammar_rules.TagWriter(self._table.splitter)
         self._compiler = xgrammar.GrammarCompiler(self._table.info, max_threads=1, cache_enabled=False)
 
     def compile(self, grammar: Grammar) -> XgrammarCompiled:
@@ -120,9 +119,26 @@ class LocalXgrammar:
             case "ebnf":
                 return self._compiler.compile_grammar(grammar.text)
             case "structural_tag":
-                form = self._tags.write(structural.decode(grammar.text))
+                writer = xgrammar_rules.TagWriter(self._table.splitter, _MAX_BLANKS if grammar.whitespace == "bounded" else None)
+                form = writer.write(structural.decode(grammar.text))
+                if grammar.whitespace == "none":
+                    form = _without_blanks(form)
                 return self._compiler.compile_structural_tag(msgspec.json.encode({"type": "structural_tag", "format": form}).decode())
         raise GrammarError(f"there is no kind of grammar {grammar.kind[:40]!r}.")
+
+
+def _without_blanks(form: Any) -> Any:
+    """A structural tag whose JSON has no blanks but behind `,` and `:`, which is for tags to say in a grammar's words alone."""
+    if isinstance(form, list):
+        return [_without_blanks(part) for part in form]
+    if not isinstance(form, dict):
+        return form
+    if form.get("type") != "json_schema":
+        return {name: _without_blanks(part) for name, part in form.items()}
+    if form.get("style", "json") != "json":
+        return form
+    schema = msgspec.json.encode(form["json_schema"]).decode()
+    return {"type": "grammar", "grammar": str(xgrammar.Grammar.from_json_schema(schema, strict_mode=False, **_BLANKS["none"]))}
 
 
 class XgrammarCompiled:

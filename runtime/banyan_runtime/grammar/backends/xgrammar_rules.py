@@ -77,8 +77,10 @@ class TagWriter:
     """Writes structural tags in xgrammar's words. To xgrammar every token is text, so that free text would take in a marker too; here those
     tokens are no text (`xgrammar.py`), and a marker in a text is written as its token."""
 
-    def __init__(self, splitter: Splitter) -> None:
+    def __init__(self, splitter: Splitter, most_blanks: int | None = None) -> None:
+        """`most_blanks`: in a row, in JSON; None: any number."""
         self._splitter = splitter
+        self._blanks = {} if most_blanks is None else {"max_whitespace_cnt": most_blanks}
 
     def write(self, node: Node) -> Form:
         """Raises GrammarError for what xgrammar has no words for."""
@@ -86,7 +88,7 @@ class TagWriter:
             case structural.Text(value):
                 return self._text(value)
             case structural.Json(schema):
-                return {"type": "json_schema", "json_schema": enforced(schema)}
+                return {"type": "json_schema", "json_schema": enforced(schema), **self._blanks}
             case structural.Parameters():
                 return self._parameters(node)
             case structural.Regex() | structural.Ebnf():

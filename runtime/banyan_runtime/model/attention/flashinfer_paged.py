@@ -335,15 +335,17 @@ def _ahead(package: str) -> Path:
 
 
 def _generation(spec: ModelSpec, dtype: torch.dtype, device: torch.device, ahead: Path) -> Kind:
-    """The kernels for many queries. Whoever has compiled FlashAttention 2's alone does not want to wait for 3's, which take longest."""
+    """The kernels for many queries. Whoever has compiled FlashAttention 2's ahead and no others does not want to wait for 3's, which take
+    longest. What an earlier start has compiled says nothing: it may have been ended between the two."""
     if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device))[0] != 9:
         return "fa2"
 
-    def there(kind: Kind) -> bool:
-        modules = (module for module in _modules(spec, dtype, kind) if module.kind == kind)
-        return all(compiled_for(ahead, module) is not None or _compiled_before(module, capability) for module in modules)
+    def of(kind: Kind) -> list[Module]:
+        return [module for module in _modules(spec, dtype, kind) if module.kind == kind]
 
-    return "fa3" if there("fa3") or not there("fa2") else "fa2"
+    alone = all(compiled_for(ahead, module) is not None for module in of("fa2"))
+    others = all(compiled_for(ahead, module) is not None or _compiled_before(module, capability) for module in of("fa3"))
+    return "fa2" if alone and not others else "fa3"
 
 
 def _modules(spec: ModelSpec, dtype: torch.dtype, generation: Kind) -> list[Module]:
