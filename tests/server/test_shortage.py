@@ -36,7 +36,8 @@ def short(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(start_server: Callable[..., ServerProcess], short: Path) -> ServerProcess:
-    return start_server(environment=patched(short)).ready()
+    """Whose steps take whole prompts, from the first on."""
+    return start_server("--prefill-step-seconds", "0", environment=patched(short)).ready()
 
 
 def patched(short: Path) -> dict[str, str]:
