@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 
@@ -16,9 +17,13 @@ def lines_run(function: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    collects = gc.isenabled()
+    gc.disable()  # what other tests left behind may run some lines when it is collected
     sys.settrace(trace)  # type: ignore[arg-type]
     try:
         function()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return lines
