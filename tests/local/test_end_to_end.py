@@ -93,6 +93,7 @@ def test_a_server_answers_the_openai_client_and_a_batch_is_published(folder: Pat
             model="chat",
             messages=prompt,
             max_tokens=450,
+            n=16,  # of one the text is there before the stop is
             stream=True,
             extra_body={"ignore_eos": True},  # type: ignore[arg-type]
         )
