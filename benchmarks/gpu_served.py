@@ -65,7 +65,7 @@ def main() -> None:
                 for case in options.cases:
                     found = played(url, case, options.rounds)
                     print(f"{name} {' '.join(options.flags)}\n{table(found)}", flush=True)
-                    kept[name] |= {case: dataclasses.asdict(one) for case, one in found.items()}
+                    kept[name] |= {plan: dataclasses.asdict(one) for plan, one in found.items()}
                     if options.out:  # at once: what comes next may fail, and the machine be gone
                         options.out.write_text(json.dumps({"flags": options.flags, "models": kept}, indent=1) + "\n")
 

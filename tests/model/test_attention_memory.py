@@ -17,7 +17,7 @@ from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import PADDING_SLOT, Step, TableShape
 
-from . import test_flashinfer
+from . import flashinfer_double
 from .driver import columns
 from .pretended import DEVICE, PretendedGpu, pretended
 from .test_attention import BLOCK, DIM, HEADS, spec
@@ -38,7 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGp
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch, gpu: PretendedGpu) -> None:
-    test_flashinfer.install(monkeypatch, lambda kind: library(gpu, kind))
+    flashinfer_double.install(monkeypatch, lambda kind: library(gpu, kind))
 
 
 def pool(dtype: torch.dtype, dim: int = DIM) -> KvPool:

@@ -19,7 +19,7 @@ from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import load
 
-from . import ggufs, test_flashinfer, test_pooling
+from . import flashinfer_double, ggufs, test_pooling
 from .conftest import VOCAB, TinyModel, make
 from .contract import Play, Settings, check
 from .driver import Driver, Request
@@ -305,14 +305,14 @@ def test_any_schedule_neither_waits_nor_mixes(gpu: PretendedGpu, tmp_path: Path,
     assert gpu.replays
 
 
-def library(gpu: PretendedGpu, kind: type[test_flashinfer.Double]) -> type[test_flashinfer.Double]:
+def library(gpu: PretendedGpu, kind: type[flashinfer_double.Double]) -> type[flashinfer_double.Double]:
     """A wrapper of FlashInfer's that is told where its tensors lie."""
 
     def here(named: dict[str, Any]) -> dict[str, bool]:
         return {name: isinstance(value, OnGpu) for name, value in named.items() if isinstance(value, torch.Tensor)}
 
     def method(name: str) -> Callable[..., Any]:
-        def call(self: test_flashinfer.Double, *args: Any, **named: Any) -> Any:
+        def call(self: flashinfer_double.Double, *args: Any, **named: Any) -> Any:
             told = here(self.bound(name, args, named))
             own = partial(getattr(kind, name), self)
             if name in ("plan", "workspace_size"):  # which read what they are told, but for a column
@@ -330,7 +330,7 @@ def library(gpu: PretendedGpu, kind: type[test_flashinfer.Double]) -> type[test_
 def test_flashinfer_is_told_what_it_reads_on_the_host_there(
     tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test_flashinfer.install(monkeypatch, lambda kind: library(gpu, kind))
+    flashinfer_double.install(monkeypatch, lambda kind: library(gpu, kind))
     monkeypatch.setattr(FlashInferAttention, "refusal", staticmethod(lambda *_: None))
     model, requests = tiny_model("mistral-window"), texts(5, 3, 4)
     runner = model.load(device="cuda", **GRAPHS)

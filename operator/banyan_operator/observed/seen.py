@@ -22,7 +22,7 @@ from banyan_operator.observed.pods import End, Pod, orphans, pods_of
 from banyan_operator.plan import Manifest, Settings, World
 from banyan_operator.times import seconds
 
-_NOTED_S: Final = 30.0
+_NOTED_S: Final = 30.0  # at most between the first pod that a Job's controller makes and the start that it notes
 
 
 @dataclass(frozen=True, slots=True)

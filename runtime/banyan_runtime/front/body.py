@@ -58,7 +58,7 @@ def _has_half_a_character(body: bytes | bytearray | memoryview) -> bool:
     except UnicodeEncodeError:
         return True
     except (ValueError, RecursionError):
-        return False
+        pass
     return False
 
 

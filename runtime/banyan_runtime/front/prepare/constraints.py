@@ -39,8 +39,8 @@ class Asked:
     def refusal(self, reason: str) -> ApiError:
         return bad_grammar(self.param, self.what, self.name, reason)
 
-    def constraint(self, after: int = -1, opens: int = -1) -> Constraint:
-        return Constraint(self.grammar, after, opens, self.param, self.what, self.name)
+    def constraint(self, after: int = -1, opens: int = -1, kind: str = "") -> Constraint:
+        return Constraint(self.grammar, after, opens, self.param, self.what, self.name, kind)
 
 
 Guard = Callable[[ApiError], AbstractContextManager[None]]

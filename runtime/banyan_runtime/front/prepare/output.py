@@ -112,7 +112,7 @@ def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, st
     except GrammarError as error:
         raise found.refusal(str(error)) from None
     served.constraints.check(whole)
-    return msgspec.structs.replace(whole.constraint(), kind=found.grammar.kind)
+    return whole.constraint(kind=found.grammar.kind)
 
 
 def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice, usable: Usable) -> Asked | None:

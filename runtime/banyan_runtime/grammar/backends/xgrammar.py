@@ -5,6 +5,7 @@ processes of its own. Needs torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -119,26 +120,21 @@ class LocalXgrammar:
             case "ebnf":
                 return self._compiler.compile_grammar(grammar.text)
             case "structural_tag":
-                writer = xgrammar_rules.TagWriter(self._table.splitter, _MAX_BLANKS if grammar.whitespace == "bounded" else None)
+                writer = xgrammar_rules.TagWriter(self._table.splitter, partial(_json_form, grammar.whitespace))
                 form = writer.write(structural.decode(grammar.text))
-                if grammar.whitespace == "none":
-                    form = _without_blanks(form)
                 return self._compiler.compile_structural_tag(msgspec.json.encode({"type": "structural_tag", "format": form}).decode())
         raise GrammarError(f"there is no kind of grammar {grammar.kind[:40]!r}.")
 
 
-def _without_blanks(form: Any) -> Any:
-    """A structural tag whose JSON has no blanks but behind `,` and `:`, which is for tags to say in a grammar's words alone."""
-    if isinstance(form, list):
-        return [_without_blanks(part) for part in form]
-    if not isinstance(form, dict):
-        return form
-    if form.get("type") != "json_schema":
-        return {name: _without_blanks(part) for name, part in form.items()}
-    if form.get("style", "json") != "json":
-        return form
-    schema = msgspec.json.encode(form["json_schema"]).decode()
-    return {"type": "grammar", "grammar": str(xgrammar.Grammar.from_json_schema(schema, strict_mode=False, **_BLANKS["none"]))}
+def _json_form(whitespace: str, schema: dict[str, Any]) -> xgrammar_rules.Form:
+    """JSON within a structural tag, with the blanks that it has alone."""
+    form = xgrammar_rules.json_form(schema)
+    if whitespace == "bounded":
+        return {**form, "max_whitespace_cnt": _MAX_BLANKS}
+    if whitespace == "none":  # tags have no words for that
+        text = msgspec.json.encode(schema).decode()
+        return {"type": "grammar", "grammar": str(xgrammar.Grammar.from_json_schema(text, strict_mode=False, **_BLANKS["none"]))}
+    return form
 
 
 class XgrammarCompiled:

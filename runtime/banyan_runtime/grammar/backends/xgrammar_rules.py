@@ -3,7 +3,7 @@ anything is compiled. Needs neither xgrammar nor torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -33,7 +33,7 @@ def check(grammar: Grammar) -> None:
         case "json_schema":
             enforced(msgspec.json.decode(grammar.text))
         case "structural_tag":
-            TagWriter(Splitter({})).write(structural.decode(grammar.text))
+            TagWriter(Splitter({}), json_form).write(structural.decode(grammar.text))
 
 
 def enforced(schema: dict[str, Any]) -> dict[str, Any]:
@@ -73,14 +73,19 @@ def enforced(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+def json_form(schema: dict[str, Any]) -> Form:
+    """JSON with any blanks."""
+    return {"type": "json_schema", "json_schema": schema}
+
+
 class TagWriter:
     """Writes structural tags in xgrammar's words. To xgrammar every token is text, so that free text would take in a marker too; here those
     tokens are no text (`xgrammar.py`), and a marker in a text is written as its token."""
 
-    def __init__(self, splitter: Splitter, most_blanks: int | None = None) -> None:
-        """`most_blanks`: in a row, in JSON; None: any number."""
+    def __init__(self, splitter: Splitter, json: Callable[[dict[str, Any]], Form]) -> None:
+        """`json`: how an instance of a schema is written."""
         self._splitter = splitter
-        self._blanks = {} if most_blanks is None else {"max_whitespace_cnt": most_blanks}
+        self._json = json
 
     def write(self, node: Node) -> Form:
         """Raises GrammarError for what xgrammar has no words for."""
@@ -88,7 +93,7 @@ class TagWriter:
             case structural.Text(value):
                 return self._text(value)
             case structural.Json(schema):
-                return {"type": "json_schema", "json_schema": enforced(schema), **self._blanks}
+                return self._json(enforced(schema))
             case structural.Parameters():
                 return self._parameters(node)
             case structural.Regex() | structural.Ebnf():
