@@ -2,9 +2,62 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from banyan_operator.desired.drift import settled
+from banyan_operator.plan import Manifest
+from tests.operator.conftest import a_server
+from tests.operator.test_desired import CASES, render, workload
+
+
+def as_stored(manifest: Manifest) -> Manifest:
+    """As the API server gives it back: with defaults, canonical quantities, and status."""
+    live: Manifest = json.loads(json.dumps(manifest))
+    live["metadata"] |= {"uid": "u", "generation": 3, "resourceVersion": "7", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    live["status"] = {"replicas": 1}
+    if live["kind"] == "Deployment":
+        live["spec"]["minReadySeconds"] = 0
+        pod = live["spec"]["template"]["spec"]
+        pod |= {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
+        container = pod["containers"][0]
+        container["resources"] = {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4096Mi"}}
+        container["terminationMessagePath"] = "/dev/termination-log"
+        container["env"].append({"name": "INJECTED", "value": "by somebody"})
+        container["startupProbe"]["httpGet"]["scheme"] = "HTTP"
+    return live
+
+
+def test_defaults_and_foreign_fields_are_no_drift():
+    for child in render(CASES["server-minimal"]):
+        assert settled(as_stored(child), child)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda live: live["spec"].update(replicas=5),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0].update(image="evil"),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0]["args"].append("--x"),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0]["env"].pop(0),
+        lambda live: live["spec"]["template"]["spec"]["volumes"].pop(0),
+        lambda live: live["spec"]["template"]["spec"]["securityContext"].update(runAsNonRoot=False),
+        lambda live: live["metadata"]["labels"].pop("app.kubernetes.io/instance"),
+        lambda live: live["metadata"].update(ownerReferences=[]),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"].update(memory="8Gi"),
+    ],
+)
+def test_what_we_own_is_seen_when_it_changes(spoil):
+    wanted = workload(render(CASES["server-minimal"]))
+    live = as_stored(wanted)
+    spoil(live)
+    assert not settled(live, wanted)
+
+
+def test_a_field_that_is_no_longer_wanted_is_seen_by_the_hash():
+    live = as_stored(workload(render(a_server(runtime={"env": [{"name": "A", "value": "b"}]}))))
+    assert not settled(live, workload(render(a_server())))
 
 
 def test_only_amounts_are_compared_by_what_they_mean():
