@@ -2,13 +2,15 @@
 prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also persistent no-dependent no-few no-graphs] [--only-also] [--profile] [--traces FOLDER] [--out FILE.json]
+                             [--also persistent no-dependent no-few no-graphs] [--only-also] [--profile 1 64] [--traces FOLDER]
+                             [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
 step in flight does. Weights, keys and values read once and every multiplication done once are the limit, at what this GPU copied and
-multiplied in the same minute. `--profile`: what of a step the GPU was busy with, with which kernels, and where it waited (`gpu_trace.py`);
-`--traces` keeps what that was read from. `--also`: the cases of few tokens again, with --enable-persistent-decode, without dependent
-launches, without our products of few rows, or without graphs.
+multiplied in the same minute. Beside it how long the host took to launch a step: where that is as long as the step, it is the host's
+time that is measured. `--profile`: what of a step of so many rows the GPU was busy with, with which kernels, and where it waited
+(`gpu_trace.py`); `--traces` keeps what that was read from. `--also`: the cases of few tokens again, with --enable-persistent-decode,
+without dependent launches, without our products of few rows, or without graphs.
 """
 
 from __future__ import annotations
@@ -76,11 +78,19 @@ def probe() -> Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """Medians of a step's seconds."""
+
+    seconds: float
+    host: float  # until it was launched
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     name: str
     rows: int
     count: int  # tokens of each
-    seconds: Callable[[], float]
+    taken: Callable[[], Taken]
 
 
 ALSO: Final = {
@@ -107,6 +117,7 @@ class Bench:
         assert self.runner.info.pool_tokens >= tokens, "others hold the GPU's memory"
         self.runner.prepare(TableShape(running, self.positions))
         self._kept: dict[tuple[int, int], tuple[Any, Any, SamplingColumns]] = {}
+        self._launching: list[float] = []
 
     def _of(self, rows: int, count: int) -> tuple[Any, Any, SamplingColumns]:
         """Rows, a column of `count`, and how tokens are drawn: the same objects at each step over the same rows, as the engine's are."""
@@ -125,38 +136,39 @@ class Bench:
         mode: Any = "decode" if count == 1 else "prefill"
         return Step(mode, ids, positions, slots, each, counts, counts + start, self._of(rows, 1)[1], sampling)
 
-    def decode(self, running: int, steps: int = STEPS, rounds: int = 3) -> float:
-        """Seconds of a step with so many rows."""
+    def launch(self, step: Step) -> Any:
+        started = time.perf_counter()
+        handle = self.runner.launch(step)
+        self._launching.append(time.perf_counter() - started)
+        return handle
+
+    def taken(self, work: Callable[[], object], rounds: int, steps: int = 1) -> Taken:
+        work()
+        self._launching.clear()
+        return Taken(timed(work, rounds) / steps, statistics.median(self._launching))
+
+    def decode(self, running: int, steps: int = STEPS, rounds: int = 3) -> Taken:
+        """A step with so many rows."""
         self.runner.launch(self.step(running, self.context - 1, 1, told=True)).result()
 
         def play() -> None:
             handle = None
             for number in range(steps):
-                launched = self.runner.launch(self.step(running, self.context + number, 1, told=False))
+                launched = self.launch(self.step(running, self.context + number, 1, told=False))
                 if handle is not None:
                     handle.result()
                 handle = launched
             assert handle is not None
             handle.result()
 
-        play()
-        return timed(play, rounds) / steps
+        return self.taken(play, rounds, steps)
 
-    def prefill(self) -> float:
-        def whole() -> None:
-            self.runner.launch(self.step(1, 0, PROMPT, told=True)).result()
+    def prefill(self) -> Taken:
+        return self.taken(lambda: self.launch(self.step(1, 0, PROMPT, told=True)).result(), 3)
 
-        whole()
-        return timed(whole, 3)
-
-    def end(self, rows: int) -> float:
-        """Seconds of the ends of so many prompts."""
-
-        def whole() -> None:
-            self.runner.launch(self.step(rows, self.context, END, told=True)).result()
-
-        whole()
-        return timed(whole, 9)
+    def end(self, rows: int) -> Taken:
+        """The ends of so many prompts."""
+        return self.taken(lambda: self.launch(self.step(rows, self.context, END, told=True)).result(), 9)
 
     def cases(self, running: list[int], *, few: bool = False) -> list[Case]:
         """All, or those of `few` tokens."""
@@ -196,7 +208,7 @@ class Bench:
         self.decode(running)
         activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
         with mock.patch.object(self.runner, "launch", marked), torch.profiler.profile(activities=activities) as found:
-            seconds = self.decode(running, steps=PROFILED, rounds=1)
+            seconds = self.decode(running, steps=PROFILED, rounds=1).seconds
         table: str = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=60)
         found.export_chrome_trace(str(kept))
         busy = gpu_trace.table(gpu_trace.read(kept), 14)
@@ -210,13 +222,14 @@ class Row:
     how: str
     case: str
     seconds: float
+    host: float
     limit: float
     tokens: int
 
     def line(self) -> str:
         return (
             f"{self.model:12} {self.attention:14} {self.how:12} {self.case:14} {1e3 * self.seconds:9.3f} "
-            f"{self.tokens / self.seconds:9.0f} {1e3 * self.limit:9.3f} {self.limit / self.seconds:8.2f}"
+            f"{1e3 * self.host:9.3f} {self.tokens / self.seconds:9.0f} {1e3 * self.limit:9.3f} {self.limit / self.seconds:8.2f}"
         )
 
 
@@ -230,11 +243,12 @@ def measured(name: str, backend: str, how: str, machine: Machine, options: argpa
             return
         limit = bench.bounds(machine)
         for case in bench.cases(options.running, few=how != ""):
-            yield Row(name, backend, how, case.name, case.seconds(), limit(case), case.rows * case.count)
+            taken = case.taken()
+            yield Row(name, backend, how, case.name, taken.seconds, taken.host, limit(case), case.rows * case.count)
         del case  # which holds the model
-        if options.profile and how in ("", "persistent"):
+        if how in ("", "persistent"):
             traces = options.traces or Path(scratch)
-            for rows in (1,) if how else (1, min(64, bench.running)):
+            for rows in sorted({min(rows, bench.running) for rows in options.profile if not how or rows == 1}):
                 print(bench.profile(rows, traces / f"{'-'.join(filter(None, (name, backend, how)))}-{rows}.json.gz"))
         del bench
         torch.cuda.empty_cache()
@@ -248,7 +262,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--also", nargs="*", default=[], choices=list(ALSO))
     parser.add_argument("--only-also", action="store_true", help="nothing but these: the others were measured before")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--profile", nargs="*", type=int, default=[], metavar="ROWS")
     parser.add_argument("--traces", type=Path, help="a folder")
     parser.add_argument("--out", type=Path, help="rows are added to those that are there")
     options = parser.parse_args()
@@ -257,7 +271,7 @@ def main() -> None:
     machine = probe()
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}: {machine.bytes_s / 1e12:.2f} TB/s copied, {machine.flop_s / 1e12:.0f} TFLOP/s")
-    print(f"{'model':12} {'attention':14} {'how':12} {'case':14} {'ms':>9} {'tok/s':>9} {'limit ms':>9} {'of limit':>8}")
+    print(f"{'model':12} {'attention':14} {'how':12} {'case':14} {'ms':>9} {'host ms':>9} {'tok/s':>9} {'limit ms':>9} {'of limit':>8}")
     about = {"device": device, "torch": torch.__version__, "bytes_s": machine.bytes_s, "flop_s": machine.flop_s}
     rows: list[Row] = []
     if options.out and options.out.exists():

@@ -1,7 +1,7 @@
 """Servers on a GPU through HTTP: the cases of measure.py, for models with random weights.
 
     python benchmarks/gpu_served.py [--models 0.5b qwen3-0.6b 1b 8b] [--cases bs1 conc16 conc64 conc256 prefix prefill8k offline]
-                                    [--rounds 3] [--flags="--disable-cuda-graph"] [--out FILE.json]
+                                    [--rounds 3] [--flags="--disable-cuda-graph"] [--out FILE.json] [--log FILE]
 
 Each case is played once before what is kept, for what is compiled or allocated when it is first seen, but for `offline`, which takes
 longest and comes behind all others; prompts are new in each round.
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--flags", type=shlex.split, default=[], help="more options of the server")
     parser.add_argument("--out", type=Path, help="file for the numbers, JSON")
+    parser.add_argument("--log", type=Path, help="file for the server's log; that of the last model stays")
     options = parser.parse_args()
     kept: dict[str, Any] = {}
     for name in options.models:
@@ -60,7 +61,7 @@ def main() -> None:
             folder = Path(scratch)
             describe(name, folder)
             write_tokenizer(SHAPES[name][1]["vocab_size"], folder)
-            with served(folder, "--load-format", "dummy", "--device", options.device, *options.flags) as (_, url):
+            with served(folder, "--load-format", "dummy", "--device", options.device, *options.flags, kept=options.log) as (_, url):
                 kept[name] = {}
                 for case in options.cases:
                     found = played(url, case, options.rounds)

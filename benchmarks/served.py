@@ -30,11 +30,11 @@ def url_in(log: str) -> str | None:
 
 
 @contextlib.contextmanager
-def served(model: Path, *flags: str, cpus: str = "") -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Serve the folder `model` as "m" on a free port while the context lasts, on `cpus` ("0,1") if named. Raises SystemExit with the
-    log's end if it cannot."""
+def served(model: Path, *flags: str, cpus: str = "", kept: Path | None = None) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Serve the folder `model` as "m" on a free port while the context lasts, on `cpus` ("0,1") if named; its log goes to `kept` if named.
+    Raises SystemExit with the log's end if it cannot."""
     pinned = ["taskset", "-c", cpus] if cpus else []
-    with tempfile.NamedTemporaryFile() as log:
+    with kept.open("wb") if kept else tempfile.NamedTemporaryFile() as log:
         # In a group of its own, so that Ctrl-C reaches the benchmark alone, which ends the server.
         process = subprocess.Popen([*pinned, *command(model, *flags)], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:

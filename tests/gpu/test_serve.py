@@ -27,4 +27,4 @@ def test_it_says_what_a_server_on_the_cpu_says(start_server: StartServer, backen
     there = start_server(*on_gpu, "--max-total-tokens", "65536").ready()  # else a tiny model would take most of the GPU
     here = start_server("--device", "cpu", "--dtype", "float32").ready()
     assert said(there.url) == said(here.url)
-    assert there.get("/model_info").json()["attention_backend"] == backend
+    assert there.get("/server_info").json()["attention_backend"] == backend
