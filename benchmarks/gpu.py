@@ -2,15 +2,16 @@
 prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also persistent no-dependent no-few no-graphs] [--only-also] [--profile 1 64] [--traces FOLDER]
-                             [--out FILE.json]
+                             [--also persistent no-dependent no-ahead no-turn few-8 no-few no-graphs] [--only-also]
+                             [--profile 1 64] [--traces FOLDER] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
 step in flight does. Weights, keys and values read once and every multiplication done once are the limit, at what this GPU copied and
 multiplied in the same minute. Beside it how long the host took to launch a step: where that is as long as the step, it is the host's
 time that is measured. `--profile`: what of a step of so many rows the GPU was busy with, with which kernels, and where it waited
 (`gpu_trace.py`); `--traces` keeps what that was read from. `--also`: the cases of few tokens again, with --enable-persistent-decode,
-without dependent launches, without our products of few rows, or without graphs.
+without dependent launches, with keys that are waited for, with heads turned in a launch of their own, with our products of few rows for up
+to 8 or for none, or without graphs.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from shapes import SHAPES, describe
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import fused
+from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.kernels import dependent
 from banyan_runtime.model.runners import load
-from banyan_runtime.step import Runner, SamplingColumns, Step, TableShape
+from banyan_runtime.step import Ragged, RowUpdates, Runner, SamplingColumns, Step, TableShape
 
 PROMPT: Final = 8192
 STEPS: Final = 50
@@ -96,6 +98,9 @@ class Case:
 ALSO: Final = {
     "persistent": contextlib.nullcontext,
     "no-dependent": lambda: mock.patch.object(dependent, "options", return_value={"DEPENDENT": False}),
+    "no-ahead": lambda: mock.patch.object(triton_paged, "AHEAD", 0),
+    "no-turn": lambda: mock.patch.object(triton_paged.TritonAttention, "turns", False),
+    "few-8": lambda: mock.patch.object(fused, "MOST_ROWS", 8),
     "no-few": lambda: mock.patch.object(fused, "MOST_ROWS", 0),
     "no-graphs": contextlib.nullcontext,
 }
@@ -116,6 +121,7 @@ class Bench:
         self.runner: Runner = load(options, folder, lambda *_: None)
         assert self.runner.info.pool_tokens >= tokens, "others hold the GPU's memory"
         self.runner.prepare(TableShape(running, self.positions))
+        self._told = False
         self._kept: dict[tuple[int, int], tuple[Any, Any, SamplingColumns]] = {}
         self._launching: list[float] = []
 
@@ -134,7 +140,15 @@ class Bench:
         slots = (1 + positions + (self.context + 4 * STEPS) * np.repeat(each, count)).astype(np.int32)
         ids = ((positions * 31 + 7) % 4000).astype(np.int32) if told else np.full(rows * count, -1, np.int32)
         mode: Any = "decode" if count == 1 else "prefill"
-        return Step(mode, ids, positions, slots, each, counts, counts + start, self._of(rows, 1)[1], sampling)
+        updates = None if self._told else self._table()
+        self._told = True
+        return Step(mode, ids, positions, slots, each, counts, counts + start, self._of(rows, 1)[1], sampling, updates)
+
+    def _table(self) -> RowUpdates:
+        """Each row with keys of its own: read from one place they would come from the cache, and slowly, for all ask for the same."""
+        each, rows = self.context + 4 * STEPS, np.arange(self.running, dtype=np.int32)
+        offsets = (each * np.arange(self.running + 1)).astype(np.int32)
+        return RowUpdates(rows, 0 * rows, Ragged(1 + np.arange(each * self.running, dtype=np.int32), offsets))
 
     def launch(self, step: Step) -> Any:
         started = time.perf_counter()

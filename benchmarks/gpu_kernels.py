@@ -3,8 +3,10 @@
     python benchmarks/gpu_kernels.py [--what decode prompt product] [--models 0.5b qwen3-0.6b 1b 8b] [--seconds 60] [--out FILE.json]
 
 A case is launched over memory of its own, again and again, until all of it is far more than the cache holds, from one CUDA graph; what one
-launch takes is the median of its replays. The first line of a case is the way that the runtime goes; then come the fastest. Programs are
-compiled before, in as many processes as there are processors, which is most of what this takes.
+launch takes is the median of its replays. Between two of attention stands a norm of a row, which waits for the one before as what stands
+there in a model does: else the next would fill the processors that the last of this one leave. The first line of a case is the way that
+the runtime goes; then come the fastest. Programs are compiled before, in as many processes as there are processors, which is most of what
+this takes.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from shapes import SHAPES
 from banyan_runtime.model import fused
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.kernels import dependent, paged_attention, power_of_two, products
+from banyan_runtime.model.kernels import rows as rows_kernels
 
 CONTEXT: Final = 544  # tokens of each row of a decode step
 PROMPT: Final = 8192
@@ -46,9 +49,11 @@ class Way:
     warps: int
     stages: int
     stretch: int  # keys that a program meets
+    ahead: bool = False  # whether the first of them are not waited for
 
     def __str__(self) -> str:
-        return f"{self.block:4} x {self.columns:5}, {self.warps} warps, {self.stages} stages, stretches of {self.stretch}"
+        ahead = ", ahead" if self.ahead else ""
+        return f"{self.block:4} x {self.columns:5}, {self.warps} warps, {self.stages} stages, stretches of {self.stretch}{ahead}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,28 +102,32 @@ def ways(case: Case) -> Iterator[Way]:
     _, _, heads, kv_heads, dim, _ = case.shape
     if case.kind == "product":
         outputs, columns, gated = case.product
-        width, many = power_of_two(columns), outputs >= fused._MANY and not gated
-        yield Way(fused._OUTPUTS // (1 if many else 2), min(fused._COLUMNS, width), 4, 3, 0)
+        width = power_of_two(columns)
+        now = fused.cut(outputs, columns, 2, gated=gated)
+        yield Way(now["OUTPUTS"], now["COLUMNS"], now["num_warps"], 3, 0)
         for each, part, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096, 8192, 16384), (4, 8)):
             numbers = each * part * (2 if gated else 1) // (32 * warps)  # of the weight that a thread holds
             if min(512, width) <= part <= width and 8 <= numbers <= 96 and -(-outputs // each) < fused._GRID:
                 yield Way(each, part, warps, 3, 0)
         return
     if case.kind == "prompt":
-        yield Way(triton_paged.KEYS, triton_paged.TILE_ROWS, 8, 3, 0)
+        now_prompt = triton_paged.Way.of(dim, BF16, triton_paged.TILE_ROWS, kv_heads * PROMPT, single=False)
+        yield Way(now_prompt.keys, triton_paged.TILE_ROWS, now_prompt.warps, now_prompt.stages, 0)
         for keys, rows, warps, stages in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3, 4)):
             if not (warps == 4 and rows == 128 and dim == 128):
                 yield Way(keys, rows, warps, stages, 0)
         return
     rows = max(triton_paged.FEWEST_ROWS, power_of_two(heads // kv_heads))
-    stretches = max(1, triton_paged.PROGRAMS // (case.rows * kv_heads))
-    now = triton_paged._stretch(CONTEXT, stretches)
-    yield Way(triton_paged.KEYS, rows, 4, 3, now if now < CONTEXT else 0)
-    for keys, warps, stages in itertools.product((32, 64, 128), (2, 4), (3, 4, 5)):
-        for stretch in (0, 32, 64, 128, 256):
-            programs = case.rows * kv_heads * (-(-CONTEXT // stretch) if stretch else 1)
-            if (keys <= stretch and programs <= 4096) or (stretch == 0 and programs >= 128):
-                yield Way(keys, rows, warps, stages, stretch)
+    programs = case.rows * kv_heads
+    stretches = 1 if programs >= triton_paged.ENOUGH else triton_paged.PROGRAMS // programs
+    length = triton_paged._stretch(CONTEXT, stretches)
+    own = triton_paged.Way.of(dim, BF16, rows, programs, single=True)
+    yield Way(own.keys, rows, own.warps, own.stages, length if stretches > 1 else 0, own.ahead)
+    shapes = ((64, 2, 5), (64, 4, 5), (64, 2, 3), (64, 4, 3), (128, 4, 3), (32, 2, 5), (32, 4, 5))
+    for (keys, warps, stages), stretch, ahead in itertools.product(shapes, (0, 64, 128), (False, True)):
+        cut = programs * (-(-CONTEXT // stretch) if stretch else 1)
+        if (keys <= stretch and cut <= 1024) or (stretch == 0 and programs >= 64):
+            yield Way(keys, rows, warps, stages, stretch, ahead)
 
 
 Launch = Callable[[Any, tuple[int, ...], tuple[Any, ...], Mapping[str, Any]], None]
@@ -144,27 +153,43 @@ def attention(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], 
     rows_of, firsts, counts, positions = (
         memory(f"{name}-{queries}", (tiles,), torch.int32) for name in ("rows_of", "firsts", "counts", "positions")
     )
-    table, ends, stretch = (
-        memory("table", (case.rows, context), torch.int32),
-        memory("ends", (tokens,), torch.int32),
-        way.stretch or context,
-    )
+    table, ends = memory("table", (case.rows, context), torch.int32), memory("ends", (tokens,), torch.int32)
+    own_slots, stretch = memory("own_slots", (tokens,), torch.int32), way.stretch or context
     length = memory(f"length-{stretch}", (1,), torch.int32)
     cut = -(-context // stretch)
     parts, highs, masses = out, out, out
     if cut > 1:
         parts = memory("parts", (32, tokens, heads, dim), torch.float32)
         highs, masses = (memory(name, (32, tokens, heads), torch.float32) for name in ("highs", "masses"))
-    launch(
-        paged_attention.attend, (kv_heads * tiles, cut),
-        (q, keys, values, parts, highs, masses, rows_of, firsts, counts, positions, table, context, length, slots * dim, tokens, dim**-0.5),
-        dict(GROUP=group, HEADS=heads, DIM=dim, WIDTH=dim, ROWS=way.columns, KEYS=way.block, SPLIT=cut > 1, WINDOW=0, PRECISION="tf32",
-             num_warps=way.warps, num_stages=way.stages, **extra),
+    options = dict(
+        GROUP=group, HEADS=heads, DIM=dim, WIDTH=dim, ROWS=way.columns, KEYS=way.block, SPLIT=cut > 1, WINDOW=0, PRECISION="tf32",
+        num_warps=way.warps, num_stages=way.stages, **extra,
     )  # fmt: skip
+    into = parts, highs, masses
+    if case.kind == "decode":
+        width = (heads + 2 * kv_heads) * dim
+        qkv, cos = memory("qkv", (tokens, width), BF16), memory("cos", (tokens, dim), BF16)
+        launch(
+            paged_attention.turn_and_attend, (kv_heads * tiles, cut),
+            (qkv, cos, cos, cos, cos, own_slots, keys, values, *into, rows_of, counts, positions, table, context, length, width,
+             slots * dim, tokens, 1e-6, dim**-0.5),
+            {"NORMED": False, "AHEAD": way.ahead, "PADDING": -1, "LARGEST": torch.finfo(BF16).max, "NARROW": False, **options},
+        )  # fmt: skip
+    else:
+        launch(
+            paged_attention.attend, (kv_heads * tiles, cut),
+            (q, keys, values, *into, rows_of, firsts, counts, positions, table, context, length, slots * dim, tokens, dim**-0.5), options,
+        )  # fmt: skip
     if cut > 1:
         launch(
             paged_attention.join, (tokens * heads,), (parts, highs, masses, ends, out, length, tokens * heads),
             dict(HEADS=heads, DIM=dim, WIDTH=dim, TOGETHER=triton_paged.TOGETHER, **extra),
+        )  # fmt: skip
+    if case.kind == "decode":
+        small = memory("small", (1024,), BF16)
+        launch(
+            rows_kernels.rms_norm, (1,), (small, small, small, small, small, 1024, 1024, 1e-6),
+            dict(ADDED=False, WIDTH=1024, BLOCK=1024, **extra),
         )  # fmt: skip
 
 
@@ -216,6 +241,8 @@ class Memory:
             return torch.randn(shape, dtype=dtype, device=device)
         what, _, number = name.partition("-")
         context = CONTEXT if case.kind == "decode" else PROMPT
+        if what == "own_slots":
+            return torch.arange(context - 1, case.rows * context, context, dtype=torch.int32, device=device)  # of a decode step
         each = torch.arange(shape[0], dtype=torch.int32, device=device)
         if what == "table":
             return torch.arange(case.rows * context, dtype=torch.int32, device=device).view(shape)

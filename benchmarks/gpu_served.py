@@ -15,10 +15,13 @@ import dataclasses
 import json
 import shlex
 import statistics
+import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import uvloop
 from load.cases import CASES, plans
 from load.client import Server
@@ -45,6 +48,20 @@ def played(url: str, case: str, rounds: int) -> dict[str, Summary]:
     return {name: middle([one[name] for one in kept[unkept:]]) for name in kept[0]}
 
 
+def idle(process: int, seconds: float = 4.0) -> str:
+    """What a server without requests takes, of processors and of the GPU."""
+
+    def spent() -> float:
+        server = psutil.Process(process)
+        return sum(sum(each.cpu_times()[:2]) for each in (server, *server.children(recursive=True)))
+
+    before = spent()
+    time.sleep(seconds)
+    asked = ["nvidia-smi", "--query-gpu=utilization.gpu,clocks.sm", "--format=csv,noheader"]
+    gpu = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return f"idle for {seconds:.0f} s: {100 * (spent() - before) / seconds:.2f} % of a processor, GPU {gpu or 'unknown'}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
@@ -61,7 +78,7 @@ def main() -> None:
             folder = Path(scratch)
             describe(name, folder)
             write_tokenizer(SHAPES[name][1]["vocab_size"], folder)
-            with served(folder, "--load-format", "dummy", "--device", options.device, *options.flags, kept=options.log) as (_, url):
+            with served(folder, "--load-format", "dummy", "--device", options.device, *options.flags, kept=options.log) as (process, url):
                 kept[name] = {}
                 for case in options.cases:
                     found = played(url, case, options.rounds)
@@ -69,6 +86,8 @@ def main() -> None:
                     kept[name] |= {plan: dataclasses.asdict(one) for plan, one in found.items()}
                     if options.out:  # at once: what comes next may fail, and the machine be gone
                         options.out.write_text(json.dumps({"flags": options.flags, "models": kept}, indent=1) + "\n")
+
+                print(idle(process.pid), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from banyan_runtime.errors import ConfigError
+from banyan_runtime.model import kernels
 from banyan_runtime.model.attention import backends, flashinfer_paged
 from banyan_runtime.model.attention.flashinfer_kernels import ARCHITECTURES, Kind, Module
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
@@ -161,11 +162,15 @@ def test_nobody_waits_for_a_compiler_who_did_not_ask_for_it(machine: types.Simpl
     assert refusal(asked=False) is None
 
 
-def test_it_is_the_first_choice_and_what_is_refused_is_an_error(machine: types.SimpleNamespace) -> None:
+def test_it_is_the_choice_behind_triton_and_what_is_refused_is_an_error(
+    machine: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_gpu = spec(None, 64), torch.device("cuda"), torch.bfloat16, torch.bfloat16
     assert backends.choose(None, *on_gpu).name == "triton"
     assert backends.choose("flashinfer", *on_gpu).name == "flashinfer"
     compiled(machine.package / "data" / "aot", *loaded(False, "fa2", "decode"))
+    assert backends.choose(None, *on_gpu).name == "triton"
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)  # no compiler that Triton needs
     assert backends.choose(None, *on_gpu).name == "flashinfer"
     with pytest.raises(ConfigError, match="--attention-backend=flashinfer: it computes on CUDA devices; leave it out"):
         backends.choose("flashinfer", spec(None, 64), torch.device("cpu"), torch.float32, torch.float32)

@@ -134,7 +134,7 @@ def test_graphs_are_for_prompts_that_launches_take_longer_than_products() -> Non
     """Of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B."""
     sizes = [(896, 4864, 14, 2, 64), (2048, 8192, 32, 8, 64), (4096, 14336, 32, 8, 128)]
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    assert [worth_a_graph(parse(BASE | dict(zip(names, each, strict=True)))) for each in sizes] == [512, 256, 64]
+    assert [worth_a_graph(parse(BASE | dict(zip(names, each, strict=True)))) for each in sizes] == [2048, 1312, 352]
 
 
 def test_the_pool_is_sixteen_contexts_unless_memory_is_short(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,6 +268,47 @@ def test_fused_heads_keep_eight_bits(dim: int, heads: int, kv_heads: int, kept: 
     assert_heads_are_the_heads(shape, (None, None), qkv, [0, 0, 0, 0], kept)
 
 
+@pytest.mark.parametrize("ahead", [0, 16])  # programs; there are so many
+@pytest.mark.parametrize("programs", [64, 1])
+@pytest.mark.parametrize("window", [None, 21])
+@pytest.mark.parametrize(("dim", "kept"), [(16, None), (24, None), (128, None), (16, torch.float8_e5m2)])
+def test_turned_and_attended_in_one_launch(
+    dim: int, kept: torch.dtype | None, window: int | None, programs: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one behind the other, of a decode step: the results, and what is kept. Contexts end at either side of a turn and a stretch; one
+    row has nothing before it, another one's value is broken, and a third is padding, whose key nobody keeps."""
+    monkeypatch.setattr(triton_paged, "PROGRAMS", programs)
+    monkeypatch.setattr(triton_paged, "AHEAD", ahead)
+    lengths, dtype = [1, 16, 17, 64, 65, 100, 9, 40], torch.float32
+    shape = dataclasses.replace(spec(window, dim), qk_norm=dim == 24)
+    heads, rope = shape.heads + 2 * shape.kv_heads, Rope(shape, dtype, torch.device(DEVICE))
+    rope.reserve(128)
+    at = rope.at(torch.tensor(lengths, device=DEVICE) - 1)
+    norms = (some(dim, dtype=dtype), some(dim, dtype=dtype) + 1) if dim == 24 else (None, None)
+    qkv = some(len(lengths), heads * dim, dtype=dtype)
+    qkv[6, -1] = float("nan")
+    found = []
+    for turns in (False, True):
+        texts = room(lengths, window, dim=dim, kept=kept)
+        texts.attention.reserve(texts.shape)
+        for row in range(len(lengths)):
+            if lengths[row] > 1:
+                texts.attend([(row, 0, lengths[row] - 1)])
+        step = texts.step([(row, length - 1, length) for row, length in enumerate(lengths)])
+        step.out_slots[7] = PADDING_SLOT
+        texts.table.apply(step)
+        texts.attention.plan(step, texts.table)
+        assert texts.attention.turns
+        with monkeypatch.context() as patch:
+            patch.setattr(TritonAttention, "turns", turns)
+            out = FusedKernels().heads(shape, rope, *norms).attended(0, [qkv], [at], texts.attention)
+        found.append((out[:7], *(part.to(dtype)[:, 1:] for part in texts.pool.slots(0))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5, equal_nan=True)
+    assert torch.isfinite(found[1][0][:6]).all()
+    assert not torch.isfinite(found[1][0][6]).all()
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2-window"])
 def test_a_model_of_all_of_them_says_what_transformers_says(
     tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
@@ -388,27 +429,39 @@ def test_the_ladder_ends_with_the_most_rows() -> None:
 
 
 COMPILE = """
-from banyan_runtime.model.kernels import paged_attention as kernels, products, rows
+import torch
+from banyan_runtime.model import fused
+from banyan_runtime.model.attention.triton_paged import Way
+from banyan_runtime.model.kernels import paged_attention as kernels, power_of_two, products, rows
 
 POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32",
-            "stretch_keys": "*i32", "ends": "*i32",
+            "stretch_keys": "*i32", "ends": "*i32", "slots": "*i32",
             "highs": "*fp32", "masses": "*fp32", "parts": "*fp32", "q": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16",
             "table_stride": "i32", "head_stride": "i32", "tokens": "i32", "pairs": "i32", "scale": "fp32"}
 
-# What they read first was there before the step began.
-EARLY = (kernels.attend, kernels.join, products.product, rows.begin, rows.place, rows.rms_norm)
+TURNED = {**dict.fromkeys(("qkv", "cos", "sin", "q_weight", "k_weight"), "*bf16"), "stride": "i32", "eps": "fp32"}
 
-def check(function, constants, warps=4, **changes):
-    kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, num_warps=warps)
+# What they read first was there before the step began.
+EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, rows.begin, rows.place, rows.rms_norm)
+
+def check(function, constants, warps=4, stages=3, **changes):
+    kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, num_warps=warps, num_stages=stages)
     before, waiting, behind = kernel.asm["ptx"].partition("griddepcontrol.wait")
     assert waiting and "st.global" not in before and ("ld.global" in before) == (function in EARLY), function
 
 SHAPES = [(7, 64, 16, 512, 0), (7, 64, 128, 0, 0), (7, 64, 128, 512, 0), (4, 128, 16, 512, 0), (4, 128, 128, 0, 4096), (8, 256, 128, 0, 0)]
 for group, dim, most, stretch, window in SHAPES:
-    constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "ROWS": most, "KEYS": 64}
+    constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "ROWS": most}
     constants |= {"SPLIT": stretch > 0, "WINDOW": window, "PRECISION": "tf32"}
-    for kept in ("*bf16", "*fp8e4nv", "*fp8e5"):
-        check(kernels.attend, constants, 8 if most >= 128 else 4, keys=kept, values=kept, **({"out": "*fp32"} if stretch else {}))
+    for single in (False, True) if most == 16 else (False,):
+        for way in {Way.of(dim, torch.bfloat16, most, programs, single=single) for programs in (8, 128, 2048)}:
+            for kept in ("*bf16", "*fp8e4nv", "*fp8e5"):
+                own, types = constants | {"KEYS": way.keys}, {"keys": kept, "values": kept} | ({"out": "*fp32"} if stretch else {})
+                if not single:
+                    check(kernels.attend, own, way.warps, way.stages, **types)
+                    continue
+                own |= {"NORMED": dim == 128, "AHEAD": way.ahead, "PADDING": 0, "LARGEST": 448.0, "NARROW": kept != "*bf16"}
+                check(kernels.turn_and_attend, own, way.warps, way.stages, **types, **TURNED)
 rows_types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "both", "qkv", "cos", "sin", "q_weight", "k_weight", "queries")}
 rows_types |= {"stride": "i32", "delta_stride": "i32", "inner": "i32", "eps": "fp32", "slots": "*i64"}
 for yes in (False, True):
@@ -424,8 +477,11 @@ check(rows.begin, {"WIDTH": 896, "BLOCK": 1024, "DIM": 64, "DIM_BLOCK": 64}, **r
 check(rows.silu_times, {"BLOCK": 1024}, **rows_types)
 for gated in (False, True):
     for entry in (False, True):
-        constants = {"ADDED": entry, "NORMED": entry, "BIASED": entry, "GATED": gated, "WIDTH": 4864, "BLOCK": 8192}
-        check(products.product, constants | {"COLUMNS": 1024, "OUTPUTS": 8}, **rows_types, outputs="i32", norm="*bf16", bias="*bf16")
+        for outputs, width in ((896, 4864), (4096, 4096), (151936, 896)):
+            constants = {"ADDED": entry, "NORMED": entry, "BIASED": entry, "GATED": gated, "WIDTH": width, "BLOCK": power_of_two(width)}
+            way = fused.cut(outputs, width, 2, gated=gated)
+            warps = way.pop("num_warps")
+            check(products.product, constants | way, warps, **rows_types, outputs="i32", norm="*bf16", bias="*bf16")
 check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
 check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})
 """

@@ -119,8 +119,7 @@ class _Block:
         """Blocks [rows, hidden_size], of which the first `tokens` rows are real and the rest padding, and what is still to be added to
         them; likewise what comes out: the next norm adds it. Everything but attention is computed block by block."""
         h, qkv = _through(self.qkv, h, deltas)
-        q = self.heads(self.index, qkv, at, attention.cells)
-        attended = attention.attend(self.index, q).reshape(tokens, -1)
+        attended = self.heads.attended(self.index, qkv, at, attention).reshape(tokens, -1)
         sizes = [block.shape[0] for block in h]
         if padding := sum(sizes) - tokens:
             attended = F.pad(attended, (0, 0, 0, padding))

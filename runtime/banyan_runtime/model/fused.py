@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from banyan_runtime.model.attention import Held
+from banyan_runtime.model.attention import Attention, Held
+from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads, joined
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
@@ -25,15 +26,35 @@ _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keep
 _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
 MOST_ROWS: Final = 2
 """Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
-_COLUMNS: Final = 1024  # of a weight that a program reads at a time
-_OUTPUTS: Final = 8  # outputs, likewise: 16 KB of a weight in 16 bits are on their way at once
+_OUTPUTS: Final = 8  # that a program of such a product computes at most
+_COLUMNS: Final = 1024  # of a weight that four warps read at a time
 _GRID: Final = 1 << 16  # programs along a grid's second axis, fewer than these
-_MANY: Final = 2112  # lines: fewer are cut into halves, so that all processors of a large GPU have two programs
+_MANY: Final = 2112  # lines: of fewer ones programs compute less, so that all processors of a large GPU have two of them
+_WIDE: Final = 8192  # columns
 
 
 def supports(device: torch.device, kept: torch.dtype) -> bool:
     """Whether it computes there, with keys and values kept in such a type."""
     return device.type == "cuda" and missing() is None and torch.cuda.get_device_capability(device) >= needed_capability(kept)
+
+
+def cut(outputs: int, width: int, itemsize: int, *, gated: bool) -> dict[str, int]:
+    """How a product of few rows is cut and compiled, for so many outputs of so many columns: what was fastest on an H200
+    (benchmarks/gpu_kernels.py). Of a wide weight more is on its way at once where each program reads little of it; of 32 bits as much
+    would not fit into registers."""
+    many = outputs >= _MANY
+    each, columns, warps = _OUTPUTS if many and not gated and itemsize == 2 else _OUTPUTS // 2, _COLUMNS, 4
+    if itemsize == 2 and width > _COLUMNS:
+        columns, warps = (2 if gated or many else 4) * _COLUMNS, 4 if width <= 2 * _COLUMNS else 8
+        if gated or not many:
+            each = _OUTPUTS // 4
+        elif width <= 2 * _COLUMNS or width > _WIDE:
+            columns, warps = _COLUMNS, 4
+        else:
+            each = _OUTPUTS // 2
+    while -(-outputs // each) >= _GRID:
+        each *= 2
+    return {"OUTPUTS": each, "COLUMNS": min(columns, power_of_two(width)), "num_warps": warps}
 
 
 class FusedKernels(PlainKernels):
@@ -113,7 +134,7 @@ class _FusedNorm(RmsNorm):
         return sums, out
 
 
-class FusedHeads:
+class FusedHeads(Heads):
     def __init__(self, spec: ModelSpec, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
         from banyan_runtime.model.kernels import dependent, rows
 
@@ -142,6 +163,12 @@ class FusedHeads:
             )  # fmt: skip
         return queries
 
+    def attended(self, layer: int, qkv: Sequence[Tensor], at: Sequence[tuple[Tensor, Tensor]], attention: Attention) -> Tensor:
+        if isinstance(attention, TritonAttention) and attention.turns:
+            cos, sin = (joined(parts) for parts in zip(*at, strict=True))
+            return attention.turn_and_attend(layer, joined(qkv), (cos, sin), self.norms)
+        return attention.attend(layer, self(layer, qkv, at, attention.cells))
+
 
 class FusedLinear:
     """torch's product, but of so few rows that reading the weight takes longest."""
@@ -158,16 +185,9 @@ class FusedLinear:
         self._kernel = products.product
         self._options = dependent.options(weight.device)
         width = power_of_two(weight.shape[1])
-        # Of 32 bits, or of two lines for each output, as many would not fit into registers.
-        many = self.outputs >= _MANY and weight.itemsize == 2 and not self.gated
-        outputs = _OUTPUTS if many else _OUTPUTS // 2
-        while -(-self.outputs // outputs) >= _GRID:
-            outputs *= 2
-        self._programs = -(-self.outputs // outputs)
-        self._shape = {
-            "BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": width,
-            "COLUMNS": min(_COLUMNS, width), "OUTPUTS": outputs,
-        }  # fmt: skip
+        way = cut(self.outputs, weight.shape[1], weight.itemsize, gated=self.gated)
+        self._programs = -(-self.outputs // way["OUTPUTS"])
+        self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": width, **way}
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.of_few(x)[1] if 0 < x.shape[0] <= MOST_ROWS else self.of_many(x)

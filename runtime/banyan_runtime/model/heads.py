@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from banyan_runtime.model.attention import Attention
 from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.spec import ModelSpec
@@ -23,8 +24,11 @@ class Heads(Protocol):
         The first T rows of the blocks together are those of the cells, where keys and values go; the rest is padding.
         """
 
+    def attended(self, layer: int, qkv: Sequence[Tensor], at: Sequence[tuple[Tensor, Tensor]], attention: Attention) -> Tensor:
+        """What the attention, planned for these tokens, makes of them, [T, heads, head_dim]."""
 
-class PlainHeads:
+
+class PlainHeads(Heads):
     def __init__(self, spec: ModelSpec, rope: Rope, norms: tuple[Norm, Norm] | None = None) -> None:
         """`norms`: of queries and of keys."""
         self._sizes = [spec.heads, spec.kv_heads, spec.kv_heads]
@@ -37,6 +41,9 @@ class PlainHeads:
         q, k, v = (joined(parts)[:tokens] for parts in zip(*map(self._turned, qkv, at), strict=True))
         cells.store(layer, k, v)
         return q
+
+    def attended(self, layer: int, qkv: Sequence[Tensor], at: Sequence[tuple[Tensor, Tensor]], attention: Attention) -> Tensor:
+        return attention.attend(layer, self(layer, qkv, at, attention.cells))
 
     def _turned(self, qkv: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = torch.split(qkv.view(qkv.shape[0], -1, self._head_dim), self._sizes, 1)

@@ -6,6 +6,7 @@ so steps of few also cut the context into stretches, and join them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,15 +24,42 @@ from banyan_runtime.model.kernels import power_of_two
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
-from banyan_runtime.step import I32, Pulse, Step, TableShape
+from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 
 TILE_ROWS: Final = 128  # queries times the heads that share a KV head, in a prompt's tile
 FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
 KEYS: Final = 64  # at a time
-STRETCH: Final = 128  # keys that a program of a step of few tiles meets, at least: two turns, one behind the other's reads
-PROGRAMS: Final = 512  # that a step of few tiles is cut into, about: four for each of a large GPU's processors
+STRETCH: Final = 64  # keys that a program of a step of few tiles meets, at least
+PROGRAMS: Final = 256  # that a step of few tiles is cut into, about: two for each of a large GPU's processors
+ENOUGH: Final = 128  # programs that are not cut: they read as fast as any, and need not be joined
+RESIDENT: Final = 396  # programs that a large GPU holds at once, three on a processor
+AHEAD: Final = 64  # programs of a step, uncut: so few do not wait for their first keys, for which more would lack registers
 TOGETHER: Final = 16  # stretches that are joined at once
 FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as small as they can be
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How `attend` is compiled: what was fastest on an H200 (benchmarks/gpu_kernels.py)."""
+
+    keys: int  # at a time
+    warps: int
+    stages: int  # 5: keys of two turns are on their way, 3: of one
+    ahead: bool = False  # of `turn_and_attend`
+
+    @classmethod
+    def of(cls, width: int, dtype: torch.dtype, rows: int, programs: int, *, single: bool) -> Way:
+        """For heads so wide, tiles of so many rows, and so many programs before the context is cut; `single` as in `_Tiles`."""
+        ahead = single and rows <= FEWEST_ROWS and width <= 128 and programs <= AHEAD
+        if dtype == torch.float32:
+            return cls(KEYS if width < 256 else FEWEST_ROWS, 4, 3, ahead)
+        if rows >= TILE_ROWS:  # of 128 wide heads four warps would keep less than they need in registers
+            return cls(KEYS, 8, 3) if width > 128 else cls(2 * KEYS, 8 if width > 64 else 4, 2)
+        if rows > FEWEST_ROWS or width > 128:
+            return cls(KEYS, 4, 3)
+        if ahead and width > 64:  # two warps lack registers
+            return cls(KEYS, 4, 5, ahead)
+        return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3, ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +71,7 @@ class _Tiles:
     stretch: Tensor  # int32: keys of a stretch, in the first cell
     rows: int  # of a tile
     stretches: int  # 1: the context is not cut
+    single: bool  # one query of one sequence each, in the step's order: what lies before it is of earlier steps
 
 
 class TritonAttention:
@@ -58,10 +87,9 @@ class TritonAttention:
         self._pool = pool
         self._pulse = pulse
         self._width = max(16, power_of_two(spec.head_dim))
-        self._keys = KEYS if self._width < 256 or pool.dtype != torch.float32 else FEWEST_ROWS
         self._scale = 1.0 / math.sqrt(spec.head_dim)
         self._table: DeviceTable | None = None
-        self.cells = Cells(pool, torch.empty(0, dtype=torch.int64))
+        self.cells = Cells(pool, torch.empty(0, dtype=torch.int32))
         self._planned: _Tiles | None = None
 
     @staticmethod
@@ -106,7 +134,7 @@ class TritonAttention:
 
         self._planned = _Tiles(
             on_device(columns)[:, : len(tiles[0])], on_device(step.positions + 1), on_device(np.array([length])), rows,
-            min(stretches, -(-most_keys // length)),
+            min(stretches, -(-most_keys // length)), len(step.token_ids) == len(step.rows),
         )  # fmt: skip
         self.cells = Cells(self._pool, on_device(step.out_slots))
 
@@ -118,7 +146,9 @@ class TritonAttention:
         self._kernels.note[(held.size,)](
             table.slots, table.slots.stride(0), held.rows, held.positions, held.slots, held.counts, **self._options
         )
-        self._planned = _Tiles(held.own[1:, :tiles], held.ends, held.own[0], self._rows_held(held), self._stretches(tiles))
+        self._planned = _Tiles(
+            held.own[1:, :tiles], held.ends, held.own[0], self._rows_held(held), self._stretches(tiles), held.sequences is None
+        )
         self.cells = Cells(self._pool, held.slots)
 
     def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
@@ -165,44 +195,94 @@ class TritonAttention:
 
     def _compile(self) -> None:
         """Launch every kernel that a step may take with nothing to do, so that no request waits for a compiler."""
-        spec, device = self._spec, self._pool.device
-        nothing, one = (torch.full((4, 4), number, dtype=torch.int32, device=device) for number in (0, KEYS))  # aligned as a step's
-        q = torch.zeros((1, spec.heads, spec.head_dim), dtype=self._pool.dtype, device=device)
-        for rows, stretches in sorted({(self._rows(longest), stretches) for longest in range(1, FEW_QUERIES + 2) for stretches in (1, 2)}):
-            self._planned = _Tiles(nothing[:, :1], nothing, one, rows, stretches)
-            for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
-                self.attend(layer, q)
+        spec, device, dtype = self._spec, self._pool.device, self._pool.dtype
+        q = torch.zeros((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
+        one = torch.full((4,), KEYS, dtype=torch.int32, device=device)
+        for rows in sorted({self._rows(longest) for longest in range(1, FEW_QUERIES + 2)}):
+            ways = {}  # each with the fewest programs that go it, for where kernels are interpreted many take long
+            for number, single in itertools.product((RESIDENT, AHEAD, 0), (False, True)):
+                ways[Way.of(self._width, dtype, rows, number + spec.kv_heads, single=single), single] = 1 + number // spec.kv_heads
+            for ((_, single), tiles), stretches in itertools.product(ways.items(), (1, 2)):
+                nothing = torch.zeros((4, -(-tiles // 4) * 4), dtype=torch.int32, device=device)  # aligned as a step's
+                self._planned, self.cells = _Tiles(nothing[:, :tiles], nothing[0], one, rows, stretches, single), Cells(self._pool, one)
+                for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
+                    self.attend(layer, q)
         self._planned = None
 
     def _stretches(self, tiles: int) -> int:
         """How many stretches the context is cut into at most, for so many tiles."""
-        return max(1, PROGRAMS // (tiles * self._spec.kv_heads))
+        programs = tiles * self._spec.kv_heads
+        return 1 if programs >= ENOUGH else max(1, PROGRAMS // programs)
+
+    @property
+    def turns(self) -> bool:
+        """Whether `turn_and_attend` computes what is planned."""
+        assert self._planned is not None, "a step is planned first"
+        return self._planned.single
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        self._pulse()
-        plan, table, spec = self._planned, self._there, self._spec
-        assert plan is not None, "a step is planned first"
+        plan = self._next()
         keys, values = self._pool.slots(layer)
         q = q.contiguous()
-        tokens, heads, dim = q.shape
-        out = torch.empty_like(q)
-        cut = plan.stretches > 1
-        parts, highs, masses = out, out, out
-        if cut:
-            parts = torch.empty((plan.stretches, tokens, heads, dim), dtype=torch.float32, device=q.device)
-            highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=q.device) for _ in range(2))
-        self._kernels.attend[(spec.kv_heads * plan.columns.shape[1], plan.stretches)](
-            q, keys, values, parts, highs, masses, *plan.columns.unbind(0), table.slots, table.slots.stride(0), plan.stretch,
-            keys.stride(0), tokens, self._scale,
-            GROUP=spec.group, HEADS=heads, DIM=dim, WIDTH=self._width, ROWS=plan.rows, KEYS=self._keys, SPLIT=cut,
-            WINDOW=spec.windows[layer] or 0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-            num_warps=8 if plan.rows >= TILE_ROWS else 4,  # of 128 wide heads four would keep less than they need in registers
-            **self._options,
+        out, into = self._into(plan, q.shape[0], q)
+        way, options = self._way(plan, layer)
+        self._kernels.attend[(self._spec.kv_heads * plan.columns.shape[1], plan.stretches)](
+            q, keys, values, *into, *plan.columns.unbind(0), self._there.slots, self._there.slots.stride(0), plan.stretch,
+            keys.stride(0), q.shape[0], self._scale, KEYS=way.keys, **options,
         )  # fmt: skip
-        if cut:
+        return self._joined(plan, out, into)
+
+    def turn_and_attend(self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None) -> Tensor:
+        """As heads.Heads and `attend` one behind the other, of a step of one token for each sequence (`turns`), in one launch.
+
+        qkv [T, (heads + 2 * kv_heads) * head_dim] at positions (`Rope.at`); `norms`: weights of queries' and of keys', [head_dim].
+        """
+        plan, spec, pool = self._next(), self._spec, self._pool
+        keys, values = pool.slots(layer)
+        out, into = self._into(plan, qkv.shape[0], qkv)
+        way, options = self._way(plan, layer)
+        rows_of, _, counts, positions = plan.columns.unbind(0)
+        q_weight, k_weight = norms or (qkv, qkv)
+        assert qkv.stride(1) == 1
+        self._kernels.turn_and_attend[(spec.kv_heads * plan.columns.shape[1], plan.stretches)](
+            qkv, *at, q_weight, k_weight, self.cells.slots, keys, values, *into, rows_of, counts, positions, self._there.slots,
+            self._there.slots.stride(0), plan.stretch, qkv.stride(0), keys.stride(0), qkv.shape[0], spec.norm_eps, self._scale,
+            NORMED=norms is not None, KEYS=way.keys, AHEAD=way.ahead, PADDING=PADDING_SLOT, LARGEST=pool.largest, NARROW=pool.narrow,
+            **options,
+        )  # fmt: skip
+        return self._joined(plan, out, into)
+
+    def _next(self) -> _Tiles:
+        self._pulse()
+        assert self._planned is not None, "a step is planned first"
+        return self._planned
+
+    def _into(self, plan: _Tiles, tokens: int, like: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """The result [tokens, heads, head_dim], and what a launch writes: itself, or of each stretch a part, its highest score and mass."""
+        heads, dim = self._spec.heads, self._spec.head_dim
+        out = torch.empty((tokens, heads, dim), dtype=like.dtype, device=like.device)
+        if plan.stretches == 1:
+            return out, (out, out, out)
+        parts = torch.empty((plan.stretches, tokens, heads, dim), dtype=torch.float32, device=like.device)
+        highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=like.device) for _ in range(2))
+        return out, (parts, highs, masses)
+
+    def _way(self, plan: _Tiles, layer: int) -> tuple[Way, dict[str, object]]:
+        spec, dtype = self._spec, self._pool.dtype
+        way = Way.of(self._width, dtype, plan.rows, spec.kv_heads * plan.columns.shape[1], single=plan.single)
+        options: dict[str, object] = {
+            "GROUP": spec.group, "HEADS": spec.heads, "DIM": spec.head_dim, "WIDTH": self._width, "ROWS": plan.rows,
+            "SPLIT": plan.stretches > 1, "WINDOW": spec.windows[layer] or 0, "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+            "num_warps": way.warps, "num_stages": way.stages,
+        }  # fmt: skip
+        return way, {**options, **self._options}
+
+    def _joined(self, plan: _Tiles, out: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        tokens, heads, dim = out.shape
+        if plan.stretches > 1:
             self._kernels.join[(tokens * heads,)](
-                parts, highs, masses, plan.ends, out, plan.stretch, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width,
-                TOGETHER=TOGETHER, **self._options,
+                *into, plan.ends, out, plan.stretch, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width, TOGETHER=TOGETHER,
+                **self._options,
             )  # fmt: skip
         return out
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from banyan_runtime.model.kernels.dependent import await_earlier
+from banyan_runtime.model.kernels.rows import finite, marked
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MANY = tl.constexpr(64)  # rows of a tile: keys that all its queries see are not compared with their positions
@@ -54,13 +55,17 @@ def attend(
     table_row = tl.load(rows_of + tile).to(tl.int64)
     begin, end = 0, position + count
     length = tl.load(stretch_keys)
-    await_earlier(DEPENDENT)
     if SPLIT:
         begin = stretch * length
-        if begin >= end:  # nobody will ask for it
-            return
         end = tl.minimum(end, begin + length)
+    begin = seen_from(begin, position, WINDOW, KEYS, WINDOW > 0)
     own_slots = table + table_row * table_stride
+    shift = head.to(tl.int64) * head_stride
+    await_earlier(DEPENDENT)
+    if SPLIT:
+        unasked = stretch * length >= position + count
+        if unasked:
+            return
     rows = tl.arange(0, ROWS)
     query = rows // GROUP
     real = query < count
@@ -68,10 +73,9 @@ def attend(
     dims = tl.arange(0, WIDTH)
     inside = dims < DIM
     queries = tl.load(q + row[:, None] * DIM + dims[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-    shift = head.to(tl.int64) * head_stride
     high, mass, sums = over(
-        queries, position + query, keys + shift, values + shift, own_slots, begin, end, position, scale, WINDOW,
-        DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
+        queries, position + query, keys + shift, values + shift, own_slots, none_of(keys, KEYS, WIDTH), none_of(keys, KEYS, WIDTH),
+        begin, end, position, scale, WINDOW, False, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
     )  # fmt: skip
     writable = real[:, None] & inside[None, :]
     if SPLIT:
@@ -84,6 +88,169 @@ def attend(
         tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=writable)
 
 
+@triton.jit(do_not_specialize=["tokens", "table_stride"])
+def turn_and_attend(
+    qkv,  # [tokens, (HEADS + 2 * KV heads) * DIM], `stride` apart: one token of each sequence
+    cos,  # [tokens, DIM]
+    sin,  # likewise, with the sign that the first half gets
+    q_weight,  # [DIM]; NORMED: of the norm of a query's head
+    k_weight,  # likewise
+    slots,  # int32 [tokens]: where a token's own key and value go; PADDING: nowhere
+    keys,  # as `attend` has it, as what follows
+    values,
+    out,
+    highs,
+    masses,
+    rows_of,
+    counts,
+    positions,
+    table,
+    table_stride,
+    stretch_keys,
+    stride,
+    head_stride,
+    tokens,
+    eps,
+    scale,
+    NORMED: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,  # whether the first keys are read before what the kernels before wrote is there: they are of earlier steps
+    PADDING: tl.constexpr,
+    LARGEST: tl.constexpr,  # finite number that is kept
+    NARROW: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """`rows.place` and `attend` of a decode step. A token's own key and value come from registers, and go to their slot."""
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    turn, stretch = tl.program_id(0), tl.program_id(1)
+    head, tile = turn % KV_HEADS, tl.num_programs(0) // KV_HEADS - 1 - turn // KV_HEADS
+    count, position = tl.load(counts + tile), tl.load(positions + tile)
+    table_row, slot = tl.load(rows_of + tile).to(tl.int64), tl.load(slots + tile).to(tl.int64)
+    length = tl.load(stretch_keys)
+    begin, end = 0, position
+    newest = count > 0
+    if SPLIT:
+        begin = stretch * length
+        newest &= (begin <= position) & (position < begin + length)
+        end = tl.minimum(end, begin + length)
+    begin = seen_from(begin, position, WINDOW, KEYS, WINDOW > 0)
+    own_slots = table + table_row * table_stride
+    shift = head.to(tl.int64) * head_stride
+    own_keys, own_values = keys + shift, values + shift
+    first_key, first_value = none_of(keys, KEYS, WIDTH), none_of(keys, KEYS, WIDTH)
+    if AHEAD:
+        places = begin + tl.arange(0, KEYS)
+        known = places < end
+        earlier = tl.load(own_slots + places, mask=known, other=0).to(tl.int64)
+        first_key, first_value = _in(own_keys, own_values, earlier, known, DIM, WIDTH)
+    rows, dims = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    inside, real = dims < DIM, (rows < GROUP) & (count > 0)
+    across = (dims + DIM // 2) % DIM  # the other half's number, which a number is turned with
+    q_gain, q_across = _gains(q_weight, dims, across, inside, NORMED)
+    k_gain, k_across = _gains(k_weight, dims, across, inside, NORMED)
+    await_earlier(DEPENDENT)
+    if SPLIT:
+        unasked = stretch * length > position
+        if unasked:
+            return
+    at = tl.cast(tile, tl.int64)
+    cosines = tl.load(cos + at * DIM + dims, mask=inside, other=0.0)
+    sines = tl.load(sin + at * DIM + dims, mask=inside, other=0.0)
+    own = qkv + at * stride
+    heads = own + (head * GROUP + rows[:, None]) * DIM
+    readable = real[:, None] & inside[None, :]
+    queries = _turned(
+        tl.load(heads + dims[None, :], mask=readable, other=0.0), tl.load(heads + across[None, :], mask=readable, other=0.0),
+        q_gain, q_across, cosines, sines, eps, NORMED, DIM,
+    )  # fmt: skip
+    own_key = own + (HEADS + head) * DIM
+    one = tl.arange(0, 1)[:, None] + dims[None, :]
+    other = tl.arange(0, 1)[:, None] + across[None, :]
+    key = _turned(
+        tl.load(own_key + one, mask=inside[None, :], other=0.0), tl.load(own_key + other, mask=inside[None, :], other=0.0),
+        k_gain, k_across, cosines, sines, eps, NORMED, DIM,
+    )  # fmt: skip
+    value = tl.load(own_key + KV_HEADS * DIM + one, mask=inside[None, :], other=0.0)
+    kept_key, kept_value = marked(key, value, keys.dtype.element_ty, LARGEST, NARROW), finite(value, LARGEST).to(values.dtype.element_ty)
+    stored = inside[None, :] & newest & (slot != PADDING)
+    tl.store(own_keys + slot * DIM + one, kept_key, mask=stored)
+    tl.store(own_values + slot * DIM + one, kept_value, mask=stored)
+    high, mass, sums = over(
+        queries, position + 0 * rows, own_keys, own_values, own_slots, first_key, first_value, begin, end, position, scale, WINDOW,
+        AHEAD, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
+    )  # fmt: skip
+    if newest:
+        seen_key, seen_value = _widened(kept_key, queries.dtype).to(tl.float32), _widened(kept_value, queries.dtype)
+        score = tl.sum(queries.to(tl.float32) * seen_key, 1) * (scale * LOG2_E)
+        higher = tl.maximum(high, score)
+        kept, weight = tl.exp2(high - higher), tl.exp2(score - higher)
+        mass = mass * kept + weight
+        sums = sums * kept[:, None] + weight.to(seen_value.dtype).to(tl.float32)[:, None] * seen_value.to(tl.float32)
+        high = higher
+    row = at * HEADS + head * GROUP + rows
+    if SPLIT:
+        part = stretch.to(tl.int64) * tokens * HEADS + row
+        tl.store(out + part[:, None] * DIM + dims[None, :], sums, mask=readable)
+        tl.store(highs + part, high, mask=real)
+        tl.store(masses + part, mass, mask=real)
+    else:
+        result = sums / tl.where(real, mass, 1.0)[:, None]
+        tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=readable)
+
+
+@triton.jit
+def _gains(weight, dims, across, inside, NORMED: tl.constexpr):
+    """NORMED: a norm's weight, and that of the other half's numbers."""
+    own = tl.zeros((dims.shape[0],), weight.dtype.element_ty)
+    other = own
+    if NORMED:
+        own, other = tl.load(weight + dims, mask=inside, other=0.0), tl.load(weight + across, mask=inside, other=0.0)
+    return own, other
+
+
+@triton.jit
+def _turned(own, other, gain, other_gain, cosines, sines, eps, NORMED: tl.constexpr, DIM: tl.constexpr):
+    """Heads [n, WIDTH], normed and turned to their position, of which `other` has the halves exchanged."""
+    kind = own.dtype
+    if NORMED:
+        wide = own.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
+        own = (wide * scale).to(kind) * gain.to(kind)[None, :]
+        other = (other.to(tl.float32) * scale).to(kind) * other_gain.to(kind)[None, :]
+    return own * cosines[None, :] + other * sines[None, :]
+
+
+@triton.jit
+def seen_from(begin, position, window, KEYS: tl.constexpr, WINDOWED: tl.constexpr):
+    """Where a stretch begins that nobody sees before `position - window`: at a multiple of KEYS, so that a query's sums are the same in
+    any tile."""
+    if WINDOWED:
+        begin = tl.maximum(begin, tl.maximum(position - window + 1, 0) // KEYS * KEYS)
+    return begin
+
+
+@triton.jit
+def none_of(keys, KEYS: tl.constexpr, WIDTH: tl.constexpr):
+    return tl.zeros((KEYS, WIDTH), keys.dtype.element_ty)
+
+
+@triton.jit
+def _in(keys, values, slot, known, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Keys and values of some slots."""
+    dims = tl.arange(0, WIDTH)
+    readable = known[:, None] & (dims < DIM)[None, :]
+    at = slot[:, None] * DIM + dims[None, :]
+    return tl.load(keys + at, mask=readable, other=0.0), tl.load(values + at, mask=readable, other=0.0)
+
+
 @triton.jit
 def over(
     queries,  # [ROWS, WIDTH]
@@ -91,11 +258,14 @@ def over(
     keys,  # [slots, DIM] of one head
     values,  # likewise
     own_slots,  # int32 [positions]: in which slot each position's key lies
-    begin,  # of the stretch
+    key,  # [KEYS, WIDTH]; AHEAD: the first ones of the stretch, which were read before
+    value,  # likewise
+    begin,  # of the stretch: `seen_from`
     end,
     position,  # of the first query
     scale,
     window,
+    AHEAD: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
@@ -105,11 +275,13 @@ def over(
 ):
     """One stretch: the rows' largest scores in powers of two, the sums of powers of two relative to them, and those of values."""
     scale *= LOG2_E
-    if WINDOWED:  # begun at a multiple of KEYS, so that a query's sums are the same in any tile
-        begin = tl.maximum(begin, tl.maximum(position - window + 1, 0) // KEYS * KEYS)
     high = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
+    if AHEAD:
+        places = begin + tl.arange(0, KEYS)
+        high, mass, sums = _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, KEYS, True, WINDOWED, PRECISION)
+        begin += KEYS
     if ROWS >= MANY and not WINDOWED:  # of few queries a second loop would cost more than it spares: its first reads are waited for
         whole = begin + tl.maximum(tl.minimum(end, position + 1) - begin, 0) // KEYS * KEYS
         for start in range(begin, whole, KEYS):
@@ -130,19 +302,24 @@ def _turn(
     DIM: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, PARTLY: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some keys and values; PARTLY: not every query sees all of them."""
-    dims = tl.arange(0, WIDTH)
-    inside = dims < DIM
     places = start + tl.arange(0, KEYS)
     known = places < end if PARTLY else tl.full((KEYS,), True, tl.int1)
-    slot = tl.load(own_slots + places, mask=known, other=0).to(tl.int64)
-    readable = known[:, None] & inside[None, :]
-    key = _widened(tl.load(keys + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
+    key, value = _in(keys, values, tl.load(own_slots + places, mask=known, other=0).to(tl.int64), known, DIM, WIDTH)
+    return _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, KEYS, PARTLY, WINDOWED, PRECISION)
+
+
+@triton.jit
+def _weighed(
+    queries, at, key, value, places, end, scale, window, high, mass, sums,
+    KEYS: tl.constexpr, PARTLY: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    key, value = _widened(key, queries.dtype), _widened(value, queries.dtype)
     scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION)
     if PARTLY:
-        seen = places[None, :] <= at[:, None]
+        seen = (places < end)[None, :] & (places[None, :] <= at[:, None])
         if WINDOWED:
             seen &= places[None, :] > at[:, None] - window
-        scores = tl.where(seen & known[None, :], scores, float("-inf"))
+        scores = tl.where(seen, scores, float("-inf"))
     # The largest product is that of the largest, for a positive scale; and what follows is one operation, as a compiler makes it for
     # some keys and not for others.
     higher = tl.maximum(high, tl.max(scores, 1) * scale)
@@ -150,7 +327,6 @@ def _turn(
     kept = tl.exp2(high - base)
     weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, 0.0, tl.float32) + scale, tl.broadcast_to(-base[:, None], scores.shape)))
     mass = mass * kept + tl.sum(weights, 1)
-    value = _widened(tl.load(values + slot[:, None] * DIM + dims[None, :], mask=readable, other=0.0), queries.dtype)
     sums = sums * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
     return higher, mass, sums
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from banyan_runtime.model.kernels.paged_attention import joined, over
+from banyan_runtime.model.kernels.paged_attention import joined, none_of, over, seen_from
 from banyan_runtime.model.kernels.products import bias_part, lines, norm_part, part
 from banyan_runtime.model.kernels.rows import head_norms, placed
 
@@ -364,9 +364,11 @@ def _attend(
     writable = (row < SHARING)[:, None] & inside[None, :]
     asked = tl.load(queries + own[:, None] * DIM + dims[None, :], mask=writable, other=0.0)
     shift = tl.cast(head, tl.int64) * head_stride
+    begin = seen_from(begin, position, window, KEYS, WINDOWED)
+    none = none_of(keys, KEYS, 2 * HALF)
     high, mass, total = over(
-        asked, position + 0 * row, keys + shift, values + shift, own_slots, begin, end, position, scale, window,
-        DIM, 2 * HALF, ROWS, KEYS, WINDOWED, PRECISION,
+        asked, position + 0 * row, keys + shift, values + shift, own_slots, none, none, begin, end, position, scale, window,
+        False, DIM, 2 * HALF, ROWS, KEYS, WINDOWED, PRECISION,
     )  # fmt: skip
     if stretches > 1:
         piece = stretch * HEADS + own

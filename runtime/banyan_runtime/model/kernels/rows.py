@@ -197,10 +197,10 @@ def placed(
         source += KV_HEADS * 2 * HALF
         low, high = tl.load(source, mask=stored, other=0.0), tl.load(source + HALF, mask=stored, other=0.0)
         cell = (head - HEADS).to(tl.int64)[:, None] * head_stride + slot * 2 * HALF + at[None, :]
-        tl.store(keys + cell, _marked(turned_low, low, keys.dtype.element_ty, LARGEST, NARROW), mask=stored)
-        tl.store(keys + cell + HALF, _marked(turned_high, high, keys.dtype.element_ty, LARGEST, NARROW), mask=stored)
-        tl.store(values + cell, _finite(low, LARGEST).to(values.dtype.element_ty), mask=stored)
-        tl.store(values + cell + HALF, _finite(high, LARGEST).to(values.dtype.element_ty), mask=stored)
+        tl.store(keys + cell, marked(turned_low, low, keys.dtype.element_ty, LARGEST, NARROW), mask=stored)
+        tl.store(keys + cell + HALF, marked(turned_high, high, keys.dtype.element_ty, LARGEST, NARROW), mask=stored)
+        tl.store(values + cell, finite(low, LARGEST).to(values.dtype.element_ty), mask=stored)
+        tl.store(values + cell + HALF, finite(high, LARGEST).to(values.dtype.element_ty), mask=stored)
 
 
 @triton.jit
@@ -210,7 +210,7 @@ def _of_either(q_weight, k_weight, at, real, is_key):
 
 
 @triton.jit
-def _marked(key, value, kind: tl.constexpr, LARGEST: tl.constexpr, NARROW: tl.constexpr):
+def marked(key, value, kind: tl.constexpr, LARGEST: tl.constexpr, NARROW: tl.constexpr):
     """The key, or NaN where the value is not finite."""
     key += value - value
     if NARROW:
@@ -221,7 +221,7 @@ def _marked(key, value, kind: tl.constexpr, LARGEST: tl.constexpr, NARROW: tl.co
 
 
 @triton.jit
-def _finite(x, LARGEST: tl.constexpr):
+def finite(x, LARGEST: tl.constexpr):
     """torch.nan_to_num, in fp32."""
     wide = x.to(tl.float32)
     wide = tl.where(wide == wide, wide, 0.0)
