@@ -111,7 +111,7 @@ def ways(case: Case) -> Iterator[Way]:
                 yield Way(each, part, warps, 3, 0)
         return
     if case.kind == "prompt":
-        now_prompt = triton_paged.Way.of(dim, BF16, triton_paged.TILE_ROWS, kv_heads * PROMPT, single=False)
+        now_prompt = triton_paged.Way.of(dim, BF16, triton_paged.TILE_ROWS, kv_heads * PROMPT, single=False, shared=triton_paged.LARGE)
         yield Way(now_prompt.keys, triton_paged.TILE_ROWS, now_prompt.warps, now_prompt.stages, 0)
         for keys, rows, warps, stages in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3, 4)):
             if not (warps == 4 and rows == 128 and dim == 128):
@@ -121,7 +121,7 @@ def ways(case: Case) -> Iterator[Way]:
     programs = case.rows * kv_heads
     stretches = 1 if programs >= triton_paged.ENOUGH else triton_paged.PROGRAMS // programs
     length = triton_paged._stretch(CONTEXT, stretches)
-    own = triton_paged.Way.of(dim, BF16, rows, programs, single=True)
+    own = triton_paged.Way.of(dim, BF16, rows, programs, single=True, shared=triton_paged.LARGE)
     yield Way(own.keys, rows, own.warps, own.stages, length if stretches > 1 else 0, own.ahead)
     shapes = ((64, 2, 5), (64, 4, 5), (64, 2, 3), (64, 4, 3), (128, 4, 3), (32, 2, 5), (32, 4, 5))
     for (keys, warps, stages), stretch, ahead in itertools.product(shapes, (0, 64, 128), (False, True)):

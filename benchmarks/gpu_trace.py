@@ -4,8 +4,9 @@
 
 Kernels, copies and fills of all streams of one GPU count as one: it is idle where none of them runs. A kernel that is brought up while the
 one before it ends (`model/kernels/dependent.py`) runs from then on, so its time holds its waiting, and how many run side by side says how
-much of that there is. `--step`: what steps were marked with (`torch.profiler.record_function`); of a mark in the host's time and one in the
-GPU's, only the host's counts. `gpu.py --profile` prints the same.
+much of that there is; the last table therefore says by how much later a kernel ended than whatever ended before it, for each size of its
+grid. `--step`: what steps were marked with (`torch.profiler.record_function`); of a mark in the host's time and one in the GPU's, only the
+host's counts. `gpu.py --profile` prints the same.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Event:
     name: str
     start: float  # microseconds, as all that follow
     end: float
+    grid: str = ""  # programs along its axes; "": no kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def parsed(trace: Mapping[str, Any], step: str = STEP) -> Trace:
             continue
         if entry.get("cat") in WORK:
             start = float(entry["ts"])
-            found.append(Event(entry["name"], start, start + float(entry["dur"])))
+            grid = " x ".join(map(str, entry.get("args", {}).get("grid", ())))
+            found.append(Event(entry["name"], start, start + float(entry["dur"]), grid))
         elif entry.get("cat") == "user_annotation" and entry["name"] == step:
             steps += 1
     return Trace(sorted(found, key=lambda event: (event.start, event.end)), steps)
@@ -119,6 +122,17 @@ def kinds(events: Iterable[Event]) -> list[Kind]:
     return sorted((Kind(name, each) for name, each in times.items()), key=lambda kind: -kind.total)
 
 
+def later(events: Iterable[Event]) -> list[Kind]:
+    """By name and grid: how much later events ended than the one that ended before them. Those that took longest together first."""
+    times: dict[str, list[float]] = {}
+    before: float | None = None
+    for event in sorted(events, key=lambda event: event.end):
+        if before is not None:
+            times.setdefault(f"[{event.grid}] {event.name}" if event.grid else event.name, []).append(event.end - before)
+        before = event.end
+    return sorted((Kind(name, each) for name, each in times.items()), key=lambda kind: -kind.total)
+
+
 def table(trace: Trace, rows: int = 20) -> str:
     """All of it to be read: so many of the largest gaps, and of the kinds that took longest."""
     events = trace.events
@@ -152,6 +166,12 @@ def table(trace: Trace, rows: int = 20) -> str:
         f"{len(kind.times):7} {kind.total / 1e3:9.3f} {kind.total / len(kind.times):9.2f} "
         f"{kind.total / summed if summed else 0:6.1%}  {_short(kind.name)}"
         for kind in kinds(events)[:rows]
+    ]
+    ends = later(events)
+    lines += ["", f"{'count':>7} {'median us':>9} {'share':>6}  behind the end of what ended before"] if ends else []
+    lines += [
+        f"{len(kind.times):7} {statistics.median(kind.times):9.2f} {kind.total / whole if whole else 0:6.1%}  {_short(kind.name)}"
+        for kind in ends[:rows]
     ]
     return "\n".join(lines)
 

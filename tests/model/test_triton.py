@@ -429,6 +429,7 @@ def test_the_ladder_ends_with_the_most_rows() -> None:
 
 
 COMPILE = """
+import itertools
 import torch
 from banyan_runtime.model import fused
 from banyan_runtime.model.attention.triton_paged import Way
@@ -444,8 +445,9 @@ TURNED = {**dict.fromkeys(("qkv", "cos", "sin", "q_weight", "k_weight"), "*bf16"
 # What they read first was there before the step began.
 EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, rows.begin, rows.place, rows.rms_norm)
 
-def check(function, constants, warps=4, stages=3, **changes):
+def check(function, constants, warps=4, stages=3, room=227 << 10, **changes):
     kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, num_warps=warps, num_stages=stages)
+    assert kernel.metadata.shared <= room, (constants, kernel.metadata.shared)
     before, waiting, behind = kernel.asm["ptx"].partition("griddepcontrol.wait")
     assert waiting and "st.global" not in before and ("ld.global" in before) == (function in EARLY), function
 
@@ -454,14 +456,17 @@ for group, dim, most, stretch, window in SHAPES:
     constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "ROWS": most}
     constants |= {"SPLIT": stretch > 0, "WINDOW": window, "PRECISION": "tf32"}
     for single in (False, True) if most == 16 else (False,):
-        for way in {Way.of(dim, torch.bfloat16, most, programs, single=single) for programs in (8, 128, 2048)}:
+        ways = {}  # and the shared memory that there is
+        for programs, room in itertools.product((8, 128, 2048), (227 << 10, 99 << 10)):
+            ways[Way.of(dim, torch.bfloat16, most, programs, single=single, shared=room)] = room if dim < 256 else 227 << 10
+        for way, room in ways.items():
             for kept in ("*bf16", "*fp8e4nv", "*fp8e5"):
                 own, types = constants | {"KEYS": way.keys}, {"keys": kept, "values": kept} | ({"out": "*fp32"} if stretch else {})
                 if not single:
-                    check(kernels.attend, own, way.warps, way.stages, **types)
+                    check(kernels.attend, own, way.warps, way.stages, room, **types)
                     continue
                 own |= {"NORMED": dim == 128, "AHEAD": way.ahead, "PADDING": 0, "LARGEST": 448.0, "NARROW": kept != "*bf16"}
-                check(kernels.turn_and_attend, own, way.warps, way.stages, **types, **TURNED)
+                check(kernels.turn_and_attend, own, way.warps, way.stages, room, **types, **TURNED)
 rows_types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "both", "qkv", "cos", "sin", "q_weight", "k_weight", "queries")}
 rows_types |= {"stride": "i32", "delta_stride": "i32", "inner": "i32", "eps": "fp32", "slots": "*i64"}
 for yes in (False, True):

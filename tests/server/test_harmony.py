@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -11,6 +12,7 @@ import pytest
 
 from banyan_runtime.front.chat.reasoning.harmony import END, MARKERS
 from tests.grammar.harmony import speaking_harmony
+from tests.server.collector import Collector
 from tests.server.conftest import MODEL, ServerProcess, StartServer
 
 SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "additionalProperties": False}
@@ -20,9 +22,16 @@ SEEDS = range(3)
 
 
 @pytest.fixture(scope="module")
-def server(start_server: StartServer, tiny_chat: Any, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer, collector: Collector, tiny_chat: Any, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
     folder = speaking_harmony(tiny_chat, tmp_path_factory.mktemp("harmony"))
-    return start_server(model=folder).ready()
+    return start_server("--otlp-traces-endpoint", collector.url, model=folder).ready()
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +54,18 @@ def test_an_answer_obeys_behind_whatever_thoughts(client: openai.OpenAI) -> None
         thoughts.append(choice.message.reasoning_content)
         assert re.fullmatch("[A-Z]{3}", ask(client, seed, extra_body={"regex": "[A-Z]{3}"}).message.content)
     assert any(thoughts)
+
+
+def test_a_trace_calls_an_answer_json_though_the_grammar_is_of_all_messages(
+    server: ServerProcess, client: openai.OpenAI, collector: Collector
+) -> None:
+    asked = {"json": {"response_format": {"type": "json_object"}}, "text": {"extra_body": {"regex": "[A-Z]{3}"}}}
+    for kind, options in asked.items():
+        ask(client, 0, extra_headers={"x-request-id": f"of-{kind}"}, **options)
+    for kind in asked:
+        roots = lambda kind=kind: [span for span in collector.spans if span.attributes.get("banyan.request_id") == f"of-{kind}"]
+        (root,) = server.eventually(roots, f"the span of of-{kind}", 10)
+        assert root.attributes["gen_ai.output.type"] == kind
 
 
 def test_a_call_that_is_required_is_made_in_the_channel_for_it(client: openai.OpenAI) -> None:

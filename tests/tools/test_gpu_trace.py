@@ -84,6 +84,17 @@ def test_kernels_are_summed_up_by_name_the_longest_first() -> None:
     assert found[:3] == [("long", 1, 25), ("first", 2, 15), ("second", 1, 6)]
 
 
+def test_a_kernels_part_of_a_chain_is_what_its_end_is_later_than_the_one_before() -> None:
+    from gpu_trace import later, parsed
+
+    grids = [{**entry, "args": {"grid": [2, 8, 1]}} if entry.get("name") == "first" else entry for entry in TRACE["traceEvents"]]
+    found = {kind.name: kind.times for kind in later(parsed({"traceEvents": grids}).events)}
+    assert found == {
+        "Memcpy DtoH (Device -> Pinned)": [96.0], "[2 x 8 x 1] first": [15.0], "long": [12.0], "second": [8.0], "Memset (Device)": [3.0],
+    }  # fmt: skip
+    assert next(iter(found)).startswith("Memcpy")
+
+
 def test_the_table_says_how_much_of_the_time_the_gpu_was_busy() -> None:
     from gpu_trace import Trace, parsed, table
 

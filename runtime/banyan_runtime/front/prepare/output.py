@@ -75,7 +75,9 @@ def _in_channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: 
     if own is not None and choice.mode != "required":
         served.constraints.check(own)  # as the client wrote it, so that an error is about that
     found = _tried(served, lambda usable: _channels(served.text, asked, choice, start, own, usable))
-    return None if found is None else found.constraint()
+    if found is None:
+        return None
+    return found.constraint(kind="" if own is None or choice.mode == "required" else own.grammar.kind)
 
 
 def _channels(text: Text, asked: ChatRequest, choice: ToolChoice, start: Start, own: Asked | None, usable: Usable) -> Asked | None:

@@ -33,7 +33,10 @@ STRETCH: Final = 64  # keys that a program of a step of few tiles meets, at leas
 PROGRAMS: Final = 256  # that a step of few tiles is cut into, about: two for each of a large GPU's processors
 ENOUGH: Final = 128  # programs that are not cut: they read as fast as any, and need not be joined
 RESIDENT: Final = 396  # programs that a large GPU holds at once, three on a processor
-AHEAD: Final = 64  # programs of a step, uncut: so few do not wait for their first keys, for which more would lack registers
+AHEAD: Final = 64
+"""Programs of a decode step, uncut: so few do not wait for the first keys of wide heads, for which more would lack registers. Those of
+narrow heads come as soon when they are asked for."""
+LARGE: Final = 160 << 10  # bytes of shared memory: a datacentre's GPUs let a program have so much, others 99 KB
 TOGETHER: Final = 16  # stretches that are joined at once
 FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as small as they can be
 
@@ -48,18 +51,19 @@ class Way:
     ahead: bool = False  # of `turn_and_attend`
 
     @classmethod
-    def of(cls, width: int, dtype: torch.dtype, rows: int, programs: int, *, single: bool) -> Way:
-        """For heads so wide, tiles of so many rows, and so many programs before the context is cut; `single` as in `_Tiles`."""
-        ahead = single and rows <= FEWEST_ROWS and width <= 128 and programs <= AHEAD
+    def of(cls, width: int, dtype: torch.dtype, rows: int, programs: int, *, single: bool, shared: int) -> Way:
+        """For heads so wide, tiles of so many rows, and so many programs before the context is cut; `single` as in `_Tiles`, and `shared`
+        the bytes of shared memory that a program may have."""
+        ahead = single and rows <= FEWEST_ROWS and 64 < width <= 128 and programs <= AHEAD
         if dtype == torch.float32:
             return cls(KEYS if width < 256 else FEWEST_ROWS, 4, 3, ahead)
         if rows >= TILE_ROWS:  # of 128 wide heads four warps would keep less than they need in registers
-            return cls(KEYS, 8, 3) if width > 128 else cls(2 * KEYS, 8 if width > 64 else 4, 2)
+            return cls(2 * KEYS, 8, 2) if width == 128 and shared >= LARGE else cls(KEYS, 8, 3)
         if rows > FEWEST_ROWS or width > 128:
             return cls(KEYS, 4, 3)
-        if ahead and width > 64:  # two warps lack registers
+        if ahead:  # two warps lack registers
             return cls(KEYS, 4, 5, ahead)
-        return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3, ahead)
+        return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class TritonAttention:
         self._spec = spec
         self._pool = pool
         self._pulse = pulse
+        self._shared = _shared(pool.device)
         self._width = max(16, power_of_two(spec.head_dim))
         self._scale = 1.0 / math.sqrt(spec.head_dim)
         self._table: DeviceTable | None = None
@@ -201,7 +206,9 @@ class TritonAttention:
         for rows in sorted({self._rows(longest) for longest in range(1, FEW_QUERIES + 2)}):
             ways = {}  # each with the fewest programs that go it, for where kernels are interpreted many take long
             for number, single in itertools.product((RESIDENT, AHEAD, 0), (False, True)):
-                ways[Way.of(self._width, dtype, rows, number + spec.kv_heads, single=single), single] = 1 + number // spec.kv_heads
+                ways[Way.of(self._width, dtype, rows, number + spec.kv_heads, single=single, shared=self._shared), single] = (
+                    1 + number // spec.kv_heads
+                )
             for ((_, single), tiles), stretches in itertools.product(ways.items(), (1, 2)):
                 nothing = torch.zeros((4, -(-tiles // 4) * 4), dtype=torch.int32, device=device)  # aligned as a step's
                 self._planned, self.cells = _Tiles(nothing[:, :tiles], nothing[0], one, rows, stretches, single), Cells(self._pool, one)
@@ -269,7 +276,7 @@ class TritonAttention:
 
     def _way(self, plan: _Tiles, layer: int) -> tuple[Way, dict[str, object]]:
         spec, dtype = self._spec, self._pool.dtype
-        way = Way.of(self._width, dtype, plan.rows, spec.kv_heads * plan.columns.shape[1], single=plan.single)
+        way = Way.of(self._width, dtype, plan.rows, spec.kv_heads * plan.columns.shape[1], single=plan.single, shared=self._shared)
         options: dict[str, object] = {
             "GROUP": spec.group, "HEADS": spec.heads, "DIM": spec.head_dim, "WIDTH": self._width, "ROWS": plan.rows,
             "SPLIT": plan.stretches > 1, "WINDOW": spec.windows[layer] or 0, "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
@@ -290,3 +297,8 @@ class TritonAttention:
 def _stretch(keys: int, stretches: int) -> int:
     """How many keys of a context a program meets."""
     return max(STRETCH, -(-keys // (stretches * KEYS)) * KEYS)
+
+
+def _shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have there."""
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)) if device.type == "cuda" else 0
