@@ -165,7 +165,7 @@ def attention(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], 
         GROUP=group, HEADS=heads, DIM=dim, WIDTH=dim, ROWS=way.columns, KEYS=way.block, SPLIT=cut > 1, WINDOW=0, PRECISION="tf32",
         num_warps=way.warps, num_stages=way.stages, **extra,
     )  # fmt: skip
-    into = parts, highs, masses
+    into = out, parts, highs, masses
     if case.kind == "decode":
         width = (heads + 2 * kv_heads) * dim
         qkv, cos = memory("qkv", (tokens, width), BF16), memory("cos", (tokens, dim), BF16)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from banyan_runtime.model.attention.products import Products
 from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.capacity import choose_tokens, demand
-from banyan_runtime.model.choice import Choice, worth_a_graph
+from banyan_runtime.model.choice import Choice, prompt_tokens, worth_a_graph
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.layers import PlainKernels
@@ -135,6 +136,17 @@ def test_graphs_are_for_prompts_that_launches_take_longer_than_products() -> Non
     sizes = [(896, 4864, 14, 2, 64), (2048, 8192, 32, 8, 64), (4096, 14336, 32, 8, 128)]
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     assert [worth_a_graph(parse(BASE | dict(zip(names, each, strict=True)))) for each in sizes] == [2048, 1312, 352]
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 2048), ({"chunked_prefill_size": 512}, 512), ({"chunked_prefill_size": -1}, 2048),
+     ({"chunked_prefill_size": 512, "speculative_algorithm": "NGRAM"}, 2048)],
+)  # fmt: skip
+def test_no_graph_is_for_more_than_a_step_may_have(options: dict[str, Any], most: int) -> None:
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    small = parse(BASE | dict(zip(names, (896, 4864, 14, 2, 64), strict=True)))
+    assert prompt_tokens(ServerConfig(model_path="x", **options), small) == most
 
 
 def test_the_pool_is_sixteen_contexts_unless_memory_is_short(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,11 +58,17 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     graphs = NO_GRAPHS
     if device.type == "cuda" and not config.disable_cuda_graph:
         rows = (config.cuda_graph_max_bs or MOST_ROWS) if config.serves_text else 0  # vectors take no decode steps
-        graphs = Graphs(rows, worth_a_graph(spec) if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens)
+        graphs = Graphs(rows, prompt_tokens(config, spec) if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens)
     alone = config.enable_persistent_decode
     if alone and (reason := persistent.refusal(spec, device, kv_dtype, graphs.rows, attention)):
         raise ConfigError(f"--enable-persistent-decode: {reason}; leave it out")
     return Choice(spec, device, dtype, context_len, kv_dtype, attention, graphs, alone)
+
+
+def prompt_tokens(config: ServerConfig, spec: ModelSpec) -> int:
+    """Of the largest graph for prompts: none is for more than a step is asked to have. Drafts of others' texts come beside a prompt's."""
+    most, chunk = worth_a_graph(spec), config.chunked_prefill_size
+    return most if chunk is None or chunk < 0 or config.speculative_algorithm else min(most, max(16, chunk))
 
 
 def worth_a_graph(spec: ModelSpec) -> int:

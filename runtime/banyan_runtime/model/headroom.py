@@ -25,8 +25,9 @@ LEAST_ROWS: Final = 256  # rows, below which no default is taken down for the po
 ROWS_SHARE: Final = 8  # a default of rows takes, with their tables, no more than one part in so many of the pool
 CONTEXT: Final = 768 * MIB  # what CUDA itself takes for a process, about: no other process can leave it
 SHRINKS: Final = 0.9  # what is left of a pool that could not be allocated
-FEWER: Final = ((64, 128), (8, 16), (0, 0))
-"""Rows and tokens of the largest graphs to try where more take too much: of the defaults' 48 sizes 18 are left, then 5, then none."""
+FEWER: Final = ((256, 512), (64, 128), (8, 16), (0, 0))
+"""Rows and tokens of the largest graphs to try where more take too much: of the defaults' 60 sizes 48 are left, then 18, then 5, then
+none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class TorchForward:
         if not isinstance(self.attention, Replayed):
             return None
         self._table = table = self.attention.reserve(shape := TableShape(rows, positions))
-        few = range(1, fused.MOST_ROWS + 1) if self._recorder is None else ()
+        few = range(1, fused.MOST_ROWS + 1) if self._recorder is None or not self._sizes.tokens else ()
         for tokens in (*few, max([_MANY, *self._sizes.tokens]) + 1):
             self._compute_once(shape, tokens)
         if self._recorder is None:

@@ -31,7 +31,8 @@ FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
 KEYS: Final = 64  # at a time
 STRETCH: Final = 64  # keys that a program of a step of few tiles meets, at least
 PROGRAMS: Final = 256  # that a step of few tiles is cut into, about: two for each of a large GPU's processors
-ENOUGH: Final = 128  # programs that are not cut: they read as fast as any, and need not be joined
+ENOUGH: Final = 128  # programs that are not cut where contexts are even: they read as fast as any, and need not be joined
+EVEN: Final = 2  # times the mean context that the longest is then, at most
 RESIDENT: Final = 396  # programs that a large GPU holds at once, three on a processor
 AHEAD: Final = 64
 """Programs of a decode step, uncut: so few do not wait for the first keys of wide heads, for which more would lack registers. Those of
@@ -57,6 +58,8 @@ class Way:
         ahead = single and rows <= FEWEST_ROWS and 64 < width <= 128 and programs <= AHEAD
         if dtype == torch.float32:
             return cls(KEYS if width < 256 else FEWEST_ROWS, 4, 3, ahead)
+        if width > 128 and shared < LARGE:
+            return cls(KEYS, 4, 3) if rows <= 2 * FEWEST_ROWS else cls(KEYS // 2, 4, 2) if rows < TILE_ROWS else cls(KEYS // 4, 8, 2)
         if rows >= TILE_ROWS:  # of 128 wide heads four warps would keep less than they need in registers
             return cls(2 * KEYS, 8, 2) if width == 128 and shared >= LARGE else cls(KEYS, 8, 3)
         if rows > FEWEST_ROWS or width > 128:
@@ -128,8 +131,8 @@ class TritonAttention:
         self._there.follow(step, table)
         rows = self._rows(int(step.query_lens.max()))
         tiles = self._tiles(step, rows)
-        most_keys, stretches = int(step.kv_lens.max()), self._stretches(len(tiles[0]))
-        length = _stretch(most_keys, stretches)
+        stretches = self._stretches(len(tiles[0]))
+        length = _stretch(step, stretches, self._spec.kv_heads * len(tiles[0]))
         columns = np.zeros((len(tiles), -(-len(tiles[0]) // 4) * 4), np.int32)
         for column, values in zip(columns, tiles, strict=True):
             column[: len(values)] = values
@@ -139,7 +142,7 @@ class TritonAttention:
 
         self._planned = _Tiles(
             on_device(columns)[:, : len(tiles[0])], on_device(step.positions + 1), on_device(np.array([length])), rows,
-            min(stretches, -(-most_keys // length)), len(step.token_ids) == len(step.rows),
+            min(stretches, -(-int(step.kv_lens.max()) // length)), len(step.token_ids) == len(step.rows),
         )  # fmt: skip
         self.cells = Cells(self._pool, on_device(step.out_slots))
 
@@ -159,7 +162,8 @@ class TritonAttention:
     def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
         self._there.follow_updates(step, table)
         own = np.zeros(tuple(held.own.shape), np.int32)
-        own[0, 0] = _stretch(int(step.kv_lens.max()), self._stretches(self._tiles_held(held)))
+        tiles = self._tiles_held(held)
+        own[0, 0] = _stretch(step, self._stretches(tiles), self._spec.kv_heads * tiles)
         for column, values in zip(own[1:], self._tiles(step, self._rows_held(held)), strict=True):
             column[: len(values)] = values
         return own
@@ -193,6 +197,8 @@ class TritonAttention:
     def _rows(self, longest: int) -> int:
         """Of the tiles of a step, by its longest sequence's queries: times the heads that share a KV head."""
         most = TILE_ROWS if self._pool.dtype != torch.float32 else FEWEST_ROWS  # whose exact products take eight times the registers
+        if self._width > 128 and self._shared < LARGE:
+            most = min(most, 2 * FEWEST_ROWS)
         rows = max(most, power_of_two(self._spec.group))
         if longest > FEW_QUERIES:
             return rows
@@ -206,20 +212,25 @@ class TritonAttention:
         for rows in sorted({self._rows(longest) for longest in range(1, FEW_QUERIES + 2)}):
             ways = {}  # each with the fewest programs that go it, for where kernels are interpreted many take long
             for number, single in itertools.product((RESIDENT, AHEAD, 0), (False, True)):
-                ways[Way.of(self._width, dtype, rows, number + spec.kv_heads, single=single, shared=self._shared), single] = (
-                    1 + number // spec.kv_heads
-                )
+                way = Way.of(self._width, dtype, rows, number + spec.kv_heads, single=single, shared=self._shared)
+                ways[way, single] = 1 + number // spec.kv_heads
             for ((_, single), tiles), stretches in itertools.product(ways.items(), (1, 2)):
                 nothing = torch.zeros((4, -(-tiles // 4) * 4), dtype=torch.int32, device=device)  # aligned as a step's
-                self._planned, self.cells = _Tiles(nothing[:, :tiles], nothing[0], one, rows, stretches, single), Cells(self._pool, one)
+                self._planned = _Tiles(nothing[:, :tiles], nothing[0], one, rows, stretches, single)
+                self.cells = Cells(self._pool, nothing[0, :tiles])
                 for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
-                    self.attend(layer, q)
+                    if not single:
+                        self.attend(layer, q)
+                    elif rows == self._rows(1):
+                        qkv = torch.zeros((tiles, (spec.heads + 2 * spec.kv_heads) * spec.head_dim), dtype=dtype, device=device)
+                        at = qkv[:, : spec.head_dim].contiguous()
+                        self.turn_and_attend(layer, qkv, (at, at), (at[0], at[0]) if spec.qk_norm else None)
         self._planned = None
 
     def _stretches(self, tiles: int) -> int:
         """How many stretches the context is cut into at most, for so many tiles."""
         programs = tiles * self._spec.kv_heads
-        return 1 if programs >= ENOUGH else max(1, PROGRAMS // programs)
+        return max(1, (2 * PROGRAMS if programs >= ENOUGH else PROGRAMS) // programs)
 
     @property
     def turns(self) -> bool:
@@ -231,13 +242,13 @@ class TritonAttention:
         plan = self._next()
         keys, values = self._pool.slots(layer)
         q = q.contiguous()
-        out, into = self._into(plan, q.shape[0], q)
+        into = self._into(plan, q.shape[0], q)
         way, options = self._way(plan, layer)
         self._kernels.attend[(self._spec.kv_heads * plan.columns.shape[1], plan.stretches)](
             q, keys, values, *into, *plan.columns.unbind(0), self._there.slots, self._there.slots.stride(0), plan.stretch,
             keys.stride(0), q.shape[0], self._scale, KEYS=way.keys, **options,
         )  # fmt: skip
-        return self._joined(plan, out, into)
+        return self._joined(plan, *into)
 
     def turn_and_attend(self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None) -> Tensor:
         """As heads.Heads and `attend` one behind the other, of a step of one token for each sequence (`turns`), in one launch.
@@ -246,33 +257,34 @@ class TritonAttention:
         """
         plan, spec, pool = self._next(), self._spec, self._pool
         keys, values = pool.slots(layer)
-        out, into = self._into(plan, qkv.shape[0], qkv)
+        tokens = self.cells.slots.shape[0]
+        into = self._into(plan, tokens, qkv)
         way, options = self._way(plan, layer)
         rows_of, _, counts, positions = plan.columns.unbind(0)
         q_weight, k_weight = norms or (qkv, qkv)
         assert qkv.stride(1) == 1
         self._kernels.turn_and_attend[(spec.kv_heads * plan.columns.shape[1], plan.stretches)](
             qkv, *at, q_weight, k_weight, self.cells.slots, keys, values, *into, rows_of, counts, positions, self._there.slots,
-            self._there.slots.stride(0), plan.stretch, qkv.stride(0), keys.stride(0), qkv.shape[0], spec.norm_eps, self._scale,
+            self._there.slots.stride(0), plan.stretch, qkv.stride(0), keys.stride(0), tokens, spec.norm_eps, self._scale,
             NORMED=norms is not None, KEYS=way.keys, AHEAD=way.ahead, PADDING=PADDING_SLOT, LARGEST=pool.largest, NARROW=pool.narrow,
             **options,
         )  # fmt: skip
-        return self._joined(plan, out, into)
+        return self._joined(plan, *into)
 
     def _next(self) -> _Tiles:
         self._pulse()
         assert self._planned is not None, "a step is planned first"
         return self._planned
 
-    def _into(self, plan: _Tiles, tokens: int, like: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """The result [tokens, heads, head_dim], and what a launch writes: itself, or of each stretch a part, its highest score and mass."""
+    def _into(self, plan: _Tiles, tokens: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What a launch writes: the result [tokens, heads, head_dim], and of each stretch a part, its highest score and its mass."""
         heads, dim = self._spec.heads, self._spec.head_dim
         out = torch.empty((tokens, heads, dim), dtype=like.dtype, device=like.device)
         if plan.stretches == 1:
-            return out, (out, out, out)
+            return out, out, out, out
         parts = torch.empty((plan.stretches, tokens, heads, dim), dtype=torch.float32, device=like.device)
         highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=like.device) for _ in range(2))
-        return out, (parts, highs, masses)
+        return out, parts, highs, masses
 
     def _way(self, plan: _Tiles, layer: int) -> tuple[Way, dict[str, object]]:
         spec, dtype = self._spec, self._pool.dtype
@@ -284,19 +296,22 @@ class TritonAttention:
         }  # fmt: skip
         return way, {**options, **self._options}
 
-    def _joined(self, plan: _Tiles, out: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def _joined(self, plan: _Tiles, out: Tensor, *parts: Tensor) -> Tensor:
         tokens, heads, dim = out.shape
         if plan.stretches > 1:
             self._kernels.join[(tokens * heads,)](
-                *into, plan.ends, out, plan.stretch, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width, TOGETHER=TOGETHER,
+                *parts, plan.ends, out, plan.stretch, tokens * heads, HEADS=heads, DIM=dim, WIDTH=self._width, TOGETHER=TOGETHER,
                 **self._options,
             )  # fmt: skip
         return out
 
 
-def _stretch(keys: int, stretches: int) -> int:
-    """How many keys of a context a program meets."""
-    return max(STRETCH, -(-keys // (stretches * KEYS)) * KEYS)
+def _stretch(step: Step, stretches: int, programs: int) -> int:
+    """How many keys of a context a program meets, where `programs` are cut into so many stretches at most."""
+    longest = int(step.kv_lens.max())
+    if programs >= ENOUGH and longest <= EVEN * float(step.kv_lens.mean()):
+        stretches = 1
+    return max(STRETCH, -(-longest // (stretches * KEYS)) * KEYS)
 
 
 def _shared(device: torch.device) -> int:

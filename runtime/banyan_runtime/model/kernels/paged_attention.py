@@ -22,7 +22,8 @@ def attend(
     q,  # [tokens, heads, DIM]
     keys,  # [kv_heads, slots, DIM], head_stride apart; in q's type or a narrower one
     values,  # likewise
-    out,  # [tokens, heads, DIM]; SPLIT: fp32 [stretches, tokens, heads, DIM], not divided by the mass
+    out,  # [tokens, heads, DIM]
+    parts,  # SPLIT: fp32 [stretches, tokens, heads, DIM], not divided by the mass; of queries with no more keys nothing
     highs,  # SPLIT: fp32 [stretches, tokens, heads], largest score in powers of two
     masses,  # SPLIT: fp32 [stretches, tokens, heads], sum of powers of two relative to it
     rows_of,  # int32 [tiles]: row of `table`
@@ -31,7 +32,7 @@ def attend(
     positions,  # int32 [tiles]: position of the first query
     table,  # int32 [rows, table_stride]: in which slot each position's key lies
     table_stride,
-    stretch_keys,  # int32 [1]: keys of a stretch, a multiple of KEYS
+    stretch_keys,  # int32 [1]: keys of a stretch
     head_stride,
     tokens,
     scale,
@@ -77,15 +78,26 @@ def attend(
         queries, position + query, keys + shift, values + shift, own_slots, none_of(keys, KEYS, WIDTH), none_of(keys, KEYS, WIDTH),
         begin, end, position, scale, WINDOW, False, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
     )  # fmt: skip
-    writable = real[:, None] & inside[None, :]
+    whole = position + query < length
+    _put(out, parts, highs, masses, high, mass, sums, row, stretch, tokens * HEADS, dims, real, inside, whole, DIM, SPLIT)
+
+
+@triton.jit
+def _put(
+    out, parts, highs, masses, high, mass, sums, row, stretch, pairs, dims, real, inside, whole, DIM: tl.constexpr, SPLIT: tl.constexpr
+):  # fmt: skip
+    """What comes of a stretch: of rows whose keys are all in the first one, the `whole`, the result; of others a part of it."""
+    writable = real & whole & (stretch == 0)
     if SPLIT:
-        part = stretch.to(tl.int64) * tokens * HEADS + row
-        tl.store(out + part[:, None] * DIM + dims[None, :], sums, mask=writable)
-        tl.store(highs + part, high, mask=real)
-        tl.store(masses + part, mass, mask=real)
+        cut = real & (whole == 0)
+        part = stretch.to(tl.int64) * pairs + row
+        tl.store(parts + part[:, None] * DIM + dims[None, :], sums, mask=cut[:, None] & inside[None, :])
+        tl.store(highs + part, high, mask=cut)
+        tl.store(masses + part, mass, mask=cut)
     else:
-        result = sums / tl.where(real, mass, 1.0)[:, None]
-        tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=writable)
+        writable = real
+    result = sums / tl.where(writable, mass, 1.0)[:, None]
+    tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=writable[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens", "table_stride"])
@@ -99,6 +111,7 @@ def turn_and_attend(
     keys,  # as `attend` has it, as what follows
     values,
     out,
+    parts,
     highs,
     masses,
     rows_of,
@@ -191,19 +204,14 @@ def turn_and_attend(
         seen_key, seen_value = _widened(kept_key, queries.dtype).to(tl.float32), _widened(kept_value, queries.dtype)
         score = tl.sum(queries.to(tl.float32) * seen_key, 1) * (scale * LOG2_E)
         higher = tl.maximum(high, score)
-        kept, weight = tl.exp2(high - higher), tl.exp2(score - higher)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        kept, weight = tl.exp2(high - base), tl.exp2(score - base)
         mass = mass * kept + weight
         sums = sums * kept[:, None] + weight.to(seen_value.dtype).to(tl.float32)[:, None] * seen_value.to(tl.float32)
         high = higher
     row = at * HEADS + head * GROUP + rows
-    if SPLIT:
-        part = stretch.to(tl.int64) * tokens * HEADS + row
-        tl.store(out + part[:, None] * DIM + dims[None, :], sums, mask=readable)
-        tl.store(highs + part, high, mask=real)
-        tl.store(masses + part, mass, mask=real)
-    else:
-        result = sums / tl.where(real, mass, 1.0)[:, None]
-        tl.store(out + row[:, None] * DIM + dims[None, :], result.to(out.dtype.element_ty), mask=readable)
+    whole = (position + 0 * rows) < length
+    _put(out, parts, highs, masses, high, mass, sums, row, stretch, tokens * HEADS, dims, real, inside, whole, DIM, SPLIT)
 
 
 @triton.jit
@@ -359,6 +367,8 @@ def join(
     length = tl.maximum(tl.load(stretch_keys), 1)  # 0 before a first step is told
     stretches = (tl.load(ends + pair // HEADS) + length - 1) // length
     await_earlier(DEPENDENT)
+    if stretches == 1:  # who attended has put it there
+        return
     joined(parts, highs, masses, out, pair, pairs, stretches, DIM, WIDTH, TOGETHER)
 
 
