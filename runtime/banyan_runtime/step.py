@@ -142,8 +142,9 @@ class Step:
     Sequence b computes the tokens at positions kv_lens[b] - query_lens[b] ... kv_lens[b] - 1 and attends to its positions
     0 ... kv_lens[b] - 1. Their KV slots are table[rows[b], :kv_lens[b]], where the table is what the runner has built from the
     `updates` of all steps and from what steps write: table[row of token t, positions[t]] = out_slots[t], for every token of
-    every step. What lies before a sequence's own tokens was computed by earlier steps, whoever shares it. A prefill may start behind a cached prefix, and may end before the prompt does (a chunk), in which case
-    samples[b] is 0. Columns that nobody in the step asks for are None.
+    every step. What lies before a sequence's own tokens was computed by earlier steps, whoever shares it. A prefill
+    may start behind a cached prefix, and may end before the prompt does (a chunk), in which case samples[b] is 0.
+    Columns that nobody in the step asks for are None.
 
     Drafts: with samples[b] > 1, in either mode, the last samples[b] - 1 tokens of the sequence are guesses of its text. A token
     is drawn behind each of them too, at that token's own position, with the columns of the sequence as they are: it has no
