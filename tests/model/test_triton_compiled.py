@@ -1,0 +1,76 @@
+"""Attention's and the layers' kernels, compiled for a GPU that is not there, in the ways that are served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import compiled
+
+COMPILE = """
+import itertools
+import torch
+from banyan_runtime.model import fused
+from banyan_runtime.model.attention.triton_paged import Way
+from banyan_runtime.model.kernels import paged_attention as kernels, power_of_two, products, rows
+
+POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32",
+            "stretch_keys": "*i32", "ends": "*i32", "slots": "*i32",
+            "highs": "*fp32", "masses": "*fp32", "parts": "*fp32", "q": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16",
+            "table_stride": "i32", "head_stride": "i32", "tokens": "i32", "pairs": "i32", "scale": "fp32"}
+
+TURNED = {**dict.fromkeys(("qkv", "cos", "sin", "q_weight", "k_weight"), "*bf16"), "stride": "i32", "eps": "fp32"}
+
+# What they read first was there before the step began.
+EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, rows.begin, rows.place, rows.rms_norm)
+
+def check(function, constants, warps=4, stages=3, room=227 << 10, **changes):
+    kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, num_warps=warps, num_stages=stages)
+    assert kernel.metadata.shared <= room, (constants, kernel.metadata.shared)
+    before, waiting, behind = kernel.asm["ptx"].partition("griddepcontrol.wait")
+    assert waiting and "st.global" not in before and ("ld.global" in before) == (function in EARLY), function
+
+SHAPES = [(7, 64, 16, 512, 0), (7, 64, 128, 0, 0), (7, 64, 128, 512, 0), (4, 128, 16, 512, 0), (4, 128, 128, 0, 4096)]
+SHAPES += [(4, 256, most, 0, 0) for most in (16, 32, 64, 128)]
+for group, dim, most, stretch, window in SHAPES:
+    constants = {"GROUP": group, "HEADS": 2 * group, "DIM": dim, "WIDTH": dim, "ROWS": most}
+    constants |= {"SPLIT": stretch > 0, "WINDOW": window, "PRECISION": "tf32"}
+    for single in (False, True) if most == 16 else (False,):
+        ways = {}  # and the shared memory that there is
+        for programs, room in itertools.product((8, 128, 2048), (227 << 10, 99 << 10)):
+            ways[Way.of(dim, torch.bfloat16, most, programs, single=single, shared=room)] = room
+        for way, room in ways.items():
+            for kept in ("*bf16", "*fp8e4nv", "*fp8e5"):
+                own, types = constants | {"KEYS": way.keys}, {"keys": kept, "values": kept} | ({"out": "*fp32"} if stretch else {})
+                if not single:
+                    check(kernels.attend, own, way.warps, way.stages, room, **types)
+                    continue
+                own |= {"NORMED": dim == 128, "AHEAD": way.ahead, "PADDING": 0, "LARGEST": 448.0, "NARROW": kept != "*bf16"}
+                check(kernels.turn_and_attend, own, way.warps, way.stages, room, **types, **TURNED)
+rows_types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "both", "qkv", "cos", "sin", "q_weight", "k_weight", "queries")}
+rows_types |= {"stride": "i32", "delta_stride": "i32", "inner": "i32", "eps": "fp32", "slots": "*i64"}
+for yes in (False, True):
+    check(rows.rms_norm, {"ADDED": yes, "WIDTH": 896, "BLOCK": 1024}, **rows_types)
+    heads = {"NORMED": yes, "HEADS": 14, "KV_HEADS": 2, "TOGETHER": 16, "HALF": 40, "BLOCK": 64, "PADDING": 0}
+    for kept, largest in (("*bf16", 3e38), ("*fp8e4nv", 448.0), ("*fp8e5", 57344.0)):
+        for slots in ("*i64", "*i32"):
+            places = {**rows_types, "slots": slots, "keys": kept, "values": kept}
+            check(rows.place, heads | {"LARGEST": largest, "NARROW": largest < 3e38}, **places)
+begun = {"ids": "*i32", "rows": "*i32", "positions": "*i32", "latest": "*i64", "embed": "*bf16", "hidden": "*bf16", "own_cos": "*bf16"}
+begun |= {"own_sin": "*bf16"}
+check(rows.begin, {"WIDTH": 896, "BLOCK": 1024, "DIM": 64, "DIM_BLOCK": 64}, **rows_types, **begun)
+check(rows.silu_times, {"BLOCK": 1024}, **rows_types)
+for gated in (False, True):
+    for entry in (False, True):
+        for outputs, width in ((896, 4864), (4096, 4096), (151936, 896)):
+            constants = {"ADDED": entry, "NORMED": entry, "BIASED": entry, "GATED": gated, "WIDTH": width, "BLOCK": power_of_two(width)}
+            way = fused.cut(outputs, width, 2, gated=gated)
+            warps = way.pop("num_warps")
+            check(products.product, constants | way, warps, **rows_types, outputs="i32", norm="*bf16", bias="*bf16")
+check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
+check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})
+"""
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """Which takes none."""
+    compiled.run(COMPILE, tmp_path)
