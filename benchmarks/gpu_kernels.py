@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from shapes import SHAPES
 
@@ -119,10 +120,9 @@ def ways(case: Case) -> Iterator[Way]:
         return
     rows = max(triton_paged.FEWEST_ROWS, power_of_two(heads // kv_heads))
     programs = case.rows * kv_heads
-    stretches = 1 if programs >= triton_paged.ENOUGH else triton_paged.PROGRAMS // programs
-    length = triton_paged._stretch(CONTEXT, stretches)
+    length = triton_paged.stretch(np.full(case.rows, CONTEXT, np.int32), programs)
     own = triton_paged.Way.of(dim, BF16, rows, programs, single=True, shared=triton_paged.LARGE)
-    yield Way(own.keys, rows, own.warps, own.stages, length if stretches > 1 else 0, own.ahead)
+    yield Way(own.keys, rows, own.warps, own.stages, length if length < CONTEXT else 0, own.ahead)
     shapes = ((64, 2, 5), (64, 4, 5), (64, 2, 3), (64, 4, 3), (128, 4, 3), (32, 2, 5), (32, 4, 5))
     for (keys, warps, stages), stretch, ahead in itertools.product(shapes, (0, 64, 128), (False, True)):
         cut = programs * (-(-CONTEXT // stretch) if stretch else 1)
@@ -303,7 +303,6 @@ def main() -> None:
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, of_compiler.values(), chunksize=1))
     print(f"{len(every)} ways, {len(of_compiler)} programs compiled in {time.monotonic() - started:.0f} s", flush=True)
-    some = torch.randn(1 << 29, device="cuda", dtype=BF16)
     kept: list[dict[str, Any]] = []
     for case, found in asked:
         if time.monotonic() - started > options.seconds:
@@ -325,7 +324,6 @@ def main() -> None:
             options.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "cases": kept}) + "\n")
         del memory
         torch.cuda.empty_cache()
-    del some
 
 
 if __name__ == "__main__":

@@ -119,11 +119,12 @@ def test_keys_and_values_in_eight_bits(kept: torch.dtype) -> None:
 def test_contexts_that_are_not_even_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are programs enough without: one that all others wait for is shared."""
     monkeypatch.setattr(triton_paged, "ENOUGH", 8)
+    monkeypatch.setattr(triton_paged, "most_stretches", lambda programs: 4)
     texts = room([40, 300, 45, 50])
     texts.prefill()
     even, uneven = [(0, 39, 40), (2, 44, 45), (3, 49, 50), (1, 79, 80)], [(0, 39, 40), (2, 44, 45), (3, 49, 50), (1, 299, 300)]
-    assert [triton_paged._stretch(texts.step(work), 4, 8) for work in (even, uneven)] == [80, 80]
-    assert [triton_paged._stretch(texts.step(work), 4, 7) for work in (even, uneven)] == [64, 80]
+    assert [triton_paged.stretch(texts.step(work).kv_lens, 8) for work in (even, uneven)] == [80, 80]
+    assert [triton_paged.stretch(texts.step(work).kv_lens, 7) for work in (even, uneven)] == [64, 80]
     for values, (row, start, end) in zip(texts.attend(uneven), uneven, strict=True):
         assert_near(values, texts.expected(row)[start:end].to(values.device, values.dtype))
 

@@ -161,7 +161,7 @@ class FusedHeads(Heads):
         if isinstance(attention, TritonAttention) and attention.turns:
             cos, sin = (joined(parts) for parts in zip(*at, strict=True))
             return attention.turn_and_attend(layer, joined(qkv), (cos, sin), self.norms)
-        return attention.attend(layer, self(layer, qkv, at, attention.cells))
+        return super().attended(layer, qkv, at, attention)
 
 
 class FusedLinear:

@@ -26,6 +26,7 @@ class Heads(Protocol):
 
     def attended(self, layer: int, qkv: Sequence[Tensor], at: Sequence[tuple[Tensor, Tensor]], attention: Attention) -> Tensor:
         """What the attention, planned for these tokens, makes of them, [T, heads, head_dim]."""
+        return attention.attend(layer, self(layer, qkv, at, attention.cells))
 
 
 class PlainHeads(Heads):
@@ -41,9 +42,6 @@ class PlainHeads(Heads):
         q, k, v = (joined(parts)[:tokens] for parts in zip(*map(self._turned, qkv, at), strict=True))
         cells.store(layer, k, v)
         return q
-
-    def attended(self, layer: int, qkv: Sequence[Tensor], at: Sequence[tuple[Tensor, Tensor]], attention: Attention) -> Tensor:
-        return attention.attend(layer, self(layer, qkv, at, attention.cells))
 
     def _turned(self, qkv: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = torch.split(qkv.view(qkv.shape[0], -1, self._head_dim), self._sizes, 1)

@@ -131,8 +131,8 @@ class TritonAttention:
         self._there.follow(step, table)
         rows = self._rows(int(step.query_lens.max()))
         tiles = self._tiles(step, rows)
-        stretches = self._stretches(len(tiles[0]))
-        length = _stretch(step, stretches, self._spec.kv_heads * len(tiles[0]))
+        programs = self._spec.kv_heads * len(tiles[0])
+        stretches, length = most_stretches(programs), stretch(step.kv_lens, programs)
         columns = np.zeros((len(tiles), -(-len(tiles[0]) // 4) * 4), np.int32)
         for column, values in zip(columns, tiles, strict=True):
             column[: len(values)] = values
@@ -155,15 +155,19 @@ class TritonAttention:
             table.slots, table.slots.stride(0), held.rows, held.positions, held.slots, held.counts, **self._options
         )
         self._planned = _Tiles(
-            held.own[1:, :tiles], held.ends, held.own[0], self._rows_held(held), self._stretches(tiles), held.sequences is None
+            held.own[1:, :tiles],
+            held.ends,
+            held.own[0],
+            self._rows_held(held),
+            most_stretches(self._spec.kv_heads * tiles),
+            held.sequences is None,
         )
         self.cells = Cells(self._pool, held.slots)
 
     def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
         self._there.follow_updates(step, table)
         own = np.zeros(tuple(held.own.shape), np.int32)
-        tiles = self._tiles_held(held)
-        own[0, 0] = _stretch(step, self._stretches(tiles), self._spec.kv_heads * tiles)
+        own[0, 0] = stretch(step.kv_lens, self._spec.kv_heads * self._tiles_held(held))
         for column, values in zip(own[1:], self._tiles(step, self._rows_held(held)), strict=True):
             column[: len(values)] = values
         return own
@@ -227,11 +231,6 @@ class TritonAttention:
                         self.turn_and_attend(layer, qkv, (at, at), (at[0], at[0]) if spec.qk_norm else None)
         self._planned = None
 
-    def _stretches(self, tiles: int) -> int:
-        """How many stretches the context is cut into at most, for so many tiles."""
-        programs = tiles * self._spec.kv_heads
-        return max(1, (2 * PROGRAMS if programs >= ENOUGH else PROGRAMS) // programs)
-
     @property
     def turns(self) -> bool:
         """Whether `turn_and_attend` computes what is planned."""
@@ -243,8 +242,8 @@ class TritonAttention:
         keys, values = self._pool.slots(layer)
         q = q.contiguous()
         into = self._into(plan, q.shape[0], q)
-        way, options = self._way(plan, layer)
-        self._kernels.attend[(self._spec.kv_heads * plan.columns.shape[1], plan.stretches)](
+        grid, way, options = self._way(plan, layer)
+        self._kernels.attend[grid](
             q, keys, values, *into, *plan.columns.unbind(0), self._there.slots, self._there.slots.stride(0), plan.stretch,
             keys.stride(0), q.shape[0], self._scale, KEYS=way.keys, **options,
         )  # fmt: skip
@@ -259,11 +258,11 @@ class TritonAttention:
         keys, values = pool.slots(layer)
         tokens = self.cells.slots.shape[0]
         into = self._into(plan, tokens, qkv)
-        way, options = self._way(plan, layer)
+        grid, way, options = self._way(plan, layer)
         rows_of, _, counts, positions = plan.columns.unbind(0)
         q_weight, k_weight = norms or (qkv, qkv)
         assert qkv.stride(1) == 1
-        self._kernels.turn_and_attend[(spec.kv_heads * plan.columns.shape[1], plan.stretches)](
+        self._kernels.turn_and_attend[grid](
             qkv, *at, q_weight, k_weight, self.cells.slots, keys, values, *into, rows_of, counts, positions, self._there.slots,
             self._there.slots.stride(0), plan.stretch, qkv.stride(0), keys.stride(0), tokens, spec.norm_eps, self._scale,
             NORMED=norms is not None, KEYS=way.keys, AHEAD=way.ahead, PADDING=PADDING_SLOT, LARGEST=pool.largest, NARROW=pool.narrow,
@@ -286,15 +285,16 @@ class TritonAttention:
         highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=like.device) for _ in range(2))
         return out, parts, highs, masses
 
-    def _way(self, plan: _Tiles, layer: int) -> tuple[Way, dict[str, object]]:
-        spec, dtype = self._spec, self._pool.dtype
-        way = Way.of(self._width, dtype, plan.rows, spec.kv_heads * plan.columns.shape[1], single=plan.single, shared=self._shared)
+    def _way(self, plan: _Tiles, layer: int) -> tuple[tuple[int, int], Way, dict[str, object]]:
+        """Programs of a launch, and how they are compiled."""
+        spec, dtype, programs = self._spec, self._pool.dtype, self._spec.kv_heads * plan.columns.shape[1]
+        way = Way.of(self._width, dtype, plan.rows, programs, single=plan.single, shared=self._shared)
         options: dict[str, object] = {
             "GROUP": spec.group, "HEADS": spec.heads, "DIM": spec.head_dim, "WIDTH": self._width, "ROWS": plan.rows,
             "SPLIT": plan.stretches > 1, "WINDOW": spec.windows[layer] or 0, "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
             "num_warps": way.warps, "num_stages": way.stages,
         }  # fmt: skip
-        return way, {**options, **self._options}
+        return (programs, plan.stretches), way, {**options, **self._options}
 
     def _joined(self, plan: _Tiles, out: Tensor, *parts: Tensor) -> Tensor:
         tokens, heads, dim = out.shape
@@ -306,11 +306,15 @@ class TritonAttention:
         return out
 
 
-def _stretch(step: Step, stretches: int, programs: int) -> int:
-    """How many keys of a context a program meets, where `programs` are cut into so many stretches at most."""
-    longest = int(step.kv_lens.max())
-    if programs >= ENOUGH and longest <= EVEN * float(step.kv_lens.mean()):
-        stretches = 1
+def most_stretches(programs: int) -> int:
+    """That a context is cut into, where so many programs would run uncut."""
+    return max(1, (2 * PROGRAMS if programs >= ENOUGH else PROGRAMS) // programs)
+
+
+def stretch(kv_lens: I32, programs: int) -> int:
+    """How many keys of contexts of such lengths a program meets, likewise."""
+    longest = int(kv_lens.max())
+    stretches = 1 if programs >= ENOUGH and longest <= EVEN * float(kv_lens.mean()) else most_stretches(programs)
     return max(STRETCH, -(-longest // (stretches * KEYS)) * KEYS)
 
 
