@@ -2,7 +2,7 @@
 prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also persistent no-dependent no-ahead no-turn four-warps few-8 no-few no-graphs] [--only-also]
+                             [--also persistent no-dependent no-ahead no-turn four-warps no-few no-ways no-graphs] [--only-also]
                              [--profile 1 64] [--traces FOLDER] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
@@ -11,7 +11,7 @@ multiplied in the same minute. Beside it how long the host took to launch a step
 time that is measured. `--profile`: what of a step of so many rows the GPU was busy with, with which kernels, and where it waited
 (`gpu_trace.py`); `--traces` keeps what that was read from. `--also`: the cases of few tokens again, with --enable-persistent-decode,
 without dependent launches, with keys that are waited for, with heads turned in a launch of their own, with attention in four warps,
-with our products of few rows for up to 8 or for none, or without graphs.
+without our products of few rows, without the ways that a start measures and chooses, or without graphs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shapes import SHAPES, describe
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import fused
+from banyan_runtime.model import fused_products, ways
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.kernels import dependent
 from banyan_runtime.model.runners import load
@@ -111,8 +111,8 @@ ALSO: Final = {
     "no-dependent": lambda: mock.patch.object(dependent, "options", return_value={"DEPENDENT": False}),
     "no-ahead": lambda: mock.patch.object(triton_paged, "AHEAD", 0),
     "no-turn": lambda: mock.patch.object(triton_paged.TritonAttention, "turns", False),
-    "few-8": lambda: mock.patch.object(fused, "MOST_ROWS", 8),
-    "no-few": lambda: mock.patch.object(fused, "MOST_ROWS", 0),
+    "no-few": lambda: mock.patch.object(fused_products, "MOST_ROWS", 0),
+    "no-ways": lambda: mock.patch.object(ways, "SIZES", ()),
     "no-graphs": contextlib.nullcontext,
 }
 """How the cases of few tokens are measured beside how they are computed."""

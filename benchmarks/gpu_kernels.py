@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from shapes import SHAPES
 
-from banyan_runtime.model import fused
+from banyan_runtime.model import fused_products
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.kernels import dependent, paged_attention, power_of_two, products
 from banyan_runtime.model.kernels import rows as rows_kernels
@@ -104,11 +104,11 @@ def ways(case: Case) -> Iterator[Way]:
     if case.kind == "product":
         outputs, columns, gated = case.product
         width = power_of_two(columns)
-        now = fused.cut(outputs, columns, 2, gated=gated)
+        now = fused_products.cut(outputs, columns, 2, gated=gated)
         yield Way(now["OUTPUTS"], now["COLUMNS"], now["num_warps"], 3, 0)
         for each, part, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096, 8192, 16384), (4, 8)):
             numbers = each * part * (2 if gated else 1) // (32 * warps)  # of the weight that a thread holds
-            if min(512, width) <= part <= width and 8 <= numbers <= 96 and -(-outputs // each) < fused._GRID:
+            if min(512, width) <= part <= width and 8 <= numbers <= 96 and -(-outputs // each) < fused_products._GRID:
                 yield Way(each, part, warps, 3, 0)
         return
     if case.kind == "prompt":

@@ -238,6 +238,10 @@ class Again:
         body()
         return replay
 
+    def seconds(self, replay: Callable[[], None]) -> float:
+        """No way is faster than another."""
+        return 1.0
+
 
 def columns(requests: list[Request]) -> SamplingColumns:
     def floats(name: str) -> np.ndarray:

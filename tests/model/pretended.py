@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from banyan_runtime.model import fused, graphs, reading, torch_forward
+from banyan_runtime.model import capture, fused, reading, torch_forward, ways
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.kernels import dependent
 
@@ -470,12 +470,13 @@ def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[Preten
     tensor = torch.tensor  # which asks nobody but torch for memory
     monkeypatch.setattr(torch, "tensor", lambda data, *, device=None, **named: tensor(data, **named).to(device or "cpu"))
     monkeypatch.setattr(torch, "Generator", _Generator)
-    monkeypatch.setattr(graphs, "_WARM_UPS", 1)  # each takes long here
-    monkeypatch.setattr(graphs, "_TORCH", gpu.torch)
+    monkeypatch.setattr(capture, "_WARM_UPS", 1)  # each takes long here
+    monkeypatch.setattr(ways, "SIZES", ())  # and so does measuring
+    monkeypatch.setattr(capture, "_TORCH", gpu.torch)
     monkeypatch.setattr(reading, "READERS", 1)
     monkeypatch.setattr(reading, "Thread", partial(_Thread, gpu))
     monkeypatch.setattr(GridExecutor, "__call__", lambda executor, *args, **kwargs: gpu.launch(executor, run, args, kwargs))
-    caches = (dependent.options, graphs._stream)
+    caches = (dependent.options, capture._stream)
     for cache in caches:
         cache.cache_clear()
     try:

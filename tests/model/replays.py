@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from banyan_runtime.model import graphs
+from banyan_runtime.model import capture
 from banyan_runtime.model.attention import Held, Replayed
 
 from .driver import Again
@@ -27,7 +27,7 @@ class Replays:
         self._found = torch.zeros_like(self._queries)
         self._attention.reserve(room.shape)
         self._attention.hold(self._held)
-        recorder = graphs.CudaRecorder() if device.type == "cuda" else Again()
+        recorder = capture.CudaRecorder() if device.type == "cuda" else Again()
         with torch.inference_mode():
             self._replays = [recorder.record(partial(self._attend, held)) for held in self._held]
 

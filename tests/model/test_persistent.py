@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from banyan_runtime.model import fused, graphs, persistent, torch_forward
+from banyan_runtime.model import capture, fused, fused_products, persistent, torch_forward
 from banyan_runtime.model.attention import Held, triton_paged
 from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.attention.triton_paged import TritonAttention
@@ -49,7 +49,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistent, "supports", lambda *_: True)
     monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
     monkeypatch.setattr(PackedKernels, "supports", staticmethod(lambda dtype: False))
-    monkeypatch.setattr(fused, "_OUTPUTS", 128)
+    monkeypatch.setattr(fused_products, "_OUTPUTS", 128)
     monkeypatch.setattr(torch_forward, "_MANY", 4)
     monkeypatch.setattr(triton_paged, "KEYS", 16)
     monkeypatch.setattr(triton_paged, "STRETCH", 16)
@@ -216,7 +216,7 @@ def test_graphs_of_one_row_are_one_launch(tiny_model: Callable[[str], TinyModel]
     runner = model.load(device=DEVICE, runner="torch", disable_cuda_graph=True)
     forward = runner.forward
     assert isinstance(forward, TorchForward)
-    recorder = graphs.CudaRecorder() if DEVICE == "cuda" else Again()
+    recorder = capture.CudaRecorder() if DEVICE == "cuda" else Again()
     runner.forward = TorchForward(
         forward.decoder, forward.attention, forward._pool, recorder, Sizes([1], []), persistent=MADE["one launch"]
     )

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model import fused, graphs, persistent, torch_forward, trial
+from banyan_runtime.model import capture, fused_products, persistent, torch_forward, trial
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
-from banyan_runtime.model.graphs import CudaRecorder
+from banyan_runtime.model.capture import CudaRecorder
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import load
@@ -35,7 +35,7 @@ POISON = VOCAB - 1
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGpu]:
     """Kernels as small as in `test_triton.py`."""
-    monkeypatch.setattr(fused, "_OUTPUTS", 128)
+    monkeypatch.setattr(fused_products, "_OUTPUTS", 128)
     small_kernels(monkeypatch)
     with pretended(monkeypatch, tmp_path) as found:
         yield found
@@ -127,7 +127,7 @@ def test_a_capture_that_runs_out_of_memory_leaves_nothing_behind(
     """Neither another stream nor memory, and nothing that could be replayed; what it ran out of its caller hears. The end of a capture that
     ended early is another error. Each version of torch has its own way with what it could not end."""
     gpu.torch = version
-    monkeypatch.setattr(graphs, "_TORCH", version)
+    monkeypatch.setattr(capture, "_TORCH", version)
     given, doubled = on_gpu(1, 2), on_gpu(0, 0)
     recorder, here = CudaRecorder(), torch.cuda.current_stream()
     bodies = 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import fused, graphs, kernels, torch_forward
+from banyan_runtime.model import capture, fused, fused_products, graphs, kernels, torch_forward
 from banyan_runtime.model.attention import backends, triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused import FusedKernels
@@ -41,7 +41,7 @@ def room(lengths: list[int], *options: Any, **named: Any) -> Room:
 @pytest.fixture(autouse=True)
 def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context of several stretches is short then; and the interpreter takes milliseconds over each program of a product."""
-    monkeypatch.setattr(fused, "_OUTPUTS", 128)
+    monkeypatch.setattr(fused_products, "_OUTPUTS", 128)
     monkeypatch.setattr(torch_forward, "_MANY", 4)
     monkeypatch.setattr(triton_paged, "KEYS", 16)
     monkeypatch.setattr(triton_paged, "STRETCH", 64)
@@ -204,12 +204,12 @@ def test_products_of_few_rows_are_the_products(
     width: int, outputs: int, gated: bool, biased: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By themselves, behind a norm, and behind a sum and its norm."""
-    monkeypatch.setattr(fused, "_OUTPUTS", 8)
-    monkeypatch.setattr(fused, "_MANY", 32)
+    monkeypatch.setattr(fused_products, "_OUTPUTS", 8)
+    monkeypatch.setattr(fused_products, "_MANY", 32)
     scaled = some(outputs * (2 if gated else 1), width, dtype=dtype) / width**0.5
     bias = some(len(scaled), dtype=dtype) if biased else None
-    x, weight = some(2 * fused.MOST_ROWS + 1, 2 * width, dtype=dtype), 1 + some(width, dtype=dtype) / 10
-    few, many = x[: fused.MOST_ROWS, :width], x[:, width:]  # beside others
+    x, weight = some(2 * fused_products.MOST_ROWS + 1, 2 * width, dtype=dtype), 1 + some(width, dtype=dtype) / 10
+    few, many = x[: fused_products.MOST_ROWS, :width], x[:, width:]  # beside others
     found, expected = [], []
     for made, results in ((FusedKernels(), found), (PlainKernels(), expected)):
         layer = (made.gated if gated else made.linear)(scaled, bias)
@@ -222,7 +222,7 @@ def test_products_of_few_rows_are_the_products(
 
 def test_more_outputs_than_a_grid_has_programs_are_shared_among_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a vocabulary of 262,144 in 32 bits."""
-    monkeypatch.setattr(fused, "_GRID", 4)
+    monkeypatch.setattr(fused_products, "_GRID", 4)
     x, weight = some(1, 32, dtype=torch.float32), some(100, 32, dtype=torch.float32)
     assert_near(FusedKernels().linear(weight, None)(x), x @ weight.T)
 
@@ -336,7 +336,7 @@ def test_a_model_of_all_of_them_says_what_transformers_says(
         assert request.output == model.choices(request.prompt, request.output)
 
 
-def replaying(model: TinyModel, recorder: graphs.Recorder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+def replaying(model: TinyModel, recorder: capture.Recorder, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     """With graphs for 1, 2 and 4 rows, and for 16 and 24 tokens of other steps."""
     monkeypatch.setattr(fused, "supports", lambda *_: True)
     monkeypatch.setattr(TritonAttention, "refusal", staticmethod(lambda *_: None))
@@ -352,7 +352,7 @@ def replaying(model: TinyModel, recorder: graphs.Recorder, monkeypatch: pytest.M
 def test_steps_that_are_replayed_say_the_same(tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three texts of different lengths that come and go, the last one drawn: the graphs are for 1, 2 and 4 rows, and for 16 and 24 other
     tokens, so some steps are padded, and of some the likeliest tokens are replayed too. The longest prompt goes by them."""
-    recorder = graphs.CudaRecorder() if DEVICE == "cuda" else Again()
+    recorder = capture.CudaRecorder() if DEVICE == "cuda" else Again()
     model = tiny_model(family)
     runner = replaying(model, recorder, monkeypatch)
 
@@ -375,7 +375,7 @@ def test_steps_that_are_replayed_say_the_same(tiny_model: Callable[[str], TinyMo
     found = requests(12, 5, 6)
     Driver(runner, rows=4, context=128).run(found, chunk=20)
     assert all(replayed)
-    assert isinstance(recorder, graphs.CudaRecorder) or recorder.replays > 14
+    assert isinstance(recorder, capture.CudaRecorder) or recorder.replays > 14
     for request in found[:2]:
         assert request.output == model.choices(request.prompt, request.output)
     eager = model.load(device=DEVICE, runner="torch", disable_cuda_graph=True)
@@ -389,7 +389,7 @@ def test_drafts_are_replayed(tiny_model: Callable[[str], TinyModel], monkeypatch
     model = tiny_model("llama")
     prompts = [[5, 17, 40, 8, 99, 3], [1, 2, 3]]
     expected = [model.generate(prompt, 12) for prompt in prompts]
-    driver = Driver(replaying(model, graphs.CudaRecorder() if DEVICE == "cuda" else Again(), monkeypatch), rows=2, context=64)
+    driver = Driver(replaying(model, capture.CudaRecorder() if DEVICE == "cuda" else Again(), monkeypatch), rows=2, context=64)
     right, wrong = (Request(prompt, 12, row=row) for row, prompt in enumerate(prompts))
     driver.step([(right, 6), (wrong, 3)])
     right.drafts, wrong.drafts = expected[0][1:6], [*expected[1][1:3], (expected[1][3] + 1) % VOCAB, 7]

@@ -9,9 +9,11 @@ from . import compiled
 COMPILE = """
 import itertools
 import torch
-from banyan_runtime.model import fused
+from banyan_runtime.model import fused_products
 from banyan_runtime.model.attention.triton_paged import Way
-from banyan_runtime.model.kernels import paged_attention as kernels, power_of_two, products, rows
+from banyan_runtime.model.fused_products import Tile
+from banyan_runtime.model.kernels import paged_attention as kernels, power_of_two, products, rows, tiles
+from banyan_runtime.model.ways import SIZES, Product
 
 POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32",
             "stretch_keys": "*i32", "ends": "*i32", "slots": "*i32",
@@ -21,7 +23,7 @@ POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": 
 TURNED = {**dict.fromkeys(("qkv", "cos", "sin", "q_weight", "k_weight"), "*bf16"), "stride": "i32", "eps": "fp32"}
 
 # What they read first was there before the step began.
-EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, rows.begin, rows.place, rows.rms_norm)
+EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, tiles.product, rows.begin, rows.place, rows.rms_norm)
 
 def check(function, constants, warps=4, stages=3, room=227 << 10, **changes):
     kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, num_warps=warps, num_stages=stages)
@@ -63,9 +65,16 @@ for gated in (False, True):
     for entry in (False, True):
         for outputs, width in ((896, 4864), (4096, 4096), (151936, 896)):
             constants = {"ADDED": entry, "NORMED": entry, "BIASED": entry, "GATED": gated, "WIDTH": width, "BLOCK": power_of_two(width)}
-            way = fused.cut(outputs, width, 2, gated=gated)
+            constants |= {"THEN": 0 if entry else 1000, "BEYOND": 0 if entry else 64}
+            way = fused_products.cut(outputs, width, 2, gated=gated)
             warps = way.pop("num_warps")
-            check(products.product, constants | way, warps, **rows_types, outputs="i32", norm="*bf16", bias="*bf16")
+            check(products.product, constants | way, warps, **rows_types, outputs="i32", norm="*bf16", bias="*bf16", then="*bf16", beyond="*bf16")
+counted = {**rows_types, "parts": "*fp32", "arrived": "*i32", "then": "*bf16", "beyond": "*bf16", "rows": "i32", "outputs": "i32"}
+for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864, 896, True), (6144, 4096, False), (14336, 4096, True)]):
+    for tile in {Tile.of(rows, product) for rows in SIZES if rows > 2}:
+        constants = {"BIASED": True, "GATED": product.gated, "THEN": 4096, "BEYOND": 64, "WIDTH": product.width, "ROWS": tile.rows}
+        constants |= {"OUTPUTS": tile.outputs, "COLUMNS": tile.columns, "SPLITS": tile.splits}
+        check(tiles.product, constants, tile.warps, tile.stages, 99 << 10, **counted, bias="*bf16")
 check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
 check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})
 """

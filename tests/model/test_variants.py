@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from banyan_runtime.model import fused, torch_forward
+from banyan_runtime.model import fused, fused_products, torch_forward
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.kernels import paged_attention, products, rows
@@ -43,7 +43,7 @@ class Told:
 def test_no_request_waits_for_a_compiler(tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without graphs: prompts of one token, of a few, of many and in chunks, beside decode steps of one row, of two and of more, over
     contexts of one stretch and of several, even ones and others."""
-    monkeypatch.setattr(fused, "_OUTPUTS", 128)
+    monkeypatch.setattr(fused_products, "_OUTPUTS", 128)
     monkeypatch.setattr(fused, "supports", lambda *_: True)
     monkeypatch.setattr(torch_forward, "_MANY", 4)
     for name, value in {"KEYS": 16, "STRETCH": 32, "TOGETHER": 2, "PROGRAMS": 16, "ENOUGH": 8}.items():

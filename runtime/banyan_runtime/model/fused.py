@@ -7,10 +7,10 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from banyan_runtime.model.attention import Attention, Held
 from banyan_runtime.model.attention.triton_paged import TritonAttention
+from banyan_runtime.model.fused_products import Arrived, FusedGated, FusedLinear, few
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads, joined
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
@@ -19,17 +19,11 @@ from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.step import PADDING_SLOT
+from banyan_runtime.model.ways import AHEAD
+from banyan_runtime.step import PADDING_SLOT, Pulse
 
-_SILU_BLOCK: Final = 1024
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
 _TOGETHER: Final = 4096  # numbers of heads that a program takes else, about
-MOST_ROWS: Final = 2
-"""Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
-_COLUMNS: Final = 1024  # of a weight that a program reads at a time
-_OUTPUTS: Final = 8  # outputs, likewise: 16 KB of a weight in 16 bits are on their way at once
-_GRID: Final = 1 << 16  # programs along a grid's second axis, fewer than these
-_MANY: Final = 2112  # lines: fewer are cut into halves, so that all processors of a large GPU have two programs
 
 
 def supports(device: torch.device, kept: torch.dtype) -> bool:
@@ -37,22 +31,12 @@ def supports(device: torch.device, kept: torch.dtype) -> bool:
     return device.type == "cuda" and missing() is None and torch.cuda.get_device_capability(device) >= needed_capability(kept)
 
 
-def cut(outputs: int, width: int, itemsize: int, *, gated: bool) -> dict[str, int]:
-    """How a product of few rows is cut and compiled, for so many outputs of so many columns.
-
-    Back to back, programs that hold more of each line read wide weights faster (benchmarks/gpu_kernels.py). In a decode step, where the
-    next product begins while this one ends, they do not: on an H200 gate, up and down of Llama-3.1-8B's shape took 92 us then instead of
-    87, those of Qwen2.5-0.5B's 10.4 instead of 9.7.
-    """
-    # Of 32 bits, or of two lines for each output, as many would not fit into registers.
-    each = _OUTPUTS if outputs >= _MANY and itemsize == 2 and not gated else _OUTPUTS // 2
-    while -(-outputs // each) >= _GRID:
-        each *= 2
-    return {"OUTPUTS": each, "COLUMNS": min(_COLUMNS, power_of_two(width)), "num_warps": 4}
-
-
 class FusedKernels(PlainKernels):
-    """torch's own products, and Triton between them, before and behind."""
+    """torch's own products, Triton's of few rows and, where that is faster, of some; and Triton between them, before and behind."""
+
+    def __init__(self, pulse: Pulse = lambda: None) -> None:
+        super().__init__(pulse)
+        self._arrived = Arrived()
 
     def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
         assert heads == 1, "heads are normed on their way to attention"
@@ -65,10 +49,21 @@ class FusedKernels(PlainKernels):
         return _FusedEntry(norm, layer)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return FusedLinear(weight, bias)
+        return self._noted(FusedLinear(weight, bias, self.ways, self._arrived))
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return _FusedGated(weight, bias)
+        return self._noted(FusedGated(weight, bias, self.ways, self._arrived))
+
+    def before(self, layer: Layer, *later: Layer) -> None:
+        assert isinstance(layer, FusedLinear)
+        layer.before(*(other for other in later if isinstance(other, FusedLinear)))
+        if layer.brings:
+            self.ways.add(AHEAD)
+
+    def _noted(self, layer: FusedLinear) -> FusedLinear:
+        if layer.tileable:
+            self.ways.add(layer.product, layer.agrees)
+        return layer
 
     def begin(self, embed: Tensor, rope: Rope) -> Begin:
         return _FusedBegin(embed, rope)
@@ -164,65 +159,9 @@ class FusedHeads(Heads):
         return super().attended(layer, qkv, at, attention)
 
 
-class FusedLinear:
-    """torch's product, but of so few rows that reading the weight takes longest."""
-
-    gated = False
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        from banyan_runtime.model.kernels import dependent, products
-
-        assert weight.is_contiguous()
-        self.weight = weight
-        self.bias = bias
-        self.outputs = weight.shape[0] // (2 if self.gated else 1)
-        self._kernel = products.product
-        self._options = dependent.options(weight.device)
-        width = power_of_two(weight.shape[1])
-        way = cut(self.outputs, weight.shape[1], weight.itemsize, gated=self.gated)
-        self._programs = -(-self.outputs // way["OUTPUTS"])
-        self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": width, **way}
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.of_few(x)[1] if 0 < x.shape[0] <= MOST_ROWS else self.of_many(x)
-
-    def of_many(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-    def of_few(self, x: Tensor, delta: Tensor | None = None, norm: RmsNorm | None = None) -> tuple[Tensor, Tensor]:
-        """x + delta, and what comes of its norm; of itself without one."""
-        rows = x.shape[0]
-        out = torch.empty((rows, self.outputs), dtype=x.dtype, device=x.device)
-        sums, more = (x, x) if delta is None else (torch.empty(x.shape, dtype=x.dtype, device=x.device), delta)
-        assert x.stride(1) == more.stride(1) == 1
-        self._kernel[(rows, self._programs)](
-            x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
-            x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
-            ADDED=delta is not None, NORMED=norm is not None, **self._shape, **self._options,
-        )  # fmt: skip
-        return sums, out
-
-
-class _FusedGated(FusedLinear):
-    gated = True
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        from banyan_runtime.model.kernels import rows
-
-        super().__init__(weight, bias)
-        self._silu_times = rows.silu_times
-
-    def of_many(self, x: Tensor) -> Tensor:
-        both = super().of_many(x)
-        out = torch.empty((x.shape[0], self.outputs), dtype=x.dtype, device=x.device)
-        if x.shape[0]:
-            self._silu_times[(x.shape[0], -(-self.outputs // _SILU_BLOCK))](both, out, self.outputs, BLOCK=_SILU_BLOCK, **self._options)
-        return out
-
-
 class _FusedEntry(Entry):
     def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        if 0 < h.shape[0] <= MOST_ROWS:
-            assert isinstance(self.layer, FusedLinear)
+        assert isinstance(self.layer, FusedLinear)
+        if few(h.shape[0]):
             return self.layer.of_few(h, delta, self.norm)
         return super().__call__(h, delta)

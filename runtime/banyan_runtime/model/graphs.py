@@ -14,8 +14,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,19 +24,19 @@ from tqdm import tqdm
 
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Held, Replayed, most_sequences
+from banyan_runtime.model.capture import Recorder
+from banyan_runtime.model.contest import Contest
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.step import I32, Step
+from banyan_runtime.step import I32, Step, TableShape
 
 log = logging.getLogger("banyan")
 
-_WARM_UPS: Final = 2
 CAPTURE_S: Final = 60.0
 """Behind so many seconds no further graph is captured. It is done twice in a start, once to try what it takes (`trial.py`)."""
 _GIB: Final = 1 << 30
-_TORCH: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,70 +72,6 @@ def _upto(most: int, sizes: list[int]) -> list[int]:
     return sorted({*(size for size in sizes if size <= most), *([most] if most else [])})
 
 
-class Recorder(Protocol):
-    def record(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Run `body` until it is warm, and capture it; what comes back runs it again."""
-
-
-class CudaRecorder:
-    """Captures CUDA graphs. They share one pool of memory, so the largest comes first."""
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-        self._stream = _stream()
-
-    def record(self, body: Callable[[], None]) -> Callable[[], None]:
-        beside, here = self._stream, torch.cuda.current_stream()
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside):
-            for _ in range(_WARM_UPS):
-                body()
-        here.wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        pool, begun = self._pool or torch.cuda.graph_pool_handle(), False
-        try:
-            # By itself torch goes back to the stream that it came from only where it could end the capture.
-            with torch.cuda.stream(here), torch.cuda.graph(graph, pool=pool, stream=beside):
-                begun = True
-                body()
-        except BaseException:
-            _abandon(graph, pool, begun=begun)
-            raise
-        self._pool = pool
-        return graph.replay
-
-
-def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], *, begun: bool) -> None:
-    """Behind a capture that failed. Where the driver could not end it, torch up to 2.12 leaves its allocator in it for ever: that gives
-    nothing back to the device then, and lets no other capture share the pool. 2.13 ends it, and keeps the pool's memory (its capture_end
-    fails between the two); later ones let go of both with the graph."""
-    if _TORCH >= (2, 14):
-        return
-    device = torch.cuda.current_device()
-    try:
-        torch._C._cuda_endAllocateToPool(device, pool)
-    except RuntimeError:
-        if not begun or _TORCH < (2, 13) or _ended(graph):
-            return
-    torch._C._cuda_releasePool(device, pool)
-
-
-def _ended(graph: torch.cuda.CUDAGraph) -> bool:
-    """Whether the driver could end the capture; then the pool is let go with the graph."""
-    try:
-        graph.pool()
-    except RuntimeError:
-        return False
-    return True
-
-
-@cache
-def _stream() -> torch.cuda.Stream:
-    """One for the process: for each stream that products were computed on torch keeps a workspace. From 2.13 on that goes with any graph of
-    the stream, and others would replay over it: graphs are let go all together, before new ones are captured."""
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-
 class StepGraphs:
     """Steps of few tokens: decode steps by their rows, all others by their tokens."""
 
@@ -146,11 +82,12 @@ class StepGraphs:
         sizes: Sizes,
         latest: Tensor,
         recorder: Recorder,
+        shape: TableShape,
         alone: PersistentDecode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`latest` int64: the last token of each row, where it stays. `alone`: computes decode steps of one row. `clock`: seconds; behind
-        CAPTURE_S of them what is not captured yet is left out."""
+        """`latest` int64: the last token of each row, where it stays; `shape` of the table that steps are planned with. `alone`: computes
+        decode steps of one row. `clock`: seconds; behind CAPTURE_S of them what is not captured yet is left out."""
         self._decoder, self._attention, self._alone = decoder, attention, alone
         self._latest = latest
         device = decoder.embed.device
@@ -164,6 +101,8 @@ class StepGraphs:
         self._settings = torch.zeros(most, decoder.sampler.settings, dtype=torch.int32, device=device)
         self._last: tuple[Tensor, _Graph] | None = None  # the hidden states given last
         attention.hold([graph.held for graph in graphs])
+        contest = Contest(decoder.kernels.ways, attention, shape, recorder, self._compute, clock)
+        contest.settle([graph.held for graph in decodes if self._by_itself(graph.held) is None])
         free = _free(device)
         started = clock()
         log.info(

@@ -24,6 +24,7 @@ from banyan_runtime.model.invariance import LADDER, Measured, RowSizes, agreemen
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import PlainSampler, Sampler
 from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.model.ways import Ways
 from banyan_runtime.step import Pulse
 
 
@@ -49,6 +50,10 @@ class Kernels(Protocol):
     def rows(self) -> RowSizes:
         """The numbers of rows with which all layers made so far must be called for results that do not depend on them."""
 
+    @property
+    def ways(self) -> Ways:
+        """What there is to choose from, for steps that are replayed, and what was chosen."""
+
     def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
         """The norm of vectors like weight [width], of which each row has `heads`."""
 
@@ -63,6 +68,9 @@ class Kernels(Protocol):
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         """silu(x @ gate.T) * (x @ up.T); weight [2 * inner, in] holds gate above up, bias [2 * inner]."""
+
+    def before(self, layer: Layer, *later: Layer) -> None:
+        """Which layers are computed soon behind one that follows attention; all were made by these kernels."""
 
     def begin(self, embed: Tensor, rope: Rope) -> Begin:
         """What replayed steps begin with; embed [vocab_size, hidden_size]."""
@@ -133,6 +141,11 @@ class PlainKernels:
 
     def __init__(self, pulse: Pulse = lambda: None) -> None:
         self._measured = _MeasuredLayers(pulse)
+        self._ways = Ways()
+
+    @property
+    def ways(self) -> Ways:
+        return self._ways
 
     @property
     def rows(self) -> RowSizes:
@@ -158,6 +171,9 @@ class PlainKernels:
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         self._measured.product(_PlainGated, weight, bias)
         return _PlainGated(weight, bias)
+
+    def before(self, layer: Layer, *later: Layer) -> None:
+        """Nothing is to be gained."""
 
     def begin(self, embed: Tensor, rope: Rope) -> Begin:
         return _PlainBegin(embed, rope)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from banyan_runtime.model.attention import AttentionKind, Held, Replayed, triton_paged
 from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.fused import FusedHeads, FusedLinear, supports
+from banyan_runtime.model.fused import FusedHeads, supports
+from banyan_runtime.model.fused_products import FusedLinear
 from banyan_runtime.model.kernels import missing, power_of_two
 from banyan_runtime.model.layers import Entry, Layer
 from banyan_runtime.model.pool import KvPool

@@ -14,19 +14,22 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import blocks, fused, loader, rounds
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Attention, Replayed
+from banyan_runtime.model.blank import blank
 from banyan_runtime.model.blocks import Parameter
+from banyan_runtime.model.capture import CudaRecorder, Recorder
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured
 from banyan_runtime.model.fused import FusedKernels
-from banyan_runtime.model.graphs import NO_SIZES, CudaRecorder, Recorder, Sizes, StepGraphs
+from banyan_runtime.model.fused_products import MOST_ROWS
+from banyan_runtime.model.graphs import NO_SIZES, Sizes, StepGraphs
 from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import DeviceTable, SlotTable
-from banyan_runtime.step import I32, PADDING_SLOT, Pulse, SamplingColumns, Step, TableShape, TokenMask
+from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TableShape, TokenMask
 
 _MANY: Final = 64  # tokens: what is compiled for more depends on their number no more
 
@@ -111,23 +114,20 @@ class TorchForward:
         if not isinstance(self.attention, Replayed):
             return None
         self._table = table = self.attention.reserve(shape := TableShape(rows, positions))
-        few = range(1, fused.MOST_ROWS + 1) if self._recorder is None or not self._sizes.tokens else ()
+        few = range(1, MOST_ROWS + 1) if self._recorder is None or not self._sizes.tokens else ()
         for tokens in (*few, max([_MANY, *self._sizes.tokens]) + 1):
             self._compute_once(shape, tokens)
         if self._recorder is None:
             return None
         alone = None if self._persistent is None else self._persistent(self.decoder, self._pool, table, latest)
-        self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder, alone)
+        self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder, shape, alone)
         return self._graphs.captured
 
     def _compute_once(self, shape: TableShape, tokens: int) -> None:
         """A step of so many tokens, as none is that is replayed, and whose keys nobody sees: no request waits until kernels for such are
         there."""
         count = min(shape.positions, tokens)
-        each, one, none = np.arange(count, dtype=np.int32), np.ones(1, np.int32), np.zeros(1, np.int32)
-        numbers = np.zeros(1, np.float32)
-        sampling = SamplingColumns(numbers, none, numbers, numbers, numbers, numbers, numbers, np.zeros(1, np.uint64))
-        step = Step("prefill", 0 * each, each, np.full_like(each, PADDING_SLOT), none, count * one, count * one, none, sampling)
+        step = blank(lengths := np.array([count], np.int32), lengths)
         table = SlotTable(shape)
         table.apply(step)
         self.logits(self.hidden(step, torch.zeros(count, dtype=torch.int64, device=self._pool.device), table)[-1:])

@@ -22,10 +22,11 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import capacity, headroom
 from banyan_runtime.model import device as devices
+from banyan_runtime.model.blank import blank
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.headroom import Demand, Graphs, Largest, Measured, Settled, Taken
 from banyan_runtime.model.runner import ModelRunner
-from banyan_runtime.step import I32, MOST_GUESSES, PADDING_SLOT, OutOfMemory, Pooling, PromptScores, SamplingColumns, Step, TableShape
+from banyan_runtime.step import I32, MOST_GUESSES, OutOfMemory, Pooling, PromptScores, Step, TableShape
 
 log = logging.getLogger("banyan")
 
@@ -255,37 +256,18 @@ class _Trial:
 def texts(mode: Literal["prefill", "decode"], query_lens: I32, kv_lens: I32, page_size: int) -> Step:
     """A step that asks for all that takes memory: a token drawn for each sequence, and the likeliest ones beside each of prompts' tokens
     and of those drawn."""
-    step = _step(query_lens, kv_lens, page_size)
+    step = blank(query_lens, kv_lens, page_size, mode)
     tokens = len(step.token_ids)
     scores = PromptScores(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), np.full(tokens, TOP, np.int32))
     ones = np.ones_like(query_lens)
     if mode == "decode":
-        return replace(step, mode="decode", samples=query_lens, top_logprobs=TOP * ones)
+        return replace(step, samples=query_lens, top_logprobs=TOP * ones)
     return replace(step, samples=ones, top_logprobs=TOP * ones, prompt_scores=scores)
 
 
 def vectors(query_lens: I32, page_size: int) -> Step:
     """A step of prompts that become vectors."""
-    return replace(_step(query_lens, query_lens, page_size), pooling=np.full(len(query_lens), Pooling.MEAN, np.int8))
-
-
-def _step(query_lens: I32, kv_lens: I32, page_size: int) -> Step:
-    count, tokens = len(query_lens), int(query_lens.sum())
-    begun = np.repeat(kv_lens - np.cumsum(query_lens, dtype=np.int32), query_lens)
-    zeros, ones = np.zeros(count, np.float32), np.ones(count, np.float32)
-    none = np.zeros(count, np.int32)
-    return Step(
-        mode="prefill",
-        token_ids=np.zeros(tokens, np.int32),
-        positions=np.arange(tokens, dtype=np.int32) + begun,
-        out_slots=np.full(tokens, PADDING_SLOT, np.int32),
-        rows=np.arange(count, dtype=np.int32),
-        query_lens=query_lens,
-        kv_lens=kv_lens,
-        samples=none,
-        sampling=SamplingColumns(ones, none, ones, zeros, zeros, zeros, ones, np.arange(count, dtype=np.uint64)),
-        page_size=page_size,
-    )
+    return replace(blank(query_lens, query_lens, page_size), pooling=np.full(len(query_lens), Pooling.MEAN, np.int8))
 
 
 def fits(work: Callable[[], None]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from banyan_runtime.model.kernels import cache
 from banyan_runtime.model.kernels.paged_attention import joined, none_of, over, seen_from
 from banyan_runtime.model.kernels.products import bias_part, lines, norm_part, part
 from banyan_runtime.model.kernels.rows import head_norms, placed
@@ -23,16 +24,6 @@ LAST: tl.constexpr = tl.constexpr(6)  # behind all layers
 
 COUNTERS = 64
 """int32, of which the two that are used lie in lines of their own."""
-
-
-_PREFETCH: tl.constexpr = tl.constexpr("""
-    {
-        .reg .pred first; .reg .u32 thread;
-        mov.u32 thread, %tid.x; setp.eq.u32 first, thread, 0;
-        @first cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-    }
-""")
 
 
 @triton.jit(do_not_specialize=["begin", "end", "table_stride"])
@@ -234,9 +225,9 @@ def _ahead(
         count = tl.minimum(tl.minimum(share, outputs - first) * WIDTH, MOST // (kind.primitive_bitwidth // 8))
         weight = _at(weights, layer, kind) + first.to(tl.int64) * WIDTH
         if count > 0:
-            _prefetch(weight, count)
+            cache.piece(weight, count)
             if GATED:
-                _prefetch(weight + tl.cast(outputs, tl.int64) * WIDTH, count)
+                cache.piece(weight + tl.cast(outputs, tl.int64) * WIDTH, count)
 
 
 @triton.jit
@@ -244,16 +235,7 @@ def _beside(places, layer, count: tl.constexpr, kind: tl.constexpr, THERE: tl.co
     """Likewise a bias or a norm, for all programs."""
     if MOST > 0 and THERE:  # noqa: SIM102
         if tl.program_id(0) == 0:
-            _prefetch(_at(places, layer, kind), count)
-
-
-@triton.jit
-def _prefetch(pointer, count):
-    """Elements, in one instruction of one thread: 16 bytes aligned, and as many times 16 bytes."""
-    tl.inline_asm_elementwise(
-        _PREFETCH, "=r,l,r", [pointer.to(tl.int64), count * (pointer.dtype.element_ty.primitive_bitwidth // 8)],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+            cache.piece(_at(places, layer, kind), count)
 
 
 @triton.jit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from banyan_runtime.model.kernels import cache
 from banyan_runtime.model.kernels.dependent import await_earlier
 
 
@@ -17,6 +18,8 @@ def product(
     bias,  # BIASED: one number for each of its rows
     sums,  # [rows, WIDTH]; ADDED
     out,  # [rows, outputs]
+    then,  # THEN elements that are multiplied soon behind this, at the beginning of a line of the cache
+    beyond,  # likewise BEYOND
     stride,
     delta_stride,
     outputs,
@@ -25,6 +28,8 @@ def product(
     NORMED: tl.constexpr,
     BIASED: tl.constexpr,
     GATED: tl.constexpr,  # silu(gate) * up, as rows.silu_times
+    THEN: tl.constexpr,
+    BEYOND: tl.constexpr,
     DEPENDENT: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,  # WIDTH, or the next power of two
@@ -38,6 +43,7 @@ def product(
     own, also = part(weight, first, outputs, 0, outputs, GATED, WIDTH, COLUMNS, OUTPUTS)
     norms = norm_part(norm, 0, NORMED, WIDTH, COLUMNS)
     own_bias, also_bias = bias_part(bias, first, outputs, outputs, BIASED, GATED, OUTPUTS)
+    cache.ahead(then, beyond, THEN, BEYOND, DEPENDENT)
     await_earlier(DEPENDENT)
     lines(
         x + row * stride, delta + row * delta_stride, norm, weight, bias, sums + row * WIDTH, tl.program_id(1) == 0, out + row * outputs,

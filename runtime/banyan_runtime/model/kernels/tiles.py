@@ -1,0 +1,125 @@
+"""Products of some rows with a matrix on tensor cores: a weight is read once for a whole tile of rows.
+
+What such a product of a small model takes is not its arithmetic but how long the first bytes of its weights are on their way, and how few
+processors read them. So programs ask for theirs before what they multiply them with is there, and lines are cut into stretches where
+they are few, whose sums the last program of a tile adds up.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from banyan_runtime.model.kernels import cache
+from banyan_runtime.model.kernels.dependent import await_earlier
+
+
+@triton.jit(do_not_specialize=["rows"])
+def product(
+    x,  # [rows, WIDTH], `stride` apart
+    weight,  # [outputs, WIDTH]; GATED: gates, then as many ups
+    bias,  # BIASED: one number for each of its rows
+    out,  # [rows, outputs]
+    parts,  # SPLITS > 1: fp32 [SPLITS, tiles, ROWS, OUTPUTS], GATED: twice as many
+    arrived,  # SPLITS > 1: int32 [tiles], zeros, and zeros again when all is done
+    then,  # as `products.product`
+    beyond,
+    rows,
+    stride,
+    outputs,
+    BIASED: tl.constexpr,
+    GATED: tl.constexpr,  # silu(gate) * up, as rows.silu_times
+    THEN: tl.constexpr,
+    BEYOND: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    WIDTH: tl.constexpr,  # a multiple of COLUMNS
+    ROWS: tl.constexpr,  # of a tile
+    OUTPUTS: tl.constexpr,  # likewise
+    COLUMNS: tl.constexpr,  # at a time
+    SPLITS: tl.constexpr,  # programs that share a tile
+):
+    """One tile, or a stretch of its columns."""
+    kind = out.dtype.element_ty
+    tile, split = tl.program_id(0), tl.program_id(1)
+    row_tiles = tl.cdiv(rows, ROWS)
+    first = tile // row_tiles * OUTPUTS  # tiles of the same weights follow one another
+    row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
+    each = first + tl.arange(0, OUTPUTS)
+    EACH: tl.constexpr = (WIDTH // COLUMNS + SPLITS - 1) // SPLITS * COLUMNS
+    begin = split * EACH
+    end = tl.minimum(begin + EACH, WIDTH)
+    # Lines there are not are read as the last one: masks would cut what is read at once into pieces.
+    line = tl.minimum(each, outputs - 1).to(tl.int64)
+    gates = weight + line * WIDTH
+    ups = gates + outputs.to(tl.int64) * WIDTH
+    if DEPENDENT:
+        _bring(gates, begin, EACH, WIDTH)
+        if GATED:
+            _bring(ups, begin, EACH, WIDTH)
+    cache.ahead(then, beyond, THEN, BEYOND, DEPENDENT)
+    own_bias, also_bias = _biases(bias, line, outputs, BIASED, GATED, OUTPUTS)
+    await_earlier(DEPENDENT)
+    own_rows = x + tl.minimum(row, rows - 1).to(tl.int64) * stride
+    own, also = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for column in range(begin, end, COLUMNS):
+        at = column + tl.arange(0, COLUMNS)
+        values = tl.load(own_rows[:, None] + at[None, :])
+        own = tl.dot(values, tl.trans(tl.load(gates[:, None] + at[None, :])), own)
+        if GATED:
+            also = tl.dot(values, tl.trans(tl.load(ups[:, None] + at[None, :])), also)
+    writing = True
+    if SPLITS > 1:
+        tiles = tl.num_programs(0)
+        cell = tl.arange(0, ROWS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+        of_all = parts + tile.to(tl.int64) * (ROWS * OUTPUTS) + cell
+        apart = tiles.to(tl.int64) * (ROWS * OUTPUTS)
+        tl.store(of_all + split * apart, own)
+        if GATED:
+            tl.store(of_all + (SPLITS + split) * apart, also)
+        tl.debug_barrier()
+        writing = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+        tl.debug_barrier()
+        if writing:
+            own = _gathered(of_all, apart, 0, own, SPLITS)
+            if GATED:
+                also = _gathered(of_all, apart, SPLITS, also, SPLITS)
+            tl.store(arrived + tile, 0)
+    if writing:
+        if BIASED:
+            own += own_bias.to(tl.float32)[None, :]
+            also += also_bias.to(tl.float32)[None, :]
+        result = own.to(kind)
+        if GATED:
+            gate = result.to(tl.float32)
+            result = (gate * tl.sigmoid(gate)).to(kind) * also.to(kind)
+        known = (row < rows)[:, None] & (each < outputs)[None, :]
+        tl.store(out + row.to(tl.int64)[:, None] * outputs + each[None, :], result, mask=known)
+
+
+@triton.jit
+def _bring(lines, begin, EACH: tl.constexpr, WIDTH: tl.constexpr):
+    """A stretch of some lines into the cache."""
+    PER_LINE: tl.constexpr = cache.LINE_BITS // lines.dtype.element_ty.primitive_bitwidth
+    COUNT: tl.constexpr = triton.next_power_of_2((EACH + PER_LINE - 1) // PER_LINE)
+    at = tl.minimum(begin + tl.minimum(tl.arange(0, COUNT) * PER_LINE, EACH - 1), WIDTH - 1)
+    cache.lines(lines[:, None] + at[None, :])
+
+
+@triton.jit
+def _biases(bias, line, outputs, BIASED: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr):
+    own = tl.zeros((OUTPUTS,), bias.dtype.element_ty)
+    also = own
+    if BIASED:
+        own = tl.load(bias + line)
+        if GATED:
+            also = tl.load(bias + outputs + line)
+    return own, also
+
+
+@triton.jit
+def _gathered(of_all, apart, first, like, SPLITS: tl.constexpr):
+    """The sum of all stretches, in their order whoever comes last. Other processors wrote them: this one's own cache is passed by."""
+    sums = tl.zeros_like(like)
+    for split in tl.static_range(SPLITS):
+        sums += tl.load(of_all + (first + split) * apart, cache_modifier=".cg")
+    return sums

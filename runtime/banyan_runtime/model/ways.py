@@ -1,0 +1,109 @@
+"""Which way each part of a step is computed where there are several: settled once, by what decode steps took on the device that serves.
+
+A kernel that is faster by itself may make a step slower, whose kernels begin while others end; so steps are what is measured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Rows of the steps that are measured: what is found holds down to the one before."""
+GAIN: Final = 0.015  # of a step's time: what gains less is not told from chance
+
+
+class Product(NamedTuple):
+    """A product of rows with a matrix, by its shape."""
+
+    outputs: int
+    width: int
+    gated: bool  # as `Kernels.gated`
+
+    def __str__(self) -> str:
+        return f"{self.outputs}x{self.width}{' gated' if self.gated else ''}"
+
+
+AHEAD: Final = "next weights ahead"
+"""Weights that come next are brought into the cache while attention leaves memory idle."""
+
+Option = Product | str
+Possible = Callable[[int], bool]
+Timed = Callable[[int, frozenset[Option]], float | None]
+"""Seconds of a decode step of so many rows, computed so; None: it cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of steps of some rows."""
+
+    chosen: frozenset[Option]
+    before: float  # seconds without any of them
+    after: float
+
+
+@dataclass(slots=True, eq=False)
+class Ways:
+    """What there is to choose from, and what was chosen. Nothing is before `settle`."""
+
+    seen: dict[Option, list[Possible]] = field(default_factory=dict)
+    found: dict[int, Found] | None = None
+    trying: Mapping[int, frozenset[Option]] = field(default_factory=dict)
+
+    def add(self, option: Option, possible: Possible = lambda rows: True) -> None:
+        """`possible`: whether it is one for steps of so many rows."""
+        self.seen.setdefault(option, []).append(possible)
+
+    @property
+    def options(self) -> list[Option]:
+        """Those of every block. What occurs once in a step is not worth a choice."""
+        return [option for option, each in self.seen.items() if len(each) > 1]
+
+    def possible(self, option: Option, rows: int) -> bool:
+        return self.seen[option][0](rows)
+
+    def taken(self, option: Option, rows: int) -> int | None:
+        """The number of rows of SIZES that it was chosen for, of which so many are a part; None: it was not."""
+        at = bisect_left(SIZES, rows)
+        return SIZES[at] if at < len(SIZES) and option in self.trying.get(SIZES[at], ()) else None
+
+    def settle(self, sizes: Iterable[int], seconds: Callable[[int], float | None], possible: Callable[[Option, int], bool]) -> None:
+        """`seconds`: what a step of so many rows takes as things are, None where it cannot be computed so or there is no time to try.
+        `possible`: as the method."""
+
+        def timed(rows: int, chosen: frozenset[Option]) -> float | None:
+            self.trying = {rows: chosen}
+            return seconds(rows)
+
+        found = {rows: fastest(rows, [option for option in self.options if possible(option, rows)], timed) for rows in sizes}
+        self.found = {rows: one for rows, one in found.items() if one is not None}
+        self.trying = {rows: one.chosen for rows, one in self.found.items()}
+
+    def line(self) -> str:
+        """What was found, in words."""
+        parts = [
+            f"{rows}: {1e3 * one.before:.3f} -> {1e3 * one.after:.3f} with {', '.join(sorted(map(str, one.chosen)))}"
+            if one.chosen
+            else f"{rows}: {1e3 * one.before:.3f}"
+            for rows, one in sorted((self.found or {}).items())
+        ]
+        return "; ".join(parts)
+
+
+def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
+    """Each option is tried beside those that were faster before it. What comes of it is measured once more, beside a step with none."""
+    none: frozenset[Option] = frozenset()
+    if not options or (before := timed(rows, none)) is None:
+        return None
+    chosen, best = none, before
+    for option in options:
+        now = timed(rows, chosen | {option})
+        if now is not None and now < best * (1 - GAIN):
+            chosen, best = chosen | {option}, now
+    if chosen:
+        again, after = timed(rows, none), timed(rows, chosen)
+        if again is not None and after is not None and after < again * (1 - GAIN):
+            return Found(chosen, again, after)
+    return Found(none, before, before)
