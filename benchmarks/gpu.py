@@ -2,7 +2,7 @@
 prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also persistent no-dependent no-ahead no-turn four-warps no-few no-ways no-graphs] [--only-also]
+                             [--also persistent no-dependent no-ahead no-turn no-few no-ways no-graphs] [--only-also]
                              [--profile 1 64] [--traces FOLDER] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
@@ -10,8 +10,8 @@ step in flight does. Weights, keys and values read once and every multiplication
 multiplied in the same minute. Beside it how long the host took to launch a step: where that is as long as the step, it is the host's
 time that is measured. `--profile`: what of a step of so many rows the GPU was busy with, with which kernels, and where it waited
 (`gpu_trace.py`); `--traces` keeps what that was read from. `--also`: the cases of few tokens again, with --enable-persistent-decode,
-without dependent launches, with keys that are waited for, with heads turned in a launch of their own, with attention in four warps,
-without our products of few rows, without the ways that a start measures and chooses, or without graphs.
+without dependent launches, with keys that are waited for, with heads turned in a launch of their own, without our products of few rows,
+without the ways that a start measures and chooses (the log says which), or without graphs.
 """
 
 from __future__ import annotations
@@ -95,18 +95,7 @@ class Case:
     taken: Callable[[], Taken]
 
 
-def four_warps() -> Any:
-    """Attention of decode steps whose programs execute half as many instructions one behind the other."""
-    of, few = triton_paged.Way.of, triton_paged.FEWEST_ROWS
-
-    def other(width: int, dtype: torch.dtype, rows: int, programs: int, **named: Any) -> triton_paged.Way:
-        return triton_paged.Way(triton_paged.KEYS, 4, 3) if rows <= few else of(width, dtype, rows, programs, **named)
-
-    return mock.patch.object(triton_paged.Way, "of", other)
-
-
 ALSO: Final = {
-    "four-warps": four_warps,
     "persistent": contextlib.nullcontext,
     "no-dependent": lambda: mock.patch.object(dependent, "options", return_value={"DEPENDENT": False}),
     "no-ahead": lambda: mock.patch.object(triton_paged, "AHEAD", 0),

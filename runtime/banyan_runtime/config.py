@@ -221,6 +221,11 @@ class ServerConfig:
         help="Tokens of the largest step with prompts that is captured as a CUDA graph; 0: none. Default: by the model, at most 2048.",
         group="device",
     )
+    disable_autotune: bool = option(
+        False,
+        help="Measure no ways to compute decode steps at start: kernels are the same ones each time, if slower. On a GPU.",
+        group="device",
+    )
     enable_persistent_decode: bool = option(
         False,
         help="Decode steps of one request in one launch. Experimental; for models of 1 B parameters and less.",

@@ -37,6 +37,7 @@ class Choice:
     attention: AttentionKind | None  # None: the runner has its own
     graphs: Graphs  # that are wanted; which of them fit is for a trial to say (`trial.py`)
     persistent: bool  # whether decode steps of one row take one launch
+    autotune: bool = True  # whether ways to compute decode steps are measured (`ways.py`)
 
 
 def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_bf16: bool, own_attention: bool) -> Choice:
@@ -62,7 +63,7 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     alone = config.enable_persistent_decode
     if alone and (reason := persistent.refusal(spec, device, kv_dtype, graphs.rows, attention)):
         raise ConfigError(f"--enable-persistent-decode: {reason}; leave it out")
-    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graphs, alone)
+    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graphs, alone, not config.disable_autotune)
 
 
 def prompt_tokens(config: ServerConfig, spec: ModelSpec) -> int:

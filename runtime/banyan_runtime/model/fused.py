@@ -19,7 +19,7 @@ from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.model.ways import AHEAD
+from banyan_runtime.model.ways import AHEAD, WIDE, Ways
 from banyan_runtime.step import PADDING_SLOT, Pulse
 
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
@@ -43,7 +43,8 @@ class FusedKernels(PlainKernels):
         return _FusedNorm(weight, eps)
 
     def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
-        return FusedHeads(spec, q_norm, k_norm)
+        self.ways.add(WIDE)
+        return FusedHeads(spec, q_norm, k_norm, self.ways)
 
     def entry(self, norm: RmsNorm, layer: Layer) -> Entry:
         return _FusedEntry(norm, layer)
@@ -124,12 +125,13 @@ class _FusedNorm(RmsNorm):
 
 
 class FusedHeads(Heads):
-    def __init__(self, spec: ModelSpec, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
+    def __init__(self, spec: ModelSpec, q_norm: Tensor | None, k_norm: Tensor | None, ways: Ways) -> None:
         from banyan_runtime.model.kernels import dependent, rows
 
         self._kernel = rows.place
         self._options = dependent.options
         self._spec = spec
+        self._ways = ways
         self.norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         self._half = power_of_two(spec.head_dim // 2)
         turned = spec.heads + spec.kv_heads
@@ -155,7 +157,9 @@ class FusedHeads(Heads):
     def attended(self, layer: int, qkv: Sequence[Tensor], at: Sequence[tuple[Tensor, Tensor]], attention: Attention) -> Tensor:
         if isinstance(attention, TritonAttention) and attention.turns:
             cos, sin = (joined(parts) for parts in zip(*at, strict=True))
-            return attention.turn_and_attend(layer, joined(qkv), (cos, sin), self.norms)
+            own = joined(qkv)
+            wide = self._ways.taken(WIDE, own.shape[0]) is not None
+            return attention.turn_and_attend(layer, own, (cos, sin), self.norms, wide=wide)
         return super().attended(layer, qkv, at, attention)
 
 

@@ -70,7 +70,8 @@ class Tile:
             tiles = -(-product.outputs // outputs) * -(-rows // most)
             if tiles * splits >= cls.ENOUGH or 4 * outputs <= most:
                 break
-        splits = min(splits, -(-cls.ENOUGH // tiles))
+        turns = product.width // columns
+        splits = -(-turns // -(-turns // min(splits, -(-cls.ENOUGH // tiles))))  # each with as many of them, but for the last
         stage = 2 * columns * (most + outputs * (2 if product.gated else 1))
         held = cls.ROOM // stage + (most < 64)  # products of 64 rows and more end while the next begin, over one stage more
         return cls(most, outputs, columns, splits, 8 if most == 128 else 4, min(6, held))

@@ -57,6 +57,8 @@ class TorchModel:
         if choice.device.type == "cpu" and PackedKernels.supports(choice.dtype):
             kernels = PackedKernels(pulse)
         rope = Rope(choice.spec, choice.dtype, choice.device)
+        if not choice.autotune:
+            kernels.ways.leave()
         self._decoder = Decoder(choice.spec, weights, kernels, rope, pulse)
 
     def forward(self, pool_tokens: int, page_size: int, graphs: Graphs) -> TorchForward:

@@ -29,6 +29,8 @@ class Product(NamedTuple):
 AHEAD: Final = "next weights ahead"
 """Weights that come next are brought into the cache while attention leaves memory idle."""
 
+WIDE: Final = "attention in four warps"
+
 Option = Product | str
 Possible = Callable[[int], bool]
 Timed = Callable[[int, frozenset[Option]], float | None]
@@ -68,6 +70,10 @@ class Ways:
         """The number of rows of SIZES that it was chosen for, of which so many are a part; None: it was not."""
         at = bisect_left(SIZES, rows)
         return SIZES[at] if at < len(SIZES) and option in self.trying.get(SIZES[at], ()) else None
+
+    def leave(self) -> None:
+        """Settled, with none chosen."""
+        self.found = {}
 
     def settle(self, sizes: Iterable[int], seconds: Callable[[int], float | None], possible: Callable[[Option, int], bool]) -> None:
         """`seconds`: what a step of so many rows takes as things are, None where it cannot be computed so or there is no time to try.

@@ -69,6 +69,9 @@ class Way:
         return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3)
 
 
+WIDE: Final = Way(KEYS, 4, 3)
+
+
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     """A step's tiles on the device."""
@@ -249,16 +252,19 @@ class TritonAttention:
         )  # fmt: skip
         return self._joined(plan, *into)
 
-    def turn_and_attend(self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None) -> Tensor:
+    def turn_and_attend(
+        self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None, *, wide: bool = False
+    ) -> Tensor:
         """As heads.Heads and `attend` one behind the other, of a step of one token for each sequence (`turns`), in one launch.
 
-        qkv [T, (heads + 2 * kv_heads) * head_dim] at positions (`Rope.at`); `norms`: weights of queries' and of keys', [head_dim].
+        qkv [T, (heads + 2 * kv_heads) * head_dim] at positions (`Rope.at`); `norms`: weights of queries' and of keys', [head_dim]. `wide`:
+        in programs that execute half as many instructions one behind the other, where there are such.
         """
         plan, spec, pool = self._next(), self._spec, self._pool
         keys, values = pool.slots(layer)
         tokens = self.cells.slots.shape[0]
         into = self._into(plan, tokens, qkv)
-        grid, way, options = self._way(plan, layer)
+        grid, way, options = self._way(plan, layer, wide=wide)
         rows_of, _, counts, positions = plan.columns.unbind(0)
         q_weight, k_weight = norms or (qkv, qkv)
         assert qkv.stride(1) == 1
@@ -285,10 +291,12 @@ class TritonAttention:
         highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=like.device) for _ in range(2))
         return out, parts, highs, masses
 
-    def _way(self, plan: _Tiles, layer: int) -> tuple[tuple[int, int], Way, dict[str, object]]:
+    def _way(self, plan: _Tiles, layer: int, *, wide: bool = False) -> tuple[tuple[int, int], Way, dict[str, object]]:
         """Programs of a launch, and how they are compiled."""
         spec, dtype, programs = self._spec, self._pool.dtype, self._spec.kv_heads * plan.columns.shape[1]
         way = Way.of(self._width, dtype, plan.rows, programs, single=plan.single, shared=self._shared)
+        if wide and dtype.itemsize == 2 and plan.rows <= FEWEST_ROWS and self._width <= 128:
+            way = WIDE
         options: dict[str, object] = {
             "GROUP": spec.group, "HEADS": spec.heads, "DIM": spec.head_dim, "WIDTH": self._width, "ROWS": plan.rows,
             "SPLIT": plan.stretches > 1, "WINDOW": spec.windows[layer] or 0, "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
