@@ -238,8 +238,9 @@ class Again:
         body()
         return replay
 
-    def seconds(self, replay: Callable[[], None]) -> float:
+    def seconds(self, body: Callable[[], None]) -> float:
         """No way is faster than another."""
+        body()
         return 1.0
 
 

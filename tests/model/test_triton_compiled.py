@@ -23,7 +23,7 @@ POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": 
 TURNED = {**dict.fromkeys(("qkv", "cos", "sin", "q_weight", "k_weight"), "*bf16"), "stride": "i32", "eps": "fp32"}
 
 # What they read first was there before the step began.
-EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, tiles.product, rows.begin, rows.place, rows.rms_norm)
+EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, tiles.tile, rows.begin, rows.place, rows.rms_norm)
 
 def check(function, constants, warps=4, stages=3, room=227 << 10, **changes):
     kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, num_warps=warps, num_stages=stages)
@@ -77,7 +77,7 @@ for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864
     for tile in {Tile.of(rows, product) for rows in SIZES if rows > 2}:
         constants = {"BIASED": True, "GATED": product.gated, "THEN": 4096, "BEYOND": 64, "WIDTH": product.width, "ROWS": tile.rows}
         constants |= {"OUTPUTS": tile.outputs, "COLUMNS": tile.columns, "SPLITS": tile.splits}
-        check(tiles.product, constants, tile.warps, tile.stages, 99 << 10, **counted)
+        check(tiles.tile, constants, tile.warps, tile.stages, 99 << 10, **counted)
 check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
 check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})
 """

@@ -88,14 +88,14 @@ def test_what_was_found_holds_down_to_the_next_smaller_size() -> None:
     assert several.taken(product, 16) is None
 
     def seconds(rows: int) -> float:
-        return 1.0 if rows == 32 or not several.trying[rows] else 0.5
+        return 1.0 if rows == 64 or not several.trying[rows] else 0.5
 
-    several.settle([2, 16, 32, 64], seconds, several.possible)
+    several.settle([2, 16, 64, 128], seconds, several.possible)
     assert several.found is not None
-    assert {rows: bool(one.chosen) for rows, one in several.found.items()} == {16: True, 32: False, 64: True}
+    assert {rows: bool(one.chosen) for rows, one in several.found.items()} == {16: True, 64: False, 128: True}
     taken = [several.taken(product, rows) for rows in (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 256, 257, 5000)]
-    assert taken == [None, None, None, 16, 16, None, None, 64, 64, None, None, None, None]
-    assert several.line() == "16: 1000.000 -> 500.000 with 8x64; 32: 1000.000; 64: 1000.000 -> 500.000 with 8x64"
+    assert taken == [None, None, 16, 16, 16, None, None, None, None, 128, None, None, None]
+    assert several.line() == "16: 1000.000 -> 500.000 with 8x64; 64: 1000.000; 128: 1000.000 -> 500.000 with 8x64"
 
 
 # --- products of some rows ---
@@ -226,15 +226,13 @@ def started(
         launched.append(f"{executor.fn.__module__.rpartition('.')[2]}.{executor.fn.__name__}")
         return launch(executor, *arguments)
 
-    def recorded(recorder: Any, body: Callable[[], None]) -> Callable[[], None]:
+    def measured(recorder: Any, body: Callable[[], None]) -> float:
         before = len(launched)
-        replay = record(recorder, body)
-        recorder.tiles = launched[before:].count("tiles.product")
-        return replay
+        record(recorder, body)
+        return seconds(launched[before:].count("tiles.tile"))
 
     monkeypatch.setattr(gpu, "launch", noted)
-    monkeypatch.setattr(capture.CudaRecorder, "record", recorded)
-    monkeypatch.setattr(capture.CudaRecorder, "seconds", lambda recorder, replay: seconds(recorder.tiles))
+    monkeypatch.setattr(capture.CudaRecorder, "seconds", measured)
     model = make(folder, "llama", hidden_size=64, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2)
     return model, model.load(device="cuda", dtype="float16", **OPTIONS), launched
 
@@ -261,7 +259,7 @@ def test_a_start_measures_once_and_serves_what_was_faster(
     assert {rows: one.chosen for rows, one in chosen.found.items()} == {4: frozenset(chosen.options) - {WIDE}}
     before = set(launched)
     serve(model, runner, gpu)
-    assert "tiles.product" in set(launched)
+    assert "tiles.tile" in set(launched)
     assert set(launched) <= before | {"note"}
     told = [record.getMessage() for record in caplog.records if "Ways of decode steps" in record.getMessage()]
     assert len(told) == 1, "not once more behind the trial"
@@ -278,7 +276,7 @@ def test_a_way_that_cannot_be_gone_is_told_and_left(
 
             return launch
 
-    monkeypatch.setattr(tiles, "product", Broken())
+    monkeypatch.setattr(tiles, "tile", Broken())
     runner = started(tmp_path / "model", gpu, monkeypatch, lambda count: 1.0)[1]
     forward = runner.forward
     assert isinstance(forward, TorchForward)

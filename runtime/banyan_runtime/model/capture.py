@@ -11,7 +11,8 @@ import torch
 
 _WARM_UPS: Final = 2
 _ROUNDS: Final = 5
-_REPLAYS: Final = 4  # one behind another, as steps are
+MOST_REPLAYS: Final = 4
+SHORT_S: Final = 2e-3  # of a replay: of longer ones one is measured by itself
 _TORCH: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
@@ -19,8 +20,8 @@ class Recorder(Protocol):
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
         """Run `body` until it is warm, and capture it; what comes back runs it again."""
 
-    def seconds(self, replay: Callable[[], None]) -> float:
-        """That the device takes to run it again."""
+    def seconds(self, body: Callable[[], None]) -> float:
+        """That the device takes to run it again; it is captured, and let go."""
 
 
 class CudaRecorder:
@@ -50,17 +51,22 @@ class CudaRecorder:
         self._pool = pool
         return graph.replay
 
-    def seconds(self, replay: Callable[[], None]) -> float:
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        found: list[float] = []
-        for _ in range(_ROUNDS):
-            begun.record()
-            for _ in range(_REPLAYS):
-                replay()
-            ended.record()
-            ended.synchronize()
-            found.append(begun.elapsed_time(ended) / 1e3 / _REPLAYS)
-        return statistics.median(found)
+    def seconds(self, body: Callable[[], None]) -> float:
+        replay = CudaRecorder().record(body)  # over memory of its own, which goes with it
+        once = _timed(replay, 1)
+        return statistics.median(_timed(replay, MOST_REPLAYS if once < SHORT_S else 1) for _ in range(_ROUNDS))
+
+
+def _timed(replay: Callable[[], None], times: int) -> float:
+    """Seconds of one of so many, one behind another as steps are."""
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begun.record()
+    for _ in range(times):
+        replay()
+    ended.record()
+    ended.synchronize()
+    found: float = begun.elapsed_time(ended)
+    return found / 1e3 / times
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], *, begun: bool) -> None:

@@ -105,7 +105,7 @@ class FusedLinear:
         self.product = Product(self.outputs, weight.shape[1], self.gated)
         self._ways = Ways() if ways is None else ways
         self._arrived = Arrived() if arrived is None else arrived
-        self._kernel, self._tiles = products.product, tiles.product
+        self._kernel, self._tiles = products.product, tiles.tile
         self._options = dependent.options(weight.device)
         width = power_of_two(weight.shape[1])
         way = cut(self.outputs, weight.shape[1], weight.itemsize, gated=self.gated)

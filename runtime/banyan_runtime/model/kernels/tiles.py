@@ -15,7 +15,7 @@ from banyan_runtime.model.kernels.dependent import await_earlier
 
 
 @triton.jit(do_not_specialize=["rows"])
-def product(
+def tile(
     x,  # [rows, WIDTH], `stride` apart
     weight,  # [outputs, WIDTH]; GATED: gates, then as many ups
     bias,  # BIASED: one number for each of its rows
@@ -40,10 +40,10 @@ def product(
 ):
     """One tile, or a stretch of its columns."""
     kind = out.dtype.element_ty
-    tile, split = tl.program_id(0), tl.program_id(1)
+    number, split = tl.program_id(0), tl.program_id(1)
     row_tiles = tl.cdiv(rows, ROWS)
-    first = tile // row_tiles * OUTPUTS  # tiles of the same weights follow one another
-    row = tile % row_tiles * ROWS + tl.arange(0, ROWS)
+    first = number // row_tiles * OUTPUTS  # tiles of the same weights follow one another
+    row = number % row_tiles * ROWS + tl.arange(0, ROWS)
     each = first + tl.arange(0, OUTPUTS)
     EACH: tl.constexpr = (WIDTH // COLUMNS + SPLITS - 1) // SPLITS * COLUMNS
     begin = split * EACH
@@ -71,19 +71,19 @@ def product(
     if SPLITS > 1:
         tiles = tl.num_programs(0)
         cell = tl.arange(0, ROWS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
-        of_all = parts + tile.to(tl.int64) * (ROWS * OUTPUTS) + cell
+        of_all = parts + number.to(tl.int64) * (ROWS * OUTPUTS) + cell
         apart = tiles.to(tl.int64) * (ROWS * OUTPUTS)
         tl.store(of_all + split * apart, own)
         if GATED:
             tl.store(of_all + (SPLITS + split) * apart, also)
         tl.debug_barrier()
-        writing = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+        writing = tl.atomic_add(arrived + number, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
         tl.debug_barrier()
         if writing:
             own = _gathered(of_all, apart, 0, own, SPLITS)
             if GATED:
                 also = _gathered(of_all, apart, SPLITS, also, SPLITS)
-            tl.store(arrived + tile, 0)
+            tl.store(arrived + number, 0)
     if writing:
         if BIASED:
             own += own_bias.to(tl.float32)[None, :]
