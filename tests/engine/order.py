@@ -170,13 +170,13 @@ class Order:
                 if request.held_back:
                     continue
                 self.passed[request.id] += 1
-                bound = self.limits.ageing_batches * (self.top - request.priority) + (OVERDUE_BATCHES if self.limits.policy == "lpm" else 0)
+                bound = self.limits.ageing_batches * (self.top - request.priority).bit_length() + (OVERDUE_BATCHES if self.limits.policy == "lpm" else 0)
                 assert self.passed[request.id] <= bound, f"request {request.id} is passed by for ever"
 
     def _level(self, request: Request, top: int) -> int:
         return min(top, self._aged(request))
 
     def _aged(self, request: Request) -> int:
-        raised = request.priority + self._passes[request.id] // self.limits.ageing_batches
+        raised = request.priority + 2 ** (self._passes[request.id] // self.limits.ageing_batches) - 1
         most = self._passed_by.get(request.priority, request.priority)
         return min(raised, most if request.priority >= 0 else min(most, -1))

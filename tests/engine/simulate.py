@@ -294,7 +294,7 @@ class World:
         self._turns_of_one = load.max_new + pieces + 8
         self._turns_of_a_giant = limits.max_model_len + pieces
         self.patience = 3 * (load.crowd + 2) * self._turns_of_one
-        self.patience += limits.ageing_batches * (max(load.priorities) - min(load.priorities)) * self._turns_of_one
+        self.patience += limits.ageing_batches * (max(load.priorities) - min(load.priorities)).bit_length() * self._turns_of_one
         if limits.policy == "lpm":
             self.patience += OVERDUE_BATCHES * self._turns_of_one
 

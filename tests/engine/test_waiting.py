@@ -255,6 +255,23 @@ def test_a_low_priority_is_passed_by_boundedly_often_and_then_is_not_pushed_asid
     session.check_texts()
 
 
+@pytest.mark.parametrize(("higher", "batches"), [(1, 4), (2, 8), (3, 8), (4, 12), (1000, 40)])
+def test_no_number_that_others_think_of_holds_a_request_up_for_long(higher: int, batches: int) -> None:
+    session = Session(limits(max_running=1, ageing_batches=4))
+    session.submit([1], 3, priority=higher)
+    patient = session.submit([2], 4, priority=0)
+    passed = 0
+    while not session.ended(patient):
+        if len(session.engine.scheduler.queue) < 3:
+            session.submit([3], 2, priority=higher)
+        before = session.engine.scheduler.prefill.batches
+        session.turn()
+        passed += session.engine.scheduler.prefill.batches - before
+    assert batches <= passed <= batches + 3
+    session.drain()
+    session.check_texts()
+
+
 def test_a_request_that_was_pushed_aside_keeps_its_age() -> None:
     session = Session(limits(max_running=1))
     patient = session.submit([2], 200, priority=0)

@@ -17,7 +17,7 @@ from banyan_runtime.wire import EngineInfo
 SHORTEST_POOL: Final = 16  # tokens; with fewer a server could not even warm up
 QUEUED_TOKENS: Final = 16 << 20  # by default, prompt tokens that may wait: 64 MiB of ids
 QUEUED_CONTEXTS: Final = 64  # and as much as so many of the longest prompts, where that is more
-AGEING_BATCHES: Final = 64  # prefill batches that pass a request by before it counts as one priority higher
+AGEING_BATCHES: Final = 64  # prefill batches that pass a request by before it counts as one priority higher; twice as many: as three higher
 CHUNK_CPU: Final = 2048  # tokens; SGLang's tier for the smallest devices
 CHUNK_CUDA: Final = 8192
 PREFILL_STEP_CPU_S: Final = 2.0  # a stream that pauses for longer looks broken

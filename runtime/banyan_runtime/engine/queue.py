@@ -1,8 +1,9 @@
 """The requests that wait: victims of retraction, newcomers in the order of arrival, and those that are held.
 
 Higher priorities go first. A prefill batch that admits a request passes by all that wait with a lower priority. Who was passed by
-`ageing_batches` times counts as one level higher, up to the priority of those who passed it by; so requests that come later with
-a priority p higher than its own pass it by ageing_batches * p times at most. Waiting behind equals makes nobody older, and no age
+`ageing_batches` times counts as one level higher, behind as many more as three, then seven and so on, up to the priority of those who
+passed it by; so requests that come later with a priority p higher than its own pass it by ageing_batches * (1 + log2 p) times at most,
+whatever numbers clients think of. Waiting behind equals makes nobody older, and no age
 makes a background request (below 0) an online one: it may be passed by for as long as such requests come.
 
 Adding and removing cost a bisection in a list of those of equal priority, and no turn walks a list further than it admits.
@@ -32,6 +33,11 @@ class Uninvited:
     def leave(self, request: Request) -> None:
         self.requests -= 1
         self.tokens -= request.prompt_len
+
+
+def levels(age: int) -> int:
+    """By how much who is so old counts as higher."""
+    return (1 << min(age, 32)) - 1
 
 
 class WaitingQueue:
@@ -138,7 +144,7 @@ class WaitingQueue:
         """The priority of a waiting request, raised for the batches that passed it by, and never above theirs, nor out of the
         background."""
         priority = request.priority
-        raised = priority + (self._passes[priority] - request.passes_from) // self._ageing_batches
+        raised = priority + levels((self._passes[priority] - request.passes_from) // self._ageing_batches)
         most = self._passed_by.get(priority, priority)
         return min(raised, most if priority >= 0 else min(most, -1))
 
