@@ -100,3 +100,47 @@ def test_without_chunks_or_without_a_target_nothing_changes(most: int | None, ta
     chunk = Chunk(most, 1, target)
     chunk.learn(500, 1000.0, most)
     assert chunk.size == most
+
+
+# --- beside a long prompt ---
+
+
+def beside_a_long_one(rules: str, lengths: list[int], page: int = 1, overlap: bool = False) -> list[int]:
+    """A prompt of ten pieces, and others behind it: the prefill steps until each of them says something, the long one's first."""
+    settings = {"pool_tokens": 2048, "chunk": 64, "page_size": page, "overlap": overlap, "scheduling_rules": rules}
+    session = Session(limits(**settings))
+    asked = [session.submit([token % 50 for token in range(640)], 3)]
+    session.turn()
+    asked += [session.submit([number % 50] + [49] * (length - 1), 2) for number, length in enumerate(lengths)]
+    steps: dict[int, int] = {}
+    while len(steps) < len(asked):
+        session.turn()
+        for id in session.started:
+            steps.setdefault(id, session.engine.scheduler.prefill.batches)
+    session.drain()
+    session.check_texts()
+    return [steps[id] for id in asked]
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_short_prompts_do_not_wait_until_a_long_one_is_computed(page: int, overlap: bool) -> None:
+    alone = beside_a_long_one("fair", [], page, overlap)[0]
+    long, *short = beside_a_long_one("fair", [10, 12], page, overlap)
+    assert max(short) <= 4
+    assert long <= alone + 1
+
+
+def test_one_that_needs_more_waits_its_turn_and_is_not_overtaken() -> None:
+    long, middle, short = beside_a_long_one("fair", [40, 10])
+    assert long <= middle <= short
+
+
+def test_short_ones_that_come_and_come_take_half_of_a_long_one_at_most() -> None:
+    alone, long = (beside_a_long_one("fair", lengths)[0] for lengths in ([], [30] * 60))
+    assert alone < long <= 2 * alone + 1
+
+
+def test_by_sglangs_rules_a_long_prompt_leaves_nothing() -> None:
+    long, short = beside_a_long_one("sglang", [10])
+    assert short >= long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from banyan_runtime.engine.admission import Budget, PrefillChunk, Selection, Verdict
@@ -242,6 +243,8 @@ class Prefill:
         start = int(memory.tables.allocated[request.row])
         rest = int(memory.tables.length[request.row]) - start
         count = budget.part_of(rest)
+        if count < rest:
+            count -= self._left_to_others(request, count, chosen)
         if memory.whole_pages(count) > memory.available:
             count = memory.available
         if count == 0:
@@ -253,6 +256,22 @@ class Prefill:
         else:
             budget.charge(count, 0)
         return True
+
+    def _left_to_others(self, chunked: Request, piece: int, chosen: Selection) -> int:
+        """What the next in order need of a step that a piece of a longer prompt would fill, in whole pages: of those whose prompts end in
+        it, and of nobody behind one who needs more."""
+        most, needed = self._rules.left_to_others(piece), 0
+        if self.full or not self.queue:
+            return 0
+        for request in islice(self._candidates(), self._memory.tables.free_rows):
+            if request.background is not chunked.background or self._pays_to_wait(request, chosen):
+                break
+            cached = self._memory.prefixes.longest(request.key[: request.matchable * ID_BYTES], request.salt)
+            more = self._memory.whole_pages(len(request.token_ids) - cached)
+            if needed + more > most:
+                break
+            needed += more
+        return needed
 
     def _try_admit(self, request: Request, chosen: Selection, now: float) -> Verdict:
         """Admit `request` into the step, or hold it back (ROOM: look at the next one), or say why not."""

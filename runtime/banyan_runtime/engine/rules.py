@@ -13,7 +13,8 @@ MAX_CONSECUTIVE_PREFILLS: Final = 4  # prefill steps that running requests wait 
 
 
 class SchedulingRules(Protocol):
-    """Where victims of retraction wait, what admission charges for output, and how prefills and decodes alternate."""
+    """Where victims of retraction wait, what admission charges for output, how prefills and decodes alternate, and what a prompt in pieces
+    leaves to others."""
 
     def put_back(self, queue: WaitingQueue, victims: Sequence[Request]) -> None: ...
 
@@ -23,10 +24,14 @@ class SchedulingRules(Protocol):
     def prefills_in_a_row(self, chunk_pending: bool) -> int | None:
         """Prefill steps that may follow one another while something decodes; None: without bound."""
 
+    def left_to_others(self, piece: int) -> int:
+        """Tokens of a step that a piece of a longer prompt would fill, and that those behind it may have who need no more."""
+
 
 class FairRules:
     """Victims go first and nobody overtakes them; a victim is charged what it may still generate. Running requests get
-    their turn between prefills, so neither a long prompt nor a stream of arrivals stops them."""
+    their turn between prefills, so neither a long prompt nor a stream of arrivals stops them; and short prompts do not wait until a long
+    one is computed."""
 
     def put_back(self, queue: WaitingQueue, victims: Sequence[Request]) -> None:
         queue.put_first(victims)
@@ -36,6 +41,9 @@ class FairRules:
 
     def prefills_in_a_row(self, chunk_pending: bool) -> int | None:
         return 1 if chunk_pending else MAX_CONSECUTIVE_PREFILLS
+
+    def left_to_others(self, piece: int) -> int:
+        return piece // 2
 
 
 class SglangRules:
@@ -51,6 +59,9 @@ class SglangRules:
 
     def prefills_in_a_row(self, chunk_pending: bool) -> int | None:
         return None
+
+    def left_to_others(self, piece: int) -> int:
+        return 0
 
 
 RULES: Final[dict[str, type[SchedulingRules]]] = {"fair": FairRules, "sglang": SglangRules}
