@@ -1,10 +1,11 @@
-"""Our attention and our products of few rows on a GPU, over how they may be cut and compiled: which way is fastest, and how fast it reads.
+"""Our attention and our products on a GPU, over how they may be cut and compiled: which way is fastest, and how fast it reads.
 
-    python benchmarks/gpu_kernels.py [--what decode prompt product] [--models 0.5b qwen3-0.6b 1b 8b] [--seconds 60] [--out FILE.json]
+    python benchmarks/gpu_kernels.py [--what decode prompt product tile] [--models 0.5b qwen3-0.6b 1b 8b] [--seconds 60] [--out FILE.json]
 
 A case is launched over memory of its own, again and again, until all of it is far more than the cache holds, from one CUDA graph; what one
 launch takes is the median of its replays. Between two of attention stands a norm of a row, which waits for the one before as what stands
-there in a model does: else the next would fill the processors that the last of this one leave. The first line of a case is the way that
+there in a model does: else the next would fill the processors that the last of this one leave. `product` are those of one row, `tile` those
+of some, beside which stands what PyTorch's take (`library`). The first line of a case is the way that
 the runtime goes; then come the fastest. Programs are compiled before, in as many processes as there are processors, which is most of what
 this takes.
 """
@@ -32,6 +33,8 @@ from banyan_runtime.model import fused_products
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.kernels import dependent, paged_attention, power_of_two, products
 from banyan_runtime.model.kernels import rows as rows_kernels
+from banyan_runtime.model.kernels import tiles as tiles_kernels
+from banyan_runtime.model.ways import Product
 
 CONTEXT: Final = 544  # tokens of each row of a decode step
 PROMPT: Final = 8192
@@ -49,7 +52,7 @@ class Way:
     columns: int  # rows of a tile; of a product columns at a time
     warps: int
     stages: int
-    stretch: int  # keys that a program meets
+    stretch: int  # keys that a program meets; of a tile programs that share it
     ahead: bool = False  # whether the first of them are not waited for
 
     def __str__(self) -> str:
@@ -59,7 +62,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    kind: str  # decode, prompt, product
+    kind: str  # decode, prompt, product, tile
     model: str
     name: str  # of the product
     rows: int
@@ -82,7 +85,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        if self.kind == "product":
+        if self.name:
             outputs, columns, gated = self.product
             return 2 * outputs * columns * (2 if gated else 1)
         _, _, _, kv_heads, dim, _ = self.shape
@@ -91,6 +94,8 @@ class Case:
     @property
     def operations(self) -> int:
         _, _, heads, _, dim, _ = self.shape
+        if self.kind == "tile":
+            return self.rows * self.bytes
         return 2 * heads * dim * PROMPT * PROMPT if self.kind == "prompt" else 0
 
     @property
@@ -110,6 +115,15 @@ def ways(case: Case) -> Iterator[Way]:
             numbers = each * part * (2 if gated else 1) // (32 * warps)  # of the weight that a thread holds
             if min(512, width) <= part <= width and 8 <= numbers <= 96 and -(-outputs // each) < fused_products._GRID:
                 yield Way(each, part, warps, 3, 0)
+        return
+    if case.kind == "tile":
+        outputs, columns, gated = case.product
+        tile = fused_products.Tile.of(case.rows, Product(outputs, columns, gated))
+        yield Way(tile.outputs, tile.columns, tile.warps, tile.stages, tile.splits)
+        for each, part, splits, warps in itertools.product((16, 32, 64, 128), (64, 128), (1, 2, 4, 8), (4, 8)):
+            stage = 2 * part * (tile.rows + each * (2 if gated else 1))
+            if columns % part == 0 and splits * 256 <= columns and not (gated and splits > 1) and each * tile.rows <= 64 * 128 * warps // 8:
+                yield Way(each, part, warps, max(2, min(6, fused_products.Tile.ROOM // stage + (tile.rows < 64))), splits)
         return
     if case.kind == "prompt":
         now_prompt = triton_paged.Way.of(dim, BF16, triton_paged.TILE_ROWS, kv_heads * PROMPT, single=False, shared=triton_paged.LARGE)
@@ -204,10 +218,46 @@ def product(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], la
     launch(
         products.product, (1, -(-outputs // way.block)),
         (x, delta if normed else x, norm if normed else weight, weight, bias if biased else weight, sums if normed else x, out,
-         columns, columns, outputs, 1e-6 if normed else 0.0),
-        dict(ADDED=normed, NORMED=normed, BIASED=biased, GATED=gated, WIDTH=columns, BLOCK=power_of_two(columns), COLUMNS=way.columns,
-             OUTPUTS=way.block, num_warps=way.warps, num_stages=way.stages, **extra),
+         weight, weight, columns, columns, outputs, 1e-6 if normed else 0.0),
+        dict(ADDED=normed, NORMED=normed, BIASED=biased, GATED=gated, THEN=0, BEYOND=0, WIDTH=columns, BLOCK=power_of_two(columns),
+             COLUMNS=way.columns, OUTPUTS=way.block, num_warps=way.warps, num_stages=way.stages, **extra),
     )  # fmt: skip
+
+
+def tile(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], layer: int, extra: Mapping[str, Any]) -> None:
+    outputs, columns, gated = case.product
+    lines, rows = outputs * (2 if gated else 1), min(128, max(16, case.rows))
+    weight = memory("weight", (case.launches, lines, columns), BF16, layer)
+    x, out, bias = memory("x", (case.rows, columns), BF16), memory("y", (case.rows, outputs), BF16), memory("bias", (lines,), BF16)
+    tiles = -(-outputs // way.block) * -(-case.rows // rows)
+    parts, arrived = out, out
+    if way.stretch > 1:
+        parts = memory(f"parts-{tiles}-{way.stretch}-{way.block}", (way.stretch, tiles, rows, way.block), torch.float32)
+        arrived = memory("arrived", (fused_products._ARRIVED,), torch.int32)
+    biased = case.name == "qkv" and case.model == "0.5b"
+    launch(
+        tiles_kernels.tile, (tiles, way.stretch),
+        (x, weight, bias if biased else weight, out, parts, arrived, weight, weight, case.rows, columns, outputs),
+        dict(BIASED=biased, GATED=gated, THEN=0, BEYOND=0, WIDTH=columns, ROWS=rows, OUTPUTS=way.block, COLUMNS=way.columns,
+             SPLITS=way.stretch, num_warps=way.warps, num_stages=way.stages, **extra),
+    )  # fmt: skip
+
+
+def library(case: Case, _way: Way, _launch: Launch, memory: Callable[..., Any], layer: int, _extra: Mapping[str, Any]) -> None:
+    """PyTorch's product, and what belongs to it."""
+    outputs, columns, gated = case.product
+    lines = outputs * (2 if gated else 1)
+    weight = memory("weight", (case.launches, lines, columns), BF16, layer)
+    x, bias = memory("x", (case.rows, columns), BF16), memory("bias", (lines,), BF16)
+    found = torch.nn.functional.linear(x, weight, bias if case.name == "qkv" and case.model == "0.5b" else None)
+    if gated:
+        launching(
+            rows_kernels.silu_times, (case.rows, -(-outputs // 1024)), (found, memory("y", (case.rows, outputs), BF16), outputs),
+            {"BLOCK": 1024, **dependent.options(torch.device("cuda"))},
+        )  # fmt: skip
+
+
+KINDS: Final = {"decode": attention, "prompt": attention, "product": product, "tile": tile}
 
 
 def compile_one(asked: tuple[Case, Way]) -> None:
@@ -216,9 +266,8 @@ def compile_one(asked: tuple[Case, Way]) -> None:
     def memory(_name: str, _shape: tuple[int, ...], dtype: torch.dtype, _layer: int = 0) -> Any:
         return dtype
 
-    one = product if case.kind == "product" else attention
     try:
-        one(case, way, compiling, memory, 0, dependent.options(torch.device("cuda")))
+        KINDS[case.kind](case, way, compiling, memory, 0, dependent.options(torch.device("cuda")))
     except Exception as error:  # more registers or shared memory than there is
         print(f"{case} {way}: {type(error).__name__}", flush=True)
 
@@ -241,6 +290,8 @@ class Memory:
             return torch.randn(shape, dtype=dtype, device=device)
         what, _, number = name.partition("-")
         context = CONTEXT if case.kind == "decode" else PROMPT
+        if what == "arrived":
+            return torch.zeros(shape, dtype=torch.int32, device=device)
         if what == "own_slots":
             return torch.arange(context - 1, case.rows * context, context, dtype=torch.int32, device=device)  # of a decode step
         each = torch.arange(shape[0], dtype=torch.int32, device=device)
@@ -254,9 +305,9 @@ class Memory:
         return {"rows_of": 0 * each, "firsts": begun, "counts": (context - begun).clamp(max=int(number)), "positions": begun}[what]
 
 
-def timed(case: Case, way: Way, memory: Memory) -> float:
+def timed(case: Case, way: Way, memory: Memory, one: Callable[..., None]) -> float:
     """Seconds of a launch."""
-    one, extra = (product if case.kind == "product" else attention), dependent.options(torch.device("cuda"))
+    extra = dependent.options(torch.device("cuda"))
 
     def all_of_them() -> None:
         for layer in range(case.launches):
@@ -283,6 +334,9 @@ def cases(what: list[str], models: list[str]) -> Iterator[Case]:
         if kind == "product":
             for name in ("qkv", "o", "gate_up", "down", "head"):
                 yield Case(kind, model, name, 1)
+        elif kind == "tile":
+            for rows, name in itertools.product((16, 64, 256), ("qkv", "o", "gate_up", "down")):
+                yield Case(kind, model, name, rows)
         else:
             for rows in (1, 16, 64, 256) if kind == "decode" else (1,):
                 yield Case(kind, model, "", rows)
@@ -290,7 +344,7 @@ def cases(what: list[str], models: list[str]) -> Iterator[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", nargs="+", default=["decode", "product", "prompt"], choices=["decode", "product", "prompt"])
+    parser.add_argument("--what", nargs="+", default=["decode", "product", "prompt"], choices=list(KINDS))
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--seconds", type=float, default=60.0, help="after these nothing more is measured")
     parser.add_argument("--out", type=Path)
@@ -311,7 +365,7 @@ def main() -> None:
         memory, measured = Memory(case), []
         for way in found:
             try:
-                measured.append((timed(case, way, memory), way))
+                measured.append((timed(case, way, memory, KINDS[case.kind]), way))
             except Exception as error:
                 print(f"{case} {way}: {type(error).__name__}: {str(error)[:80]}")
                 torch.cuda.synchronize()
@@ -320,6 +374,8 @@ def main() -> None:
         for seconds, way in [measured[0], *sorted(measured, key=lambda one: one[0])[:KEPT]]:
             speeds = f"{case.bytes / seconds / 1e12:5.2f} TB/s {case.operations / seconds / 1e12:4.0f} TFLOP/s"
             print(f"  {1e6 * seconds:8.2f} us {speeds}  {way}", flush=True)
+        if case.kind == "tile":
+            print(f"  {1e6 * timed(case, measured[0][1], memory, library):8.2f} us by the library", flush=True)
         if options.out:
             options.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "cases": kept}) + "\n")
         del memory

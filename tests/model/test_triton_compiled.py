@@ -6,6 +6,8 @@ from pathlib import Path
 
 from . import compiled
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
 COMPILE = """
 import itertools
 import torch
@@ -86,3 +88,31 @@ check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """Which takes none."""
     compiled.run(COMPILE, tmp_path)
+
+
+SWEEP = """
+import sys
+sys.path.insert(0, BENCHMARKS)
+import gpu_kernels
+import torch
+
+LAUNCHES = {"num_warps", "num_stages"}
+
+def bound(kernel, grid, arguments, options):
+    names = kernel.arg_names[: len(arguments)]
+    assert not set(names) & set(options), (kernel, set(names) & set(options))
+    given = set(names) | set(options) - LAUNCHES
+    assert set(kernel.arg_names) == given, (kernel, set(kernel.arg_names) ^ given)
+    assert all(isinstance(value, int | float | torch.dtype) for value in arguments)
+
+for case in gpu_kernels.cases(list(gpu_kernels.KINDS), ["0.5b", "8b"]):
+    for way in gpu_kernels.ways(case):
+        gpu_kernels.KINDS[case.kind](case, way, bound, lambda name, shape, dtype, layer=0: dtype, 0, {"DEPENDENT": False})
+        print(case.kind)
+"""
+
+
+def test_the_sweep_of_kernels_calls_them_as_they_are(tmp_path: Path) -> None:
+    """What is measured on a GPU is written down where there is none."""
+    found = compiled.run(f"BENCHMARKS = {str(BENCHMARKS)!r}\n{SWEEP}", tmp_path)
+    assert set(found.split()) == {"decode", "prompt", "product", "tile"}
