@@ -208,7 +208,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGp
     monkeypatch.setattr(fused_products, "_OUTPUTS", 128)
     small_kernels(monkeypatch)
     with pretended(monkeypatch, tmp_path) as found:
-        monkeypatch.setattr(ways, "SIZES", (4,))
+        monkeypatch.setattr(ways, "SIZES", (8,))  # with the largest step there is, of four rows
         monkeypatch.setattr(contest, "CONTEST_S", 1e9)
         monkeypatch.setattr(contest, "CONTEXT", 16)
         monkeypatch.setattr(conftest, "TIE", 0.2)  # of half precision; logits are some 3.5 apart
@@ -256,14 +256,14 @@ def test_a_start_measures_once_and_serves_what_was_faster(
     assert isinstance(forward, TorchForward)
     chosen = forward.decoder.kernels.ways
     assert chosen.found is not None
-    assert {rows: one.chosen for rows, one in chosen.found.items()} == {4: frozenset(chosen.options) - {WIDE}}
+    assert {rows: one.chosen for rows, one in chosen.found.items()} == {8: frozenset(chosen.options) - {WIDE}}
     before = set(launched)
     serve(model, runner, gpu)
     assert "tiles.tile" in set(launched)
     assert set(launched) <= before | {"note"}
     told = [record.getMessage() for record in caplog.records if "Ways of decode steps" in record.getMessage()]
     assert len(told) == 1, "not once more behind the trial"
-    assert "4: 1000.000 -> " in told[0]
+    assert "8: 1000.000 -> " in told[0]
 
 
 def test_a_way_that_cannot_be_gone_is_told_and_left(

@@ -47,20 +47,19 @@ class Contest:
 
     def settle(self, steps: Sequence[Held]) -> None:
         """Among decode steps that are held; nothing where that was done before. What they were told is gone afterwards."""
-        sizes = {held.size: held for held in steps if held.size in ways.SIZES}
-        options = self._ways.options
-        if self._ways.found is not None or not options or not sizes:
+        sizes = {size: held for held in sorted(steps, key=_rows) if (size := ways.of(held.size)) is not None}  # the largest of each
+        if self._ways.found is not None or not self._ways.options or not sizes:
             return
         started = self._clock()
         # Those that matter most first: one row, the most, and those in the middle.
-        order = sorted(sizes, key=lambda rows: (rows not in (1, 16, 64, max(sizes)), rows))
-        self._ways.settle(order, lambda rows: self._seconds(sizes[rows]), self._possible)
+        order = sorted(sizes, key=lambda size: (size not in (1, 16, 64, max(sizes)), size))
+        self._ways.settle(order, lambda size: self._seconds(size, sizes[size]), self._possible)
         for held in sizes.values():
             held.told.zero_()
         gc.collect()  # whatever is left of the graphs that were measured
         log.info("Ways of decode steps measured in %.1f s, ms of each number of rows: %s", self._clock() - started, self._ways.line())
 
-    def _seconds(self, held: Held) -> float | None:
+    def _seconds(self, size: int, held: Held) -> float | None:
         """Of a step of texts that nobody asked for. None: there is no time left, or a way that need not be gone cannot be."""
         if self._clock() > self._until:
             return None
@@ -72,7 +71,7 @@ class Contest:
         try:
             return self._recorder.seconds(partial(self._compute, held))
         except Exception as error:
-            if not self._ways.trying.get(held.size):
+            if not self._ways.trying.get(size):
                 raise  # there is no other way
             self._tell_of(error)
             return None
@@ -91,3 +90,7 @@ class Contest:
         if words not in self._failed:
             self._failed.add(words)
             log.warning("Of the ways to compute decode steps one is not gone: %s", words)
+
+
+def _rows(held: Held) -> int:
+    return held.size

@@ -68,8 +68,8 @@ class Ways:
 
     def taken(self, option: Option, rows: int) -> int | None:
         """The number of rows of SIZES that it was chosen for, of which so many are a part; None: it was not."""
-        at = bisect_left(SIZES, rows)
-        return SIZES[at] if at < len(SIZES) and option in self.trying.get(SIZES[at], ()) else None
+        size = of(rows)
+        return size if size is not None and option in self.trying.get(size, ()) else None
 
     def leave(self) -> None:
         """Settled, with none chosen."""
@@ -96,6 +96,12 @@ class Ways:
             for rows, one in sorted((self.found or {}).items())
         ]
         return "; ".join(parts)
+
+
+def of(rows: int) -> int | None:
+    """The number of rows of SIZES that so many are measured with; None: they are more."""
+    at = bisect_left(SIZES, rows)
+    return SIZES[at] if at < len(SIZES) else None
 
 
 def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
