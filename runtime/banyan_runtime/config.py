@@ -270,7 +270,7 @@ class ServerConfig:
     scheduling_rules: str = option(
         "fair",
         check=one_of("fair", "sglang"),
-        help="fair: retracted requests go first, prefills let decodes through, long prompts short ones. sglang: SGLang 0.4.7's, to the letter.",
+        help="fair: retracted requests go first, prefills let decodes through, long prompts short ones. sglang: SGLang 0.4.7's rules.",
         group="schedule",
     )
     disable_radix_cache: bool = option(False, help="Do not share prefixes between requests.", group="schedule")

@@ -170,7 +170,8 @@ class Order:
                 if request.held_back:
                     continue
                 self.passed[request.id] += 1
-                bound = self.limits.ageing_batches * (self.top - request.priority).bit_length() + (OVERDUE_BATCHES if self.limits.policy == "lpm" else 0)
+                bound = self.limits.ageing_batches * (self.top - request.priority).bit_length()
+                bound += OVERDUE_BATCHES if self.limits.policy == "lpm" else 0
                 assert self.passed[request.id] <= bound, f"request {request.id} is passed by for ever"
 
     def _level(self, request: Request, top: int) -> int:

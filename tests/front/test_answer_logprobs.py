@@ -7,14 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from banyan_runtime import wire
+from banyan_runtime.front.logprobs import Cells, CompletionLogprobs
 from banyan_runtime.front.plan import ChatPlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.wire import FinishCode
 from tests.front.answering import EOS, SCORED, A, B, C, Play, ask, chat, completion, native, player, request, told
-from tests.front.support import FakeEngine, Front, columns, finish
+from tests.front.support import FakeEngine, Front, byte_fallback, columns, finish
 
 
 @pytest.fixture
@@ -124,15 +126,73 @@ def test_a_prompt_can_be_scored_without_generating(play: Play) -> None:
     play(scenario)
 
 
-def test_of_tokens_with_the_same_text_the_likeliest_is_told(play: Play) -> None:
+def test_completions_write_a_part_of_a_character_as_its_bytes(play: Play) -> None:
     async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
         first, second = front.context.text.tokenizer.encode("é", add_special_tokens=False)  # type: ignore[union-attr]
         connection = await ask(front, address, completion(request(logprobs=SCORED), top_logprobs=1))
         one = await engine.submitted()
-        await engine.step({one: [first]}, finish(one), **told((first, -1.5, second)))
-        assert (await connection.json())["choices"][0]["logprobs"]["top_logprobs"] == [{"�": -0.25}]
+        await engine.step({one: [first, second]}, finish(one), **told((first, -1.5, second), (second, -0.5, second)))
+        logprobs = (await connection.json())["choices"][0]["logprobs"]
+        assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
+        assert logprobs["top_logprobs"] == [{"bytes:\\xa9": -0.25, "bytes:\\xc3": -1.5}, {"bytes:\\xa9": -0.5}]
 
     play(scenario)
+
+
+def test_of_tokens_with_the_same_text_the_others_are_told_by_their_ids(play: Play) -> None:
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        connection = await ask(front, address, completion(request(logprobs=wire.LogprobRequest(output_top=2)), top_logprobs=2))
+        one = await engine.submitted()
+        tops = [[(600, -0.25), (A, -1.0)], [(600, -0.25), (601, -1.0)]]  # ids without a token have no text
+        await engine.step({one: [601, A]}, finish(one), scored=wire.pack_ids([0, 1]), logprobs=columns([-2.0, -3.0], tops))
+        logprobs = (await connection.json())["choices"][0]["logprobs"]
+        assert logprobs["tokens"] == ["", "a"]
+        assert logprobs["top_logprobs"] == [{"token_id:600": -0.25, "a": -1.0, "": -2.0}, {"": -0.25, "token_id:601": -1.0, "a": -3.0}]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("skip", [False, True])
+def test_offsets_are_places_in_the_text_that_is_answered(play: Play, stream: bool, skip: bool) -> None:
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        assert front.context.text is not None
+        letters = front.context.text.needed_tokenizer.encode("🎉é", add_special_tokens=False)
+        party, accent = letters[:4], letters[4:]
+        prompt = [EOS, *party, A, *party[:2], B, *accent[:1]]
+        echo = "<|im_end|>🎉a\ufffdb\ufffd"
+        asked = request(*prompt, logprobs=wire.LogprobRequest(output_top=1, prompt_from=1), skip_special_tokens=skip)
+        plan = completion(asked, stream=stream, top_logprobs=0, echoes=(echo,), echo_logprobs=True)
+        connection = await ask(front, address, plan)
+        one = await engine.submitted()
+        scores = wire.PromptLogprobs(one, 1, columns([-0.5] * (len(prompt) - 1)))
+        said = [*party, EOS, *accent, A]
+        await engine.step({one: said[:2]}, prompt_logprobs=[scores], **told(*((token, -1.0, token) for token in said[:2])))
+        for token in said[2:]:
+            await engine.step({one: [token]}, **told((token, -1.0, token)))
+        await engine.step(None, finish(one))
+        if stream:
+            await connection.head()
+            choices = [event["choices"][0] for event in await connection.events()]
+        else:
+            choices = (await connection.json())["choices"]
+        text = "".join(choice["text"] for choice in choices)
+        assert text == echo + ("🎉éa" if skip else "🎉<|im_end|>éa")
+        offsets = [offset for choice in choices if choice["logprobs"] for offset in choice["logprobs"]["text_offset"]]
+        end = text.index("é")
+        assert offsets[: len(prompt)] == [0, 10, 10, 10, 10, 11, 12, 12, 13, 14]
+        assert offsets[len(prompt) :] == [15, 15, 15, 15, 16, end, end, end + 1]
+
+    play(scenario)
+
+
+def test_offsets_know_what_a_tokenizer_put_before_a_prompt(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(byte_fallback(tmp_path))
+    ids = np.array([1, 264, 263, 264], dtype=np.int32)
+    told = CompletionLogprobs(tokenizer, echo="a你 a")
+    answer = json.loads(b"".join(told.parts(lambda: iter(()), lambda: iter([Cells(ids[:, None], None)]))))
+    assert answer["tokens"] == ["<s>", " a", "你", " a"]
+    assert answer["text_offset"] == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("text", [False, True])

@@ -108,6 +108,13 @@ def test_strings_and_regexes_are_looked_for_together() -> None:
     assert stops.feed("ab STx") + stops.finish() == "ab STx"
 
 
+@pytest.mark.parametrize(("end", "text", "matched"), [("ity of cats", "a city of ", "c"), ("ity", "a city", None), ("", "a c", None)])
+def test_what_a_string_holds_back_is_as_early_for_a_regex_as_it_came(end: str, text: str, matched: str | None) -> None:
+    stops = Stops(["cityZZZ"], ["c"], include=False)
+    said = stops.feed("a c", allowed=False) + stops.feed(end)
+    assert (said if stops.matched else said + stops.finish(), stops.matched) == (text, matched)
+
+
 @pytest.mark.parametrize("pattern", ["(", "a*", "(a{1000}){1000}", "[z-a]", ""])
 def test_a_pattern_that_cannot_be_looked_for_is_refused(pattern: str) -> None:
     with pytest.raises(BadRegex):

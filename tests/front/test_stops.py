@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,15 +11,30 @@ from hypothesis import strategies as st
 from banyan_runtime.front.text.stops import StopMatcher
 from tests.front.support import splits
 
+Piece = tuple[str, bool]
+"""The text of a token, and whether a stop may end in it."""
+
 
 def run(stops: list[str], deltas: list[str], *, include: bool = False) -> tuple[str, str | None]:
+    return run_pieces(stops, [(delta, True) for delta in deltas], include=include)
+
+
+def run_pieces(stops: list[str], pieces: list[Piece], *, include: bool = False) -> tuple[str, str | None]:
     matcher = StopMatcher(stops, include=include)
     out = ""
-    for delta in deltas:
-        out += matcher.feed(delta)
+    for text, allowed in pieces:
+        out += matcher.feed(text, allowed=allowed)
         if matcher.matched is not None:
             return out, matcher.matched
     return out + matcher.finish(), None
+
+
+def expected(stops: list[str], pieces: list[Piece]) -> tuple[str, str | None]:
+    """The stop that ends first of those that end where it is allowed."""
+    text = "".join(piece for piece, _ in pieces)
+    allowed = [may for piece, may in pieces for _ in piece]
+    ends = [(end, stop) for end in range(1, len(text) + 1) if allowed[end - 1] for stop in stops if text[:end].endswith(stop)]
+    return (text[: ends[0][0] - len(ends[0][1])], ends[0][1]) if ends else (text, None)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +73,34 @@ def test_a_match_that_ends_before_min_tokens_is_text() -> None:
     assert matcher.feed("aa", allowed=False) + matcher.feed("b") + matcher.finish() == "aab"
     matcher = StopMatcher(["aa"], include=False)
     assert (matcher.feed("a", allowed=False) + matcher.feed("a"), matcher.matched) == ("", "aa")
+
+
+@pytest.mark.parametrize("stops", [["c"], ["c", "cityZZZ"], ["cityZZZ", "c"]])
+def test_what_is_held_back_for_one_stop_is_no_match_of_another(stops: list[str]) -> None:
+    pieces = [("a c", False), ("ity", False), (" of cheese", True)]
+    assert run_pieces(stops, pieces) == ("a city of ", "c")
+    assert run_pieces(stops, [*pieces[:2], (" of", True)]) == ("a city of", None)
+
+
+PIECES = st.lists(st.tuples(st.text("ab", max_size=4), st.booleans()), max_size=10)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(PIECES, STOPS, st.lists(st.text("ab", max_size=6), max_size=3), st.randoms())
+@settings(max_examples=500, deadline=None)
+def test_stops_that_never_occur_change_nothing(pieces: list[Piece], stops: list[str], others: list[str], dice: random.Random) -> None:
+    never = [other + "Z" for other in others]
+    assert run_pieces(stops, pieces) == expected(stops, pieces)
+    longer = list(stops)
+    for stop in never:
+        longer.insert(dice.randint(0, len(longer)), stop)
+    assert run_pieces(longer, pieces) == expected(stops, pieces)
+
+
+@given(PIECES, STOPS)
+@settings(max_examples=300, deadline=None)
+def test_how_the_text_of_a_token_is_cut_does_not_matter(pieces: list[Piece], stops: list[str]) -> None:
+    assert run_pieces(stops, [(character, allowed) for text, allowed in pieces for character in text]) == run_pieces(stops, pieces)
 
 
 @given(st.text("ab\n", max_size=24), st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3), st.data())

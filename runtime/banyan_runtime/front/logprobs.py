@@ -3,13 +3,15 @@
 They stay packed until they are written: a token with twenty others beside it is 168 bytes, as objects it would be ten thousand.
 They are written slice by slice, straight into JSON, so that whoever writes many can let others go first.
 
-A token is shown as its own bytes (`bytes`) and as these bytes read as UTF-8, where a part of a character becomes U+FFFD. Every
+A token is shown as its own bytes (`bytes`) and as these bytes read as UTF-8, where a part of a character becomes U+FFFD. Completions
+have no place for the bytes, so there such a token is written as OpenAI writes it: `bytes:\\xf0\\x9f`. Every
 token that the usage counts has its entry: the stop token too, the tokens of a stop string that was cut off, and those that a
 parser moved into the reasoning.
 """
 
 from __future__ import annotations
 
+import codecs
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +30,7 @@ FLOOR: Final = -9999.0
 SLICE: Final = 512
 """Cells that are written at a time: less than a millisecond's work."""
 _REMEMBERED: Final = 65_536  # tokens whose JSON is kept
+_AS_THEY_ARE: Final = frozenset(map(chr, range(0x20, 0x7F))) - {"\\"}  # beside bytes that are written as \xf0
 _to_json: Final = msgspec.json.Encoder().encode
 
 Row = bytes
@@ -141,13 +144,24 @@ class _Spelling:
 
     def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
         def text(token_id: int) -> bytes:
-            return b'"token_id:%d"' % token_id if as_ids else _to_json(tokenizer.token_text(token_id))
+            return _by_id(token_id) if as_ids else _to_json(tokenizer.token_text(token_id))
 
-        self.text = _Memory(text)
-        self.length = _Memory(lambda token_id: len(tokenizer.token_text(token_id)))
+        self.completion = _Memory(_by_id if as_ids else lambda token_id: _to_json(_text_or_bytes(tokenizer.token_bytes(token_id))))
         self.chat_open = _Memory(lambda token_id: b'{"token":%b,"logprob":' % text(token_id))
         self.chat_close = _Memory(lambda token_id: b',"bytes":%b' % _to_json(list(tokenizer.token_bytes(token_id))))
         self.native_close = _Memory(lambda token_id: b",%d,%b]" % (token_id, text(token_id)))
+
+
+def _by_id(token_id: int) -> bytes:
+    return b'"token_id:%d"' % token_id
+
+
+def _text_or_bytes(raw: bytes) -> str:
+    """A token as completions write it: no two tokens of different bytes alike."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(chr(byte) if chr(byte) in _AS_THEY_ARE else f"\\x{byte:02x}" for byte in raw)
 
 
 _spelling: Final = functools.lru_cache(maxsize=4)(_Spelling)
@@ -201,24 +215,31 @@ class CompletionLogprobs:
     """`choices[].logprobs` of one choice of completions, whose offsets (into the text, however tokens are written) go on from
     call to call."""
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False, echo: str = "", skip_special_tokens: bool = True) -> None:
+        """`echo`: what the text begins with before anything is generated."""
         self._spelling = _spelling(tokenizer, as_ids)
-        self._offset = 0  # characters of all tokens before
+        self._offsets = _Offsets(tokenizer, echo, tokenizer.special_ids if skip_special_tokens else frozenset())
 
-    def parts(self, cells: Callable[[], Iterator[Cells]]) -> Iterator[bytes]:
-        """The object, in parts. `cells` begins anew with each call.
+    def parts(self, cells: Callable[[], Iterator[Cells]], prompt: Callable[[], Iterator[Cells]] = lambda: iter(())) -> Iterator[bytes]:
+        """The object, in parts: the tokens of the prompt, once, and then others. `cells` and `prompt` begin anew with each call.
 
-        `top_logprobs` of a token holds the likeliest and itself; of tokens with the same text the likeliest one.
+        `top_logprobs` of a token holds the likeliest and itself. Of tokens with the same text it has that text, or the likeliest; the
+        others are told by their ids.
         """
         spelling = self._spelling
+
+        def each(write: Callable[[Cells], bytes]) -> Iterator[bytes]:
+            return json_list(map(write, itertools.chain(prompt(), cells())))
+
         yield b'{"tokens":'
-        yield from json_list(b",".join(spelling.text.of(each.ids[:, 0])) for each in cells())
+        yield from each(lambda some: b",".join(spelling.completion.of(some.ids[:, 0])))
         yield b',"token_logprobs":'
-        yield from json_list(_own_values(each) for each in cells())
+        yield from each(_own_values)
         yield b',"top_logprobs":'
-        yield from json_list(self._tops(each) for each in cells())
+        yield from each(self._tops)
         yield b',"text_offset":'
-        yield from json_list(self._offsets(each) for each in cells())
+        told = self._offsets
+        yield from json_list(itertools.chain(map(told.of_prompt, prompt()), map(told.of_output, cells())))
         yield b"}"
 
     def _tops(self, cells: Cells) -> bytes:
@@ -226,22 +247,73 @@ class CompletionLogprobs:
             return _nulls(cells)
         values = _floored(cells.values)
         order = np.argsort(-values, axis=1, kind="stable")
-        width = values.shape[1]
-        texts = self._spelling.text.of(np.take_along_axis(cells.ids, order, axis=1))
-        numbers = _numbers(np.take_along_axis(values, order, axis=1))
-        told: list[bytes] = []
-        for start in range(0, len(texts), width):
-            likeliest: dict[bytes, bytes] = {}
-            for text, number in zip(texts[start : start + width], numbers[start : start + width], strict=True):
-                if text not in likeliest:
-                    likeliest[text] = b"%b:%b" % (text, number)
-            told.append(b"{%b}" % b",".join(likeliest.values()))
-        return b",".join(told)
+        ids = np.take_along_axis(cells.ids, order, axis=1)
+        numbers, width = _numbers(np.take_along_axis(values, order, axis=1)), values.shape[1]
+        rows = zip(cells.ids[:, 0].tolist(), ids.tolist(), range(0, len(numbers), width), strict=True)
+        return b",".join(self._top(own, beside, numbers[start : start + width]) for own, beside, start in rows)
 
-    def _offsets(self, cells: Cells) -> bytes:
-        offsets = list(itertools.accumulate(self._spelling.length.of(cells.ids[:, 0]), initial=self._offset))
-        self._offset = offsets.pop()
-        return _to_json(offsets)[1:-1]
+    def _top(self, own: int, ids: list[int], numbers: list[bytes]) -> bytes:
+        spelled = self._spelling.completion
+        named = {spelled[own]: own}
+        entries: dict[int, bytes] = {}
+        for token_id, number in zip(ids, numbers, strict=True):
+            if token_id not in entries:
+                name = spelled[token_id]
+                told = name if named.setdefault(name, token_id) == token_id else _by_id(token_id)
+                entries[token_id] = b"%b:%b" % (told, number)
+        return b"{%b}" % b",".join(entries.values())
+
+
+class _Offsets:
+    """Where each token begins in a text; one that begins within a character, where that character does."""
+
+    def __init__(self, tokenizer: Tokenizer, echo: str, skipped: frozenset[int]) -> None:
+        """The text is `echo` and what is generated behind it, without the tokens that are `skipped`."""
+        self._tokenizer = tokenizer
+        self._echo = echo
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._generating = False
+        self._at = 0  # characters before, without one that is not complete
+
+    def of_prompt(self, cells: Cells) -> bytes:
+        return self._told(cells, self._echoed)
+
+    def of_output(self, cells: Cells) -> bytes:
+        if not self._generating:
+            self._generating = True
+            self._decoder.reset()
+            self._at = len(self._echo)
+        return self._told(cells, self._generated)
+
+    def _told(self, cells: Cells, shown: Callable[[int], bytes]) -> bytes:
+        return _to_json([self._pass(shown(token_id)) for token_id in cells.ids[:, 0].tolist()])[1:-1]
+
+    def _pass(self, raw: bytes) -> int:
+        """Where these bytes begin, the next ones of the text."""
+        self._at += len(self._decoder.decode(raw[:1]))
+        begins = self._at if self._partial or not raw else self._at - 1
+        self._at += len(self._decoder.decode(raw[1:]))
+        return begins
+
+    @property
+    def _partial(self) -> bool:
+        """Whether the last character so far is not complete."""
+        return bool(self._decoder.getstate()[0])
+
+    def _generated(self, token_id: int) -> bytes:
+        return b"" if token_id in self._skipped else self._tokenizer.token_bytes(token_id)
+
+    def _echoed(self, token_id: int) -> bytes:
+        """What the prompt shows of a token. One that was written as text has neither the special tokens nor the space that the tokenizer
+        put before it."""
+        raw, special = self._tokenizer.token_bytes(token_id), token_id in self._tokenizer.special_ids
+        if not special and raw[:1] != b" ":
+            return raw
+        place = self._at + self._partial
+        if special:
+            return raw if self._echo.startswith(self._tokenizer.token_text(token_id), place) else b""
+        return raw if self._echo.startswith(" ", place) else raw[1:]
 
 
 def _own_values(cells: Cells) -> bytes:

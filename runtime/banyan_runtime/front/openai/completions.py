@@ -64,9 +64,12 @@ class _Columns:
     """`logprobs` of one choice."""
 
     def __init__(self, tokenizer: Tokenizer, plan: CompletionPlan, index: int) -> None:
-        self._told = CompletionLogprobs(tokenizer, as_ids=plan.tokens_as_ids)
+        request = plan.requests[index]
+        self._told = CompletionLogprobs(
+            tokenizer, as_ids=plan.tokens_as_ids, echo=plan.echoes[index], skip_special_tokens=request.skip_special_tokens
+        )
         self._top = plan.top_logprobs
-        self._prompt = PromptTokens(plan.requests[index].token_ids, 0) if plan.echo_logprobs else None
+        self._prompt = PromptTokens(request.token_ids, 0) if plan.echo_logprobs else None
 
     @property
     def none(self) -> bool:
@@ -84,7 +87,7 @@ class _Columns:
         prompt, self._prompt, top = self._prompt, None, self._top
         if prompt is None:
             return self._told.parts(lambda: cells_of(rows, top))
-        return self._told.parts(lambda: itertools.chain(prompt.cells(parts, top), cells_of(rows, top)))
+        return self._told.parts(lambda: cells_of(rows, top), lambda: prompt.cells(parts, top))
 
 
 def _choice(index: int, echo: str, outcome: Outcome, eos_ids: frozenset[int], columns: _Columns) -> Iterator[bytes]:

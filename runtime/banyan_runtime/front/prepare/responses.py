@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import AnswerPlan, ChatPlan, ResponsePlan
 from banyan_runtime.front.prepare.chat import plan_chat
 from banyan_runtime.front.prepare.sequences import Served
+from banyan_runtime.front.prepare.truncation import fitted
 from banyan_runtime.front.renaming import renamed, renamed_plan
 
 
@@ -32,8 +33,12 @@ def plan_response(served: Served, body: Mapping[str, Any], request_id: str) -> R
     names += [(f"messages[{place}]", "instructions" if place < len(system) else "previous_response_id") for place in range(len(before))]
     messages = [*history, *said]
     names += asked.names()
+
+    def plan(given: Sequence[Mapping[str, Any]]) -> ChatPlan:
+        return renamed_plan(plan_chat(served, asked.chat(given), request_id), names)
+
     try:
-        chat = renamed_plan(plan_chat(served, asked.chat([*before, *said]), request_id), names)
+        chat = fitted([*before, *said], plan) if asked.truncation == "auto" else plan([*before, *said])
     except ApiError as error:
         raise renamed(error, names) from None
     envelope = msgspec.structs.replace(chat.envelope, stream=asked.stream, ignored=asked.without_effect())

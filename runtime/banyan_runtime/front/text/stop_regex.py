@@ -146,6 +146,8 @@ class Stops:
     def __init__(self, stops: Sequence[str], patterns: Sequence[str], *, include: bool) -> None:
         self._strings = StopMatcher(stops, include=include) if stops else None
         self._regexes = RegexMatcher(patterns, include=include) if patterns else None
+        self._held = 0  # characters that the regexes have not seen yet
+        self._too_early = 0  # the first of these, which no match may end in
 
     @property
     def matched(self) -> str | None:
@@ -153,15 +155,29 @@ class Stops:
 
     def feed(self, text: str, *, allowed: bool = True) -> str:
         """As of both. Raises TooSlow."""
+        if not allowed:
+            self._too_early = self._held + len(text)
+        self._held += len(text)
         if self._strings is not None:
             text = self._strings.feed(text, allowed=allowed)
         if self._regexes is None:
             return text
-        text = self._regexes.feed(text, allowed=allowed)
+        early, text = self._parted(text)
+        text = self._regexes.feed(early, allowed=False) + self._regexes.feed(text)
         over = self._strings is not None and self._strings.matched is not None
         return text + self._regexes.finish() if over else text
 
     def finish(self) -> str:
         """As of both. Raises TooSlow."""
         rest = "" if self._strings is None or self._strings.matched is not None else self._strings.finish()
-        return rest if self._regexes is None else self._regexes.finish(rest)
+        if self._regexes is None:
+            return rest
+        early, rest = self._parted(rest)
+        return self._regexes.feed(early, allowed=False) + self._regexes.finish(rest)
+
+    def _parted(self, text: str) -> tuple[str, str]:
+        """The next text that the regexes see: what no match may end in, and what is behind it. The strings may have held it back."""
+        number = min(self._too_early, len(text))
+        self._too_early -= number
+        self._held -= len(text)
+        return text[:number], text[number:]

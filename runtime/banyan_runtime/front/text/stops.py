@@ -32,20 +32,21 @@ class StopMatcher:
         self.matched: str | None = None
 
     def feed(self, text: str, *, allowed: bool = True) -> str:
-        """The text that can be given out now. With `allowed` false (min_tokens), what ends in this piece is no match."""
+        """The text that can be given out now. With `allowed` false (min_tokens), what ends in this piece is no match, now or later;
+        what only begins in it may be one."""
         if self.matched is not None:
             return ""
         if not self._held and self._firsts.isdisjoint(text):  # the frequent case
             return text
         seen = self._held + text
-        # A stop can end here, or have begun, no further back than where it may have begun before: so long stops cost no more
-        # than the text is long.
+        # A stop that ends here has begun no further back than where it may have begun before: so long stops cost no more than the
+        # text is long, and none is found in what is held back for another.
         reach = [partial + len(text) for partial in self._partial]
         if allowed:
             found = [
                 (at + len(stop), order, stop)
                 for order, stop in enumerate(self._stops)
-                if reach[order] >= len(stop) and (at := seen.find(stop)) >= 0
+                if (at := seen.find(stop, len(seen) - reach[order])) >= 0
             ]
             if found:
                 end, _, stop = min(found)

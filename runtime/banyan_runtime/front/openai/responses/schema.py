@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import Field
@@ -87,7 +87,7 @@ class ResponsesRequest(RequestModel):
             if len(key) > MAX_KEY or len(value) > MAX_VALUE:
                 raise invalid("metadata", f"keys of metadata have at most {MAX_KEY} characters, values {MAX_VALUE}.")
 
-    def chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The body of the chat completion over these messages. Raises ApiError."""
         extra = self.model_extra or {}
         body: dict[str, Any] = {name: value for name, value in extra.items() if name in PASSED_ON}
