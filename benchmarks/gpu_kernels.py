@@ -235,11 +235,12 @@ def tile(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], layer
         parts = memory(f"parts-{tiles}-{way.stretch}-{way.block}", (way.stretch, tiles, rows, way.block), torch.float32)
         arrived = memory("arrived", (fused_products._ARRIVED,), torch.int32)
     biased = case.name == "qkv" and case.model == "0.5b"
+    bring = fused_products.Tile.of(case.rows, Product(outputs, columns, gated)).bring
     launch(
         tiles_kernels.tile, (tiles, way.stretch),
         (x, weight, bias if biased else weight, out, parts, arrived, weight, weight, case.rows, columns, outputs),
         dict(BIASED=biased, GATED=gated, THEN=0, BEYOND=0, WIDTH=columns, ROWS=rows, OUTPUTS=way.block, COLUMNS=way.columns,
-             SPLITS=way.stretch, num_warps=way.warps, num_stages=way.stages, **extra),
+             SPLITS=way.stretch, BRING=bring, num_warps=way.warps, num_stages=way.stages, **extra),
     )  # fmt: skip
 
 

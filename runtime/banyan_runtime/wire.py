@@ -169,6 +169,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     phase_seconds: dict[str, float] = {}
     software: dict[str, str] = {}  # versions of what computes: torch, cuda, flashinfer; "" for what is not there
 
+    @property
+    def most_requests(self) -> int:
+        """That may be there at once, running and waiting; those of background are counted apart."""
+        return self.max_running_requests + self.max_queued_requests
+
 
 class StartupProgress(msgspec.Struct, frozen=True, tag="startup"):
     """Start-up progress, before `Ready`."""

@@ -144,3 +144,24 @@ def test_short_ones_that_come_and_come_take_half_of_a_long_one_at_most() -> None
 def test_by_sglangs_rules_a_long_prompt_leaves_nothing() -> None:
     long, short = beside_a_long_one("sglang", [10])
     assert short >= long
+
+
+def test_lower_ones_have_nothing_of_an_urgent_prompt() -> None:
+    session = Session(limits(pool_tokens=8192, max_running=256, chunk=64))
+    urgent = session.submit([token % 50 for token in range(640)], 3, priority=5)
+    session.turn()
+    lower = [session.submit([number % 50] + [49] * 9, 2) for number in range(40)]
+    session.drain()
+    assert session.started.index(urgent) < min(map(session.started.index, lower))
+    session.check_texts()
+
+
+def test_who_is_let_by_leaves_the_long_one_its_room() -> None:
+    """Without that they would take what its rest needs, and be sent back for it."""
+    session = Session(limits(pool_tokens=2048, max_running=64, chunk=64))
+    session.submit([token % 50 for token in range(1600)], 3)
+    session.turn()
+    short = [session.submit([number % 50] + [49] * 9, 60) for number in range(24)]
+    session.drain()
+    assert sum(session.finishes[id].retractions for id in short) == 0
+    session.check_texts()

@@ -78,7 +78,7 @@ counted = {**product_types, "parts": "*fp32", "arrived": "*i32", "rows": "i32"}
 for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864, 896, True), (6144, 4096, False), (14336, 4096, True)]):
     for tile in {Tile.of(rows, product) for rows in SIZES if rows > 2}:
         constants = {"BIASED": True, "GATED": product.gated, "THEN": 4096, "BEYOND": 64, "WIDTH": product.width, "ROWS": tile.rows}
-        constants |= {"OUTPUTS": tile.outputs, "COLUMNS": tile.columns, "SPLITS": tile.splits}
+        constants |= {"OUTPUTS": tile.outputs, "COLUMNS": tile.columns, "SPLITS": tile.splits, "BRING": tile.bring}
         check(tiles.tile, constants, tile.warps, tile.stages, 99 << 10, **counted)
 check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
 check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})

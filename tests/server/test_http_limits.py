@@ -29,14 +29,15 @@ class App:
         self.release = threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] != "/early":
+        if scope["path"] not in ("/early", "/last"):
             while (message := await receive())["type"] == "http.request" and message["more_body"]:
                 pass
             if message["type"] == "http.disconnect":
                 return
         if scope["path"] == "/wait":
             await self.wait(receive)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"1")]})
+        ends = [(b"connection", b"close")] if scope["path"] == "/last" else []
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"1"), *ends]})
         if scope["path"] == "/flood":
             await self.flood(receive, send)
         await send({"type": "http.response.body", "body": b"done:" + scope["path"].encode()})
@@ -129,6 +130,17 @@ def test_the_rest_of_a_body_that_is_already_answered_must_come_too(url: str) -> 
         slow.send(head("POST", "/early", "Content-Length: 100000") + b"{")
         answer = slow.rest()
         assert (answer.count(b"HTTP/1.1 "), b"done:/early" in answer) == (1, True)
+
+
+def test_an_answer_that_is_the_last_reaches_a_client_that_still_sends_its_body(url: str) -> None:
+    with RawClient(url) as client:
+        client.send(head("POST", "/last", f"Content-Length: {64 << 20}") + BLOCK)
+        time.sleep(0.3)
+        for _ in range(100):
+            client.socket.sendall(BLOCK)  # which would fail on a connection that was reset
+        answer = client.rest()
+    assert b"done:/last" in answer
+    assert b"connection: close" in answer
 
 
 @pytest.mark.parametrize("before", [b"", head("GET", "/")], ids=["never used", "after a request"])

@@ -245,6 +245,40 @@ def test_the_default_model_can_be_asked_for(server: ServerProcess) -> None:
     assert server.get("/v1/models/default").json() == server.get(f"/v1/models/{MODEL}").json()
 
 
+def test_large_bodies_that_do_not_end_share_a_budget_and_keep_no_small_one_out(server: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="None", max_retries=0)
+    length = f"Content-Length: {31 << 20}"
+
+    def announced(path: str = COMPLETIONS) -> bytes:
+        """The first words of an answer to the head of a large request."""
+        with RawClient(server.url) as asking:
+            asking.send(head("POST", path, JSON, length, "Expect: 100-continue"))
+            first = asking.until(b"\r\n\r\n")
+            return first if first == CONTINUE else first + asking.rest()
+
+    with contextlib.ExitStack() as clients:
+        for _ in range(8):
+            clients.enter_context(RawClient(server.url)).send(head("POST", COMPLETIONS, JSON, length) + b" " * (30 << 20))
+        server.eventually(lambda: announced() != CONTINUE, "a refusal")
+        answer = announced()
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 5\r\n" in answer
+        status, error = refused(answer)
+        assert (status, error["type"], error["code"]) == (503, "server_error", "server_overloaded")
+        claude = announced("/v1/messages").partition(b"\r\n\r\n")[2]
+        assert json.loads(claude)["error"]["type"] == "overloaded_error"
+        with pytest.raises(openai.InternalServerError) as refusal:
+            client.completions.create(model=MODEL, prompt="a" * (31 << 20))
+        assert (refusal.value.status_code, refusal.value.code) == (503, "server_overloaded")
+        status, error = refused(ask(server, head("POST", COMPLETIONS, JSON, CHUNKED) + chunked(b" " * (31 << 20))))
+        assert (status, error["code"]) == (503, "server_overloaded")
+        for _ in range(3):
+            small = client.completions.create(model=MODEL, prompt="a", max_tokens=4, extra_body={"made_up": "x" * 60_000})
+            assert small.choices
+    server.eventually(lambda: announced() == CONTINUE, "room again")
+    assert client.completions.create(model=MODEL, prompt="a", max_tokens=4, extra_body={"made_up": "x" * (20 << 20)}).choices
+
+
 # --- who may ask ---
 
 EFFECTS = [
@@ -338,3 +372,24 @@ def test_a_full_queue_is_answered_with_429_and_when_to_come_again(narrow: Server
         for path in PROBES:
             assert narrow.status(path) == 200
         narrow.post("/abort_request", {"abort_all": True})
+
+
+def test_a_request_that_could_never_be_taken_is_told_so_instead_of_to_come_again(narrow: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="None", max_retries=0)
+    complete, chat = client.completions.create, client.chat.completions.create
+    asked: list[tuple[str, Any, dict[str, Any]]] = [
+        ("n", complete, {"prompt": "a", "n": 3}),
+        ("prompt", complete, {"prompt": ["a", "b", "c"]}),
+        ("best_of", complete, {"prompt": "a", "best_of": 3}),
+        ("n", chat, {"messages": [{"role": "user", "content": "hi"}], "n": 3}),
+    ]
+    for param, create, options in asked:
+        for stream in (False, True) if param != "best_of" else (False,):
+            with pytest.raises(openai.BadRequestError) as refusal:
+                create(model=MODEL, stream=stream, **options)
+            assert refusal.value.param == param
+            assert f"'{param}' asks for 3 sequences; this server takes at most 2 at once" in refusal.value.message
+    native = httpx.post(f"{narrow.url}/generate", json={"text": ["a", "b", "c"], "sampling_params": {"max_new_tokens": 1}})
+    assert (native.status_code, native.json()["error"]["param"]) == (400, "text")
+    nothing_to_compute = httpx.post(narrow.url + COMPLETIONS, json={**PROMPT, "prompt": ["a", "b", "c"], "max_tokens": 0})
+    assert nothing_to_compute.status_code == 200

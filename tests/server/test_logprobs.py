@@ -120,6 +120,26 @@ def test_a_prompt_is_scored_alone_with_max_tokens_0(client: openai.OpenAI, exact
     assert completion.usage.completion_tokens == 0
 
 
+def test_offsets_and_alternatives_hold_where_characters_have_several_tokens(client: openai.OpenAI) -> None:
+    text = "🎉🎊 hello world"
+    completion = client.completions.create(model=MODEL, prompt=text, max_tokens=0, logprobs=5, echo=True)
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset is not None
+    parts = [at for token, at in zip(logprobs.tokens, logprobs.text_offset, strict=True) if token.startswith("bytes:\\x")]
+    assert set(parts) == {0, 1}
+    whole = [(token, at) for token, at in zip(logprobs.tokens, logprobs.text_offset, strict=True) if not token.startswith("bytes:")]
+    assert "".join(token for token, _ in whole) == text[2:]
+    assert all(text.startswith(token, at) for token, at in whole)
+    assert all(len(top) in (5, 6) for top in (logprobs.top_logprobs or [])[1:])
+    options: dict[str, Any] = {"model": MODEL, "prompt": text, "max_tokens": 8, "logprobs": 2, "echo": True, "temperature": 0}
+    known = client.completions.create(**options).choices[0].logprobs
+    streamed = [chunk.choices[0].logprobs for chunk in client.completions.create(**options, stream=True)]
+    assert known is not None
+    assert [at for part in streamed if part is not None for at in part.text_offset or []] == known.text_offset
+
+
 def test_the_log_probabilities_of_a_chat_add_up_to_what_transformers_gives(
     client: openai.OpenAI, exact: ServerProcess, tiny_chat: Path
 ) -> None:

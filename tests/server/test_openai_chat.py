@@ -129,6 +129,29 @@ def test_without_usage_every_chunk_has_a_choice_and_the_first_has_the_role(clien
         extra(chunk.choices[0].delta, "reasoning_content")
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("chat/completions", {"messages": FRANCE}),
+        ("chat/completions", {"messages": FRANCE, "logprobs": True, "n": 2}),
+        ("completions", {"prompt": "x"}),
+        ("completions", {"prompt": "x", "logprobs": 1, "echo": True}),
+    ],
+)
+def test_where_the_last_chunk_has_the_usage_all_others_say_null_and_else_none_names_it(
+    server: ServerProcess, path: str, asked: dict[str, Any]
+) -> None:
+    def told(**options: Any) -> list[dict[str, Any]]:
+        body = {**asked, "stream": True, "max_tokens": 4, **options}
+        events = httpx.post(f"{server.url}/v1/{path}", json=body).text.split("\n\n")[:-2]
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    *before, last = told(stream_options={"include_usage": True})
+    assert [chunk["usage"] for chunk in before] == [None] * len(before)
+    assert last["usage"]["completion_tokens"] > 0
+    assert not any("usage" in chunk for chunk in [*told(), *told(stream_options={"include_usage": False})])
+
+
 def test_running_usage_grows_with_the_tokens_that_are_told(client: openai.OpenAI) -> None:
     stream = chunks(client, extra_body=NO_THINKING | {"stream_options": {"continuous_usage_stats": True, "include_usage": True}})
     counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage is not None]
@@ -240,6 +263,15 @@ def test_null_is_the_same_as_absent_and_unknown_fields_are_ignored_and_named(ser
     assert response.status_code == 200
     assert response.headers["x-banyan-ignored"] == "made_up"
     assert response.json()["model"] == MODEL
+
+
+def test_what_only_openais_servers_use_is_checked_and_named_where_it_has_no_effect(server: ServerProcess) -> None:
+    silent = {"user": "u", "safety_identifier": "s", "metadata": {}}
+    idle = {"prediction": {"type": "content", "content": "Paris"}, "metadata": {"a": "b"}, "prompt_cache_key": "k"}
+    shape = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "strict": None}}
+    for more, ignored in ((silent, None), (idle, "prediction, metadata, prompt_cache_key"), ({"response_format": shape}, None)):
+        response = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": FRANCE, "max_tokens": 4, **more})
+        assert (response.status_code, response.headers.get("x-banyan-ignored")) == (200, ignored)
 
 
 def test_messages_may_be_parts_and_the_last_one_continued(client: openai.OpenAI) -> None:

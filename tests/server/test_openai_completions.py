@@ -38,6 +38,18 @@ def test_text_and_its_token_ids_are_the_same_prompt(client: openai.OpenAI, serve
     assert text.object == "text_completion"
 
 
+def test_a_stop_that_never_occurs_changes_nothing_for_another(client: openai.OpenAI) -> None:
+    """It held back text of a token that may be no stop yet, in which the other was found with the next one."""
+    options: dict[str, Any] = {"max_tokens": 12, "extra_body": {"ignore_eos": True, "min_tokens": 5}}
+    whole = complete(client, **options, logprobs=0).choices[0]
+    assert whole.logprobs is not None
+    early = whole.text[: (whole.logprobs.text_offset or [])[4]]  # of four tokens
+    stop, never = early[-1], early[-1] + "ZZZ"
+    alone = complete(client, **options, stop=[stop])
+    assert len(alone.choices[0].text) >= len(early)
+    assert complete(client, **options, stop=[stop, never]).choices == alone.choices
+
+
 def test_without_a_limit_sixteen_tokens_are_made(client: openai.OpenAI) -> None:
     completion = complete(client, max_tokens=None, extra_body={"ignore_eos": True})
     assert completion.usage is not None

@@ -18,6 +18,11 @@ from tests.server.conftest import MODEL, ServerProcess, StartServer
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
+SHAPE = "response_format.json_schema"
+
+
+def shape(**more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, **more}}
 
 
 def refuse(server: ServerProcess, path: str, body: Any, status: int = 400) -> dict[str, Any]:
@@ -62,6 +67,15 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         (CHAT, {"messages": USER, "stop": ["a", 1]}, "invalid_type", "stop[1]", "expected a string, got an integer"),
         (CHAT, {"messages": USER, "n": True}, "invalid_type", "n", "expected an integer, got a boolean"),
         (CHAT, {"messages": USER, "stream_options": {"include_usage": 1}}, "invalid_type", "stream_options.include_usage", "a boolean"),
+        (CHAT, {"messages": USER, "user": {}}, "invalid_type", "user", "expected a string, got an object"),
+        (CHAT, {"messages": USER, "prediction": 5}, "invalid_type", "prediction", "expected an object, got an integer"),
+        (CHAT, {"messages": USER, "safety_identifier": 5}, "invalid_type", "safety_identifier", "a string"),
+        (CHAT, {"messages": USER, "prompt_cache_key": 5}, "invalid_type", "prompt_cache_key", "a string"),
+        (CHAT, {"messages": USER, "metadata": {"a": {"b": 1}}}, "invalid_type", "metadata.a", "expected a string, got an object"),
+        ("/v1/completions", {"prompt": "a", "user": 5}, "invalid_type", "user", "expected a string"),
+        (CHAT, {"messages": USER, "response_format": shape(strict="yes")}, "invalid_type", f"{SHAPE}.strict", "expected a boolean."),
+        (CHAT, {"messages": USER, "response_format": shape(name="bad name!")}, "invalid_value", f"{SHAPE}.name", "'bad name!' must be"),
+        (CHAT, {"messages": USER, "response_format": shape(name="a" * 65)}, "invalid_value", f"{SHAPE}.name", "1 to 64 letters"),
         (CHAT, {"messages": USER, "temperature": 3.0}, "decimal_above_max_value", "temperature", "must be in [0, 2], got 3.0."),
         (CHAT, {"messages": USER, "max_tokens": 0}, "integer_below_min_value", "max_tokens", "max_tokens must be at least 1, got 0."),
         (CHAT, {"messages": USER, "top_logprobs": 1}, "invalid_value", "top_logprobs", "`logprobs` must be set to true"),

@@ -244,7 +244,7 @@ class Prefill:
         rest = int(memory.tables.length[request.row]) - start
         count = budget.part_of(rest)
         if count < rest:
-            count -= self._left_to_others(request, count, chosen)
+            count -= self._left_to_others(request, count, rest, chosen)
         if memory.whole_pages(count) > memory.available:
             count = memory.available
         if count == 0:
@@ -257,18 +257,25 @@ class Prefill:
             budget.charge(count, 0)
         return True
 
-    def _left_to_others(self, chunked: Request, piece: int, chosen: Selection) -> int:
+    def _left_to_others(self, chunked: Request, piece: int, rest: int, chosen: Selection) -> int:
         """What the next in order need of a step that a piece of a longer prompt would fill, in whole pages: of those whose prompts end in
-        it, and of nobody behind one who needs more."""
+        it and who leave the rest of the long one, and what it says, its room; and of nobody behind one who does not."""
         most, needed = self._rules.left_to_others(piece), 0
-        if self.full or not self.queue:
+        if self.full or not most or not self.queue:
             return 0
-        for request in islice(self._candidates(), self._memory.tables.free_rows):
-            if request.background is not chunked.background or self._pays_to_wait(request, chosen):
+        memory, level = self._memory, int(self._memory.tables.level[chunked.row])
+        room = chosen.budget.total - memory.whole_pages(rest) - self._rules.charge(chunked)
+        beside = InBatchPrefixes()
+        for request in islice(self._candidates(), memory.tables.free_rows):
+            if request.background is not chunked.background or self.queue.aged(request) < level:
                 break
-            cached = self._memory.prefixes.longest(request.key[: request.matchable * ID_BYTES], request.salt)
-            more = self._memory.whole_pages(len(request.token_ids) - cached)
-            if needed + more > most:
+            if beside.longest(request.key, request.salt) >= HOLD_BACK_FROM or self._pays_to_wait(request, chosen):
+                break
+            beside.add(request.key, request.salt)
+            cached = memory.prefixes.longest(request.key[: request.matchable * ID_BYTES], request.salt)
+            more = memory.whole_pages(len(request.token_ids) - cached)
+            room -= more + self._rules.charge(request)
+            if needed + more > most or room <= 0:
                 break
             needed += more
         return needed

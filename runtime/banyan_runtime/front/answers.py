@@ -39,7 +39,7 @@ from banyan_runtime.front.transport import while_connected
 from banyan_runtime.front.turns import Turn
 
 DONE: Final = b"data: [DONE]\n\n"
-_REJECTIONS: Final = {"queue_full": "queue_full", "context_length_exceeded": "too_long"}
+_REJECTIONS: Final = {"queue_full": "queue_full", "context_length_exceeded": "too_long", "server_overloaded": "unavailable"}
 to_json: Final = msgspec.json.Encoder().encode
 P = TypeVar("P")
 W = TypeVar("W", bound="Frame")
@@ -130,15 +130,16 @@ async def _planned(
     arrival: Arrival,
     enrich: Callable[[bytearray], Awaitable[bytes | bytearray]] | None,
 ) -> P:
-    body: bytes | bytearray = await read_body(http)
-    admit(context)
-    assert context.preparer is not None, "admitted before it was ready"
-    if enrich is not None:
-        assert isinstance(body, bytearray)
-        body = await enrich(body)
-    plan = await while_connected(http, context.preparer.plan(endpoint, body, arrival.id))
-    assert isinstance(plan, kind)
-    return plan
+    with context.bodies.share() as share:
+        body: bytes | bytearray = await read_body(http, share=share)
+        admit(context)
+        assert context.preparer is not None, "admitted before it was ready"
+        if enrich is not None:
+            assert isinstance(body, bytearray)
+            body = await enrich(body)
+        plan = await while_connected(http, context.preparer.plan(endpoint, body, arrival.id))
+        assert isinstance(plan, kind)
+        return plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,25 +3,70 @@ is read at once."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from banyan_runtime.front.errors import ClientGone, content_encoding, malformed_json, media_type, too_large
+from banyan_runtime.front.errors import ClientGone, content_encoding, malformed_json, media_type, too_large, too_many_bodies
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 MAX_COMMAND_BYTES: Final = 64 * 1024
+MAX_UNPREPARED_BYTES: Final = 256 << 20  # of all bodies together
+FREE_BYTES: Final = 64 << 10  # of each body; as much as its connection holds unread anyway
 _BOM: Final = b"\xef\xbb\xbf"  # some programs put it before UTF-8
 _LOOKED_AT: Final = 1 << 20  # bytes of a body that cannot be decoded
 _ESCAPED: Final = re.compile(rb"\\u[dD]")
 _HALF: Final = "a string has half of a surrogate pair, such as \\ud83d alone, which is no character"
 
 
-async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytearray:
-    """The body of a request for a JSON route. Raises ApiError for another media type or too many bytes, ClientGone."""
+class BodyShare:
+    """What one body takes of the budget."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    def check(self, size: int) -> None:
+        """Raises ApiError where there is no room just now for a body of so many bytes."""
+        if size - FREE_BYTES - self._taken > self._budget.left:
+            raise too_many_bodies()
+
+    def grow(self, size: int) -> None:
+        """The body has so many bytes by now. Raises ApiError where there is no room for them."""
+        self.check(size)
+        self._take(max(0, size - FREE_BYTES))
+
+    def give_back(self) -> None:
+        self._take(0)
+
+    def _take(self, taken: int) -> None:
+        self._budget.left -= taken - self._taken
+        self._taken = taken
+
+
+class BodyBudget:
+    """The memory that all bodies together may take while they come, and until they are prepared. What is only announced takes none.
+    The beginning of each is free, so that large ones keep no small one out."""
+
+    def __init__(self, limit: int = MAX_UNPREPARED_BYTES) -> None:
+        self.left = limit
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[BodyShare]:
+        share = BodyShare(self)
+        try:
+            yield share
+        finally:
+            share.give_back()
+
+
+async def read_body(request: Request, limit: int = MAX_BODY_BYTES, share: BodyShare | None = None) -> bytearray:
+    """The body of a request for a JSON route. Raises ApiError for another media type, too many bytes or no room, ClientGone."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise media_type()
@@ -30,12 +75,17 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytearray:
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise too_large(limit)
+    if share is not None and announced.isdigit():
+        share.check(int(announced))
     body = bytearray()
     try:
         async for chunk in request.stream():
-            body += chunk  # grows in place: a large block is moved by the kernel, not copied
-            if len(body) > limit:
+            size = len(body) + len(chunk)
+            if size > limit:
                 raise too_large(limit)
+            if share is not None:
+                share.grow(size)
+            body += chunk  # grows in place: a large block is moved by the kernel, not copied
     except ClientDisconnect:
         raise ClientGone from None
     if body.startswith(_BOM):

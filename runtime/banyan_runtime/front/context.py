@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.auth import Gate
+from banyan_runtime.front.body import BodyBudget
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.keys import InternalKey
 from banyan_runtime.front.live import LiveRequests
@@ -37,6 +38,7 @@ class Context:
     preparer: Preparer | None = None
     batch_host: Backend | None = None  # None: this process has none
     internal_key: InternalKey = field(default_factory=InternalKey)
+    bodies: BodyBudget = field(default_factory=BodyBudget)
     live: LiveRequests = field(default_factory=LiveRequests)
     request_log: RequestLog = field(default_factory=Discreet)
     responses: ResponseStore = field(default_factory=ResponseStore)

@@ -81,6 +81,11 @@ def too_many_connections() -> ApiError:
     return ApiError(503, "Too many connections are open.", code="too_many_connections", headers=headers)
 
 
+def too_many_bodies() -> ApiError:
+    headers = {"Retry-After": "5", "Connection": "close"}
+    return ApiError(503, "Too many large requests are being received.", code="server_overloaded", headers=headers)
+
+
 def foreign_origin(origin: str) -> ApiError:
     message = f"Web pages of origin '{origin[:_ECHOED]}' may not use this server. Start it with --cors-allow-origins to let them."
     return ApiError(403, message, code="origin_not_allowed")

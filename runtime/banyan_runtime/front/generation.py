@@ -96,8 +96,7 @@ class Generation:
         self._state = _State.RUNNING
         self._vector = b""
         self._submission: Submission | None = None
-        scored = request.logprobs is not None and request.logprobs.prompt_from > 0
-        if request.sampling.max_new_tokens > 0 or scored or request.pooling:
+        if request.computed:
             try:
                 self._submission = context.client.submit(
                     self,

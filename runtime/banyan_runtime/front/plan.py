@@ -54,6 +54,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     def prompt_tokens(self) -> int:
         return len(self.token_ids) // 4
 
+    @property
+    def computed(self) -> bool:
+        """Whether the engine has anything to do."""
+        scored = self.logprobs is not None and self.logprobs.prompt_from > 0
+        return self.sampling.max_new_tokens > 0 or scored or self.pooling > 0
+
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """What an OpenAI answer says, and how it is sent, whatever is generated."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from banyan_runtime.model import ways
 from banyan_runtime.model.attention import Held, Replayed
+from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.blank import blank
 from banyan_runtime.model.capture import Recorder
 from banyan_runtime.model.table import SlotTable
@@ -22,7 +23,7 @@ log = logging.getLogger("banyan")
 
 CONTEST_S: Final = 30.0
 """Behind so many seconds nothing further is tried, and what was not stays as it is without."""
-CONTEXT: Final = 512  # tokens of each row
+CONTEXT: Final = 512  # tokens of each row, whose keys all lie in the padding slot
 
 
 class Contest:
@@ -50,10 +51,13 @@ class Contest:
         sizes = {size: held for held in sorted(steps, key=_rows) if (size := ways.of(held.size)) is not None}  # the largest of each
         if self._ways.found is not None or not self._ways.options or not sizes:
             return
+        if not isinstance(self._attention, TritonAttention):
+            return  # FlashInfer's plans belong to the steps that are captured for good
         started = self._clock()
         # Those that matter most first: one row, the most, and those in the middle.
         order = sorted(sizes, key=lambda size: (size not in (1, 16, 64, max(sizes)), size))
-        self._ways.settle(order, lambda size: self._seconds(size, sizes[size]), self._possible)
+        reach = {size: sizes[size].size for size in order}
+        self._ways.settle(reach, lambda size: self._seconds(size, sizes[size]), self._possible)
         for held in sizes.values():
             held.told.zero_()
         gc.collect()  # whatever is left of the graphs that were measured
@@ -77,6 +81,8 @@ class Contest:
             return None
 
     def _possible(self, option: Option, rows: int) -> bool:
+        if self._clock() > self._until:
+            return False
         try:
             possible = self._ways.possible(option, rows)
         except Exception as error:

@@ -19,7 +19,7 @@ from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.model.ways import AHEAD, WIDE, Ways
+from banyan_runtime.model.ways import AHEAD, LIGHT, WIDE, Ways
 from banyan_runtime.step import PADDING_SLOT, Pulse
 
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
@@ -43,7 +43,7 @@ class FusedKernels(PlainKernels):
         return _FusedNorm(weight, eps)
 
     def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
-        self.ways.add(WIDE)
+        self.ways.add(WIDE, lambda rows: rows <= LIGHT and spec.head_dim <= 128 and spec.group <= 16)
         return FusedHeads(spec, q_norm, k_norm, self.ways)
 
     def entry(self, norm: RmsNorm, layer: Layer) -> Entry:
@@ -59,7 +59,7 @@ class FusedKernels(PlainKernels):
         assert isinstance(layer, FusedLinear)
         layer.before(*(other for other in later if isinstance(other, FusedLinear)))
         if layer.brings:
-            self.ways.add(AHEAD)
+            self.ways.add(AHEAD, lambda rows: rows <= LIGHT)
 
     def _noted(self, layer: FusedLinear) -> FusedLinear:
         if layer.tileable:

@@ -55,9 +55,11 @@ class Tile:
     splits: int  # programs that share a tile, each with a stretch of its columns
     warps: int
     stages: int
+    bring: int  # columns, at most, that a program brings into the cache before it waits
 
     ENOUGH = 128  # programs: one for each of a large GPU's processors
     STRETCH = 768  # columns, at least: of fewer ones adding up costs more than it spares
+    RESIDENT = 264  # programs that run at once, two on each of a large GPU's processors
     ROOM = 96 << 10  # bytes of shared memory: two programs fit into a processor then
 
     @classmethod
@@ -72,9 +74,12 @@ class Tile:
                 break
         turns = product.width // columns
         splits = -(-turns // -(-turns // min(splits, -(-cls.ENOUGH // tiles))))  # each with as many of them, but for the last
-        stage = 2 * columns * (most + outputs * (2 if product.gated else 1))
+        lines = outputs * (2 if product.gated else 1)
+        stage = 2 * columns * (most + lines)
+        together = min(cls.RESIDENT, tiles * splits) * lines * 2  # bytes of a column of all that run at once
         held = cls.ROOM // stage + (most < 64)  # products of 64 rows and more end while the next begin, over one stage more
-        return cls(most, outputs, columns, splits, 8 if most == 128 else 4, min(6, held))
+        bring = max(64, AHEAD_BYTES // together // 64 * 64)
+        return cls(most, outputs, columns, splits, 8 if most == 128 else 4, min(6, held), min(bring, product.width))
 
 
 class Arrived:
@@ -182,7 +187,8 @@ class FusedLinear:
         self._tiles[(tiles, tile.splits)](
             x, self.weight, self.weight if self.bias is None else self.bias, out, parts, arrived, *then, rows, x.stride(0), self.outputs,
             BIASED=self.bias is not None, GATED=self.gated, WIDTH=self.weight.shape[1], ROWS=tile.rows, OUTPUTS=tile.outputs,
-            COLUMNS=tile.columns, SPLITS=tile.splits, num_warps=tile.warps, num_stages=tile.stages, **ahead, **self._options,
+            COLUMNS=tile.columns, SPLITS=tile.splits, BRING=tile.bring,
+            num_warps=tile.warps, num_stages=tile.stages, **ahead, **self._options,
         )  # fmt: skip
         return out
 

@@ -6,7 +6,7 @@ A kernel that is faster by itself may make a step slower, whose kernels begin wh
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -26,6 +26,9 @@ class Product(NamedTuple):
         return f"{self.outputs}x{self.width}{' gated' if self.gated else ''}"
 
 
+LIGHT: Final = 16
+"""Rows up to which ways are measured that depend on what attention reads: of nobody's texts all keys lie in one place, which comes from the
+cache, and of more rows they would be as many bytes as weights."""
 AHEAD: Final = "next weights ahead"
 """Weights that come next are brought into the cache while attention leaves memory idle."""
 
@@ -53,6 +56,7 @@ class Ways:
     seen: dict[Option, list[Possible]] = field(default_factory=dict)
     found: dict[int, Found] | None = None
     trying: Mapping[int, frozenset[Option]] = field(default_factory=dict)
+    reach: Mapping[int, int] = field(default_factory=dict)  # of each size the rows that were measured; nothing is chosen for more
 
     def add(self, option: Option, possible: Possible = lambda rows: True) -> None:
         """`possible`: whether it is one for steps of so many rows."""
@@ -69,21 +73,22 @@ class Ways:
     def taken(self, option: Option, rows: int) -> int | None:
         """The number of rows of SIZES that it was chosen for, of which so many are a part; None: it was not."""
         size = of(rows)
-        return size if size is not None and option in self.trying.get(size, ()) else None
+        return size if size is not None and option in self.trying.get(size, ()) and rows <= self.reach.get(size, size) else None
 
     def leave(self) -> None:
         """Settled, with none chosen."""
         self.found = {}
 
-    def settle(self, sizes: Iterable[int], seconds: Callable[[int], float | None], possible: Callable[[Option, int], bool]) -> None:
-        """`seconds`: what a step of so many rows takes as things are, None where it cannot be computed so or there is no time to try.
+    def settle(self, reach: Mapping[int, int], seconds: Callable[[int], float | None], possible: Callable[[Option, int], bool]) -> None:
+        """`seconds`: what a step of a size takes as things are, None where it cannot be computed so or there is no time to try.
         `possible`: as the method."""
+        self.reach = reach
 
         def timed(rows: int, chosen: frozenset[Option]) -> float | None:
             self.trying = {rows: chosen}
             return seconds(rows)
 
-        found = {rows: fastest(rows, [option for option in self.options if possible(option, rows)], timed) for rows in sizes}
+        found = {rows: fastest(rows, [option for option in self.options if possible(option, rows)], timed) for rows in reach}
         self.found = {rows: one for rows, one in found.items() if one is not None}
         self.trying = {rows: one.chosen for rows, one in self.found.items()}
 
@@ -105,7 +110,7 @@ def of(rows: int) -> int | None:
 
 
 def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
-    """Each option is tried beside those that were faster before it. What comes of it is measured once more, beside a step with none."""
+    """Each option is tried beside those that were faster before it. What comes of it is measured twice more, in turn with none."""
     none: frozenset[Option] = frozenset()
     if not options or (before := timed(rows, none)) is None:
         return None
@@ -115,7 +120,10 @@ def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
         if now is not None and now < best * (1 - GAIN):
             chosen, best = chosen | {option}, now
     if chosen:
-        again, after = timed(rows, none), timed(rows, chosen)
-        if again is not None and after is not None and after < again * (1 - GAIN):
-            return Found(chosen, again, after)
+        pairs = [(timed(rows, none), timed(rows, chosen)) for _ in range(2)]
+        known = [(again, after) for again, after in pairs if again is not None and after is not None]
+        if known:
+            again, after = map(min, zip(*known, strict=True))
+            if after < again * (1 - GAIN):
+                return Found(chosen, again, after)
     return Found(none, before, before)

@@ -9,6 +9,7 @@ import logging
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -64,6 +65,15 @@ class Reading(enum.Enum):
     BODY = enum.auto()
 
 
+class _Answering:
+    """The transport as a cycle has it. Closed with unread bytes, a connection is reset, and the answer lost: this is closed later."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+        self.close: Callable[[], None] = connection.close_answered
+
+
 class Connection(HttpToolsProtocol):
     """One connection. Besides uvicorn's own: it counts, it keeps time, and it refuses."""
 
@@ -96,6 +106,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._http.opened()
         self.flow = self._flow = Flow(transport)
+        self._answering = _Answering(self)
         if len(self.connections) > self._limits.connections + RESERVED_FILES // 2:
             transport.abort()
 
@@ -174,6 +185,7 @@ class Connection(HttpToolsProtocol):
         if self._asked_from_afar:
             self._http.asked_from_afar = time.monotonic()
         super().connection_lost(exc)
+        self._answering.close = self.transport.close  # no cycle for the garbage collector
 
     def shutdown(self) -> None:
         if self._close_at is None:
@@ -216,6 +228,7 @@ class Connection(HttpToolsProtocol):
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":  # by which the parser would not be led
                 raise errors.malformed_http("of transfer encodings only chunked is known here; send the body as it is")
         super().on_headers_complete()
+        self.cycle.transport = self._answering  # type: ignore[assignment]
         if self._http.draining:
             self.cycle.keep_alive = False
         if self.cycle.scope["http_version"] != "1.1":
@@ -307,9 +320,22 @@ class Connection(HttpToolsProtocol):
         answer = error.response()
         head = [*self.server_state.default_headers, *answer.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
         self.transport.write(STATUS_LINE[error.status] + b"".join(b"%b: %b\r\n" % item for item in head) + b"\r\n" + bytes(answer.body))
+        self._linger()
+
+    def _linger(self) -> None:
+        """All is said; what still comes is not read any more, but taken."""
+        self._refused = True
         self._close_at = time.monotonic() + self._limits.linger_s
         self.flow.resume_reading()
         self.transport.write_eof()
+
+    def close_answered(self) -> None:
+        """A cycle closes the connection behind its answer."""
+        if self._reading is not Reading.BODY or self._close_at is not None:
+            self.transport.close()
+            return
+        self.pipeline.clear()
+        self._linger()
 
     def give_up(self, error: ApiError) -> None:
         """Answer with `error` what has no answer yet; behind it nothing is answered any more."""

@@ -186,6 +186,7 @@ class Server:
         await pool.warm_up()
         self._context.preparer = self._context.request_log.preparer(pool)
         self._state.context_length = info.context_len
+        self._client.max_open = max(self._client.max_open, info.most_requests)
         quantization = config.quantization or ("gguf" if find(model_dir) else "none")
         self._metrics.engine_ready(info, kv_cache_dtype=config.kv_cache_dtype, revision=config.revision, quantization=quantization)
         self._hold.release()

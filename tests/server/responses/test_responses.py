@@ -162,8 +162,22 @@ def test_a_call_that_is_cut_off_is_incomplete_and_its_conversation_goes_on(clien
     assert ask(client, "Hello", previous_response_id=cut.id).status == "completed"
 
 
-def test_an_input_that_fits_is_served_however_one_that_does_not_would_be_cut(client: openai.OpenAI) -> None:
+def test_with_truncation_the_oldest_items_are_left_out_of_an_input_that_does_not_fit(client: openai.OpenAI) -> None:
     assert ask(client, truncation="auto", max_output_tokens=4).truncation == "auto"
+    said = [{"role": "user", "content": "Hello " * 300}, {"role": "assistant", "content": "Hello " * 300}]
+    given: Any = [*said, {"role": "user", "content": CAPITAL}]
+    with pytest.raises(openai.BadRequestError, match="context_length_exceeded"):
+        ask(client, given)
+    first = ask(client, given, truncation="auto")
+    rest = ask(client, given[1:])
+    assert (first.truncation, first.output_text) == ("auto", rest.output_text)
+    assert first.usage is not None
+    assert rest.usage is not None
+    assert first.usage.input_tokens == rest.usage.input_tokens > 1000
+    counted = client.responses.input_tokens.count(model=MODEL, input=given, truncation="auto")
+    assert counted.input_tokens == first.usage.input_tokens
+    assert len(client.responses.input_items.list(first.id).data) == 3
+    assert ask(client, "And of Norway?", previous_response_id=first.id, truncation="auto", max_output_tokens=4).output
 
 
 @pytest.mark.parametrize("path", ["/v1/responses/compact", "/v1/conversations"])

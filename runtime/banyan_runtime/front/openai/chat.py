@@ -16,7 +16,7 @@ from banyan_runtime.front.generation import Call
 from banyan_runtime.front.logprobs import Row, chat_content
 from banyan_runtime.front.openai.calls import Calls, call_names
 from banyan_runtime.front.openai.functions import FunctionCall
-from banyan_runtime.front.openai.serving import CLOSE, OPEN_END, ChunkWriter, Identity, Usage, end_fields
+from banyan_runtime.front.openai.serving import OPEN_END, ChunkWriter, Identity, Usage, end_fields
 from banyan_runtime.front.plan import ChatPlan
 from banyan_runtime.front.text.tokenizer import Tokenizer
 
@@ -124,7 +124,7 @@ class _Writer(ChunkWriter):
 
     def render(self, index: int, delta: Delta) -> bytes:
         if self._plain and not delta.reasoning and not delta.tools and delta.finished is None:
-            return b"%b%b%b%b" % (self._contents[index], to_json(delta.content), _PLAIN_END, CLOSE) if delta.content else b""
+            return b"%b%b%b%b" % (self._contents[index], to_json(delta.content), _PLAIN_END, self._close) if delta.content else b""
         self._untold[index] += delta.logprobs
         chunks: list[bytes] = []
         if delta.reasoning and self._include_reasoning:

@@ -46,9 +46,9 @@ COMPLETION_UNSUPPORTED: Final[Neutral] = {
     "chat_template": _OFF,
 }
 
-SILENT: Final[frozenset[str]] = frozenset(COMPLETION_UNSUPPORTED) | {"user", "safety_identifier"}
+SILENT: Final[frozenset[str]] = frozenset(COMPLETION_UNSUPPORTED)
 """Fields without a class attribute of their own that need no mention where they have no effect: those that were refused or
-asked for nothing, and the name of the end user."""
+asked for nothing."""
 
 
 TIERS: Final[dict[str, int]] = {"flex": -1, "priority": 1}
@@ -73,7 +73,10 @@ class GenerationRequest(SamplingFields):
     cache_salt: str | None = None
     extra_key: str | None = None
     store: bool = False
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, str] = Field(default_factory=dict)
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     service_tier: str | None = None
     spaces_between_special_tokens: bool = True
     return_tokens_as_token_ids: bool = False
@@ -97,6 +100,7 @@ class GenerationRequest(SamplingFields):
         idle = {
             "store": self.store,
             "metadata": bool(self.metadata),
+            "prompt_cache_key": self.prompt_cache_key is not None,
             "service_tier": self.service_tier == "scale",
             "spaces_between_special_tokens": not self.spaces_between_special_tokens,
             "stream_options": self.stream_options is not None and not self.stream,
@@ -151,6 +155,7 @@ class ChatRequest(GenerationRequest):
     functions: Annotated[list[FunctionDefinition], FIRST_PROBLEM] = Field(default_factory=list)  # tools in older words
     function_call: str | dict[str, Any] | None = None
     documents: list[dict[str, Any]] = Field(default_factory=list)
+    prediction: dict[str, Any] | None = None
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -169,7 +174,8 @@ class ChatRequest(GenerationRequest):
             raise invalid("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.")
 
     def without_effect(self) -> tuple[str, ...]:
-        return (*(("verbosity",) if self.verbosity in ("low", "high") else ()), *super().without_effect())
+        idle = {"verbosity": self.verbosity in ("low", "high"), "prediction": self.prediction is not None}
+        return (*(name for name, asked in idle.items() if asked), *super().without_effect())
 
     def template_variables(self) -> dict[str, Any]:
         """`chat_template_kwargs`, with thinking switched by the effort unless they say it themselves."""

@@ -94,6 +94,7 @@ class ChunkWriter:
         self._usage = usage
         self._include_usage = plan.envelope.include_usage
         self._continuous_usage = plan.envelope.continuous_usage
+        self._close = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
         self._ends: dict[int, tuple[Finished, int]] = {}
 
     def end_of(self, index: int, delta: Delta, *, calls: str = "") -> bytes:
@@ -105,7 +106,7 @@ class ChunkWriter:
     def tail(self, index: int, completion_tokens: int) -> bytes:
         """What closes a chunk behind its choice, which has so many tokens by now."""
         if not self._continuous_usage:
-            return CLOSE
+            return self._close
         return b'}],"usage":' + to_json(self._usage.running(index, completion_tokens)) + b"}\n\n"
 
     def closing(self) -> bytes:
@@ -118,5 +119,4 @@ class ChunkWriter:
         return b"data: " + to_json(error.body()) + b"\n\n" + DONE
 
 
-CLOSE = b"}]}\n\n"
 OPEN_END = b'"finish_reason":null,"matched_stop":null'

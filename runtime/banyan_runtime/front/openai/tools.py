@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing, unsupported
 from banyan_runtime.front.openai.tool_schema import problem
-from banyan_runtime.front.parsing import RequestModel
+from banyan_runtime.front.parsing import RequestModel, check_name
 
 MAX_TOOLS: Final = 1024
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class FunctionDefinition(RequestModel):
@@ -57,9 +55,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
         where, name = f"tools[{index}]", tool.function.name
         if tool.type != "function":
             raise invalid(f"{where}.type", f"Invalid value for '{where}.type': '{tool.type[:64]}'. Supported values are: function.")
-        if not _NAME.fullmatch(name):
-            message = f"Invalid '{where}.function.name': '{name[:100]}' must be 1 to 64 letters, digits, '_' or '-'."
-            raise invalid(f"{where}.function.name", message)
+        check_name(f"{where}.function.name", name)
         if name in seen:
             raise invalid(f"{where}.function.name", f"'{name}' is the name of two tools; each needs a name of its own.")
         seen.add(name)

@@ -17,7 +17,7 @@ from banyan_runtime.front.plan import ChatPlan
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.output import output_of
-from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, priority_of, sequences
+from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, check_room, priority_of, sequences
 from banyan_runtime.front.renaming import renamed, renamed_plan
 from banyan_runtime.front.sampling import resolve
 
@@ -66,6 +66,7 @@ def _planned(served: Served, asked: ChatRequest, body: Mapping[str, Any], reques
     ids = encode(served, prompt.text, "messages", add_special_tokens=asked.add_special_tokens)
     top = asked.top_logprobs if asked.logprobs else -1
     requests = sequences(served, frame, ids, params, seed_id=f"chatcmpl-{envelope.own_id or request_id}", scores=Scores(top))
+    check_room(served.info, requests, "n")
     check_logprobs(requests, "top_logprobs")
     return ChatPlan(
         envelope=envelope,

@@ -15,7 +15,16 @@ from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.infill import infill
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids
-from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, check_sequences, priority_of, sequences
+from banyan_runtime.front.prepare.sequences import (
+    Frame,
+    Scores,
+    Served,
+    check_logprobs,
+    check_room,
+    check_sequences,
+    priority_of,
+    sequences,
+)
 from banyan_runtime.front.sampling import resolve
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -54,6 +63,7 @@ def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) ->
         choices = sequences(served, frame, ids, params, seed_id=prompt_seed_id, scores=scores)
         requests += choices
         echoes += [_echo(served, prompt, choices[0]) if asked.echo else ""] * params.n
+    check_room(served.info, requests, "prompt" if params.n == 1 else "n" if params.n == kept else "best_of")
     check_logprobs(requests, "logprobs")
     return CompletionPlan(
         envelope=envelope,

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from banyan_runtime.front.errors import ApiError, bad_grammar, invalid, invalid_type, missing, unsupported
+from banyan_runtime.front.parsing import check_name
 from banyan_runtime.grammar import schema
 from banyan_runtime.grammar.backends import xgrammar_rules
 from banyan_runtime.grammar.backends.llguidance import LlguidanceBackend
@@ -245,9 +246,13 @@ def _response_format(param: str, value: Any) -> Asked | None:
     name = described.get("name")
     if not isinstance(name, str | None):
         raise invalid_type(f"{param}.json_schema.name", "expected a string.")
+    if name is not None:
+        check_name(f"{param}.json_schema.name", name)
+    if not isinstance(described.get("strict"), bool | None):
+        raise invalid_type(f"{param}.json_schema.strict", "expected a boolean.")
     if described.get("schema") is None:
         raise missing(f"{param}.json_schema.schema")
-    return _json_schema(param, described["schema"], (name or "")[:64])
+    return _json_schema(param, described["schema"], name or "")
 
 
 _OUTPUTS: Final[Mapping[str, Callable[[str, Any], Asked]]] = {

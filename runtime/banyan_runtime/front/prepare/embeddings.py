@@ -15,7 +15,7 @@ from banyan_runtime.front.parsing import parse, shown
 from banyan_runtime.front.plan import EmbeddingPlan, Envelope, GenerateRequest
 from banyan_runtime.front.prepare.encode import beginning, encode, ending
 from banyan_runtime.front.prepare.prompts import as_ids, check_ids, fit
-from banyan_runtime.front.prepare.sequences import Served, check_id, priority_of
+from banyan_runtime.front.prepare.sequences import Served, check_id, check_room, priority_of
 from banyan_runtime.front.text.embedding import Embedding
 from banyan_runtime.front.text.tokenizer import Tokenizer
 
@@ -41,9 +41,11 @@ def plan_embeddings(served: Served, body: Mapping[str, Any], request_id: str) ->
     if asked.dimensions is not None:
         embedding.check(asked.dimensions)
     given = [_conversation(served, asked, asked.messages)] if asked.messages is not None else inputs(asked.input or [], "input")
+    requests = [pooled(served, embedding, asked, each) for each in given]
+    check_room(served.info, requests, "input")
     return EmbeddingPlan(
         envelope=envelope,
-        requests=tuple(pooled(served, embedding, asked, each) for each in given),
+        requests=tuple(requests),
         dimensions=asked.dimensions or 0,
         base64=asked.encoding_format == "base64",
     )

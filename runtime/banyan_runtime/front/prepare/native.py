@@ -12,7 +12,17 @@ from banyan_runtime.front.parsing import check_top_logprobs, parse, refuse_unsup
 from banyan_runtime.front.plan import GenerateRequest, NativePlan
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.prompts import MAX_PROMPTS, as_ids, check_ids
-from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_id, check_logprobs, check_sequences, priority_of, sequences
+from banyan_runtime.front.prepare.sequences import (
+    Frame,
+    Scores,
+    Served,
+    check_id,
+    check_logprobs,
+    check_room,
+    check_sequences,
+    priority_of,
+    sequences,
+)
 from banyan_runtime.front.sampling import SamplingParams, resolve
 
 DEFAULT_MAX_TOKENS: Final = 128
@@ -45,6 +55,7 @@ def plan_generate(served: Served, body: Mapping[str, Any], request_id: str) -> N
         asked_scores = dataclasses.replace(scores[position], prompt_from=start + 1 if start >= 0 else -1)
         bound = dataclasses.replace(frame, constraint=constraints[position])
         requests += sequences(served, bound, ids, params, seed_id=seed_id, scores=asked_scores, interval=interval)
+    check_room(served.info, requests, "n" if choices > 1 else "input_ids" if asked.text is None else "text")
     check_logprobs(requests, "top_logprobs_num")
     return NativePlan(
         requests=tuple(requests),

@@ -14,7 +14,7 @@ from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import GenerateRequest, LabelScorePlan, RerankPlan, ScorePlan
 from banyan_runtime.front.prepare.embeddings import Input, begin, check_number, ids_of, inputs, needed, pooled
 from banyan_runtime.front.prepare.prompts import check_ids
-from banyan_runtime.front.prepare.sequences import Served, priority_of
+from banyan_runtime.front.prepare.sequences import Served, check_room, priority_of
 
 
 def plan_score(served: Served, body: Mapping[str, Any], request_id: str) -> ScorePlan | LabelScorePlan:
@@ -26,6 +26,7 @@ def plan_score(served: Served, body: Mapping[str, Any], request_id: str) -> Scor
     envelope = begin(served, asked)
     ones, others = _sides(asked)
     requests = [pooled(served, embedding, asked, each) for each in (*ones, *others)]
+    check_room(served.info, requests, others[0].param.partition("[")[0])
     pairs = tuple((index if len(ones) > 1 else 0, len(ones) + index) for index in range(len(others)))
     return ScorePlan(envelope=envelope, requests=tuple(requests), pairs=pairs)
 
@@ -41,6 +42,7 @@ def plan_rerank(served: Served, body: Mapping[str, Any], request_id: str) -> Rer
         query = [Input("query", embedding.instructed(asked.query, instruction))]
     texts = [document if isinstance(document, str) else document.text for document in asked.documents]
     requests = [pooled(served, embedding, asked, each) for each in (*query, *inputs([*texts], "documents"))]
+    check_room(served.info, requests, "documents")
     return RerankPlan(
         envelope=envelope,
         requests=tuple(requests),
@@ -91,6 +93,7 @@ def _by_labels(served: Served, asked: ScoreRequest, labels: list[int]) -> LabelS
             )
             for label in labels
         ]
+    check_room(served.info, requests, "items")
     return LabelScorePlan(
         envelope=envelope, requests=tuple(requests), labels=len(labels), softmax=asked.apply_softmax, temperature=float(asked.temperature)
     )

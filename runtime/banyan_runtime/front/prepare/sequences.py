@@ -21,6 +21,7 @@ MAX_SEQUENCES: Final = 1024  # choices of all prompts together
 MAX_LOGPROBS: Final = 4_000_000  # of all sequences together: 32 MB while they are packed, up to 300 MB in JSON
 MAX_ID: Final = 128
 MAX_SALT: Final = 1024
+_NUMBERS: Final = ("n", "best_of")
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,18 @@ def check_sequences(prompts: int, choices: int) -> None:
     if prompts * choices > MAX_SEQUENCES:
         message = f"at most {MAX_SEQUENCES} choices of all prompts together are allowed, got {prompts} x {choices}."
         raise invalid("n", message, "integer_above_max_value")
+
+
+def check_room(info: wire.EngineInfo, requests: Sequence[GenerateRequest], param: str) -> None:
+    """Raises ApiError for more sequences in one request than the server takes at once, however idle it is. `param`: the field that
+    asks for so many."""
+    number, most = sum(request.computed for request in requests), info.most_requests
+    if number > most:
+        message = (
+            f"'{param}' asks for {number} sequences; this server takes at most {most} at once (--max-running-requests "
+            f"{info.max_running_requests}, --max-queued-requests {info.max_queued_requests}). Ask for fewer, or send several requests."
+        )
+        raise invalid(param, message, "integer_above_max_value" if param in _NUMBERS else "array_above_max_length")
 
 
 def check_logprobs(requests: Sequence[GenerateRequest], param: str) -> None:

@@ -37,6 +37,7 @@ def tile(
     OUTPUTS: tl.constexpr,  # likewise
     COLUMNS: tl.constexpr,  # at a time
     SPLITS: tl.constexpr,  # programs that share a tile
+    BRING: tl.constexpr,  # columns, at most, that a program brings into the cache before it waits
 ):
     """One tile, or a stretch of its columns."""
     kind = out.dtype.element_ty
@@ -53,9 +54,9 @@ def tile(
     gates = weight + line * WIDTH
     ups = gates + outputs.to(tl.int64) * WIDTH
     if DEPENDENT:
-        _bring(gates, begin, EACH, WIDTH)
+        _bring(gates, begin, BRING if BRING < EACH else EACH, WIDTH)
         if GATED:
-            _bring(ups, begin, EACH, WIDTH)
+            _bring(ups, begin, BRING if BRING < EACH else EACH, WIDTH)
     cache.ahead(then, beyond, THEN, BEYOND, DEPENDENT)
     own_bias, also_bias = _biases(bias, line, outputs, BIASED, GATED, OUTPUTS)
     await_earlier(DEPENDENT)
@@ -97,11 +98,11 @@ def tile(
 
 
 @triton.jit
-def _bring(lines, begin, EACH: tl.constexpr, WIDTH: tl.constexpr):
-    """A stretch of some lines into the cache."""
+def _bring(lines, begin, BRING: tl.constexpr, WIDTH: tl.constexpr):
+    """The beginning of a stretch of some lines into the cache."""
     PER_LINE: tl.constexpr = cache.LINE_BITS // lines.dtype.element_ty.primitive_bitwidth
-    COUNT: tl.constexpr = triton.next_power_of_2((EACH + PER_LINE - 1) // PER_LINE)
-    at = tl.minimum(begin + tl.minimum(tl.arange(0, COUNT) * PER_LINE, EACH - 1), WIDTH - 1)
+    COUNT: tl.constexpr = triton.next_power_of_2((BRING + PER_LINE - 1) // PER_LINE)
+    at = tl.minimum(begin + tl.minimum(tl.arange(0, COUNT) * PER_LINE, BRING - 1), WIDTH - 1)
     cache.lines(lines[:, None] + at[None, :])
 
 
