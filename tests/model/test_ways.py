@@ -24,6 +24,7 @@ from banyan_runtime.model.layers import PlainKernels
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchForward
 from banyan_runtime.model.ways import AHEAD, GAIN, WIDE, Option, Product, Ways, fastest
+from banyan_runtime.step import TableShape
 
 from . import conftest
 from .conftest import TinyModel, make
