@@ -95,7 +95,7 @@ class Contest:
         words = f"{type(error).__name__}: {error}"
         if words not in self._failed:
             self._failed.add(words)
-            log.warning("Of the ways to compute decode steps one is not gone: %s", words)
+            log.warning("Of the ways to compute decode steps one is not gone (--disable-autotune tries none): %s", words)
 
 
 def _rows(held: Held) -> int:
