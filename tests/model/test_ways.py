@@ -285,9 +285,8 @@ def test_a_way_that_cannot_be_gone_is_told_and_left(
     assert isinstance(forward, TorchForward)
     assert not any(forward.decoder.kernels.ways.trying.values())
     told = [record.getMessage() for record in caplog.records if "not gone" in record.getMessage()]
-    assert told == [
-        "Of the ways to compute decode steps one is not gone (--disable-autotune tries none): RuntimeError: PTX assembly aborted due to errors"
-    ]
+    (words,) = told
+    assert words.endswith("(--disable-autotune tries none): RuntimeError: PTX assembly aborted due to errors")
 
 
 def test_a_way_that_fails_while_a_graph_is_captured_is_left(gpu: PretendedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
