@@ -12,6 +12,7 @@ import triton.language as tl
 
 from banyan_runtime.model.kernels import cache
 from banyan_runtime.model.kernels.dependent import await_earlier
+from banyan_runtime.model.kernels.products import bias_part
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -20,7 +21,7 @@ def tile(
     weight,  # [outputs, WIDTH]; GATED: gates, then as many ups
     bias,  # BIASED: one number for each of its rows
     out,  # [rows, outputs]
-    parts,  # SPLITS > 1: fp32 [SPLITS, tiles, ROWS, OUTPUTS], GATED: twice as many
+    parts,  # SPLITS > 1: fp32 [SPLITS, tiles, ROWS, OUTPUTS]
     arrived,  # SPLITS > 1: int32 [tiles], zeros, and zeros again when all is done
     then,  # as `products.product`
     beyond,
@@ -36,10 +37,11 @@ def tile(
     ROWS: tl.constexpr,  # of a tile
     OUTPUTS: tl.constexpr,  # likewise
     COLUMNS: tl.constexpr,  # at a time
-    SPLITS: tl.constexpr,  # programs that share a tile
+    SPLITS: tl.constexpr,  # programs that share a tile; GATED: 1, there are outputs enough
     BRING: tl.constexpr,  # columns, at most, that a program brings into the cache before it waits
 ):
     """One tile, or a stretch of its columns."""
+    tl.static_assert(SPLITS == 1 or not GATED)
     kind = out.dtype.element_ty
     number, split = tl.program_id(0), tl.program_id(1)
     row_tiles = tl.cdiv(rows, ROWS)
@@ -58,7 +60,7 @@ def tile(
         if GATED:
             _bring(ups, begin, BRING if BRING < EACH else EACH, WIDTH)
     cache.ahead(then, beyond, THEN, BEYOND, DEPENDENT)
-    own_bias, also_bias = _biases(bias, line, outputs, BIASED, GATED, OUTPUTS)
+    own_bias, also_bias = bias_part(bias, first, outputs, outputs, BIASED, GATED, OUTPUTS)
     await_earlier(DEPENDENT)
     own_rows = x + tl.minimum(row, rows - 1).to(tl.int64) * stride
     own, also = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
@@ -75,15 +77,11 @@ def tile(
         of_all = parts + number.to(tl.int64) * (ROWS * OUTPUTS) + cell
         apart = tiles.to(tl.int64) * (ROWS * OUTPUTS)
         tl.store(of_all + split * apart, own)
-        if GATED:
-            tl.store(of_all + (SPLITS + split) * apart, also)
         tl.debug_barrier()
         writing = tl.atomic_add(arrived + number, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
         tl.debug_barrier()
         if writing:
-            own = _gathered(of_all, apart, 0, own, SPLITS)
-            if GATED:
-                also = _gathered(of_all, apart, SPLITS, also, SPLITS)
+            own = _gathered(of_all, apart, own, SPLITS)
             tl.store(arrived + number, 0)
     if writing:
         if BIASED:
@@ -107,20 +105,9 @@ def _bring(lines, begin, BRING: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _biases(bias, line, outputs, BIASED: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr):
-    own = tl.zeros((OUTPUTS,), bias.dtype.element_ty)
-    also = own
-    if BIASED:
-        own = tl.load(bias + line)
-        if GATED:
-            also = tl.load(bias + outputs + line)
-    return own, also
-
-
-@triton.jit
-def _gathered(of_all, apart, first, like, SPLITS: tl.constexpr):
+def _gathered(of_all, apart, like, SPLITS: tl.constexpr):
     """The sum of all stretches, in their order whoever comes last. Other processors wrote them: this one's own cache is passed by."""
     sums = tl.zeros_like(like)
     for split in tl.static_range(SPLITS):
-        sums += tl.load(of_all + (first + split) * apart, cache_modifier=".cg")
+        sums += tl.load(of_all + split * apart, cache_modifier=".cg")
     return sums
