@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import logging
 import statistics
 import tempfile
 import time
@@ -282,6 +283,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.traces:
         options.traces.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("banyan").setLevel(logging.DEBUG)
     machine = probe()
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}: {machine.bytes_s / 1e12:.2f} TB/s copied, {machine.flop_s / 1e12:.0f} TFLOP/s")

@@ -31,7 +31,7 @@ from shapes import SHAPES
 
 from banyan_runtime.model import fused_products
 from banyan_runtime.model.attention import triton_paged
-from banyan_runtime.model.kernels import dependent, paged_attention, power_of_two, products
+from banyan_runtime.model.kernels import LARGE, dependent, paged_attention, power_of_two, products
 from banyan_runtime.model.kernels import rows as rows_kernels
 from banyan_runtime.model.kernels import tiles as tiles_kernels
 from banyan_runtime.model.ways import Product
@@ -53,7 +53,7 @@ class Way:
     warps: int
     stages: int
     stretch: int  # keys that a program meets; of a tile programs that share it
-    ahead: bool = False  # whether the first of them are not waited for
+    ahead: bool = False  # whether the first of them are not waited for; of a product whether its lines are asked for together
 
     def __str__(self) -> str:
         ahead = ", ahead" if self.ahead else ""
@@ -109,12 +109,15 @@ def ways(case: Case) -> Iterator[Way]:
     if case.kind == "product":
         outputs, columns, gated = case.product
         width = power_of_two(columns)
-        now = fused_products.cut(outputs, columns, 2, gated=gated)
-        yield Way(now["OUTPUTS"], now["COLUMNS"], now["num_warps"], 3, 0)
-        for each, part, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096, 8192, 16384), (4, 8)):
+        entry = case.name in ("qkv", "gate_up")
+        now = fused_products.cut(1, Product(outputs, columns, gated), 2, entry=entry)
+        yield Way(now["OUTPUTS"], now["COLUMNS"], now["num_warps"], 3, 0, bool(now["WHOLE"]))
+        cuts = itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096, 8192, 16384), (4, 8), (False, True))
+        for each, part, warps, whole in cuts:
             numbers = each * part * (2 if gated else 1) // (32 * warps)  # of the weight that a thread holds
-            if min(512, width) <= part <= width and 8 <= numbers <= 96 and -(-outputs // each) < fused_products._GRID:
-                yield Way(each, part, warps, 3, 0)
+            fits = min(512, width) <= part <= width and 8 <= numbers <= 96 and -(-outputs // each) < fused_products._GRID
+            if fits and not (whole and (entry or width <= part)):
+                yield Way(each, part, warps, 3, 0, whole)
         return
     if case.kind == "tile":
         outputs, columns, gated = case.product
@@ -126,7 +129,7 @@ def ways(case: Case) -> Iterator[Way]:
                 yield Way(each, part, warps, max(2, min(6, fused_products.Tile.ROOM // stage + (tile.rows < 64))), splits)
         return
     if case.kind == "prompt":
-        now_prompt = triton_paged.Way.of(dim, BF16, triton_paged.TILE_ROWS, kv_heads * PROMPT, single=False, shared=triton_paged.LARGE)
+        now_prompt = triton_paged.Way.of(dim, BF16, triton_paged.TILE_ROWS, kv_heads * PROMPT, single=False, shared=LARGE)
         yield Way(now_prompt.keys, triton_paged.TILE_ROWS, now_prompt.warps, now_prompt.stages, 0)
         for keys, rows, warps, stages in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3, 4)):
             if not (warps == 4 and rows == 128 and dim == 128):
@@ -135,7 +138,7 @@ def ways(case: Case) -> Iterator[Way]:
     rows = max(triton_paged.FEWEST_ROWS, power_of_two(heads // kv_heads))
     programs = case.rows * kv_heads
     length = triton_paged.stretch(np.full(case.rows, CONTEXT, np.int32), programs)
-    own = triton_paged.Way.of(dim, BF16, rows, programs, single=True, shared=triton_paged.LARGE)
+    own = triton_paged.Way.of(dim, BF16, rows, programs, single=True, shared=LARGE)
     yield Way(own.keys, rows, own.warps, own.stages, length if length < CONTEXT else 0, own.ahead)
     shapes = ((64, 2, 5), (64, 4, 5), (64, 2, 3), (64, 4, 3), (128, 4, 3), (32, 2, 5), (32, 4, 5))
     for (keys, warps, stages), stretch, ahead in itertools.product(shapes, (0, 64, 128), (False, True)):
@@ -218,15 +221,16 @@ def product(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], la
     launch(
         products.product, (1, -(-outputs // way.block)),
         (x, delta if normed else x, norm if normed else weight, weight, bias if biased else weight, sums if normed else x, out,
-         weight, weight, columns, columns, outputs, 1e-6 if normed else 0.0),
-        dict(ADDED=normed, NORMED=normed, BIASED=biased, GATED=gated, THEN=0, BEYOND=0, WIDTH=columns, BLOCK=power_of_two(columns),
+         columns, columns, outputs, 1e-6 if normed else 0.0),
+        dict(ADDED=normed, NORMED=normed, BIASED=biased, GATED=gated, WHOLE=way.ahead, WIDTH=columns, BLOCK=power_of_two(columns),
              COLUMNS=way.columns, OUTPUTS=way.block, num_warps=way.warps, num_stages=way.stages, **extra),
     )  # fmt: skip
 
 
-def tile(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], layer: int, extra: Mapping[str, Any]) -> None:
+def tiles(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], layer: int, extra: Mapping[str, Any]) -> None:
     outputs, columns, gated = case.product
-    lines, rows = outputs * (2 if gated else 1), min(128, max(16, case.rows))
+    tile = fused_products.Tile.of(case.rows, Product(outputs, columns, gated))
+    lines, rows = outputs * (2 if gated else 1), tile.rows
     weight = memory("weight", (case.launches, lines, columns), BF16, layer)
     x, out, bias = memory("x", (case.rows, columns), BF16), memory("y", (case.rows, outputs), BF16), memory("bias", (lines,), BF16)
     tiles = -(-outputs // way.block) * -(-case.rows // rows)
@@ -235,12 +239,11 @@ def tile(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], layer
         parts = memory(f"parts-{tiles}-{way.stretch}-{way.block}", (way.stretch, tiles, rows, way.block), torch.float32)
         arrived = memory("arrived", (fused_products._ARRIVED,), torch.int32)
     biased = case.name == "qkv" and case.model == "0.5b"
-    bring = fused_products.Tile.of(case.rows, Product(outputs, columns, gated)).bring
     launch(
         tiles_kernels.tile, (tiles, way.stretch),
-        (x, weight, bias if biased else weight, out, parts, arrived, weight, weight, case.rows, columns, outputs),
-        dict(BIASED=biased, GATED=gated, THEN=0, BEYOND=0, WIDTH=columns, ROWS=rows, OUTPUTS=way.block, COLUMNS=way.columns,
-             SPLITS=way.stretch, BRING=bring, num_warps=way.warps, num_stages=way.stages, **extra),
+        (x, weight, bias if biased else weight, out, parts, arrived, case.rows, columns, outputs),
+        dict(BIASED=biased, GATED=gated, WIDTH=columns, ROWS=rows, OUTPUTS=way.block, COLUMNS=way.columns,
+             SPLITS=way.stretch, BRING=tile.bring, LATE=tile.late, num_warps=way.warps, num_stages=way.stages, **extra),
     )  # fmt: skip
 
 
@@ -258,7 +261,7 @@ def library(case: Case, _way: Way, _launch: Launch, memory: Callable[..., Any], 
         )  # fmt: skip
 
 
-KINDS: Final = {"decode": attention, "prompt": attention, "product": product, "tile": tile}
+KINDS: Final = {"decode": attention, "prompt": attention, "product": product, "tile": tiles}
 
 
 def compile_one(asked: tuple[Case, Way]) -> None:

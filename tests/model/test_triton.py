@@ -279,17 +279,17 @@ def test_fused_heads_keep_eight_bits(dim: int, heads: int, kv_heads: int, kept: 
     assert_heads_are_the_heads(shape, (None, None), qkv, [0, 0, 0, 0], kept)
 
 
-@pytest.mark.parametrize("ahead", [0, 16])  # programs; there are so many
+@pytest.mark.parametrize("light", [0, 16])  # programs; there are so many
 @pytest.mark.parametrize("programs", [64, 1])
 @pytest.mark.parametrize("window", [None, 21])
 @pytest.mark.parametrize(("dim", "kept"), [(16, None), (24, None), (128, None), (16, torch.float8_e5m2)])
 def test_turned_and_attended_in_one_launch(
-    dim: int, kept: torch.dtype | None, window: int | None, programs: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+    dim: int, kept: torch.dtype | None, window: int | None, programs: int, light: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one behind the other, of a decode step: the results, and what is kept. Contexts end at either side of a turn and a stretch; one
     row has nothing before it, another one's value is broken, and a third is padding, whose key nobody keeps."""
     monkeypatch.setattr(triton_paged, "PROGRAMS", programs)
-    monkeypatch.setattr(triton_paged, "AHEAD", ahead)
+    monkeypatch.setattr(triton_paged, "LIGHT", light)
     lengths, dtype = [1, 16, 17, 64, 65, 100, 9, 40], torch.float32
     shape = dataclasses.replace(spec(window, dim), qk_norm=dim == 24)
     heads, rope = shape.heads + 2 * shape.kv_heads, Rope(shape, dtype, torch.device(DEVICE))

@@ -12,7 +12,7 @@ COMPILE = """
 import itertools
 import torch
 from banyan_runtime.model import fused_products
-from banyan_runtime.model.attention.triton_paged import WIDE, Way
+from banyan_runtime.model.attention.triton_paged import Way
 from banyan_runtime.model.fused_products import Tile
 from banyan_runtime.model.kernels import paged_attention as kernels, power_of_two, products, rows, tiles
 from banyan_runtime.model.ways import SIZES, Product
@@ -42,8 +42,6 @@ for group, dim, most, stretch, window in SHAPES:
         ways = {}  # and the shared memory that there is
         for programs, room in itertools.product((8, 128, 2048), (227 << 10, 99 << 10)):
             ways[Way.of(dim, torch.bfloat16, most, programs, single=single, shared=room)] = room
-        if single and dim <= 128:
-            ways[WIDE] = 99 << 10
         for way, room in ways.items():
             for kept in ("*bf16", "*fp8e4nv", "*fp8e5"):
                 own, types = constants | {"KEYS": way.keys}, {"keys": kept, "values": kept} | ({"out": "*fp32"} if stretch else {})
@@ -65,21 +63,21 @@ begun = {"ids": "*i32", "rows": "*i32", "positions": "*i32", "latest": "*i64", "
 begun |= {"own_sin": "*bf16"}
 check(rows.begin, {"WIDTH": 896, "BLOCK": 1024, "DIM": 64, "DIM_BLOCK": 64}, **rows_types, **begun)
 check(rows.silu_times, {"BLOCK": 1024}, **rows_types)
-product_types = {**rows_types, **dict.fromkeys(("norm", "bias", "then", "beyond"), "*bf16"), "outputs": "i32"}
+product_types = {**rows_types, **dict.fromkeys(("norm", "bias"), "*bf16"), "outputs": "i32"}
 for gated in (False, True):
     for entry in (False, True):
         for outputs, width in ((896, 4864), (4096, 4096), (151936, 896)):
             constants = {"ADDED": entry, "NORMED": entry, "BIASED": entry, "GATED": gated, "WIDTH": width, "BLOCK": power_of_two(width)}
-            constants |= {"THEN": 0 if entry else 1000, "BEYOND": 0 if entry else 64}
-            way = fused_products.cut(outputs, width, 2, gated=gated)
-            warps = way.pop("num_warps")
-            check(products.product, constants | way, warps, **product_types)
+            for few in (1, 2):
+                way = fused_products.cut(few, Product(outputs, width, gated), 2, entry=entry)
+                warps = way.pop("num_warps")
+                check(products.product, constants | way, warps, **product_types)
 counted = {**product_types, "parts": "*fp32", "arrived": "*i32", "rows": "i32"}
 for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864, 896, True), (6144, 4096, False), (14336, 4096, True)]):
-    for tile in {Tile.of(rows, product) for rows in SIZES if rows > 2}:
-        constants = {"BIASED": True, "GATED": product.gated, "THEN": 4096, "BEYOND": 64, "WIDTH": product.width, "ROWS": tile.rows}
+    for tile, room in {Tile.of(rows, product, room): room for rows in SIZES if rows > 2 for room in (227 << 10, 99 << 10)}.items():
+        constants = {"BIASED": True, "GATED": product.gated, "WIDTH": product.width, "ROWS": tile.rows, "LATE": tile.late}
         constants |= {"OUTPUTS": tile.outputs, "COLUMNS": tile.columns, "SPLITS": tile.splits, "BRING": tile.bring}
-        check(tiles.tile, constants, tile.warps, tile.stages, 99 << 10, **counted)
+        check(tiles.tile, constants, tile.warps, tile.stages, room, **counted)
 check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
 check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})
 """

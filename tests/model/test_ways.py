@@ -14,16 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan_runtime.model import capture, contest, fused_products, ways
+from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Held
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.contest import Contest
 from banyan_runtime.model.fused import FusedKernels
-from banyan_runtime.model.fused_products import AHEAD_BYTES, FusedGated, FusedLinear, Tile
-from banyan_runtime.model.kernels import tiles
+from banyan_runtime.model.fused_products import FusedLinear, Tile, cut
+from banyan_runtime.model.kernels import SMALL, tiles
 from banyan_runtime.model.layers import PlainKernels
+from banyan_runtime.model.pool import cell_bytes
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchForward
-from banyan_runtime.model.ways import AHEAD, GAIN, WIDE, Option, Product, Ways, fastest
+from banyan_runtime.model.ways import GAIN, Product, Ways, fastest
 from banyan_runtime.step import TableShape
 
 from . import conftest
@@ -41,52 +43,59 @@ HALVES = [dtype for dtype in DTYPES if dtype.itemsize == 2]
 # --- what is chosen ---
 
 
+def numbered(at: int) -> Product:
+    return Product(at, 64, gated=False)
+
+
+ONE, OTHER = numbered(0), numbered(1)
+
+
 @given(st.lists(st.floats(-0.2, 0.2).filter(lambda gain: abs(gain - GAIN) > 0.001), max_size=6), st.floats(1e-4, 1.0))
 def test_what_makes_a_step_faster_is_chosen(gains: list[float], before: float) -> None:
     """Where each gains or loses by itself."""
 
-    def timed(rows: int, chosen: frozenset[Option]) -> float:
+    def timed(rows: int, chosen: frozenset[Product]) -> float:
         seconds = before
         for option in chosen:
-            seconds *= 1 - gains[int(str(option))]
+            seconds *= 1 - gains[option.outputs]
         return seconds
 
-    found = fastest(16, [str(at) for at in range(len(gains))], timed)
+    found = fastest(16, [numbered(at) for at in range(len(gains))], timed)
     if not gains:
         assert found is None
         return
     assert found is not None
-    assert found.chosen == {str(at) for at, gain in enumerate(gains) if gain > GAIN}
+    assert found.chosen == {numbered(at) for at, gain in enumerate(gains) if gain > GAIN}
     assert (found.before, found.after) == (before, timed(16, found.chosen))
 
 
 def test_one_that_gains_only_beside_another_is_found_behind_it() -> None:
-    times = {(): 1.0, ("a",): 0.9, ("b",): 1.1, ("a", "b"): 0.8}
-    found = fastest(4, ["a", "b"], lambda rows, chosen: times[tuple(sorted(map(str, chosen)))])
+    times = {frozenset[Product](): 1.0, frozenset([ONE]): 0.9, frozenset([OTHER]): 1.1, frozenset([ONE, OTHER]): 0.8}
+    found = fastest(4, [ONE, OTHER], lambda rows, chosen: times[chosen])
     assert found is not None
-    assert found.chosen == {"a", "b"}
+    assert found.chosen == {ONE, OTHER}
 
 
 @pytest.mark.parametrize("again", [(1.0, 0.999, 1.0, 0.99), (1.0, 1.1, 0.9, 1.0), (1.0, None, None, 0.5), (0.9, 0.9, 1.0, 0.9)])
 def test_what_does_not_show_again_is_not_chosen(again: tuple[float | None, ...]) -> None:
     times = iter([1.0, 0.9, *again])
-    found = fastest(4, ["a"], lambda rows, chosen: next(times))
+    found = fastest(4, [ONE], lambda rows, chosen: next(times))
     assert found is not None
     assert not found.chosen
 
 
 def test_what_cannot_be_measured_stays_as_it_was() -> None:
-    assert fastest(4, ["a"], lambda rows, chosen: None) is None
-    found = fastest(4, ["a", "b"], lambda rows, chosen: None if "a" in chosen else 1.0 - 0.5 * len(chosen))
+    assert fastest(4, [ONE], lambda rows, chosen: None) is None
+    found = fastest(4, [ONE, OTHER], lambda rows, chosen: None if ONE in chosen else 1.0 - 0.5 * len(chosen))
     assert found is not None
-    assert found.chosen == {"b"}
+    assert found.chosen == {OTHER}
 
 
 def test_what_was_found_holds_down_to_the_next_smaller_size() -> None:
     several, product = Ways(), Product(8, 64, gated=False)
     for _ in range(2):
         several.add(product, lambda rows: rows > 2)
-    several.add("once")
+    several.add(ONE)  # once
     assert several.options == [product]
     assert several.taken(product, 16) is None
 
@@ -115,7 +124,8 @@ def test_products_of_some_rows_are_the_products(width: int, outputs: int, gated:
     bias = some(len(weight), dtype=dtype) if biased else None
     x = some(rows, 2 * width, dtype=dtype)[:, width:]
     plain, kernels = PlainKernels(), FusedKernels()
-    expected = (plain.gated if gated else plain.linear)(weight, bias)(x)
+    # In 32 bits: libraries may add up parts of products in 16.
+    expected = (plain.gated if gated else plain.linear)(weight.float(), None if bias is None else bias.float())(x.float()).to(dtype)
     layer = (kernels.gated if gated else kernels.linear)(weight, bias)
     assert isinstance(layer, FusedLinear)
     most = next(size for size in ways.SIZES if size >= rows)
@@ -146,64 +156,58 @@ def test_widths_that_tiles_do_not_have_are_left_to_torch() -> None:
         assert bool(kernels.ways.options) == there
 
 
-def test_every_tile_fits_into_half_of_a_processor() -> None:
-    shapes = itertools.product((8, 896, 1152, 4864, 14336, 151936), (64, 896, 4864, 14336), (False, True))
-    for (outputs, width, gated), rows in itertools.product(shapes, ways.SIZES[2:]):
-        tile = Tile.of(rows, Product(outputs, width, gated))
+def test_every_tile_fits_into_a_processor() -> None:
+    shapes = itertools.product((8, 896, 1152, 4096, 4864, 6144, 14336, 151936), (64, 192, 896, 4096, 4864, 14336), (False, True))
+    for (outputs, width, gated), rows, shared in itertools.product(shapes, ways.SIZES[2:], (SMALL, 227 << 10)):
+        tile = Tile.of(rows, Product(outputs, width, gated), shared)
         assert width % tile.columns == 0
         assert 2 <= tile.stages <= 6
+        stage = 2 * tile.columns * (tile.rows + tile.outputs * (2 if gated else 1))
+        assert tile.stages * stage <= shared + stage * (tile.rows < 64)  # of which the last need not be there
         each = -(-(width // tile.columns) // tile.splits)
         assert (tile.splits - 1) * each * tile.columns < width, "every stretch has columns"
         assert tile.splits == 1 or -(-outputs // tile.outputs) * -(-rows // tile.rows) <= fused_products._ARRIVED
 
 
-# --- what comes next ---
-
-
-def brought(out: tuple[int, int], gate_up: tuple[int, int], down: tuple[int, int]) -> list[tuple[int, int]]:
-    """Of two weights: where what is brought begins, and how many bytes of it."""
-    layers = [
-        made(torch.empty(*shape, dtype=torch.float16, device="meta"), None)
-        for made, shape in zip((FusedLinear, FusedGated, FusedLinear), (out, gate_up, down), strict=True)
-    ]
-    layers[0].before(*layers[1:])
-    return [(part.storage_offset(), part.nbytes) for part in layers[0]._then]
-
-
-def test_the_weights_that_come_next_are_brought_as_far_as_there_is_room() -> None:
-    assert brought((896, 896), (2 * 4864, 896), (896, 4864)) == [(0, 4 * 4864 * 896), (0, (AHEAD_BYTES - 4 * 4864 * 896) // 128 * 128)]
-    assert brought((64, 64), (128, 64), (64, 64)) == [(0, 128 * 64 * 2), (0, 64 * 64 * 2)]
-    half = AHEAD_BYTES // 2
-    assert brought((4096, 4096), (2 * 14336, 4096), (4096, 14336)) == [(0, half), (14336 * 4096, half)], (
-        "gates and the ups that belong to them"
-    )
-
-
-def test_they_are_asked_for_where_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-
-    class Launches:
-        def __getitem__(self, grid: Any) -> Callable[..., None]:
-            return lambda *args, **named: told.append(named)
-
-    kernels = FusedKernels()
-    weight = some(128, 64, dtype=torch.float16)
-    out, gate_up, down = kernels.linear(weight[:64], None), kernels.gated(weight, None), kernels.linear(weight[:64], None)
-    assert isinstance(out, FusedLinear)
-    assert AHEAD not in kernels.ways.seen
-    out._options = {"DEPENDENT": True}
-    kernels.before(out, gate_up, down)
-    assert AHEAD in kernels.ways.seen
-    monkeypatch.setattr(out, "_kernel", Launches())
-    monkeypatch.setattr(out, "_tiles", Launches())
-    x = some(9, 64, dtype=torch.float16)
-    for chosen in ({}, {1: frozenset([AHEAD]), 16: frozenset([AHEAD, out.product])}):
-        kernels.ways.trying = chosen
-        out(x[:1]), out(x[:2]), out(x)
-    assert [(one["THEN"], one["BEYOND"]) for one in told] == [(0, 0), (0, 0), (128 * 64, 64 * 64), (0, 0), (128 * 64, 64 * 64)]
+def test_lines_are_asked_for_together_where_they_are_few() -> None:
+    small, large = Product(896, 4864, gated=False), Product(4096, 14336, gated=False)
+    assert cut(1, small, 2, entry=False) == {"OUTPUTS": 1, "COLUMNS": 1024, "WHOLE": True, "num_warps": 4}
+    assert cut(2, small, 2, entry=False) == {"OUTPUTS": 2, "COLUMNS": 2048, "WHOLE": True, "num_warps": 4}
+    for product, itemsize, entry in ((small, 2, True), (small, 4, False), (large, 2, False), (Product(896, 896, gated=False), 2, False)):
+        assert not cut(1, product, itemsize, entry=entry)["WHOLE"]
 
 
 # --- measured when a server starts ---
+
+
+def test_each_row_is_measured_with_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory that is gone afterwards, and so is what the table said of it. Where there is little, rows share."""
+    monkeypatch.setattr(contest, "CONTEXT", 16)
+    for slots in (2 * 16, 7):
+        room = Room([20, 30], kind=TritonAttention, device=DEVICE, dtype=torch.float16, dim=16)
+        each = cell_bytes(room.spec, torch.float16) * min(contest.LAYERS, room.spec.layers) // room.spec.layers
+        free = (1 << 40) if slots > 7 else contest.SHARE * slots * each
+        monkeypatch.setattr(devices, "available_bytes", lambda device, free=free: free)
+        attention, several = room.attention, Ways()
+        assert isinstance(attention, TritonAttention)
+        for _ in range(2):
+            several.add(ONE)
+        own, table = attention.pool, attention.reserve(room.shape)
+        seen: list[tuple[int, list[int]]] = []
+
+        def compute(held: Held) -> None:
+            attention.plan_held(held)
+            assert attention.pool is not own
+            keys = {layer: attention.pool.slots(layer)[0] for layer in range(room.spec.layers)}
+            assert keys[0].shape[1] == 1 + slots
+            assert not any(part.data_ptr() == own.slots(0)[0].data_ptr() for part in keys.values())
+            seen.append((held.size, table.slots[: held.size, :16].reshape(-1).tolist()))
+
+        Contest(several, attention, room.shape, Again(), compute, lambda: 0.0).settle([Held.empty(2, torch.device(DEVICE))])
+        assert {size for size, _ in seen} == {2}
+        assert seen[0][1] == [1 + at % slots for at in range(2 * 16)]
+        assert attention.pool is own
+        assert not table.slots.any()
 
 
 @pytest.fixture
@@ -261,7 +265,7 @@ def test_a_start_measures_once_and_serves_what_was_faster(
     assert isinstance(forward, TorchForward)
     chosen = forward.decoder.kernels.ways
     assert chosen.found is not None
-    assert {rows: one.chosen for rows, one in chosen.found.items()} == {8: frozenset(chosen.options) - {WIDE}}
+    assert {rows: one.chosen for rows, one in chosen.found.items()} == {8: frozenset(chosen.options)}
     before = set(launched)
     serve(model, runner, gpu)
     assert "tiles.tile" in set(launched)
@@ -325,34 +329,11 @@ def test_whoever_wants_none_measured_has_none_measured(gpu: PretendedGpu, tmp_pa
     assert forward.decoder.kernels.ways.found == {}
 
 
-@torch.inference_mode()
-def test_attention_in_four_warps_where_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of decode steps, in 16 bits; of others nothing changes."""
-    room = Room([20, 30], kind=TritonAttention, device=DEVICE, dtype=torch.float16, dim=64)
-    told: list[int] = []
-
-    class Launches:
-        def __getitem__(self, grid: Any) -> Callable[..., None]:
-            return lambda *args, **named: told.append(named["num_warps"])
-
-    attention = room.attention
-    assert isinstance(attention, TritonAttention)
-    room.prefill()
-    room.table.apply(step := room.step([(0, 19, 20), (1, 29, 30)]))
-    attention.plan(step, room.table)
-    monkeypatch.setattr(attention._kernels, "turn_and_attend", Launches())
-    spec = room.spec
-    qkv = some(2, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, dtype=torch.float16)
-    for wide in (False, True):
-        attention.turn_and_attend(0, qkv, (qkv, qkv), None, wide=wide)
-    assert told == [2, 4]
-
-
 def test_where_attention_is_not_ours_nothing_is_measured() -> None:
     """FlashInfer plans on the host for the steps that are captured for good."""
     several = Ways()
     for _ in range(2):
-        several.add(AHEAD)
+        several.add(numbered(8))
     another: Any = object()
     beside = Contest(several, another, TableShape(1, 16), Again(), lambda held: pytest.fail("it is computed"), lambda: 0.0)
     beside.settle([Held.empty(1, torch.device("cpu"))])

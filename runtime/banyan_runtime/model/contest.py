@@ -5,25 +5,32 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import numpy as np
+import torch
 
+from banyan_runtime.model import device as devices
 from banyan_runtime.model import ways
 from banyan_runtime.model.attention import Held, Replayed
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.blank import blank
 from banyan_runtime.model.capture import Recorder
+from banyan_runtime.model.pool import KvPool, cell_bytes
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.model.ways import Option, Ways
-from banyan_runtime.step import TableShape
+from banyan_runtime.model.ways import Product, Ways
+from banyan_runtime.step import Ragged, RowUpdates, Step, TableShape
 
 log = logging.getLogger("banyan")
 
 CONTEST_S: Final = 30.0
 """Behind so many seconds nothing further is tried, and what was not stays as it is without."""
-CONTEXT: Final = 512  # tokens of each row, whose keys all lie in the padding slot
+CONTEXT: Final = 512  # tokens of each row
+LAYERS: Final = 4
+"""That there are keys of: with a layer's weights between them they do not stay in a GPU's cache, and so are read as those of texts are."""
+SHARE: Final = 4  # of the memory that is free one part, at most, are keys
 
 
 class Contest:
@@ -45,6 +52,7 @@ class Contest:
         self._clock = clock
         self._until = clock() + CONTEST_S
         self._failed: set[str] = set()
+        self._slots = 0  # that keys lie in
 
     def settle(self, steps: Sequence[Held]) -> None:
         """Among decode steps that are held; nothing where that was done before. What they were told is gone afterwards."""
@@ -57,30 +65,54 @@ class Contest:
         # Those that matter most first: one row, the most, and those in the middle.
         order = sorted(sizes, key=lambda size: (size not in (1, 16, 64, max(sizes)), size))
         reach = {size: sizes[size].size for size in order}
-        self._ways.settle(reach, lambda size: self._seconds(size, sizes[size]), self._possible)
+        pool = self._pool(max(reach.values()))
+        with self._attention.apart(pool):
+            self._ways.settle(reach, lambda size: self._seconds(size, sizes[size]), self._possible)
+        del pool
         for held in sizes.values():
             held.told.zero_()
         gc.collect()  # whatever is left of the graphs that were measured
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()  # what was taken here is not taken again
         log.info("Ways of decode steps measured in %.1f s, ms of each number of rows: %s", self._clock() - started, self._ways.line())
+
+    def _pool(self, rows: int) -> KvPool:
+        """With a slot for each token of so many rows, if there is memory for it."""
+        assert isinstance(self._attention, TritonAttention)
+        spec, pool = self._attention.spec, self._attention.pool
+        each = cell_bytes(spec, pool.kept) * min(LAYERS, spec.layers) // spec.layers
+        room = devices.available_bytes(pool.device) // SHARE // each
+        self._slots = max(1, min(rows * min(CONTEXT, self._shape.positions), room))
+        return KvPool(spec, self._slots, 1, pool.dtype, pool.device, pool.kept, LAYERS)
 
     def _seconds(self, size: int, held: Held) -> float | None:
         """Of a step of texts that nobody asked for. None: there is no time left, or a way that need not be gone cannot be."""
         if self._clock() > self._until:
             return None
-        count = min(CONTEXT, self._shape.positions)
-        step = blank(np.ones(held.size, np.int32), np.full(held.size, count, np.int32), mode="decode")
+        step = self._step(held.size)
         table = SlotTable(self._shape)
         table.apply(step)
         held.tell(step, self._attention.fill(step, table, held))
+        trying = self._ways.trying.get(size)
         try:
-            return self._recorder.seconds(partial(self._compute, held))
+            seconds = self._recorder.seconds(partial(self._compute, held))
         except Exception as error:
-            if not self._ways.trying.get(size):
+            if not trying:
                 raise  # there is no other way
             self._tell_of(error)
             return None
+        log.debug("A decode step of %d rows: %.3f ms with %s", held.size, 1e3 * seconds, ", ".join(map(str, trying or ())) or "none")
+        return seconds
 
-    def _possible(self, option: Option, rows: int) -> bool:
+    def _step(self, rows: int) -> Step:
+        """Each row's keys in slots of its own, as far as there are so many."""
+        count = min(CONTEXT, self._shape.positions)
+        blank_step = blank(np.ones(rows, np.int32), np.full(rows, count, np.int32), mode="decode")
+        slots = (1 + np.arange(rows * count) % self._slots).astype(np.int32)
+        told = RowUpdates(blank_step.rows, np.zeros(rows, np.int32), Ragged(slots, (count * np.arange(rows + 1)).astype(np.int32)))
+        return replace(blank_step, out_slots=slots[count - 1 :: count].copy(), updates=told)
+
+    def _possible(self, option: Product, rows: int) -> bool:
         if self._clock() > self._until:
             return False
         try:

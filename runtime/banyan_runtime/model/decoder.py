@@ -112,7 +112,6 @@ class _Block:
         gate_up = kernels.gated(take("gate_up"), bias("gate_up_bias", spec.mlp_bias))
         self.gate_up = kernels.entry(kernels.norm(take("mlp_norm"), spec.norm_eps), gate_up)
         self.down = kernels.linear(take("down"), bias("down_bias", spec.mlp_bias))
-        kernels.before(self.out, gate_up, self.down)
 
     def __call__(
         self, h: list[Tensor], deltas: list[Tensor] | None, tokens: int, at: list[tuple[Tensor, Tensor]], attention: Attention

@@ -19,7 +19,6 @@ from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.model.ways import AHEAD, LIGHT, WIDE, Ways
 from banyan_runtime.step import PADDING_SLOT, Pulse
 
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
@@ -43,8 +42,7 @@ class FusedKernels(PlainKernels):
         return _FusedNorm(weight, eps)
 
     def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
-        self.ways.add(WIDE, lambda rows: rows <= LIGHT and spec.head_dim <= 128 and spec.group <= 16)
-        return FusedHeads(spec, q_norm, k_norm, self.ways)
+        return FusedHeads(spec, q_norm, k_norm)
 
     def entry(self, norm: RmsNorm, layer: Layer) -> Entry:
         return _FusedEntry(norm, layer)
@@ -54,12 +52,6 @@ class FusedKernels(PlainKernels):
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         return self._noted(FusedGated(weight, bias, self.ways, self._arrived))
-
-    def before(self, layer: Layer, *later: Layer) -> None:
-        assert isinstance(layer, FusedLinear)
-        layer.before(*(other for other in later if isinstance(other, FusedLinear)))
-        if layer.brings:
-            self.ways.add(AHEAD, lambda rows: rows <= LIGHT)
 
     def _noted(self, layer: FusedLinear) -> FusedLinear:
         if layer.tileable:
@@ -125,13 +117,12 @@ class _FusedNorm(RmsNorm):
 
 
 class FusedHeads(Heads):
-    def __init__(self, spec: ModelSpec, q_norm: Tensor | None, k_norm: Tensor | None, ways: Ways) -> None:
+    def __init__(self, spec: ModelSpec, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
         from banyan_runtime.model.kernels import dependent, rows
 
         self._kernel = rows.place
         self._options = dependent.options
         self._spec = spec
-        self._ways = ways
         self.norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         self._half = power_of_two(spec.head_dim // 2)
         turned = spec.heads + spec.kv_heads
@@ -158,8 +149,7 @@ class FusedHeads(Heads):
         if isinstance(attention, TritonAttention) and attention.turns:
             cos, sin = (joined(parts) for parts in zip(*at, strict=True))
             own = joined(qkv)
-            wide = self._ways.taken(WIDE, own.shape[0]) is not None
-            return attention.turn_and_attend(layer, own, (cos, sin), self.norms, wide=wide)
+            return attention.turn_and_attend(layer, own, (cos, sin), self.norms)
         return super().attended(layer, qkv, at, attention)
 
 

@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from banyan_runtime.model.kernels import power_of_two
+from banyan_runtime.model.kernels import LARGE, power_of_two, shared_bytes
 from banyan_runtime.model.layers import RmsNorm
-from banyan_runtime.model.ways import AHEAD, Product, Ways
+from banyan_runtime.model.ways import Product, Ways
 
 MOST_ROWS: Final = 2
 """Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
 AHEAD_BYTES: Final = 24 << 20
 """Of weights that are brought into the cache before they are asked for: half of a large GPU's, which keeps what lies in the other half
 of it twice."""
+FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
+SMALL_BYTES: Final = 16 << 20
+"""Of a weight whose lines are all on their way at once."""
 _SILU_BLOCK: Final = 1024
 _COLUMNS: Final = 1024  # of a weight that a program reads at a time
 _OUTPUTS: Final = 8  # outputs, likewise: 16 KB of a weight in 16 bits are on their way at once
@@ -31,18 +34,24 @@ def few(rows: int) -> bool:
     return 0 < rows <= MOST_ROWS
 
 
-def cut(outputs: int, width: int, itemsize: int, *, gated: bool) -> dict[str, int]:
-    """How a product of few rows is cut and compiled, for so many outputs of so many columns.
+def cut(rows: int, product: Product, itemsize: int, *, entry: bool) -> dict[str, int]:
+    """How a product of few rows is cut and compiled. `entry`: with a norm before it.
 
     Back to back, programs that hold more of each line read wide weights faster (benchmarks/gpu_kernels.py). In a decode step, where the
     next product begins while this one ends, they do not: on an H200 gate, up and down of Llama-3.1-8B's shape took 92 us then instead of
-    87, those of Qwen2.5-0.5B's 10.4 instead of 9.7.
+    87, those of Qwen2.5-0.5B's 10.4 instead of 9.7. All of a weight at once is faster where it is small: Qwen2.5-0.5B's down took 3.5 us
+    of a step of one row instead of 4.3, with a program for each line.
     """
+    outputs, width, gated = product
+    small = outputs * width * itemsize <= SMALL_BYTES
+    if small and width > _COLUMNS and not gated and not entry and itemsize == 2:
+        columns, each = (_COLUMNS, 1) if rows == 1 else (2 * _COLUMNS, 2)
+        return {"OUTPUTS": each, "COLUMNS": min(columns, power_of_two(width)), "WHOLE": True, "num_warps": 4}
     # Of 32 bits, or of two lines for each output, as many would not fit into registers.
     each = _OUTPUTS if outputs >= _MANY and itemsize == 2 and not gated else _OUTPUTS // 2
     while -(-outputs // each) >= _GRID:
         each *= 2
-    return {"OUTPUTS": each, "COLUMNS": min(_COLUMNS, power_of_two(width)), "num_warps": 4}
+    return {"OUTPUTS": each, "COLUMNS": min(_COLUMNS, power_of_two(width)), "WHOLE": False, "num_warps": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +65,50 @@ class Tile:
     warps: int
     stages: int
     bring: int  # columns, at most, that a program brings into the cache before it waits
+    late: bool = False  # what comes next, whose programs would crowd where none of these runs yet, is brought up behind this
 
     ENOUGH = 128  # programs: one for each of a large GPU's processors
     STRETCH = 768  # columns, at least: of fewer ones adding up costs more than it spares
     RESIDENT = 264  # programs that run at once, two on each of a large GPU's processors
     ROOM = 96 << 10  # bytes of shared memory: two programs fit into a processor then
+    DEEP_BYTES = 32 << 20  # of weights that are read for so long that more of them on their way count for more than a second program
 
     @classmethod
-    def of(cls, rows: int, product: Product) -> Tile:
-        """For up to so many rows, one of `ways.SIZES`. The widest tile of which there are programs enough: rows are read for each again."""
-        most = min(128, max(16, rows))
+    def of(cls, rows: int, product: Product, shared: int = LARGE) -> Tile:
+        """For up to so many rows, one of `ways.SIZES`, where a program may have `shared` bytes of shared memory. The widest tile of which
+        there are programs enough: rows are read for each again.
+
+        What was faster in decode steps on an H200 (benchmarks/results), of Qwen2.5-0.5B's shape and Llama-3.1-8B's.
+        """
+        most = min(128 if product.gated else 64, max(FEWEST_ROWS, rows))
+        if product.bytes > cls.DEEP_BYTES and most <= 64:
+            return cls._deep(most, product, shared)
         columns = 128 if product.width % 128 == 0 and most <= 64 else 64
         splits = 1 if product.gated else max(1, product.width // cls.STRETCH)
-        for outputs in (64, 32, 16):
+        widest = 128 if most == 128 and shared >= LARGE else 64
+        for outputs in (widest, 32, 16):
             tiles = -(-product.outputs // outputs) * -(-rows // most)
-            if tiles * splits >= cls.ENOUGH or 4 * outputs <= most:
+            if tiles * splits >= cls.ENOUGH or 4 * outputs <= most or rows > most:
                 break
         turns = product.width // columns
         splits = -(-turns // -(-turns // min(splits, -(-cls.ENOUGH // tiles))))  # each with as many of them, but for the last
         lines = outputs * (2 if product.gated else 1)
         stage = 2 * columns * (most + lines)
+        held = 3 if outputs == 128 else cls.ROOM // stage + (most < 64)  # products of 64 rows and more end while the next begin
         together = min(cls.RESIDENT, tiles * splits) * lines * 2  # bytes of a column of all that run at once
-        held = cls.ROOM // stage + (most < 64)  # products of 64 rows and more end while the next begin, over one stage more
-        bring = max(64, AHEAD_BYTES // together // 64 * 64)
-        return cls(most, outputs, columns, splits, 8 if most == 128 else 4, min(6, held), min(bring, product.width))
+        # Of fewer rows and of gates what is multiplied is there as soon.
+        bring = 0 if most < 64 or product.gated else max(64, min(product.width, AHEAD_BYTES // together // 64 * 64))
+        return cls(most, outputs, columns, splits, 8 if most == 128 else 4, min(6, held), bring, late=rows > most)
+
+    @classmethod
+    def _deep(cls, rows: int, product: Product, shared: int) -> Tile:
+        """One program for each processor, with four turns of its weight on their way."""
+        outputs = 64 if product.gated or -(-product.outputs // 64) * 4 >= cls.ENOUGH * 3 else 32
+        columns = next(one for one in ((128, 64) if outputs == 64 else (256, 128, 64)) if product.width % one == 0)
+        stage = 2 * columns * (rows + outputs * (2 if product.gated else 1))
+        while shared // stage < 2:
+            columns, stage = columns // 2, stage // 2
+        return cls(rows, outputs, columns, 1, 4, min(4, shared // stage), 0)
 
 
 class Arrived:
@@ -111,29 +140,8 @@ class FusedLinear:
         self._ways = Ways() if ways is None else ways
         self._arrived = Arrived() if arrived is None else arrived
         self._kernel, self._tiles = products.product, tiles.tile
-        self._options = dependent.options(weight.device)
-        width = power_of_two(weight.shape[1])
-        way = cut(self.outputs, weight.shape[1], weight.itemsize, gated=self.gated)
-        self._programs = -(-self.outputs // way["OUTPUTS"])
-        self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": width, **way}
-        self._then: list[Tensor] = []
-
-    def before(self, *later: FusedLinear) -> None:
-        """What is multiplied soon behind this, which follows attention: its programs are there while that still runs."""
-        left = AHEAD_BYTES
-        for layer in later:
-            parts = layer.weight.chunk(2) if layer.gated and layer.weight.nbytes > left else (layer.weight,)
-            most = left // len(parts) // layer.weight.itemsize
-            brought = [part.view(-1)[: min(part.numel(), most) // 64 * 64] for part in parts if part.data_ptr() % 16 == 0]
-            brought = [part for part in brought if part.numel()]
-            self._then += brought
-            left -= sum(part.nbytes for part in brought)
-        del self._then[2:]  # there is room for two
-
-    @property
-    def brings(self) -> bool:
-        """Whether it can bring what comes behind it into the cache."""
-        return bool(self._options["DEPENDENT"]) and bool(self._then)
+        self._options, self._shared = dependent.options(weight.device), shared_bytes(weight.device)
+        self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": power_of_two(weight.shape[1])}
 
     @property
     def tileable(self) -> bool:
@@ -145,7 +153,7 @@ class FusedLinear:
         if few(rows):
             return False
         x = torch.randn(rows, self.weight.shape[1], dtype=self.weight.dtype, device=self.weight.device)
-        found, expected = self.of_some(x, Tile.of(rows, self.product)).float(), self.of_many(x).float()
+        found, expected = self.of_some(x, self._tile(rows)).float(), self.of_many(x).float()
         return bool((found - expected).abs().max() <= _ROUNDING * expected.abs().max())
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -153,8 +161,11 @@ class FusedLinear:
         if few(rows):
             return self.of_few(x)[1]
         if rows and (most := self._ways.taken(self.product, rows)) is not None:
-            return self.of_some(x, Tile.of(most, self.product))
+            return self.of_some(x, self._tile(most))
         return self.of_many(x)
+
+    def _tile(self, rows: int) -> Tile:
+        return Tile.of(rows, self.product, self._shared)
 
     def of_many(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -165,11 +176,11 @@ class FusedLinear:
         out = torch.empty((rows, self.outputs), dtype=x.dtype, device=x.device)
         sums, more = (x, x) if delta is None else (torch.empty(x.shape, dtype=x.dtype, device=x.device), delta)
         assert x.stride(1) == more.stride(1) == 1
-        then, ahead = self._ahead(rows)
-        self._kernel[(rows, self._programs)](
+        way = cut(rows, self.product, x.itemsize, entry=delta is not None or norm is not None)
+        self._kernel[(rows, -(-self.outputs // way["OUTPUTS"]))](
             x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
-            *then, x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
-            ADDED=delta is not None, NORMED=norm is not None, **ahead, **self._shape, **self._options,
+            x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
+            ADDED=delta is not None, NORMED=norm is not None, **way, **self._shape, **self._options,
         )  # fmt: skip
         return sums, out
 
@@ -183,22 +194,13 @@ class FusedLinear:
             assert tiles <= _ARRIVED, "of so many tiles none is shared"
             parts = torch.empty((tile.splits, tiles, tile.rows, tile.outputs), dtype=torch.float32, device=device)
             arrived = self._arrived.on(device)
-        then, ahead = self._ahead(rows)
         self._tiles[(tiles, tile.splits)](
-            x, self.weight, self.weight if self.bias is None else self.bias, out, parts, arrived, *then, rows, x.stride(0), self.outputs,
+            x, self.weight, self.weight if self.bias is None else self.bias, out, parts, arrived, rows, x.stride(0), self.outputs,
             BIASED=self.bias is not None, GATED=self.gated, WIDTH=self.weight.shape[1], ROWS=tile.rows, OUTPUTS=tile.outputs,
-            COLUMNS=tile.columns, SPLITS=tile.splits, BRING=tile.bring,
-            num_warps=tile.warps, num_stages=tile.stages, **ahead, **self._options,
+            COLUMNS=tile.columns, SPLITS=tile.splits, BRING=tile.bring, LATE=tile.late,
+            num_warps=tile.warps, num_stages=tile.stages, **self._options,
         )  # fmt: skip
         return out
-
-    def _ahead(self, rows: int) -> tuple[tuple[Tensor, Tensor], dict[str, int]]:
-        """What is brought into the cache, and how much of it."""
-        if not self._then or self._ways.taken(AHEAD, rows) is None:
-            return (self.weight, self.weight), {"THEN": 0, "BEYOND": 0}
-        first, *rest = self._then
-        beyond = rest[0] if rest else None
-        return (first, first if beyond is None else beyond), {"THEN": first.numel(), "BEYOND": 0 if beyond is None else beyond.numel()}
 
 
 class FusedGated(FusedLinear):

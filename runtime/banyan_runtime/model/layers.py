@@ -69,9 +69,6 @@ class Kernels(Protocol):
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         """silu(x @ gate.T) * (x @ up.T); weight [2 * inner, in] holds gate above up, bias [2 * inner]."""
 
-    def before(self, layer: Layer, *later: Layer) -> None:
-        """Which layers are computed soon behind one that follows attention; all were made by these kernels."""
-
     def begin(self, embed: Tensor, rope: Rope) -> Begin:
         """What replayed steps begin with; embed [vocab_size, hidden_size]."""
 
@@ -171,9 +168,6 @@ class PlainKernels:
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
         self._measured.product(_PlainGated, weight, bias)
         return _PlainGated(weight, bias)
-
-    def before(self, layer: Layer, *later: Layer) -> None:
-        """Nothing is to be gained."""
 
     def begin(self, embed: Tensor, rope: Rope) -> Begin:
         return _PlainBegin(embed, rope)

@@ -22,21 +22,17 @@ class Product(NamedTuple):
     width: int
     gated: bool  # as `Kernels.gated`
 
+    @property
+    def bytes(self) -> int:
+        """Of its weight, in 16 bits."""
+        return 2 * self.outputs * self.width * (2 if self.gated else 1)
+
     def __str__(self) -> str:
         return f"{self.outputs}x{self.width}{' gated' if self.gated else ''}"
 
 
-LIGHT: Final = 16
-"""Rows up to which ways are measured that depend on what attention reads: of nobody's texts all keys lie in one place, which comes from the
-cache, and of more rows they would be as many bytes as weights."""
-AHEAD: Final = "next weights ahead"
-"""Weights that come next are brought into the cache while attention leaves memory idle."""
-
-WIDE: Final = "attention in four warps"
-
-Option = Product | str
 Possible = Callable[[int], bool]
-Timed = Callable[[int, frozenset[Option]], float | None]
+Timed = Callable[[int, frozenset[Product]], float | None]
 """Seconds of a decode step of so many rows, computed so; None: it cannot be."""
 
 
@@ -44,7 +40,7 @@ Timed = Callable[[int, frozenset[Option]], float | None]
 class Found:
     """Of steps of some rows."""
 
-    chosen: frozenset[Option]
+    chosen: frozenset[Product]
     before: float  # seconds without any of them
     after: float
 
@@ -53,24 +49,24 @@ class Found:
 class Ways:
     """What there is to choose from, and what was chosen. Nothing is before `settle`."""
 
-    seen: dict[Option, list[Possible]] = field(default_factory=dict)
+    seen: dict[Product, list[Possible]] = field(default_factory=dict)
     found: dict[int, Found] | None = None
-    trying: Mapping[int, frozenset[Option]] = field(default_factory=dict)
+    trying: Mapping[int, frozenset[Product]] = field(default_factory=dict)
     reach: Mapping[int, int] = field(default_factory=dict)  # of each size the rows that were measured; nothing is chosen for more
 
-    def add(self, option: Option, possible: Possible = lambda rows: True) -> None:
+    def add(self, option: Product, possible: Possible = lambda rows: True) -> None:
         """`possible`: whether it is one for steps of so many rows."""
         self.seen.setdefault(option, []).append(possible)
 
     @property
-    def options(self) -> list[Option]:
+    def options(self) -> list[Product]:
         """Those of every block. What occurs once in a step is not worth a choice."""
         return [option for option, each in self.seen.items() if len(each) > 1]
 
-    def possible(self, option: Option, rows: int) -> bool:
+    def possible(self, option: Product, rows: int) -> bool:
         return self.seen[option][0](rows)
 
-    def taken(self, option: Option, rows: int) -> int | None:
+    def taken(self, option: Product, rows: int) -> int | None:
         """The number of rows of SIZES that it was chosen for, of which so many are a part; None: it was not."""
         size = of(rows)
         return size if size is not None and option in self.trying.get(size, ()) and rows <= self.reach.get(size, size) else None
@@ -79,12 +75,12 @@ class Ways:
         """Settled, with none chosen."""
         self.found = {}
 
-    def settle(self, reach: Mapping[int, int], seconds: Callable[[int], float | None], possible: Callable[[Option, int], bool]) -> None:
+    def settle(self, reach: Mapping[int, int], seconds: Callable[[int], float | None], possible: Callable[[Product, int], bool]) -> None:
         """`seconds`: what a step of a size takes as things are, None where it cannot be computed so or there is no time to try.
         `possible`: as the method."""
         self.reach = reach
 
-        def timed(rows: int, chosen: frozenset[Option]) -> float | None:
+        def timed(rows: int, chosen: frozenset[Product]) -> float | None:
             self.trying = {rows: chosen}
             return seconds(rows)
 
@@ -109,9 +105,9 @@ def of(rows: int) -> int | None:
     return SIZES[at] if at < len(SIZES) else None
 
 
-def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
+def fastest(rows: int, options: Sequence[Product], timed: Timed) -> Found | None:
     """Each option is tried beside those that were faster before it. What comes of it is measured twice more, in turn with none."""
-    none: frozenset[Option] = frozenset()
+    none: frozenset[Product] = frozenset()
     if not options or (before := timed(rows, none)) is None:
         return None
     chosen, best = none, before

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from banyan_runtime.model import kernels
 from banyan_runtime.model.attention import Held
 from banyan_runtime.model.device import tensor
-from banyan_runtime.model.kernels import power_of_two
+from banyan_runtime.model.kernels import LARGE, power_of_two
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
@@ -34,10 +35,9 @@ PROGRAMS: Final = 256  # that a step of few tiles is cut into, about: two for ea
 ENOUGH: Final = 128  # programs that are not cut where contexts are even: they read as fast as any, and need not be joined
 EVEN: Final = 2  # times the mean context that the longest is then, at most
 RESIDENT: Final = 396  # programs that a large GPU holds at once, three on a processor
-AHEAD: Final = 64
-"""Programs of a decode step, uncut: so few do not wait for the first keys of wide heads, for which more would lack registers. Those of
-narrow heads come as soon when they are asked for."""
-LARGE: Final = 160 << 10  # bytes of shared memory: a datacentre's GPUs let a program have so much, others 99 KB
+LIGHT: Final = 16
+"""Programs of a decode step, uncut, at most: so few wait for themselves and not for memory, so four warps share what each executes. The
+first keys of wide heads are read before what comes before is waited for; those of narrow ones come as soon when they are asked for."""
 TOGETHER: Final = 16  # stretches that are joined at once
 FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as small as they can be
 
@@ -55,7 +55,8 @@ class Way:
     def of(cls, width: int, dtype: torch.dtype, rows: int, programs: int, *, single: bool, shared: int) -> Way:
         """For heads so wide, tiles of so many rows, and so many programs before the context is cut; `single` as in `_Tiles`, and `shared`
         the bytes of shared memory that a program may have."""
-        ahead = single and rows <= FEWEST_ROWS and 64 < width <= 128 and programs <= AHEAD
+        light = single and rows <= FEWEST_ROWS and width <= 128 and programs <= LIGHT
+        ahead = light and width > 64
         if dtype == torch.float32:
             return cls(KEYS if width < 256 else FEWEST_ROWS, 4, 3, ahead)
         if width > 128 and shared < LARGE:
@@ -64,12 +65,9 @@ class Way:
             return cls(2 * KEYS, 8, 2) if width == 128 and shared >= LARGE else cls(KEYS, 8, 3)
         if rows > FEWEST_ROWS or width > 128:
             return cls(KEYS, 4, 3)
-        if ahead:  # two warps lack registers
-            return cls(KEYS, 4, 5, ahead)
+        if light:
+            return cls(KEYS, 4, 3, ahead)
         return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3)
-
-
-WIDE: Final = Way(KEYS, 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +91,10 @@ class TritonAttention:
 
         self._kernels = paged_attention
         self._options = dependent.options(pool.device)
-        self._spec = spec
+        self.spec = spec
         self._pool = pool
         self._pulse = pulse
-        self._shared = _shared(pool.device)
+        self._shared = kernels.shared_bytes(pool.device)
         self._width = max(16, power_of_two(spec.head_dim))
         self._scale = 1.0 / math.sqrt(spec.head_dim)
         self._table: DeviceTable | None = None
@@ -118,6 +116,10 @@ class TritonAttention:
             return f"it needs compute capability {needed[0]}.{needed[1]}"
         return "heads wider than 256 do not fit its tiles" if spec.head_dim > 256 else None
 
+    @property
+    def pool(self) -> KvPool:
+        return self._pool
+
     def reserve(self, shape: TableShape) -> DeviceTable:
         self._table = DeviceTable(shape, self._pool.device)
         self._compile()
@@ -128,13 +130,23 @@ class TritonAttention:
         assert self._table is not None, "reserve comes first"
         return self._table
 
+    @contextmanager
+    def apart(self, pool: KvPool) -> Iterator[None]:
+        """Keys and values of what is planned meanwhile lie there. Of the table nothing is left when it ends."""
+        own, self._pool = self._pool, pool
+        try:
+            yield
+        finally:
+            self._pool, self._planned = own, None
+            self._there.slots.zero_()
+
     def plan(self, step: Step, table: SlotTable) -> None:
         if self._table is None:
             self.reserve(TableShape(*table.slots.shape))
         self._there.follow(step, table)
         rows = self._rows(int(step.query_lens.max()))
         tiles = self._tiles(step, rows)
-        programs = self._spec.kv_heads * len(tiles[0])
+        programs = self.spec.kv_heads * len(tiles[0])
         stretches, length = most_stretches(programs), stretch(step.kv_lens, programs)
         columns = np.zeros((len(tiles), -(-len(tiles[0]) // 4) * 4), np.int32)
         for column, values in zip(columns, tiles, strict=True):
@@ -162,7 +174,7 @@ class TritonAttention:
             held.ends,
             held.own[0],
             self._rows_held(held),
-            most_stretches(self._spec.kv_heads * tiles),
+            most_stretches(self.spec.kv_heads * tiles),
             held.sequences is None,
         )
         self.cells = Cells(self._pool, held.slots)
@@ -170,7 +182,7 @@ class TritonAttention:
     def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
         self._there.follow_updates(step, table)
         own = np.zeros(tuple(held.own.shape), np.int32)
-        own[0, 0] = stretch(step.kv_lens, self._spec.kv_heads * self._tiles_held(held))
+        own[0, 0] = stretch(step.kv_lens, self.spec.kv_heads * self._tiles_held(held))
         for column, values in zip(own[1:], self._tiles(step, self._rows_held(held)), strict=True):
             column[: len(values)] = values
         return own
@@ -183,13 +195,13 @@ class TritonAttention:
         """Tiles of a step that is replayed, at most: those that a sequence does not fill are as many as sequences."""
         if held.sequences is None:
             return held.size
-        return min(held.size, held.size // (self._rows_held(held) // self._spec.group) + held.sequences)
+        return min(held.size, held.size // (self._rows_held(held) // self.spec.group) + held.sequences)
 
     def _tiles(self, step: Step, rows: int) -> tuple[npt.NDArray[np.signedinteger], ...]:
         """Tiles of at most so many rows, as in `_Tiles.columns`."""
         if (queries := len(step.token_ids)) == len(step.rows):
             return step.rows, np.arange(queries), np.ones(queries, np.int32), step.positions
-        most = rows // self._spec.group  # queries of a tile
+        most = rows // self.spec.group  # queries of a tile
         tiles = -(-step.query_lens // most)
         sequences = np.repeat(np.arange(len(step.rows)), tiles)
         offsets = (np.arange(len(sequences)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * most
@@ -206,19 +218,19 @@ class TritonAttention:
         most = TILE_ROWS if self._pool.dtype != torch.float32 else FEWEST_ROWS  # whose exact products take eight times the registers
         if self._width > 128 and self._shared < LARGE:
             most = min(most, 2 * FEWEST_ROWS)
-        rows = max(most, power_of_two(self._spec.group))
+        rows = max(most, power_of_two(self.spec.group))
         if longest > FEW_QUERIES:
             return rows
-        return min(rows, max(FEWEST_ROWS, power_of_two(self._spec.group * longest)))
+        return min(rows, max(FEWEST_ROWS, power_of_two(self.spec.group * longest)))
 
     def _compile(self) -> None:
         """Launch every kernel that a step may take with nothing to do, so that no request waits for a compiler."""
-        spec, device, dtype = self._spec, self._pool.device, self._pool.dtype
+        spec, device, dtype = self.spec, self._pool.device, self._pool.dtype
         q = torch.zeros((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
         one = torch.full((4,), KEYS, dtype=torch.int32, device=device)
         for rows in sorted({self._rows(longest) for longest in range(1, FEW_QUERIES + 2)}):
             ways = {}  # each with the fewest programs that go it, for where kernels are interpreted many take long
-            for number, single in itertools.product((RESIDENT, AHEAD, 0), (False, True)):
+            for number, single in itertools.product((RESIDENT, LIGHT, 0), (False, True)):
                 way = Way.of(self._width, dtype, rows, number + spec.kv_heads, single=single, shared=self._shared)
                 ways[way, single] = 1 + number // spec.kv_heads
             for ((_, single), tiles), stretches in itertools.product(ways.items(), (1, 2)):
@@ -252,19 +264,16 @@ class TritonAttention:
         )  # fmt: skip
         return self._joined(plan, *into)
 
-    def turn_and_attend(
-        self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None, *, wide: bool = False
-    ) -> Tensor:
+    def turn_and_attend(self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None) -> Tensor:
         """As heads.Heads and `attend` one behind the other, of a step of one token for each sequence (`turns`), in one launch.
 
-        qkv [T, (heads + 2 * kv_heads) * head_dim] at positions (`Rope.at`); `norms`: weights of queries' and of keys', [head_dim]. `wide`:
-        in programs that execute half as many instructions one behind the other, where there are such.
+        qkv [T, (heads + 2 * kv_heads) * head_dim] at positions (`Rope.at`); `norms`: weights of queries' and of keys', [head_dim].
         """
-        plan, spec, pool = self._next(), self._spec, self._pool
+        plan, spec, pool = self._next(), self.spec, self._pool
         keys, values = pool.slots(layer)
         tokens = self.cells.slots.shape[0]
         into = self._into(plan, tokens, qkv)
-        grid, way, options = self._way(plan, layer, wide=wide)
+        grid, way, options = self._way(plan, layer)
         rows_of, _, counts, positions = plan.columns.unbind(0)
         q_weight, k_weight = norms or (qkv, qkv)
         assert qkv.stride(1) == 1
@@ -283,7 +292,7 @@ class TritonAttention:
 
     def _into(self, plan: _Tiles, tokens: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What a launch writes: the result [tokens, heads, head_dim], and of each stretch a part, its highest score and its mass."""
-        heads, dim = self._spec.heads, self._spec.head_dim
+        heads, dim = self.spec.heads, self.spec.head_dim
         out = torch.empty((tokens, heads, dim), dtype=like.dtype, device=like.device)
         if plan.stretches == 1:
             return out, out, out, out
@@ -291,12 +300,10 @@ class TritonAttention:
         highs, masses = (torch.empty((plan.stretches, tokens, heads), dtype=torch.float32, device=like.device) for _ in range(2))
         return out, parts, highs, masses
 
-    def _way(self, plan: _Tiles, layer: int, *, wide: bool = False) -> tuple[tuple[int, int], Way, dict[str, object]]:
+    def _way(self, plan: _Tiles, layer: int) -> tuple[tuple[int, int], Way, dict[str, object]]:
         """Programs of a launch, and how they are compiled."""
-        spec, dtype, programs = self._spec, self._pool.dtype, self._spec.kv_heads * plan.columns.shape[1]
+        spec, dtype, programs = self.spec, self._pool.dtype, self.spec.kv_heads * plan.columns.shape[1]
         way = Way.of(self._width, dtype, plan.rows, programs, single=plan.single, shared=self._shared)
-        if wide and dtype.itemsize == 2 and plan.rows <= FEWEST_ROWS and self._width <= 128:
-            way = WIDE
         options: dict[str, object] = {
             "GROUP": spec.group, "HEADS": spec.heads, "DIM": spec.head_dim, "WIDTH": self._width, "ROWS": plan.rows,
             "SPLIT": plan.stretches > 1, "WINDOW": spec.windows[layer] or 0, "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
@@ -324,8 +331,3 @@ def stretch(kv_lens: I32, programs: int) -> int:
     longest = int(kv_lens.max())
     stretches = 1 if programs >= ENOUGH and longest <= EVEN * float(kv_lens.mean()) else most_stretches(programs)
     return max(STRETCH, -(-longest // (stretches * KEYS)) * KEYS)
-
-
-def _shared(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have there."""
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)) if device.type == "cuda" else 0

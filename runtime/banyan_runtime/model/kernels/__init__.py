@@ -7,8 +7,13 @@ import shutil
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import torch
+
+SMALL: Final = 99 << 10
+LARGE: Final = 160 << 10
+"""Bytes of shared memory: a datacentre's GPUs let a program have so much, others SMALL."""
 
 
 def missing() -> str | None:
@@ -30,3 +35,9 @@ def needed_capability(kept: torch.dtype) -> tuple[int, int]:
 def power_of_two(number: int) -> int:
     """The next one, or the number itself."""
     return 1 << (number - 1).bit_length()
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Of shared memory, that a program may have there."""
+    told = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return int(getattr(told, "shared_memory_per_block_optin", SMALL))

@@ -38,21 +38,3 @@ def piece(pointer, count):
 def lines(pointers):
     """The line that each of them lies in."""
     tl.inline_asm_elementwise(_LINE, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def ahead(then, beyond, THEN: tl.constexpr, BEYOND: tl.constexpr, DEPENDENT: tl.constexpr):
-    """What comes behind this kernel, shared among its programs."""
-    if DEPENDENT:
-        _share(then, THEN)
-        _share(beyond, BEYOND)
-
-
-@triton.jit
-def _share(pointer, COUNT: tl.constexpr):
-    if COUNT > 0:
-        LINE: tl.constexpr = LINE_BITS // pointer.dtype.element_ty.primitive_bitwidth
-        each = tl.cdiv(tl.cdiv(COUNT, tl.num_programs(0) * tl.num_programs(1)), LINE) * LINE
-        first = (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * each
-        if first < COUNT:
-            piece(pointer + first, tl.minimum(each, COUNT - first))

@@ -17,11 +17,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def await_earlier(DEPENDENT: tl.constexpr):
-    """Wait until what the kernels before wrote is there. The next may be brought up."""
+def await_earlier(DEPENDENT: tl.constexpr, LATE: tl.constexpr = False):
+    """Wait until what the kernels before wrote is there. The next may be brought up; LATE: `bring_up_next` says when."""
+    if DEPENDENT:
+        if not LATE:
+            gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def bring_up_next(DEPENDENT: tl.constexpr):
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
 
 
 @cache

@@ -18,8 +18,6 @@ def product(
     bias,  # BIASED: one number for each of its rows
     sums,  # [rows, WIDTH]; ADDED
     out,  # [rows, outputs]
-    then,  # THEN elements that are multiplied soon behind this, at the beginning of a line of the cache
-    beyond,  # likewise BEYOND
     stride,
     delta_stride,
     outputs,
@@ -28,8 +26,7 @@ def product(
     NORMED: tl.constexpr,
     BIASED: tl.constexpr,
     GATED: tl.constexpr,  # silu(gate) * up, as rows.silu_times
-    THEN: tl.constexpr,
-    BEYOND: tl.constexpr,
+    WHOLE: tl.constexpr,  # whether all of a program's lines are asked for together, and brought into the cache before it waits
     DEPENDENT: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,  # WIDTH, or the next power of two
@@ -43,13 +40,28 @@ def product(
     own, also = part(weight, first, outputs, 0, outputs, GATED, WIDTH, COLUMNS, OUTPUTS)
     norms = norm_part(norm, 0, NORMED, WIDTH, COLUMNS)
     own_bias, also_bias = bias_part(bias, first, outputs, outputs, BIASED, GATED, OUTPUTS)
-    cache.ahead(then, beyond, THEN, BEYOND, DEPENDENT)
+    if WHOLE and DEPENDENT:
+        cache.piece(weight + first.to(tl.int64) * WIDTH, tl.minimum(OUTPUTS, outputs - first) * WIDTH)
     await_earlier(DEPENDENT)
-    lines(
-        x + row * stride, delta + row * delta_stride, norm, weight, bias, sums + row * WIDTH, tl.program_id(1) == 0, out + row * outputs,
-        first, tl.minimum(first + OUTPUTS, outputs), own, also, norms, own_bias, also_bias, outputs, eps,
-        ADDED, NORMED, BIASED, GATED, False, WIDTH, BLOCK, COLUMNS, OUTPUTS,
-    )  # fmt: skip
+    x += row * stride
+    delta += row * delta_stride
+    sums += row * WIDTH
+    out += row * outputs
+    if WHOLE:
+        tl.static_assert(not (ADDED or NORMED or GATED))
+        columns = tl.arange(0, COLUMNS)
+        kind: tl.constexpr = out.dtype.element_ty
+        gathered = own.to(tl.float32) * _factor(x, delta, norms, 1.0, columns, False, False, WIDTH, kind)[None, :]
+        for column in tl.static_range(COLUMNS, WIDTH, COLUMNS):
+            own, also = part(weight, first, outputs, column, outputs, False, WIDTH, COLUMNS, OUTPUTS)
+            gathered += own.to(tl.float32) * _factor(x, delta, norms, 1.0, column + columns, False, False, WIDTH, kind)[None, :]
+        _put(out, gathered, gathered, own_bias, also_bias, first, outputs, BIASED, False, OUTPUTS)
+    else:
+        lines(
+            x, delta, norm, weight, bias, sums, tl.program_id(1) == 0, out, first, tl.minimum(first + OUTPUTS, outputs),
+            own, also, norms, own_bias, also_bias, outputs, eps,
+            ADDED, NORMED, BIASED, GATED, False, WIDTH, BLOCK, COLUMNS, OUTPUTS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -154,21 +166,30 @@ def lines(
                 beside += also.to(tl.float32) * factor[None, :]
             if AHEAD:
                 own, also = then, also_then
-        each = line + tl.arange(0, OUTPUTS)
-        known = each < end
         if line > first:
             own_bias, also_bias = bias_part(bias, line, end, outputs, BIASED, GATED, OUTPUTS)
-        result = tl.sum(gathered, 1)
+        _put(out, gathered, beside, own_bias, also_bias, line, end, BIASED, GATED, OUTPUTS)
+
+
+@triton.jit
+def _put(
+    out, gathered, beside, own_bias, also_bias, first, end, BIASED: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr
+):  # fmt: skip
+    """The results of the lines from `first` up to `end`, of whose columns products are gathered."""
+    kind = out.dtype.element_ty
+    each = first + tl.arange(0, OUTPUTS)
+    known = each < end
+    result = tl.sum(gathered, 1)
+    if BIASED:
+        result += own_bias.to(tl.float32)
+    if GATED:
+        up = tl.sum(beside, 1)
         if BIASED:
-            result += own_bias.to(tl.float32)
-        if GATED:
-            up = tl.sum(beside, 1)
-            if BIASED:
-                up += also_bias.to(tl.float32)
-            gate = result.to(kind).to(tl.float32)
-            tl.store(out + each, (gate * tl.sigmoid(gate)).to(kind) * up.to(kind), mask=known)
-        else:
-            tl.store(out + each, result.to(kind), mask=known)
+            up += also_bias.to(tl.float32)
+        gate = result.to(kind).to(tl.float32)
+        tl.store(out + each, (gate * tl.sigmoid(gate)).to(kind) * up.to(kind), mask=known)
+    else:
+        tl.store(out + each, result.to(kind), mask=known)
 
 
 @triton.jit

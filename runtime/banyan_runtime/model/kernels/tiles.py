@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from banyan_runtime.model.kernels import cache
-from banyan_runtime.model.kernels.dependent import await_earlier
+from banyan_runtime.model.kernels.dependent import await_earlier, bring_up_next
 from banyan_runtime.model.kernels.products import bias_part
 
 
@@ -23,22 +23,19 @@ def tile(
     out,  # [rows, outputs]
     parts,  # SPLITS > 1: fp32 [SPLITS, tiles, ROWS, OUTPUTS]
     arrived,  # SPLITS > 1: int32 [tiles], zeros, and zeros again when all is done
-    then,  # as `products.product`
-    beyond,
     rows,
     stride,
     outputs,
     BIASED: tl.constexpr,
     GATED: tl.constexpr,  # silu(gate) * up, as rows.silu_times
-    THEN: tl.constexpr,
-    BEYOND: tl.constexpr,
     DEPENDENT: tl.constexpr,
     WIDTH: tl.constexpr,  # a multiple of COLUMNS
     ROWS: tl.constexpr,  # of a tile
     OUTPUTS: tl.constexpr,  # likewise
     COLUMNS: tl.constexpr,  # at a time
     SPLITS: tl.constexpr,  # programs that share a tile; GATED: 1, there are outputs enough
-    BRING: tl.constexpr,  # columns, at most, that a program brings into the cache before it waits
+    BRING: tl.constexpr,  # columns, at most, that a program brings into the cache before it waits; 0: none
+    LATE: tl.constexpr,  # whether the next kernel is brought up when this one has multiplied, not when it begins
 ):
     """One tile, or a stretch of its columns."""
     tl.static_assert(SPLITS == 1 or not GATED)
@@ -55,13 +52,12 @@ def tile(
     line = tl.minimum(each, outputs - 1).to(tl.int64)
     gates = weight + line * WIDTH
     ups = gates + outputs.to(tl.int64) * WIDTH
-    if DEPENDENT:
+    if DEPENDENT and BRING > 0:
         _bring(gates, begin, BRING if BRING < EACH else EACH, WIDTH)
         if GATED:
             _bring(ups, begin, BRING if BRING < EACH else EACH, WIDTH)
-    cache.ahead(then, beyond, THEN, BEYOND, DEPENDENT)
     own_bias, also_bias = bias_part(bias, first, outputs, outputs, BIASED, GATED, OUTPUTS)
-    await_earlier(DEPENDENT)
+    await_earlier(DEPENDENT, LATE)
     own_rows = x + tl.minimum(row, rows - 1).to(tl.int64) * stride
     own, also = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
     for column in range(begin, end, COLUMNS):
@@ -70,6 +66,8 @@ def tile(
         own = tl.dot(values, tl.trans(tl.load(gates[:, None] + at[None, :])), own)
         if GATED:
             also = tl.dot(values, tl.trans(tl.load(ups[:, None] + at[None, :])), also)
+    if LATE:
+        bring_up_next(DEPENDENT)
     writing = True
     if SPLITS > 1:
         tiles = tl.num_programs(0)
