@@ -337,10 +337,17 @@ class PretendedGpu(TorchDispatchMode):
 
     def launch(self, executor: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """A kernel of Triton's."""
+        letters: list[tuple[Tensor, Tensor]] = []  # memory of the host that is pinned, and what it held
         for leaf in tree_leaves((args, kwargs)):
-            assert not isinstance(leaf, Tensor) or isinstance(leaf, OnGpu), f"{executor.fn.__name__} over memory of the host"
-
+            if isinstance(leaf, Tensor) and not isinstance(leaf, OnGpu):
+                assert self.graph is None, f"{executor.fn.__name__} over memory of the host while a graph is captured"
+                assert leaf.untyped_storage().data_ptr() in self._pinned, f"{executor.fn.__name__} over memory of the host"
+                letters.append((leaf, leaf.clone()))
         self.compute(partial(run, executor), args, kwargs)
+        for letter, before in letters:
+            if not torch.equal(found := letter.clone(), before):
+                _spoil(letter)
+                self.stream.take(partial(letter.copy_, found), late=True)
 
     def apart(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a library does with the tensors in a way of its own, which is not looked at."""

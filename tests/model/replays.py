@@ -9,6 +9,7 @@ import torch
 
 from banyan_runtime.model import capture
 from banyan_runtime.model.attention import Held, Replayed
+from banyan_runtime.model.mail import Mail
 
 from .driver import Again
 from .test_attention import Room
@@ -48,7 +49,7 @@ class Replays:
         q, k, v = self._room.of(work)
         self._queries.fill_(7.0)
         self._queries[:tokens].copy_(q)
-        held.tell(step, self._attention.fill(step, self._room.table, held))
+        held.tell(step, self._attention.fill(step, self._room.table, held), Mail())
         self._room.pool.store(0, held.slots[:tokens].long(), k, v)
         self._replays[at]()
         assert not held.slots[tokens:].any(), "padded tokens go to the padding slot"

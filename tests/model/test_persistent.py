@@ -22,6 +22,7 @@ from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.graphs import Sizes
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.layout import layout
+from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.rope import Rope
@@ -138,7 +139,7 @@ def assert_the_same(spec: ModelSpec, lengths: list[int], dtype: torch.dtype, how
             table.follow(texts.before(), texts.table)
         step = texts.step(-1 if length % 2 else 21)
         texts.table.apply(step)
-        held.tell(step, alone.fill(step, texts.table, held))
+        held.tell(step, alone.fill(step, texts.table, held), Mail())
         alone.compute(held, hidden)
         attention.plan(step, texts.table)
         at = torch.tensor([length], device=DEVICE)
@@ -186,7 +187,7 @@ def test_one_launch_computes_the_same_bits_each_time(large: bool, monkeypatch: p
     table.follow(texts.before(), texts.table)
     held = Held.empty(1, torch.device(DEVICE))
     texts.table.apply(step := texts.step(-1))
-    held.tell(step, whole.fill(step, texts.table, held))
+    held.tell(step, whole.fill(step, texts.table, held), Mail())
     expected, found = (torch.zeros(spec.hidden_size, dtype=dtype, device=DEVICE) for _ in range(2))
     apart.compute(held, expected)
     assert expected.any()

@@ -27,8 +27,9 @@ TURNED = {**dict.fromkeys(("qkv", "cos", "sin", "q_weight", "k_weight"), "*bf16"
 # What they read first was there before the step began.
 EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, tiles.tile, rows.begin, rows.place, rows.rms_norm)
 
-def check(function, constants, warps=4, stages=3, room=227 << 10, **changes):
-    kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, num_warps=warps, num_stages=stages)
+def check(function, constants, warps=4, stages=3, room=227 << 10, maxnreg=None, **changes):
+    options = {"num_warps": warps, "num_stages": stages} | ({} if maxnreg is None else {"maxnreg": maxnreg})
+    kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, **options)
     assert kernel.metadata.shared <= room, (constants, kernel.metadata.shared)
     before, waiting, behind = kernel.asm["ptx"].partition("griddepcontrol.wait")
     assert waiting and "st.global" not in before and ("ld.global" in before) == (function in EARLY), function
@@ -70,11 +71,11 @@ for gated in (False, True):
             constants = {"ADDED": entry, "NORMED": entry, "BIASED": entry, "GATED": gated, "WIDTH": width, "BLOCK": power_of_two(width)}
             for few in (1, 2):
                 way = fused_products.cut(few, Product(outputs, width, gated), 2, entry=entry)
-                warps = way.pop("num_warps")
-                check(products.product, constants | way, warps, **product_types)
+                warps, most = way.pop("num_warps"), way.pop("maxnreg", None)
+                check(products.product, constants | way, warps, maxnreg=most, **product_types)
 counted = {**product_types, "parts": "*fp32", "arrived": "*i32", "rows": "i32"}
 for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864, 896, True), (6144, 4096, False), (14336, 4096, True)]):
-    for tile, room in {Tile.of(rows, product, room): room for rows in SIZES if rows > 2 for room in (227 << 10, 99 << 10)}.items():
+    for tile, room in {Tile.of(rows, product, room): room for rows in SIZES for room in (227 << 10, 99 << 10)}.items():
         constants = {"BIASED": True, "GATED": product.gated, "WIDTH": product.width, "ROWS": tile.rows, "LATE": tile.late}
         constants |= {"OUTPUTS": tile.outputs, "COLUMNS": tile.columns, "SPLITS": tile.splits, "BRING": tile.bring}
         check(tiles.tile, constants, tile.warps, tile.stages, room, **counted)

@@ -94,7 +94,7 @@ def test_what_cannot_be_measured_stays_as_it_was() -> None:
 def test_what_was_found_holds_down_to_the_next_smaller_size() -> None:
     several, product = Ways(), Product(8, 64, gated=False)
     for _ in range(2):
-        several.add(product, lambda rows: rows > 2)
+        several.add(product, lambda rows: rows > 4)
     several.add(ONE)  # once
     assert several.options == [product]
     assert several.taken(product, 16) is None
@@ -102,11 +102,11 @@ def test_what_was_found_holds_down_to_the_next_smaller_size() -> None:
     def seconds(rows: int) -> float:
         return 1.0 if rows == 64 or not several.trying[rows] else 0.5
 
-    several.settle({2: 2, 16: 16, 64: 64, 128: 100}, seconds, several.possible)
+    several.settle({4: 2, 16: 16, 64: 64, 128: 100}, seconds, several.possible)
     assert several.found is not None
     assert {rows: bool(one.chosen) for rows, one in several.found.items()} == {16: True, 64: False, 128: True}
-    taken = [several.taken(product, rows) for rows in (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 100, 101, 256, 257, 5000)]
-    assert taken == [None, None, 16, 16, 16, None, None, None, None, 128, 128, None, None, None, None]
+    taken = [several.taken(product, rows) for rows in (1, 4, 8, 9, 16, 17, 32, 33, 64, 65, 100, 101, 256, 257, 5000)]
+    assert taken == [None, None, None, 16, 16, None, None, None, None, 128, 128, None, None, None, None]
     assert several.line() == "16: 1000.000 -> 500.000 with 8x64; 64: 1000.000; 128: 1000.000 -> 500.000 with 8x64"
 
 
@@ -158,7 +158,7 @@ def test_widths_that_tiles_do_not_have_are_left_to_torch() -> None:
 
 def test_every_tile_fits_into_a_processor() -> None:
     shapes = itertools.product((8, 896, 1152, 4096, 4864, 6144, 14336, 151936), (64, 192, 896, 4096, 4864, 14336), (False, True))
-    for (outputs, width, gated), rows, shared in itertools.product(shapes, ways.SIZES[2:], (SMALL, 227 << 10)):
+    for (outputs, width, gated), rows, shared in itertools.product(shapes, ways.SIZES, (SMALL, 227 << 10)):
         tile = Tile.of(rows, Product(outputs, width, gated), shared)
         assert width % tile.columns == 0
         assert 2 <= tile.stages <= 6
@@ -173,41 +173,42 @@ def test_lines_are_asked_for_together_where_they_are_few() -> None:
     small, large = Product(896, 4864, gated=False), Product(4096, 14336, gated=False)
     assert cut(1, small, 2, entry=False) == {"OUTPUTS": 1, "COLUMNS": 1024, "WHOLE": True, "num_warps": 4}
     assert cut(2, small, 2, entry=False) == {"OUTPUTS": 2, "COLUMNS": 2048, "WHOLE": True, "num_warps": 4}
-    for product, itemsize, entry in ((small, 2, True), (small, 4, False), (large, 2, False), (Product(896, 896, gated=False), 2, False)):
+    short = Product(2048, 2048, gated=False)
+    for product, itemsize, entry in ((small, 2, True), (small, 4, False), (large, 2, False), (short, 2, False)):
         assert not cut(1, product, itemsize, entry=entry)["WHOLE"]
 
 
 # --- measured when a server starts ---
 
 
-def test_each_row_is_measured_with_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slots", [2 * 16, 7])
+def test_each_row_is_measured_with_keys_of_its_own(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory that is gone afterwards, and so is what the table said of it. Where there is little, rows share."""
     monkeypatch.setattr(contest, "CONTEXT", 16)
-    for slots in (2 * 16, 7):
-        room = Room([20, 30], kind=TritonAttention, device=DEVICE, dtype=torch.float16, dim=16)
-        each = cell_bytes(room.spec, torch.float16) * min(contest.LAYERS, room.spec.layers) // room.spec.layers
-        free = (1 << 40) if slots > 7 else contest.SHARE * slots * each
-        monkeypatch.setattr(devices, "available_bytes", lambda device, free=free: free)
-        attention, several = room.attention, Ways()
-        assert isinstance(attention, TritonAttention)
-        for _ in range(2):
-            several.add(ONE)
-        own, table = attention.pool, attention.reserve(room.shape)
-        seen: list[tuple[int, list[int]]] = []
+    room = Room([20, 30], kind=TritonAttention, device=DEVICE, dtype=torch.float16, dim=16)
+    each = cell_bytes(room.spec, torch.float16) * min(contest.LAYERS, room.spec.layers) // room.spec.layers
+    free = (1 << 40) if slots > 7 else contest.SHARE * slots * each
+    monkeypatch.setattr(devices, "available_bytes", lambda device: free)
+    attention, several = room.attention, Ways()
+    assert isinstance(attention, TritonAttention)
+    for _ in range(2):
+        several.add(ONE)
+    own, table = attention.pool, attention.reserve(room.shape)
+    seen: list[tuple[int, list[int]]] = []
 
-        def compute(held: Held) -> None:
-            attention.plan_held(held)
-            assert attention.pool is not own
-            keys = {layer: attention.pool.slots(layer)[0] for layer in range(room.spec.layers)}
-            assert keys[0].shape[1] == 1 + slots
-            assert not any(part.data_ptr() == own.slots(0)[0].data_ptr() for part in keys.values())
-            seen.append((held.size, table.slots[: held.size, :16].reshape(-1).tolist()))
+    def compute(held: Held) -> None:
+        attention.plan_held(held)
+        assert attention.pool is not own
+        keys = [attention.pool.slots(layer)[0] for layer in range(room.spec.layers)]
+        assert keys[0].shape[1] == 1 + slots
+        assert not any(part.data_ptr() == own.slots(0)[0].data_ptr() for part in keys)
+        seen.append((held.size, table.slots[: held.size, :16].reshape(-1).tolist()))
 
-        Contest(several, attention, room.shape, Again(), compute, lambda: 0.0).settle([Held.empty(2, torch.device(DEVICE))])
-        assert {size for size, _ in seen} == {2}
-        assert seen[0][1] == [1 + at % slots for at in range(2 * 16)]
-        assert attention.pool is own
-        assert not table.slots.any()
+    Contest(several, attention, room.shape, Again(), compute, lambda: 0.0).settle([Held.empty(2, torch.device(DEVICE))])
+    assert {size for size, _ in seen} == {2}
+    assert seen[0][1] == [1 + at % slots for at in range(2 * 16)]
+    assert attention.pool is own
+    assert not table.slots.any()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from banyan_runtime.model.attention import Held, Replayed
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.blank import blank
 from banyan_runtime.model.capture import Recorder
+from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.pool import KvPool, cell_bytes
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.model.ways import Product, Ways
@@ -53,6 +54,7 @@ class Contest:
         self._until = clock() + CONTEST_S
         self._failed: set[str] = set()
         self._slots = 0  # that keys lie in
+        self._mail = Mail()
 
     def settle(self, steps: Sequence[Held]) -> None:
         """Among decode steps that are held; nothing where that was done before. What they were told is gone afterwards."""
@@ -62,8 +64,8 @@ class Contest:
         if not isinstance(self._attention, TritonAttention):
             return  # FlashInfer's plans belong to the steps that are captured for good
         started = self._clock()
-        # Those that matter most first: one row, the most, and those in the middle.
-        order = sorted(sizes, key=lambda size: (size not in (1, 16, 64, max(sizes)), size))
+        # Those that matter most first: the fewest, the most, and those in the middle.
+        order = sorted(sizes, key=lambda size: (size not in (4, 16, 64, max(sizes)), size))
         reach = {size: sizes[size].size for size in order}
         pool = self._pool(max(reach.values()))
         with self._attention.apart(pool):
@@ -92,7 +94,7 @@ class Contest:
         step = self._step(held.size)
         table = SlotTable(self._shape)
         table.apply(step)
-        held.tell(step, self._attention.fill(step, table, held))
+        held.tell(step, self._attention.fill(step, table, held), self._mail)
         trying = self._ways.trying.get(size)
         try:
             seconds = self._recorder.seconds(partial(self._compute, held))

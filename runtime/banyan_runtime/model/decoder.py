@@ -34,6 +34,7 @@ class Decoder:
         self.norm = kernels.norm(weights.pop("norm"), spec.norm_eps)
         self.head = Head(self.embed if spec.tied else weights.pop("head"), kernels)
         self.sampler = kernels.sampler()
+        self.mail = kernels.mail(self.embed.device)
         self._begin = kernels.begin(self.embed, rope)
         assert not weights, f"no layer took {sorted(weights)}"
         self.rows = kernels.rows

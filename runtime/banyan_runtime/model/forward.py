@@ -70,6 +70,9 @@ class Forward(Protocol):
         """What the rounds of a step give: int64 [B, rounds], drawn with `columns`, or the likeliest. From the first token on that
         there is none for, those of a sequence are -1. The rest as for `hidden`."""
 
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Tensor | None:
+        """As `Mail.deliver`."""
+
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
         """Forbid in fp32 logits [n, vocab_size] of the sequences `picked` [n] what their masks do not allow, as `edits.allow`."""
 

@@ -15,6 +15,7 @@ from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads, joined
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
 from banyan_runtime.model.layers import Begin, Entry, Layer, PlainKernels, RmsNorm
+from banyan_runtime.model.mail import DirectMail, Mail
 from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import Sampler
@@ -63,6 +64,9 @@ class FusedKernels(PlainKernels):
 
     def sampler(self) -> Sampler:
         return FusedSampler()
+
+    def mail(self, device: torch.device) -> Mail:
+        return DirectMail() if device.type == "cuda" else Mail()
 
 
 class _FusedBegin:

@@ -24,6 +24,7 @@ SMALL_BYTES: Final = 16 << 20
 _SILU_BLOCK: Final = 1024
 _COLUMNS: Final = 1024  # of a weight that a program reads at a time
 _OUTPUTS: Final = 8  # outputs, likewise: 16 KB of a weight in 16 bits are on their way at once
+_REGISTERS: Final = 128  # of a thread: four programs fit into a processor then, where some more would leave room for three
 _GRID: Final = 1 << 16  # programs along a grid's second axis, fewer than these
 _MANY: Final = 2112  # lines: fewer are cut into halves, so that all processors of a large GPU have two programs
 _ROUNDING: Final = 0.02  # of the largest result
@@ -44,14 +45,15 @@ def cut(rows: int, product: Product, itemsize: int, *, entry: bool) -> dict[str,
     """
     outputs, width, gated = product
     small = outputs * width * itemsize <= SMALL_BYTES
-    if small and width > _COLUMNS and not gated and not entry and itemsize == 2:
+    if small and width > 2 * _COLUMNS and not gated and not entry and itemsize == 2:
         columns, each = (_COLUMNS, 1) if rows == 1 else (2 * _COLUMNS, 2)
-        return {"OUTPUTS": each, "COLUMNS": min(columns, power_of_two(width)), "WHOLE": True, "num_warps": 4}
+        return {"OUTPUTS": each, "COLUMNS": columns, "WHOLE": True, "num_warps": 4}
     # Of 32 bits, or of two lines for each output, as many would not fit into registers.
     each = _OUTPUTS if outputs >= _MANY and itemsize == 2 and not gated else _OUTPUTS // 2
     while -(-outputs // each) >= _GRID:
         each *= 2
-    return {"OUTPUTS": each, "COLUMNS": min(_COLUMNS, power_of_two(width)), "WHOLE": False, "num_warps": 4}
+    way = {"OUTPUTS": each, "COLUMNS": min(_COLUMNS, power_of_two(width)), "WHOLE": False, "num_warps": 4}
+    return way | ({"maxnreg": _REGISTERS} if itemsize == 2 else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class StepGraphs:
             return None
         alone = self._by_itself(graph.held)
         own = (self._attention if alone is None else alone).fill(step, table, graph.held)
-        graph.held.tell(step, own)
+        graph.held.tell(step, own, self._decoder.mail)
         assert graph.replay is not None, "it was captured"
         graph.replay()
         hidden = self._hidden[: len(step.token_ids)]
@@ -163,7 +163,7 @@ class StepGraphs:
             settings = self._settings[: graph.held.size]
             padded = np.zeros(tuple(settings.shape), np.int32)
             padded[:rows] = told
-            settings.copy_(devices.pinned(padded, settings.device, torch.int32), non_blocking=True)
+            self._decoder.mail.bring(padded, settings)
         pick()
         return self._tokens[:rows], self._failed[:rows]
 

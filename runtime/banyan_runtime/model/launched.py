@@ -60,16 +60,29 @@ class Drawn:
     failed: Tensor  # bool [S]
     accepted: Tensor | None  # int64, one for each sequence: how many of its tokens count; None: the one that it has
     scores: logprobs.Scores | None  # of those that asked
+    arriving: Tensor | None = None  # int32 [S] of the host: the tokens, and -1 of those that failed, where they are on their way already
 
     def to_host(self) -> Drawn:
         if self.tokens.device.type == "cpu":
             return self
+        there = self.arriving is not None
         return Drawn(
-            self.tokens.to("cpu", non_blocking=True),
-            self.failed.to("cpu", non_blocking=True),
+            self.tokens if there else self.tokens.to("cpu", non_blocking=True),
+            self.failed if there else self.failed.to("cpu", non_blocking=True),
             None if self.accepted is None else self.accepted.to("cpu", non_blocking=True),
             None if self.scores is None else self.scores.to_host(),
+            self.arriving,
         )
+
+    def numbers(self) -> tuple[I32, npt.NDArray[np.bool_]]:
+        """When they have arrived: int32 [S] tokens, -1 of those that failed, and which did."""
+        if self.arriving is not None:
+            tokens = self.arriving.numpy().copy()
+            return tokens, tokens < 0
+        tokens, failed = self.tokens.numpy().astype(np.int32), self.failed.numpy()
+        if failed.any():
+            tokens[failed] = -1
+        return tokens, failed
 
 
 class Launched:
@@ -133,10 +146,10 @@ class Launched:
             for row in self._step.rows[broken].tolist():
                 self._report(f"The vector of row {row} holds NaN or infinity; its request fails alone.")
         if self._drawn is not None:
-            failed, firsts = self._drawn.failed.numpy(), self._draws.firsts
+            (tokens, failed), firsts = self._drawn.numbers(), self._draws.firsts
             drawing = self._draws.sequences[firsts]
             result.failed[drawing] = failed[firsts]
-            result.token_ids = np.where(failed, -1, self._drawn.tokens.numpy()).astype(np.int32)
+            result.token_ids = tokens
             if self._drawn.accepted is not None:
                 result.accepted = np.zeros(len(self._step.rows), dtype=np.int32)
                 result.accepted[drawing] = self._drawn.accepted.numpy()
@@ -147,9 +160,8 @@ class Launched:
 
     def _one_each(self) -> StepResult:
         assert self._drawn is not None
-        tokens, failed = self._drawn.tokens.numpy().astype(np.int32), self._drawn.failed.numpy()
+        tokens, failed = self._drawn.numbers()
         if failed.any():
-            tokens[failed] = -1
             self._tell_of(np.flatnonzero(failed))
         return StepResult(tokens, failed, replayed=self._replayed)
 

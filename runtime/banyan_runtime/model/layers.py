@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from banyan_runtime.model.attention import Held
 from banyan_runtime.model.heads import Heads, PlainHeads
 from banyan_runtime.model.invariance import LADDER, Measured, RowSizes, agreement, probe_row, probe_weight
+from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import PlainSampler, Sampler
 from banyan_runtime.model.spec import ModelSpec
@@ -74,6 +75,9 @@ class Kernels(Protocol):
 
     def sampler(self) -> Sampler:
         """What makes tokens of logits, in steps of every kind."""
+
+    def mail(self, device: torch.device) -> Mail:
+        """How steps are told, and tokens sent."""
 
 
 class RmsNorm:
@@ -174,6 +178,9 @@ class PlainKernels:
 
     def sampler(self) -> Sampler:
         return PlainSampler()
+
+    def mail(self, device: torch.device) -> Mail:
+        return Mail()
 
 
 class PackedKernels(PlainKernels):

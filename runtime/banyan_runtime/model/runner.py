@@ -151,12 +151,13 @@ class ModelRunner:
 
     def _noted(self, asked: _Asked, tokens: Tensor, failed: Tensor, scores: logprobs.Scores | None) -> Drawn:
         """With how many of them count; the last one that does is the row's latest."""
-        draws, accepted, latest = asked.draws, None, tokens
-        if draws.drafts:
-            assert asked.token_ids is not None
-            accepted = self._accepted(draws, asked.token_ids, tokens, failed)
-            latest = tokens.index_select(0, self._tensor(draws.firsts) + accepted - 1)
-        asked.rows.latest.index_copy_(0, draws.owners(asked.step, self._device), latest)
+        draws, latest = asked.draws, asked.rows.latest
+        owners = draws.owners(asked.step, self._device)
+        if not draws.drafts:
+            return Drawn(tokens, failed, None, scores, self.forward.deliver(tokens, failed, owners, latest))
+        assert asked.token_ids is not None
+        accepted = self._accepted(draws, asked.token_ids, tokens, failed)
+        latest.index_copy_(0, owners, tokens.index_select(0, self._tensor(draws.firsts) + accepted - 1))
         return Drawn(tokens, failed, accepted, scores)
 
     def _accepted(self, draws: Draws, token_ids: Tensor, tokens: Tensor, failed: Tensor) -> Tensor:

@@ -153,6 +153,9 @@ class TorchForward:
         self.decoder.pick(hidden, settings, tokens, failed)
         return tokens, failed
 
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Tensor | None:
+        return self.decoder.mail.deliver(tokens, failed, owners, latest)
+
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
         self.decoder.sampler.allow(logits, mask, picked)
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-SIZES: Final = (1, 2, 16, 64, 128, 256)
-"""Rows of the steps that are measured: what is found holds down to the one before. Each takes some kernels more to be compiled."""
+SIZES: Final = (4, 8, 16, 32, 64, 128, 256)
+"""Rows of the steps that are measured: what is found holds down to the one before. From 16 on each takes some
+kernels more to be compiled."""
 GAIN: Final = 0.015  # of a step's time: what gains less is not told from chance
 
 

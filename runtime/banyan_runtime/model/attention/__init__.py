@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from banyan_runtime.model.device import pinned
+from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
@@ -76,8 +76,8 @@ class Held:
         """Tokens."""
         return len(self.ids)
 
-    def tell(self, step: Step, own: I32) -> None:
-        """Of a step of as many tokens or fewer, in one copy: each costs as much as a launch."""
+    def tell(self, step: Step, own: I32, mail: Mail) -> None:
+        """Of a step of as many tokens or fewer, in one letter: each costs as much as a launch."""
         told = np.zeros(tuple(self.told.shape), np.int32)  # of padded tokens: no key is seen, and PADDING_SLOT is 0
         tokens = len(step.token_ids)
         rows = step.rows if len(step.rows) == tokens else np.repeat(step.rows, step.query_lens)
@@ -85,7 +85,7 @@ class Held:
         for column, values in zip(told[:_COLUMNS], columns, strict=True):
             column[:tokens] = values
         told[_COLUMNS:, : self.size] = own
-        self.told.copy_(pinned(told, self.told.device, torch.int32), non_blocking=True)
+        mail.bring(told, self.told)
 
 
 def most_sequences(tokens: int) -> int:

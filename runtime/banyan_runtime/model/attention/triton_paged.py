@@ -36,7 +36,7 @@ ENOUGH: Final = 128  # programs that are not cut where contexts are even: they r
 EVEN: Final = 2  # times the mean context that the longest is then, at most
 RESIDENT: Final = 396  # programs that a large GPU holds at once, three on a processor
 LIGHT: Final = 16
-"""Programs of a decode step, uncut, at most: so few wait for themselves and not for memory, so four warps share what each executes. The
+"""Programs of a decode step, uncut, at most: so few wait for themselves and not for memory, so more warps share what each executes. The
 first keys of wide heads are read before what comes before is waited for; those of narrow ones come as soon when they are asked for."""
 TOGETHER: Final = 16  # stretches that are joined at once
 FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as small as they can be
@@ -66,7 +66,7 @@ class Way:
         if rows > FEWEST_ROWS or width > 128:
             return cls(KEYS, 4, 3)
         if light:
-            return cls(KEYS, 4, 3, ahead)
+            return cls(KEYS, 8 if ahead else 4, 3, ahead)
         return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3)
 
 

@@ -175,8 +175,11 @@ def turn_and_attend(
         if unasked:
             return
     at = tl.cast(tile, tl.int64)
-    cosines = tl.load(cos + at * DIM + dims, mask=inside, other=0.0)
-    sines = tl.load(sin + at * DIM + dims, mask=inside, other=0.0)
+    # Whatever is there once is read for each row of a tile: what lies spread over threads in another way would have to change its place.
+    every, other = dims[None, :] + 0 * rows[:, None], across[None, :] + 0 * rows[:, None]
+    there = inside[None, :] & (rows[:, None] >= 0)
+    cosines = tl.load(cos + at * DIM + every, mask=there, other=0.0)
+    sines = tl.load(sin + at * DIM + every, mask=there, other=0.0)
     own = qkv + at * stride
     heads = own + (head * GROUP + rows[:, None]) * DIM
     readable = real[:, None] & inside[None, :]
@@ -185,33 +188,38 @@ def turn_and_attend(
         q_gain, q_across, cosines, sines, eps, NORMED, DIM,
     )  # fmt: skip
     own_key = own + (HEADS + head) * DIM
-    one = tl.arange(0, 1)[:, None] + dims[None, :]
-    other = tl.arange(0, 1)[:, None] + across[None, :]
     key = _turned(
-        tl.load(own_key + one, mask=inside[None, :], other=0.0), tl.load(own_key + other, mask=inside[None, :], other=0.0),
+        tl.load(own_key + every, mask=there, other=0.0), tl.load(own_key + other, mask=there, other=0.0),
         k_gain, k_across, cosines, sines, eps, NORMED, DIM,
     )  # fmt: skip
-    value = tl.load(own_key + KV_HEADS * DIM + one, mask=inside[None, :], other=0.0)
+    value = tl.load(own_key + KV_HEADS * DIM + every, mask=there, other=0.0)
+    if DEPENDENT:
+        queries, key, value = _here(queries), _here(key), _here(value)
     kept_key, kept_value = marked(key, value, keys.dtype.element_ty, LARGEST, NARROW), finite(value, LARGEST).to(values.dtype.element_ty)
-    stored = inside[None, :] & newest & (slot != PADDING)
-    tl.store(own_keys + slot * DIM + one, kept_key, mask=stored)
-    tl.store(own_values + slot * DIM + one, kept_value, mask=stored)
+    stored = there & (rows == 0)[:, None] & newest & (slot != PADDING)
+    tl.store(own_keys + slot * DIM + every, kept_key, mask=stored)
+    tl.store(own_values + slot * DIM + every, kept_value, mask=stored)
     high, mass, sums = over(
         queries, position + 0 * rows, own_keys, own_values, own_slots, first_key, first_value, begin, end, position, scale, WINDOW,
         AHEAD, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
     )  # fmt: skip
-    if newest:
-        seen_key, seen_value = _widened(kept_key, queries.dtype).to(tl.float32), _widened(kept_value, queries.dtype)
-        score = tl.sum(queries.to(tl.float32) * seen_key, 1) * (scale * LOG2_E)
-        higher = tl.maximum(high, score)
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        kept, weight = tl.exp2(high - base), tl.exp2(score - base)
-        mass = mass * kept + weight
-        sums = sums * kept[:, None] + weight.to(seen_value.dtype).to(tl.float32)[:, None] * seen_value.to(tl.float32)
-        high = higher
+    if newest:  # a turn of one key that is seen
+        high, mass, sums = _weighed(
+            queries, position + 0 * rows, kept_key, kept_value, position + rows, position + 1, scale * LOG2_E, WINDOW, high, mass, sums,
+            ROWS, True, False, PRECISION,
+        )  # fmt: skip
     row = at * HEADS + head * GROUP + rows
     whole = (position + 0 * rows) < length
     _put(out, parts, highs, masses, high, mass, sums, row, stretch, tokens * HEADS, dims, real, inside, whole, DIM, SPLIT)
+
+
+@triton.jit
+def _here(x):
+    """x, made as it was loaded. Else whatever it is made of is first brought to where a product wants it, one behind the other."""
+    BITS: tl.constexpr = x.dtype.primitive_bitwidth
+    if BITS == 16:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+    return x
 
 
 @triton.jit
@@ -226,14 +234,14 @@ def _gains(weight, dims, across, inside, NORMED: tl.constexpr):
 
 @triton.jit
 def _turned(own, other, gain, other_gain, cosines, sines, eps, NORMED: tl.constexpr, DIM: tl.constexpr):
-    """Heads [n, WIDTH], normed and turned to their position, of which `other` has the halves exchanged."""
+    """Heads [n, WIDTH], normed and turned to their position, of which `other` has the halves exchanged; sines and cosines likewise."""
     kind = own.dtype
     if NORMED:
         wide = own.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
         own = (wide * scale).to(kind) * gain.to(kind)[None, :]
         other = (other.to(tl.float32) * scale).to(kind) * other_gain.to(kind)[None, :]
-    return own * cosines[None, :] + other * sines[None, :]
+    return own * cosines + other * sines
 
 
 @triton.jit

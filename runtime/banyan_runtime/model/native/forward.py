@@ -17,6 +17,7 @@ from banyan_runtime.model import blocks, edits, host
 from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.headroom import Graphs
+from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.native import build, loading
 from banyan_runtime.model.native.library import PULSE, Draws, Kind, Library, Place, Spec
 from banyan_runtime.model.native.library import Step as NativeStep
@@ -157,6 +158,7 @@ class NativeForward:
         self._library = library
         self._decoder = decoder
         self._choice = choice
+        self._mail = Mail()
         self._logits = torch.empty(0)
         self._kept = _Columns(0)  # for decode steps
         self._drawn: _Sampling | None = None  # of the last step that drew
@@ -212,6 +214,9 @@ class NativeForward:
         self._library.likeliest(self._decoder, hidden.data_ptr(), hidden.shape[0], tokens.data_ptr())
         failed = tokens < 0
         return tokens.clamp_(min=0), failed
+
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Tensor | None:
+        return self._mail.deliver(tokens, failed, owners, latest)
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
         edits.allow(logits, mask, picked)

@@ -1,0 +1,35 @@
+"""What goes between the host and a GPU with each step, by kernels that read and write pinned memory of the host: a copy of a few numbers
+waits some six microseconds for its turn between kernels, and kernels behind it as long."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["count"])
+def bring(
+    source,  # int32 [count], of the host
+    target,  # int32 [count]
+    count,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
+
+
+@triton.jit(do_not_specialize=["count"])
+def deliver(
+    tokens,  # int64 [count]
+    failed,  # bool [count]
+    owners,  # int64 [count]: the rows that they were drawn for
+    latest,  # int64 [rows]: each one's last token
+    arriving,  # int32 [count], of the host: the tokens; -1: failed
+    count,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < count
+    token = tl.load(tokens + at, mask=there)
+    tl.store(latest + tl.load(owners + at, mask=there), token, mask=there)
+    tl.store(arriving + at, tl.where(tl.load(failed + at, mask=there), -1, token.to(tl.int32)), mask=there)

@@ -1,0 +1,64 @@
+"""What a step is told, and the tokens that come of it, on their way between the host and a device."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from banyan_runtime.model.device import pinned
+from banyan_runtime.step import I32
+
+KEPT: Final = 16  # letters, of which some may be on their way: a step has three, and few steps are in flight
+
+
+class Mail:
+    """By copies."""
+
+    def bring(self, told: I32, target: Tensor) -> None:
+        """int32 numbers of the host into as many on the device, behind what was launched before."""
+        target.copy_(pinned(told, target.device, torch.int32), non_blocking=True)
+
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Tensor | None:
+        """Note drawn tokens int64 [n] in `latest` as those of the rows `owners`, int64 [n]. And send them to the host: int32 [n], -1 where
+        bool `failed` [n]; what it holds is known when the device has come so far. None: whoever calls sends them."""
+        latest.index_copy_(0, owners, tokens)
+        return None
+
+
+class DirectMail(Mail):
+    """By kernels on CUDA, which a GPU begins sooner than copies (`kernels/mail.py`)."""
+
+    _BLOCK: Final = 1024
+
+    def __init__(self) -> None:
+        from banyan_runtime.model.kernels import mail
+
+        self._kernels = mail
+        # Torch knows nothing of what kernels do with memory of the host, and would give it to somebody else.
+        self._letters: list[Tensor] = []
+        self._earlier: list[Tensor] = []
+        self._read: torch.cuda.Event | None = None  # when no kernel is left that the earlier ones are for
+
+    def bring(self, told: I32, target: Tensor) -> None:
+        assert target.is_contiguous()
+        letter = self._kept(pinned(told, target.device, torch.int32))
+        count = letter.numel()
+        self._kernels.bring[(-(-count // self._BLOCK),)](letter, target, count, BLOCK=self._BLOCK)
+
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Tensor | None:
+        count = len(tokens)
+        letter = self._kept(torch.empty(count, dtype=torch.int32, pin_memory=True))
+        self._kernels.deliver[(-(-count // self._BLOCK),)](tokens, failed, owners, latest, letter, count, BLOCK=self._BLOCK)
+        return letter
+
+    def _kept(self, letter: Tensor) -> Tensor:
+        """Until no kernel needs it, whoever else lets it go."""
+        if len(self._letters) == KEPT:
+            if self._read is not None:
+                self._read.synchronize()
+            self._earlier, self._letters = self._letters, []
+            self._read = torch.cuda.current_stream().record_event()
+        self._letters.append(letter)
+        return letter

@@ -1,0 +1,80 @@
+"""What goes between the host and a GPU with each step, by kernels: in Triton's interpreter, or on the GPU that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from banyan_runtime.model import mail
+from banyan_runtime.model.kernels import mail as kernels
+from banyan_runtime.model.mail import DirectMail, Mail
+
+from .pretended import DEVICE as GPU
+from .pretended import PretendedGpu, pretended
+from .test_triton import DEVICE
+
+
+def of_the_host(*numbers: int) -> torch.Tensor:
+    letter = torch.tensor(numbers, dtype=torch.int32)
+    return letter.pin_memory() if DEVICE == "cuda" else letter
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 33])
+def test_numbers_are_brought(count: int) -> None:
+    """As many as there are, and none behind them."""
+    target = torch.full((count + 1,), -7, dtype=torch.int32, device=DEVICE)
+    kernels.bring[(-(-count // 16),)](of_the_host(*range(count)), target, count, BLOCK=16)
+    assert target.tolist() == [*range(count), -7]
+
+
+def test_tokens_are_delivered_and_noted() -> None:
+    tokens, owners = torch.tensor([5, 6, 7], device=DEVICE), torch.tensor([4, 0, 2], device=DEVICE)
+    failed, latest = torch.tensor([False, True, False], device=DEVICE), torch.full((5,), -1, device=DEVICE)
+    arriving = of_the_host(0, 0, 0, 9)
+    kernels.deliver[(1,)](tokens, failed, owners, latest, arriving, 3, BLOCK=16)
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    assert arriving.tolist() == [5, -1, 7, 9]
+    assert latest.tolist() == [6, -1, 7, -1, 5]
+
+
+def test_copies_bring_and_note_as_much() -> None:
+    target, latest = torch.zeros(2, 2, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
+    post = Mail()
+    post.bring(np.arange(4, dtype=np.int32).reshape(2, 2), target)
+    assert target.tolist() == [[0, 1], [2, 3]]
+    assert post.deliver(torch.tensor([8]), torch.tensor([False]), torch.tensor([1]), latest) is None
+    assert latest.tolist() == [0, 8, 0]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGpu]:
+    if torch.cuda.is_available():
+        pytest.skip("there is a real one")
+    with pretended(monkeypatch, tmp_path) as found:
+        yield found
+
+
+def test_letters_stay_until_they_are_read(gpu: PretendedGpu) -> None:
+    """Of one that nobody waits for, too; else torch would give its memory to somebody else while the GPU still writes there. Nobody waits
+    for a letter that has just been sent."""
+    post, latest = DirectMail(), torch.zeros(1, dtype=torch.int64, device=GPU)
+    token, failed, owner = torch.tensor([3], device=GPU), torch.tensor([False], device=GPU), torch.tensor([0], device=GPU)
+    gpu.waits.clear()
+    sent = []
+    for number in range(3 * mail.KEPT):
+        letter = post.deliver(token + number, failed, owner, latest)
+        assert letter is not None
+        sent.append(letter)
+        kept = {id(one) for one in (*post._letters, *post._earlier)}
+        unread = [one for one in sent if one.tolist() == [torch.iinfo(torch.int32).max // 3]]
+        assert {id(one) for one in unread} <= kept
+        assert len(unread) >= min(len(sent), mail.KEPT)
+        assert len(kept) <= 2 * mail.KEPT
+    torch.cuda.current_stream().record_event().synchronize()
+    assert [one.item() for one in sent] == [3 + number for number in range(len(sent))]
+    assert gpu.waits == []
