@@ -97,7 +97,7 @@ class Way:
     name: str
     running: list[int]
     within: Callable[[], AbstractContextManager[None]] = nullcontext
-    context: int = CONTEXT
+    context: int | None = None  # CONTEXT
 
 
 class Bench:
@@ -141,14 +141,14 @@ class Bench:
     def launch(self, rows: int, way: Way) -> None:
         """For its kernels to be compiled."""
         with way.within():
-            self.tell(rows, way.context)
+            self.tell(rows, way.context or CONTEXT)
             self._graphs._compute(self._held[rows])
         torch.cuda.synchronize()
 
     @torch.inference_mode()
     def seconds(self, rows: int, way: Way) -> float:
         with way.within():
-            self.tell(rows, way.context)
+            self.tell(rows, way.context or CONTEXT)
             torch.cuda.synchronize()
             replay = CudaRecorder().record(partial(self._graphs._compute, self._held[rows]))
         replay()

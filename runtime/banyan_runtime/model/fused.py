@@ -10,7 +10,7 @@ from torch import Tensor
 
 from banyan_runtime.model.attention import Attention, Held
 from banyan_runtime.model.attention.triton_paged import TritonAttention
-from banyan_runtime.model.fused_products import Arrived, FusedGated, FusedLinear, few
+from banyan_runtime.model.fused_products import Arrived, FusedGated, FusedLinear
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads, joined
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
@@ -160,6 +160,6 @@ class FusedHeads(Heads):
 class _FusedEntry(Entry):
     def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         assert isinstance(self.layer, FusedLinear)
-        if few(h.shape[0]):
+        if self.layer.few(h.shape[0]):
             return self.layer.of_few(h, delta, self.norm)
         return super().__call__(h, delta)
