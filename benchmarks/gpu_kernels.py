@@ -110,7 +110,7 @@ def ways(case: Case) -> Iterator[Way]:
         outputs, columns, gated = case.product
         width = power_of_two(columns)
         entry = case.name in ("qkv", "gate_up")
-        now = fused_products.cut(1, Product(outputs, columns, gated), 2, entry=entry)
+        now = fused_products.cut(1, Product(outputs, columns, gated), 2, whole=not entry)
         yield Way(now["OUTPUTS"], now["COLUMNS"], now["num_warps"], 3, 0, bool(now["WHOLE"]))
         cuts = itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096, 8192, 16384), (4, 8), (False, True))
         for each, part, warps, whole in cuts:

@@ -72,8 +72,8 @@ def few(product: Product, **changes: Any) -> Iterator[None]:
     """A product of few rows, cut otherwise."""
     known = fused_products.cut
 
-    def cut(rows: int, asked: Product, itemsize: int, *, entry: bool) -> dict[str, Any]:
-        way = known(rows, asked, itemsize, entry=entry)
+    def cut(rows: int, asked: Product, itemsize: int, *, whole: bool) -> dict[str, Any]:
+        way = known(rows, asked, itemsize, whole=whole)
         return {**way, **changes} if asked == product else way
 
     with mock.patch.object(fused_products, "cut", cut):

@@ -70,7 +70,7 @@ for gated in (False, True):
         for outputs, width in ((896, 4864), (4096, 4096), (151936, 896)):
             constants = {"ADDED": entry, "NORMED": entry, "BIASED": entry, "GATED": gated, "WIDTH": width, "BLOCK": power_of_two(width)}
             for few in (1, 2):
-                way = fused_products.cut(few, Product(outputs, width, gated), 2, entry=entry)
+                way = fused_products.cut(few, Product(outputs, width, gated), 2, whole=not entry)
                 warps, most = way.pop("num_warps"), way.pop("maxnreg", None)
                 check(products.product, constants | way, warps, maxnreg=most, **product_types)
 counted = {**product_types, "parts": "*fp32", "arrived": "*i32", "rows": "i32"}

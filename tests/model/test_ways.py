@@ -172,11 +172,11 @@ def test_every_tile_fits_into_a_processor() -> None:
 
 def test_lines_are_asked_for_together_where_they_are_few() -> None:
     small, large = Product(896, 4864, gated=False), Product(4096, 14336, gated=False)
-    assert cut(1, small, 2, entry=False) == {"OUTPUTS": 1, "COLUMNS": 1024, "WHOLE": True, "num_warps": 4}
-    assert cut(2, small, 2, entry=False) == {"OUTPUTS": 2, "COLUMNS": 2048, "WHOLE": True, "num_warps": 4}
+    assert cut(1, small, 2, whole=True) == {"OUTPUTS": 1, "COLUMNS": 1024, "WHOLE": True, "num_warps": 4}
+    assert cut(2, small, 2, whole=True) == {"OUTPUTS": 2, "COLUMNS": 2048, "WHOLE": True, "num_warps": 4}
     short = Product(2048, 2048, gated=False)
-    for product, itemsize, entry in ((small, 2, True), (small, 4, False), (large, 2, False), (short, 2, False)):
-        assert not cut(1, product, itemsize, entry=entry)["WHOLE"]
+    for product, itemsize, whole in ((small, 2, False), (small, 4, True), (large, 2, True), (short, 2, True)):
+        assert not cut(1, product, itemsize, whole=whole)["WHOLE"]
 
 
 # --- measured when a server starts ---
@@ -209,6 +209,7 @@ def test_each_row_is_measured_with_keys_of_its_own(slots: int, monkeypatch: pyte
     assert {size for size, _ in seen} == {2}
     assert seen[0][1] == [1 + at % slots for at in range(2 * 16)]
     assert attention.pool is own
+    assert attention.cells.pool is own, "the other's memory is let go of before it is counted what graphs take"
     assert not table.slots.any()
 
 

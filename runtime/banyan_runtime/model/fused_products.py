@@ -34,8 +34,9 @@ _ROUNDING: Final = 0.02  # of the largest result
 _ARRIVED: Final = 4096  # tiles that are shared by several programs, at most
 
 
-def cut(rows: int, product: Product, itemsize: int, *, entry: bool) -> dict[str, int]:
-    """How a product of few rows is cut and compiled. `entry`: with a norm before it.
+def cut(rows: int, product: Product, itemsize: int, *, whole: bool) -> dict[str, int]:
+    """How a product of few rows is cut and compiled. `whole`: its lines may be asked for together; there is no norm before it, and each
+    begins at a multiple of 16 bytes.
 
     Back to back, programs that hold more of each line read wide weights faster (benchmarks/gpu_kernels.py). In a decode step, where the
     next product begins while this one ends, they do not: on an H200 gate, up and down of Llama-3.1-8B's shape took 92 us then instead of
@@ -44,7 +45,7 @@ def cut(rows: int, product: Product, itemsize: int, *, entry: bool) -> dict[str,
     """
     outputs, width, gated = product
     small = outputs * width * itemsize <= SMALL_BYTES
-    if small and width > 2 * _COLUMNS and not gated and not entry and itemsize == 2:
+    if small and width > 2 * _COLUMNS and not gated and whole and itemsize == 2:
         columns, each = (_COLUMNS, 1) if rows == 1 else (2 * _COLUMNS, 2)
         return {"OUTPUTS": each, "COLUMNS": columns, "WHOLE": True, "num_warps": 4}
     # Of 32 bits, or of two lines for each output, as many would not fit into registers.
@@ -140,6 +141,7 @@ class FusedLinear:
         self.product = Product(self.outputs, weight.shape[1], self.gated)
         self._ways = Ways() if ways is None else ways
         self._arrived = Arrived() if arrived is None else arrived
+        self._aligned = weight.data_ptr() % 16 == 0 and weight.shape[1] * weight.itemsize % 16 == 0
         self._kernel, self._tiles = products.product, tiles.tile
         self._options, self._shared = dependent.options(weight.device), shared_bytes(weight.device)
         self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": power_of_two(weight.shape[1])}
@@ -181,7 +183,7 @@ class FusedLinear:
         out = torch.empty((rows, self.outputs), dtype=x.dtype, device=x.device)
         sums, more = (x, x) if delta is None else (torch.empty(x.shape, dtype=x.dtype, device=x.device), delta)
         assert x.stride(1) == more.stride(1) == 1
-        way = cut(rows, self.product, x.itemsize, entry=delta is not None or norm is not None)
+        way = cut(rows, self.product, x.itemsize, whole=self._aligned and delta is None and norm is None)
         self._kernel[(rows, -(-self.outputs // way["OUTPUTS"]))](
             x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
             x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,

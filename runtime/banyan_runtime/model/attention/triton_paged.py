@@ -137,7 +137,7 @@ class TritonAttention:
         try:
             yield
         finally:
-            self._pool, self._planned = own, None
+            self._pool, self._planned, self.cells = own, None, Cells(own, self.cells.slots)
             self._there.slots.zero_()
 
     def plan(self, step: Step, table: SlotTable) -> None:

@@ -14,6 +14,7 @@ from banyan_runtime.model.kernels.dependent import await_earlier
 from banyan_runtime.model.kernels.rows import finite, marked
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 MANY = tl.constexpr(64)  # rows of a tile: keys that all its queries see are not compared with their positions
 
 
@@ -193,8 +194,7 @@ def turn_and_attend(
         k_gain, k_across, cosines, sines, eps, NORMED, DIM,
     )  # fmt: skip
     value = tl.load(own_key + KV_HEADS * DIM + every, mask=there, other=0.0)
-    if DEPENDENT:
-        queries, key, value = _here(queries), _here(key), _here(value)
+    queries, key, value = _here(queries), _here(key), _here(value)
     kept_key, kept_value = marked(key, value, keys.dtype.element_ty, LARGEST, NARROW), finite(value, LARGEST).to(values.dtype.element_ty)
     stored = there & (rows == 0)[:, None] & newest & (slot != PADDING)
     tl.store(own_keys + slot * DIM + every, kept_key, mask=stored)
@@ -217,7 +217,7 @@ def turn_and_attend(
 def _here(x):
     """x, made as it was loaded. Else whatever it is made of is first brought to where a product wants it, one behind the other."""
     BITS: tl.constexpr = x.dtype.primitive_bitwidth
-    if BITS == 16:
+    if BITS == 16 and not INTERPRETED:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
     return x
 
