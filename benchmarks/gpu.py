@@ -2,7 +2,7 @@
 prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also persistent no-dependent no-ahead no-turn no-few no-ways no-graphs] [--only-also]
+                             [--also persistent no-dependent no-light no-turn no-few no-ways no-graphs] [--only-also]
                              [--profile 1 64] [--traces FOLDER] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
@@ -10,8 +10,8 @@ step in flight does. Weights, keys and values read once and every multiplication
 multiplied in the same minute. Beside it how long the host took to launch a step: where that is as long as the step, it is the host's
 time that is measured. `--profile`: what of a step of so many rows the GPU was busy with, with which kernels, and where it waited
 (`gpu_trace.py`); `--traces` keeps what that was read from. `--also`: the cases of few tokens again, with --enable-persistent-decode,
-without dependent launches, with keys that are waited for, with heads turned in a launch of their own, without our products of few rows,
-without the ways that a start measures and chooses (the log says which), or without graphs.
+without dependent launches, with attention of few programs computed as that of many, with heads turned in a launch of their own, without
+our products of few rows, without the ways that a start measures and chooses (the log says which), or without graphs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Case:
 ALSO: Final = {
     "persistent": contextlib.nullcontext,
     "no-dependent": lambda: mock.patch.object(dependent, "options", return_value={"DEPENDENT": False}),
-    "no-ahead": lambda: mock.patch.object(triton_paged, "AHEAD", 0),
+    "no-light": lambda: mock.patch.object(triton_paged, "LIGHT", 0),
     "no-turn": lambda: mock.patch.object(triton_paged.TritonAttention, "turns", False),
     "no-few": lambda: mock.patch.object(fused_products, "MOST_ROWS", 0),
     "no-ways": lambda: mock.patch.object(ways, "SIZES", ()),

@@ -31,7 +31,7 @@ from shapes import SHAPES
 
 from banyan_runtime.model import fused_products
 from banyan_runtime.model.attention import triton_paged
-from banyan_runtime.model.kernels import LARGE, dependent, paged_attention, power_of_two, products
+from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE, dependent, paged_attention, power_of_two, products, shared_bytes
 from banyan_runtime.model.kernels import rows as rows_kernels
 from banyan_runtime.model.kernels import tiles as tiles_kernels
 from banyan_runtime.model.ways import Product
@@ -42,6 +42,7 @@ FAR_MORE: Final = 240 << 20  # bytes: four times a large GPU's cache
 MOST_LAUNCHES: Final = 300  # of a graph
 KEPT: Final = 4  # ways of a case that are printed
 BF16: Final = torch.bfloat16
+SHARED: Final = shared_bytes(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def ways(case: Case) -> Iterator[Way]:
         return
     if case.kind == "tile":
         outputs, columns, gated = case.product
-        tile = fused_products.Tile.of(case.rows, Product(outputs, columns, gated))
+        tile = fused_products.Tile.of(case.rows, Product(outputs, columns, gated), SHARED)
         yield Way(tile.outputs, tile.columns, tile.warps, tile.stages, tile.splits)
         for each, part, splits, warps in itertools.product((16, 32, 64, 128), (64, 128), (1, 2, 4, 8), (4, 8)):
             stage = 2 * part * (tile.rows + each * (2 if gated else 1))
@@ -135,7 +136,7 @@ def ways(case: Case) -> Iterator[Way]:
             if not (warps == 4 and rows == 128 and dim == 128):
                 yield Way(keys, rows, warps, stages, 0)
         return
-    rows = max(triton_paged.FEWEST_ROWS, power_of_two(heads // kv_heads))
+    rows = max(FEWEST_ROWS, power_of_two(heads // kv_heads))
     programs = case.rows * kv_heads
     length = triton_paged.stretch(np.full(case.rows, CONTEXT, np.int32), programs)
     own = triton_paged.Way.of(dim, BF16, rows, programs, single=True, shared=LARGE)
@@ -229,7 +230,7 @@ def product(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], la
 
 def tiles(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], layer: int, extra: Mapping[str, Any]) -> None:
     outputs, columns, gated = case.product
-    tile = fused_products.Tile.of(case.rows, Product(outputs, columns, gated))
+    tile = fused_products.Tile.of(case.rows, Product(outputs, columns, gated), SHARED)
     lines, rows = outputs * (2 if gated else 1), tile.rows
     weight = memory("weight", (case.launches, lines, columns), BF16, layer)
     x, out, bias = memory("x", (case.rows, columns), BF16), memory("y", (case.rows, outputs), BF16), memory("bias", (lines,), BF16)

@@ -33,6 +33,7 @@ from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.capture import CudaRecorder
 from banyan_runtime.model.fused_products import Tile
+from banyan_runtime.model.kernels import FEWEST_ROWS
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchForward
 from banyan_runtime.model.ways import SIZES, Product
@@ -51,7 +52,7 @@ def attention(keys: int, warps: int, stages: int, ahead: bool = False, cut: int 
     known = triton_paged.Way.of
 
     def of(width: int, dtype: torch.dtype, rows: int, programs: int, *, single: bool, shared: int) -> triton_paged.Way:
-        if single and rows <= triton_paged.FEWEST_ROWS:
+        if single and rows <= FEWEST_ROWS:
             return triton_paged.Way(keys, warps, stages, ahead)
         return known(width, dtype, rows, programs, single=single, shared=shared)
 

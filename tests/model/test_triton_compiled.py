@@ -51,6 +51,12 @@ for group, dim, most, stretch, window in SHAPES:
                     continue
                 own |= {"NORMED": dim == 128, "AHEAD": way.ahead, "PADDING": 0, "LARGEST": 448.0, "NARROW": kept != "*bf16"}
                 check(kernels.turn_and_attend, own, way.warps, way.stages, room, **types, **TURNED)
+for group, dim in ((32, 256), (64, 128)):  # of which a token's own key is a small tile
+    for room in (227 << 10, 99 << 10):
+        way = Way.of(dim, torch.bfloat16, group, 8, single=True, shared=room)
+        own = {"GROUP": group, "HEADS": group, "DIM": dim, "WIDTH": dim, "ROWS": group, "SPLIT": True, "WINDOW": 0, "PRECISION": "tf32"}
+        own |= {"KEYS": way.keys, "NORMED": False, "AHEAD": way.ahead, "PADDING": 0, "LARGEST": 448.0, "NARROW": False}
+        check(kernels.turn_and_attend, own, way.warps, way.stages, room, **TURNED, parts="*fp32")
 rows_types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "both", "qkv", "cos", "sin", "q_weight", "k_weight", "queries")}
 rows_types |= {"stride": "i32", "delta_stride": "i32", "inner": "i32", "eps": "fp32", "slots": "*i64"}
 for yes in (False, True):

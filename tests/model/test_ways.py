@@ -130,7 +130,7 @@ def test_products_of_some_rows_are_the_products(width: int, outputs: int, gated:
     layer = (kernels.gated if gated else kernels.linear)(weight, bias)
     assert isinstance(layer, FusedLinear)
     most = next(size for size in ways.SIZES if size >= rows)
-    assert (Tile.of(most, layer.product).splits > 1) == (width > 1000 and not gated)
+    assert (Tile.of(most, layer.product, SMALL).splits > 1) == (width > 1000 and not gated)
     assert layer.agrees(most)
     kernels.ways.trying = {most: frozenset([layer.product])}
     for _ in range(2):
@@ -211,6 +211,32 @@ def test_each_row_is_measured_with_keys_of_its_own(slots: int, monkeypatch: pyte
     assert attention.pool is own
     assert attention.cells.pool is own, "the other's memory is let go of before it is counted what graphs take"
     assert not table.slots.any()
+
+
+def test_without_memory_to_measure_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor is it taken for graphs that do not fit. What is wrong otherwise is not kept back."""
+    for error, kept_back in ((torch.OutOfMemoryError("CUDA out of memory"), True), (RuntimeError("device-side assert"), False)):
+
+        def failing(*args: Any, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(contest, "KvPool", failing)
+        room = Room([20], kind=TritonAttention, device=DEVICE, dtype=torch.float16, dim=16)
+        assert isinstance(room.attention, TritonAttention)
+        room.attention.reserve(room.shape)
+        several = Ways()
+        for _ in range(2):
+            several.add(ONE)
+        beside = Contest(several, room.attention, room.shape, Again(), lambda held: None, lambda: 0.0)
+        steps = [Held.empty(2, torch.device(DEVICE))]
+        if kept_back:
+            beside.settle(steps)
+            assert several.found == {}
+            assert several.taken(ONE, 2) is None
+            assert "There is no memory to measure" in caplog.text
+        else:
+            with pytest.raises(RuntimeError, match="device-side"):
+                beside.settle(steps)
 
 
 @pytest.fixture

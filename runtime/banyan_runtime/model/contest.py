@@ -67,15 +67,19 @@ class Contest:
         # Those that matter most first: the fewest, the most, and those in the middle.
         order = sorted(sizes, key=lambda size: (size not in (4, 16, 64, max(sizes)), size))
         reach = {size: sizes[size].size for size in order}
-        pool = self._pool(max(reach.values()))
-        with self._attention.apart(pool):
-            self._ways.settle(reach, lambda size: self._seconds(size, sizes[size]), self._possible)
-        del pool
+        try:
+            pool = self._pool(max(reach.values()))
+            with self._attention.apart(pool):
+                self._ways.settle(reach, lambda size: self._seconds(size, sizes[size]), self._possible)
+            del pool
+        except (RuntimeError, MemoryError) as error:  # a start must not fail for want of what it can do without
+            if (said := devices.shortage(error)) is None:
+                raise
+            log.warning("There is no memory to measure how decode steps are computed fastest (%s); nothing is chosen.", said)
+            self._ways.leave()
         for held in sizes.values():
             held.told.zero_()
-        gc.collect()  # whatever is left of the graphs that were measured
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()  # what was taken here is not taken again
+        _forget()
         log.info("Ways of decode steps measured in %.1f s, ms of each number of rows: %s", self._clock() - started, self._ways.line())
 
     def _pool(self, rows: int) -> KvPool:
@@ -130,6 +134,15 @@ class Contest:
         if words not in self._failed:
             self._failed.add(words)
             log.warning("Of the ways to compute decode steps one is not gone (--disable-autotune tries none): %s", words)
+
+
+def _forget() -> None:
+    """What was taken here: it is not taken again."""
+    gc.collect()  # whatever is left of the graphs that were measured
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def _rows(held: Held) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from banyan_runtime.model.kernels import LARGE, power_of_two, shared_bytes
+from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE, power_of_two, shared_bytes
 from banyan_runtime.model.layers import RmsNorm
 from banyan_runtime.model.ways import Product, Ways
 
@@ -21,7 +21,6 @@ otherwise, 4.4; of Qwen2.5-0.5B's 0.66 and 0.85."""
 AHEAD_BYTES: Final = 24 << 20
 """Of weights that are brought into the cache before they are asked for: half of a large GPU's, which keeps what lies in the other half
 of it twice."""
-FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
 SMALL_BYTES: Final = 16 << 20
 """Of a weight whose lines are all on their way at once."""
 _SILU_BLOCK: Final = 1024
@@ -40,7 +39,7 @@ def cut(rows: int, product: Product, itemsize: int, *, whole: bool) -> dict[str,
 
     Back to back, programs that hold more of each line read wide weights faster (benchmarks/gpu_kernels.py). In a decode step, where the
     next product begins while this one ends, they do not: on an H200 gate, up and down of Llama-3.1-8B's shape took 92 us then instead of
-    87, those of Qwen2.5-0.5B's 10.4 instead of 9.7. All of a weight at once is faster where it is small: Qwen2.5-0.5B's down took 3.5 us
+    87, those of Qwen2.5-0.5B's 10.4 instead of 9.7. All of a weight at once is faster where it is small: Qwen2.5-0.5B's down took 2.8 us
     of a step of one row instead of 4.3, with a program for each line.
     """
     outputs, width, gated = product
@@ -67,7 +66,7 @@ class Tile:
     warps: int
     stages: int
     bring: int  # columns, at most, that a program brings into the cache before it waits
-    late: bool = False  # what comes next, whose programs would crowd where none of these runs yet, is brought up behind this
+    late: bool = False  # what comes next is brought up when this has multiplied: its programs would crowd where none of these runs
 
     ENOUGH = 128  # programs: one for each of a large GPU's processors
     STRETCH = 768  # columns, at least: of fewer ones adding up costs more than it spares
@@ -76,7 +75,7 @@ class Tile:
     DEEP_BYTES = 32 << 20  # of weights that are read for so long that more of them on their way count for more than a second program
 
     @classmethod
-    def of(cls, rows: int, product: Product, shared: int = LARGE) -> Tile:
+    def of(cls, rows: int, product: Product, shared: int) -> Tile:
         """For up to so many rows, one of `ways.SIZES`, where a program may have `shared` bytes of shared memory. The widest tile of which
         there are programs enough: rows are read for each again.
 
@@ -108,8 +107,7 @@ class Tile:
         outputs = 64 if product.gated or -(-product.outputs // 64) * 4 >= cls.ENOUGH * 3 else 32
         columns = next(one for one in ((128, 64) if outputs == 64 else (256, 128, 64)) if product.width % one == 0)
         stage = 2 * columns * (rows + outputs * (2 if product.gated else 1))
-        while shared // stage < 2:
-            columns, stage = columns // 2, stage // 2
+        assert shared >= 2 * stage, "of GPUs that it computes on none has less"
         return cls(rows, outputs, columns, 1, 4, min(4, shared // stage), 0)
 
 
@@ -153,7 +151,7 @@ class FusedLinear:
 
     def few(self, rows: int) -> bool:
         """Whether `of_few` computes so many rows."""
-        return 0 < rows <= (MOST_ROWS if self.weight.nbytes <= MOST_BYTES else min(1, MOST_ROWS))
+        return 0 < rows <= (MOST_ROWS if self.weight.nbytes <= MOST_BYTES else min(1, MOST_ROWS))  # which a benchmark sets to none
 
     def agrees(self, rows: int) -> bool:
         """Whether `of_some` gives for so many random rows what torch's product does, but for rounding."""

@@ -13,7 +13,7 @@ from banyan_runtime.model.attention import AttentionKind, Held, Replayed, triton
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.fused import FusedHeads, supports
 from banyan_runtime.model.fused_products import FusedLinear
-from banyan_runtime.model.kernels import missing, power_of_two
+from banyan_runtime.model.kernels import FEWEST_ROWS, missing, power_of_two
 from banyan_runtime.model.layers import Entry, Layer
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.spec import ModelSpec
@@ -92,7 +92,7 @@ class PersistentDecode:
             "GATE_UP_LINES": self._lines(spec.intermediate_size, 2), "DOWN_LINES": self._lines(spec.hidden_size), "COLUMNS": COLUMNS,
             "AHEAD": self._ahead(spec, decoder.embed),
             "STRETCHES": stretches, "STRETCH": triton_paged.STRETCH, "KEYS": triton_paged.KEYS,
-            "ROWS": max(triton_paged.FEWEST_ROWS, power_of_two(spec.group)), "GROUP": power_of_two(spec.group + 1), "HALF": half,
+            "ROWS": max(FEWEST_ROWS, power_of_two(spec.group)), "GROUP": power_of_two(spec.group + 1), "HALF": half,
             "TOGETHER": triton_paged.TOGETHER, "PADDING": PADDING_SLOT, "LARGEST": pool.largest, "NARROW": pool.narrow,
             "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
         }  # fmt: skip

@@ -75,6 +75,7 @@ class Ways:
     def leave(self) -> None:
         """Settled, with none chosen."""
         self.found = {}
+        self.trying = {}
 
     def settle(self, reach: Mapping[int, int], seconds: Callable[[int], float | None], possible: Callable[[Product, int], bool]) -> None:
         """`seconds`: what a step of a size takes as things are, None where it cannot be computed so or there is no time to try.

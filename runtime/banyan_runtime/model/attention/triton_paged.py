@@ -21,14 +21,13 @@ from torch import Tensor
 from banyan_runtime.model import kernels
 from banyan_runtime.model.attention import Held
 from banyan_runtime.model.device import tensor
-from banyan_runtime.model.kernels import LARGE, power_of_two
+from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE, power_of_two
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import I32, PADDING_SLOT, Pulse, Step, TableShape
 
 TILE_ROWS: Final = 128  # queries times the heads that share a KV head, in a prompt's tile
-FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
 KEYS: Final = 64  # at a time
 STRETCH: Final = 64  # keys that a program of a step of few tiles meets, at least
 PROGRAMS: Final = 256  # that a step of few tiles is cut into, about: two for each of a large GPU's processors
@@ -44,7 +43,7 @@ FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as s
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How `attend` is compiled: what was fastest on an H200 (benchmarks/gpu_kernels.py)."""
+    """How `attend` is compiled: what was fastest on an H200 (benchmarks/gpu_ways.py, gpu_kernels.py)."""
 
     keys: int  # at a time
     warps: int
@@ -59,6 +58,8 @@ class Way:
         ahead = light and width > 64
         if dtype == torch.float32:
             return cls(KEYS if width < 256 else FEWEST_ROWS, 4, 3, ahead)
+        if single and rows > FEWEST_ROWS and shared < LARGE:  # room for a token's own key is left
+            return cls(KEYS // 4 if width > 128 else KEYS // 2, 8 if rows >= TILE_ROWS else 4, 2)
         if width > 128 and shared < LARGE:
             return cls(KEYS, 4, 3) if rows <= 2 * FEWEST_ROWS else cls(KEYS // 2, 4, 2) if rows < TILE_ROWS else cls(KEYS // 4, 8, 2)
         if rows >= TILE_ROWS:  # of 128 wide heads four warps would keep less than they need in registers

@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+FEWEST_ROWS: Final = 16  # of a tile: what tensor cores take
 SMALL: Final = 99 << 10
 LARGE: Final = 160 << 10
 """Bytes of shared memory: a datacentre's GPUs let a program have so much, others SMALL."""

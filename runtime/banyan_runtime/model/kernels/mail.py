@@ -1,5 +1,8 @@
 """What goes between the host and a GPU with each step, by kernels that read and write pinned memory of the host: a copy of a few numbers
-waits some six microseconds for its turn between kernels, and kernels behind it as long."""
+waits some six microseconds for its turn between kernels, and kernels behind it as long.
+
+They are no dependent launches, and none is begun before they end: what a step is told is there when its first kernel begins, which those
+behind it rely on (`dependent.py`)."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from banyan_runtime.model.kernels.rows import finite, marked
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+OWN = tl.constexpr(16)  # rows of the tile that a token's own key is in, as few as tensor cores take
 MANY = tl.constexpr(64)  # rows of a tile: keys that all its queries see are not compared with their positions
 
 
@@ -177,10 +178,11 @@ def turn_and_attend(
             return
     at = tl.cast(tile, tl.int64)
     # Whatever is there once is read for each row of a tile: what lies spread over threads in another way would have to change its place.
-    every, other = dims[None, :] + 0 * rows[:, None], across[None, :] + 0 * rows[:, None]
-    there = inside[None, :] & (rows[:, None] >= 0)
-    cosines = tl.load(cos + at * DIM + every, mask=there, other=0.0)
-    sines = tl.load(sin + at * DIM + every, mask=there, other=0.0)
+    cosines, sines = _spread(cos + at * DIM, dims, rows, inside), _spread(sin + at * DIM, dims, rows, inside)
+    one = tl.arange(0, OWN)
+    own_cosines, own_sines = cosines, sines
+    if ROWS != OWN:
+        own_cosines, own_sines = _spread(cos + at * DIM, dims, one, inside), _spread(sin + at * DIM, dims, one, inside)
     own = qkv + at * stride
     heads = own + (head * GROUP + rows[:, None]) * DIM
     readable = real[:, None] & inside[None, :]
@@ -190,23 +192,24 @@ def turn_and_attend(
     )  # fmt: skip
     own_key = own + (HEADS + head) * DIM
     key = _turned(
-        tl.load(own_key + every, mask=there, other=0.0), tl.load(own_key + other, mask=there, other=0.0),
-        k_gain, k_across, cosines, sines, eps, NORMED, DIM,
+        _spread(own_key, dims, one, inside), _spread(own_key, across, one, inside), k_gain, k_across, own_cosines, own_sines, eps,
+        NORMED, DIM,
     )  # fmt: skip
-    value = tl.load(own_key + KV_HEADS * DIM + every, mask=there, other=0.0)
+    value = _spread(own_key + KV_HEADS * DIM, dims, one, inside)
     queries, key, value = _here(queries), _here(key), _here(value)
     kept_key, kept_value = marked(key, value, keys.dtype.element_ty, LARGEST, NARROW), finite(value, LARGEST).to(values.dtype.element_ty)
-    stored = there & (rows == 0)[:, None] & newest & (slot != PADDING)
-    tl.store(own_keys + slot * DIM + every, kept_key, mask=stored)
-    tl.store(own_values + slot * DIM + every, kept_value, mask=stored)
+    stored = inside[None, :] & (one == 0)[:, None] & newest & (slot != PADDING)
+    place = slot * DIM + dims[None, :] + 0 * one[:, None]
+    tl.store(own_keys + place, kept_key, mask=stored)
+    tl.store(own_values + place, kept_value, mask=stored)
     high, mass, sums = over(
         queries, position + 0 * rows, own_keys, own_values, own_slots, first_key, first_value, begin, end, position, scale, WINDOW,
         AHEAD, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
     )  # fmt: skip
     if newest:  # a turn of one key that is seen
         high, mass, sums = _weighed(
-            queries, position + 0 * rows, kept_key, kept_value, position + rows, position + 1, scale * LOG2_E, WINDOW, high, mass, sums,
-            ROWS, True, False, PRECISION,
+            queries, position + 0 * rows, kept_key, kept_value, position + one, position + 1, scale * LOG2_E, WINDOW, high, mass, sums,
+            True, False, PRECISION,
         )  # fmt: skip
     row = at * HEADS + head * GROUP + rows
     whole = (position + 0 * rows) < length
@@ -214,8 +217,15 @@ def turn_and_attend(
 
 
 @triton.jit
+def _spread(line, columns, rows, inside):
+    """Some numbers of a line, for each row of a tile."""
+    return tl.load(line + columns[None, :] + 0 * rows[:, None], mask=inside[None, :] & (rows >= 0)[:, None], other=0.0)
+
+
+@triton.jit
 def _here(x):
-    """x, made as it was loaded. Else whatever it is made of is first brought to where a product wants it, one behind the other."""
+    """x, in the threads that its parts were loaded by. Without this the compiler brings each part to the threads that a product wants it in
+    before it computes x of them, and so waits for the first part before it loads the next."""
     BITS: tl.constexpr = x.dtype.primitive_bitwidth
     if BITS == 16 and not INTERPRETED:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
@@ -296,7 +306,7 @@ def over(
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
     if AHEAD:
         places = begin + tl.arange(0, KEYS)
-        high, mass, sums = _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, KEYS, True, WINDOWED, PRECISION)
+        high, mass, sums = _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, True, WINDOWED, PRECISION)
         begin += KEYS
     if ROWS >= MANY and not WINDOWED:  # of few queries a second loop would cost more than it spares: its first reads are waited for
         whole = begin + tl.maximum(tl.minimum(end, position + 1) - begin, 0) // KEYS * KEYS
@@ -321,13 +331,13 @@ def _turn(
     places = start + tl.arange(0, KEYS)
     known = places < end if PARTLY else tl.full((KEYS,), True, tl.int1)
     key, value = _in(keys, values, tl.load(own_slots + places, mask=known, other=0).to(tl.int64), known, DIM, WIDTH)
-    return _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, KEYS, PARTLY, WINDOWED, PRECISION)
+    return _weighed(queries, at, key, value, places, end, scale, window, high, mass, sums, PARTLY, WINDOWED, PRECISION)
 
 
 @triton.jit
 def _weighed(
     queries, at, key, value, places, end, scale, window, high, mass, sums,
-    KEYS: tl.constexpr, PARTLY: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    PARTLY: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     key, value = _widened(key, queries.dtype), _widened(value, queries.dtype)
     scores = tl.dot(queries, tl.trans(key), input_precision=PRECISION)
