@@ -68,10 +68,8 @@ class Contest:
         order = sorted(sizes, key=lambda size: (size not in (4, 16, 64, max(sizes)), size))
         reach = {size: sizes[size].size for size in order}
         try:
-            pool = self._pool(max(reach.values()))
-            with self._attention.apart(pool):
+            with self._attention.apart(self._pool(max(reach.values()))):
                 self._ways.settle(reach, lambda size: self._seconds(size, sizes[size]), self._possible)
-            del pool
         except (RuntimeError, MemoryError) as error:  # a start must not fail for want of what it can do without
             if (said := devices.shortage(error)) is None:
                 raise
