@@ -31,7 +31,7 @@ from shapes import SHAPES
 
 from banyan_runtime.model import fused_products
 from banyan_runtime.model.attention import triton_paged
-from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE, dependent, paged_attention, power_of_two, products, shared_bytes
+from banyan_runtime.model.kernels import FEWEST_ROWS, dependent, paged_attention, power_of_two, products, shared_bytes
 from banyan_runtime.model.kernels import rows as rows_kernels
 from banyan_runtime.model.kernels import tiles as tiles_kernels
 from banyan_runtime.model.ways import Product
@@ -130,7 +130,7 @@ def ways(case: Case) -> Iterator[Way]:
                 yield Way(each, part, warps, max(2, min(6, fused_products.Tile.ROOM // stage + (tile.rows < 64))), splits)
         return
     if case.kind == "prompt":
-        now_prompt = triton_paged.Way.of(dim, BF16, triton_paged.TILE_ROWS, kv_heads * PROMPT, single=False, shared=LARGE)
+        now_prompt = triton_paged.Way.of(dim, BF16, triton_paged.TILE_ROWS, kv_heads * PROMPT, single=False, shared=SHARED)
         yield Way(now_prompt.keys, triton_paged.TILE_ROWS, now_prompt.warps, now_prompt.stages, 0)
         for keys, rows, warps, stages in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3, 4)):
             if not (warps == 4 and rows == 128 and dim == 128):
@@ -139,7 +139,7 @@ def ways(case: Case) -> Iterator[Way]:
     rows = max(FEWEST_ROWS, power_of_two(heads // kv_heads))
     programs = case.rows * kv_heads
     length = triton_paged.stretch(np.full(case.rows, CONTEXT, np.int32), programs)
-    own = triton_paged.Way.of(dim, BF16, rows, programs, single=True, shared=LARGE)
+    own = triton_paged.Way.of(dim, BF16, rows, programs, single=True, shared=SHARED)
     yield Way(own.keys, rows, own.warps, own.stages, length if length < CONTEXT else 0, own.ahead)
     shapes = ((64, 2, 5), (64, 4, 5), (64, 2, 3), (64, 4, 3), (128, 4, 3), (32, 2, 5), (32, 4, 5))
     for (keys, warps, stages), stretch, ahead in itertools.product(shapes, (0, 64, 128), (False, True)):

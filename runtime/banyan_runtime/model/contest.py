@@ -54,6 +54,7 @@ class Contest:
         self._until = clock() + CONTEST_S
         self._failed: set[str] = set()
         self._slots = 0  # that keys lie in
+        self._table = SlotTable(shape)
         self._mail = Mail()
 
     def settle(self, steps: Sequence[Held]) -> None:
@@ -68,7 +69,10 @@ class Contest:
         order = sorted(sizes, key=lambda size: (size not in (4, 16, 64, max(sizes)), size))
         reach = {size: sizes[size].size for size in order}
         try:
-            with self._attention.apart(self._pool(max(reach.values()))):
+            largest = sizes[max(sizes)]
+            with self._attention.apart(self._pool(largest.size)):
+                self._table.apply(step := self._laid_out(largest.size))
+                self._attention.fill(step, self._table, largest)  # which tells the device of the table
                 self._ways.settle(reach, lambda size: self._seconds(size, sizes[size]), self._possible)
         except (RuntimeError, MemoryError) as error:  # a start must not fail for want of what it can do without
             if (said := devices.shortage(error)) is None:
@@ -93,10 +97,8 @@ class Contest:
         """Of a step of texts that nobody asked for. None: there is no time left, or a way that need not be gone cannot be."""
         if self._clock() > self._until:
             return None
-        step = self._step(held.size)
-        table = SlotTable(self._shape)
-        table.apply(step)
-        held.tell(step, self._attention.fill(step, table, held), self._mail)
+        step = replace(self._laid_out(held.size), updates=None)  # the table was told of more rows than these
+        held.tell(step, self._attention.fill(step, self._table, held), self._mail)
         trying = self._ways.trying.get(size)
         try:
             seconds = self._recorder.seconds(partial(self._compute, held))
@@ -108,8 +110,8 @@ class Contest:
         log.debug("A decode step of %d rows: %.3f ms with %s", held.size, 1e3 * seconds, ", ".join(map(str, trying or ())) or "none")
         return seconds
 
-    def _step(self, rows: int) -> Step:
-        """Each row's keys in slots of its own, as far as there are so many."""
+    def _laid_out(self, rows: int) -> Step:
+        """A step that tells in which slots each row's keys lie: its own, as far as there are so many."""
         count = min(CONTEXT, self._shape.positions)
         blank_step = blank(np.ones(rows, np.int32), np.full(rows, count, np.int32), mode="decode")
         slots = (1 + np.arange(rows * count) % self._slots).astype(np.int32)

@@ -93,7 +93,7 @@ class TritonAttention:
         self._kernels = paged_attention
         self._options = dependent.options(pool.device)
         self.spec = spec
-        self._pool = pool
+        self.pool = pool
         self._pulse = pulse
         self._shared = kernels.shared_bytes(pool.device)
         self._width = max(16, power_of_two(spec.head_dim))
@@ -117,12 +117,8 @@ class TritonAttention:
             return f"it needs compute capability {needed[0]}.{needed[1]}"
         return "heads wider than 256 do not fit its tiles" if spec.head_dim > 256 else None
 
-    @property
-    def pool(self) -> KvPool:
-        return self._pool
-
     def reserve(self, shape: TableShape) -> DeviceTable:
-        self._table = DeviceTable(shape, self._pool.device)
+        self._table = DeviceTable(shape, self.pool.device)
         self._compile()
         return self._table
 
@@ -134,11 +130,11 @@ class TritonAttention:
     @contextmanager
     def apart(self, pool: KvPool) -> Iterator[None]:
         """Keys and values of what is planned meanwhile lie there. Of the table nothing is left when it ends."""
-        own, self._pool = self._pool, pool
+        own, self.pool = self.pool, pool
         try:
             yield
         finally:
-            self._pool, self._planned, self.cells = own, None, Cells(own, self.cells.slots)
+            self.pool, self._planned, self.cells = own, None, Cells(own, self.cells.slots)
             self._there.slots.zero_()
 
     def plan(self, step: Step, table: SlotTable) -> None:
@@ -154,13 +150,13 @@ class TritonAttention:
             column[: len(values)] = values
 
         def on_device(column: npt.NDArray[np.signedinteger]) -> Tensor:
-            return tensor(column, self._pool.device, torch.int32)
+            return tensor(column, self.pool.device, torch.int32)
 
         self._planned = _Tiles(
             on_device(columns)[:, : len(tiles[0])], on_device(step.positions + 1), on_device(np.array([length])), rows,
             min(stretches, -(-int(step.kv_lens.max()) // length)), len(step.token_ids) == len(step.rows),
         )  # fmt: skip
-        self.cells = Cells(self._pool, on_device(step.out_slots))
+        self.cells = Cells(self.pool, on_device(step.out_slots))
 
     def hold(self, steps: Sequence[Held]) -> None:
         """They are told everything."""
@@ -178,7 +174,7 @@ class TritonAttention:
             most_stretches(self.spec.kv_heads * tiles),
             held.sequences is None,
         )
-        self.cells = Cells(self._pool, held.slots)
+        self.cells = Cells(self.pool, held.slots)
 
     def fill(self, step: Step, table: SlotTable, held: Held) -> I32:
         self._there.follow_updates(step, table)
@@ -216,7 +212,7 @@ class TritonAttention:
 
     def _rows(self, longest: int) -> int:
         """Of the tiles of a step, by its longest sequence's queries: times the heads that share a KV head."""
-        most = TILE_ROWS if self._pool.dtype != torch.float32 else FEWEST_ROWS  # whose exact products take eight times the registers
+        most = TILE_ROWS if self.pool.dtype != torch.float32 else FEWEST_ROWS  # whose exact products take eight times the registers
         if self._width > 128 and self._shared < LARGE:
             most = min(most, 2 * FEWEST_ROWS)
         rows = max(most, power_of_two(self.spec.group))
@@ -226,7 +222,7 @@ class TritonAttention:
 
     def _compile(self) -> None:
         """Launch every kernel that a step may take with nothing to do, so that no request waits for a compiler."""
-        spec, device, dtype = self.spec, self._pool.device, self._pool.dtype
+        spec, device, dtype = self.spec, self.pool.device, self.pool.dtype
         q = torch.zeros((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
         one = torch.full((4,), KEYS, dtype=torch.int32, device=device)
         for rows in sorted({self._rows(longest) for longest in range(1, FEW_QUERIES + 2)}):
@@ -237,7 +233,7 @@ class TritonAttention:
             for ((_, single), tiles), stretches in itertools.product(ways.items(), (1, 2)):
                 nothing = torch.zeros((4, -(-tiles // 4) * 4), dtype=torch.int32, device=device)  # aligned as a step's
                 self._planned = _Tiles(nothing[:, :tiles], nothing[0], one, rows, stretches, single)
-                self.cells = Cells(self._pool, nothing[0, :tiles])
+                self.cells = Cells(self.pool, nothing[0, :tiles])
                 for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
                     if not single:
                         self.attend(layer, q)
@@ -255,7 +251,7 @@ class TritonAttention:
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         plan = self._next()
-        keys, values = self._pool.slots(layer)
+        keys, values = self.pool.slots(layer)
         q = q.contiguous()
         into = self._into(plan, q.shape[0], q)
         grid, way, options = self._way(plan, layer)
@@ -270,7 +266,7 @@ class TritonAttention:
 
         qkv [T, (heads + 2 * kv_heads) * head_dim] at positions (`Rope.at`); `norms`: weights of queries' and of keys', [head_dim].
         """
-        plan, spec, pool = self._next(), self.spec, self._pool
+        plan, spec, pool = self._next(), self.spec, self.pool
         keys, values = pool.slots(layer)
         tokens = self.cells.slots.shape[0]
         into = self._into(plan, tokens, qkv)
@@ -303,7 +299,7 @@ class TritonAttention:
 
     def _way(self, plan: _Tiles, layer: int) -> tuple[tuple[int, int], Way, dict[str, object]]:
         """Programs of a launch, and how they are compiled."""
-        spec, dtype, programs = self.spec, self._pool.dtype, self.spec.kv_heads * plan.columns.shape[1]
+        spec, dtype, programs = self.spec, self.pool.dtype, self.spec.kv_heads * plan.columns.shape[1]
         way = Way.of(self._width, dtype, plan.rows, programs, single=plan.single, shared=self._shared)
         options: dict[str, object] = {
             "GROUP": spec.group, "HEADS": spec.heads, "DIM": spec.head_dim, "WIDTH": self._width, "ROWS": plan.rows,

@@ -53,9 +53,10 @@ def tile(
     gates = weight + line * WIDTH
     ups = gates + outputs.to(tl.int64) * WIDTH
     if DEPENDENT and BRING > 0:
-        _bring(gates, begin, BRING if BRING < EACH else EACH, WIDTH)
+        FIRST: tl.constexpr = BRING if BRING < EACH else EACH
+        _bring(gates, begin, FIRST, WIDTH)
         if GATED:
-            _bring(ups, begin, BRING if BRING < EACH else EACH, WIDTH)
+            _bring(ups, begin, FIRST, WIDTH)
     own_bias, also_bias = bias_part(bias, first, outputs, outputs, BIASED, GATED, OUTPUTS)
     await_earlier(DEPENDENT, LATE)
     own_rows = x + tl.minimum(row, rows - 1).to(tl.int64) * stride
