@@ -1,16 +1,18 @@
 """Requests a second that the front takes on and answers, with an engine that costs nothing: streamed completions of --tokens
-token ids in, one out.
+token ids in, --output out.
 
-    python benchmarks/front_requests.py [--requests 4000] [--concurrency 64] [--tokens 32] [--rounds 3]
+    python benchmarks/front_requests.py [--requests 4000] [--concurrency 64] [--tokens 32] [--output 1] [--step-ms 0] [--rounds 3]
 
-The front is the real one, with the processes beside it that plan requests; the engine at the other end of its wire answers at once,
-and the client is the one of the load generator. Each is a process of its own. Also told: CPU microseconds a request, by process.
+The front is the real one, with the processes beside it that plan requests; the engine at the other end of its wire gives all that run
+a token every --step-ms, or as soon as it can, and the client is the one of the load generator. Each is a process of its own. Also told:
+CPU microseconds a request, by process; the time to the first token, and how many tokens came in a piece.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import select
 import socket
@@ -18,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +61,8 @@ async def serve_front(address: str, folder: Path) -> None:
     pool = PreparerPool(zygote, timeout_s=config.prepare_timeout)
     await pool.warm_up()
     context = Context(config, client, text, metrics, state, pool)
+    gc.collect()
+    gc.freeze()  # as a server does when it is ready
     state.enter("ready")
     counter = HttpCounter(create_app(context), metrics)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
@@ -65,32 +70,37 @@ async def serve_front(address: str, folder: Path) -> None:
         await Http(counter).serve([listening])
 
 
-def answer_at_once(address: str) -> None:
-    """Be the engine: all requests that are there get their one token in one message."""
+def engine_of(address: str, step_s: float) -> None:
+    """Be the engine: in each step, one message, all requests that are there get a token; with its last one each its end."""
     engine = connected(address)
     engine.send(wire.encode(wire.Ready(INFO)))
+    left: dict[int, int] = {}  # tokens, by request
+    due = time.monotonic()
     while True:
-        select.select([engine], [], [])
-        ids = []
+        select.select([engine], [], [], max(0.0, due - time.monotonic()) if left else None)
         for message in map(wire.decode_front, engine.receive()):
             if isinstance(message, wire.Submit):
-                ids.append(message.id)
+                left[message.id] = message.sampling.max_new_tokens
             elif isinstance(message, wire.Ping):
                 engine.send(wire.encode(wire.Pong(message.seq)))
-        if ids:
-            ends = [wire.Finish(one, wire.FinishCode.LENGTH, 0, 0.0, 0.0, 0) for one in ids]
+        now = time.monotonic()
+        if left and now >= due:
+            due = max(due + step_s, now)
+            ids = list(left)
+            ends = [wire.Finish(one, wire.FinishCode.LENGTH, 0, 0.0, 0.0, 0) for one in ids if left[one] == 1]
             engine.send(wire.encode(wire.StepOutput(ids, wire.pack_ids([40] * len(ids)), ends)))
+            left = {one: count - 1 for one, count in left.items() if count > 1}
 
 
 @contextlib.contextmanager
-def front() -> Iterator[tuple[int, str]]:
+def front(step_s: float = 0.0) -> Iterator[tuple[int, str]]:
     """The front's process id and its URL."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         address = f"{folder}/engine"
         start = [sys.executable, __file__]
         served = subprocess.Popen([*start, "--serve", address, folder], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        engine = subprocess.Popen([*start, "--engine", address])
+        engine = subprocess.Popen([*start, "--engine", address, "--step-ms", str(1000 * step_s)])
         try:
             assert served.stdout is not None
             yield served.pid, f"http://127.0.0.1:{int(served.stdout.readline())}"
@@ -109,11 +119,11 @@ def cpu_seconds(pid: int) -> tuple[float, float]:
     return own, sum(beside)
 
 
-def measure(requests: int, concurrency: int, tokens: int) -> dict[str, float]:
+def measure(requests: int, concurrency: int, tokens: int, output: int = 1, step_s: float = 0.0) -> dict[str, float]:
     """Requests a second, median milliseconds to the end, CPU microseconds a request of the front and of those who plan."""
-    sessions = tuple(Session((Ask(tuple(40 + place % 200 for place in range(tokens)), 1),)) for _ in range(requests))
+    sessions = tuple(Session((Ask(tuple(40 + place % 200 for place in range(tokens)), output),)) for _ in range(requests))
     plan = Plan("front", sessions, concurrency)
-    with front() as (pid, url):
+    with front(step_s) as (pid, url):
         server = Server(url, "front")
         uvloop.run(play(Plan("warm-up", sessions[:WARM_UP], concurrency), server))
         server.close()
@@ -122,11 +132,19 @@ def measure(requests: int, concurrency: int, tokens: int) -> dict[str, float]:
         own, beside = (1e6 * (after - was) / requests for after, was in zip(cpu_seconds(pid), before, strict=True))
     assert not summary.errors, summary.errors
     assert summary.e2e_s is not None
-    return {"requests_per_s": summary.requests_per_s, "p50_ms": 1000 * summary.e2e_s.p50, "front_us": own, "prepare_us": beside}
+    assert summary.ttft_s is not None
+    return {
+        "requests_per_s": summary.requests_per_s,
+        "p50_ms": 1000 * summary.e2e_s.p50,
+        "first_ms": 1000 * summary.ttft_s.p50,
+        "tokens_per_piece": summary.tokens_per_piece or 1.0,
+        "front_us": own,
+        "prepare_us": beside,
+    }
 
 
-def median_of(rounds: int, requests: int, concurrency: int, tokens: int = 32) -> dict[str, float]:
-    found = [measure(requests, concurrency, tokens) for _ in range(rounds)]
+def median_of(rounds: int, requests: int, concurrency: int, tokens: int = 32, output: int = 1, step_s: float = 0.0) -> dict[str, float]:
+    found = [measure(requests, concurrency, tokens, output, step_s) for _ in range(rounds)]
     return {name: statistics.median(one[name] for one in found) for name in found[0]}
 
 
@@ -135,6 +153,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=32, help="of a prompt")
+    parser.add_argument("--output", type=int, default=1, help="tokens of an answer")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="milliseconds between an engine's steps")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--serve", nargs=2, metavar=("ADDRESS", "FOLDER"), help=argparse.SUPPRESS)
     parser.add_argument("--engine", metavar="ADDRESS", help=argparse.SUPPRESS)
@@ -142,9 +162,10 @@ def main() -> None:
     if options.serve:
         uvloop.run(serve_front(options.serve[0], Path(options.serve[1])))
     elif options.engine:
-        answer_at_once(options.engine)
+        engine_of(options.engine, options.step_ms / 1000)
     else:
-        print(json.dumps(median_of(options.rounds, options.requests, options.concurrency, options.tokens), indent=1))
+        asked = (options.requests, options.concurrency, options.tokens, options.output, options.step_ms / 1000)
+        print(json.dumps(median_of(options.rounds, *asked), indent=1))
 
 
 if __name__ == "__main__":

@@ -374,15 +374,16 @@ def test_work_that_fails_in_the_moment_in_which_it_is_given_up_leaves_no_complai
         asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
 
         async def failing() -> None:
-            whole.pop().cancel()
+            whole.cancel()
             raise unavailable("not here")
 
         async def silent() -> Message:
             await asyncio.Event().wait()
             raise AssertionError
 
-        whole = [asyncio.ensure_future(while_connected(Request({"type": "http"}, silent), failing()))]
-        await asyncio.wait(whole)
+        whole = asyncio.ensure_future(while_connected(Request({"type": "http"}, silent), failing()))
+        with pytest.raises(ApiError, match="not here"):
+            await whole
         gc.collect()
 
     asyncio.run(run())

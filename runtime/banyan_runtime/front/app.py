@@ -7,13 +7,13 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
-from starlette.datastructures import Headers, MutableHeaders
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -64,6 +64,7 @@ def create_app(context: Context) -> FastAPI:
     )
     if config.root_path:
         app.add_middleware(_Under, root=config.root_path)  # outermost
+    app.router.route_class = _Plain
     for route in ROUTES:
         if route.when(config):
             _add(app, context, route)
@@ -71,6 +72,14 @@ def create_app(context: Context) -> FastAPI:
     models = [route.body for route in ROUTES if isinstance(route.body, type)]
     app.openapi = functools.cache(functools.partial(docs.describe, app, models, CHAT_FIELDS))  # type: ignore[method-assign]
     return app
+
+
+class _Plain(APIRoute):
+    """A route whose endpoint takes the request as it is: there is nothing to be injected, nor an answer to be made of a value."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return endpoint
 
 
 def _add(app: FastAPI, context: Context, route: Route) -> None:
@@ -194,17 +203,19 @@ class _Heads:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
         request_id = scope[_ID] = current().id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         started, received = False, time.monotonic()
 
+        # Anthropic's clients read request-id.
         async def named(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = headers["request-id"] = request_id  # the latter is what Anthropic's clients read
-                headers["openai-processing-ms"] = str(round((time.monotonic() - received) * 1000))
+                taken_ms = str(round((time.monotonic() - received) * 1000))
+                own = {b"x-request-id": request_id, b"request-id": request_id, b"openai-processing-ms": taken_ms}
+                others = [header for header in message.get("headers", ()) if header[0] not in own]
+                message["headers"] = others + [(name, value.encode()) for name, value in own.items()]
             await send(message)
 
         try:

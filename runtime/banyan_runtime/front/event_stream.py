@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from banyan_runtime.front.errors import ApiError
-from banyan_runtime.front.transport import EXCHANGE, HALF_CLOSED, gone, while_connected
+from banyan_runtime.front.transport import EXCHANGE, watch, while_connected
 from banyan_runtime.front.turns import Turn
 
 log = logging.getLogger("banyan.requests")
@@ -66,6 +66,7 @@ class EventStream(Response):
         self._sending: asyncio.Task[None] | None = None  # a write that may wait for the client
         self._scheduled = False  # a write of what several pushes bring
         self._written = self._loop.time()
+        self._keeping: asyncio.TimerHandle | None = None  # until the next comment is due
 
     # --- for who makes the events ---
 
@@ -80,15 +81,14 @@ class EventStream(Response):
         self._keep(events)
         if self._send is not None:
             self._flush()
-        elif not self._first.done():
-            self._first.set_result(None)
+        else:
+            self._decide()
 
     def push_soon(self, events: bytes | Iterator[bytes]) -> None:
         """As `push`, in one write with everything else that comes in this turn of the loop."""
         if events:
             self._keep(events)
-            if not self._first.done():
-                self._first.set_result(None)
+            self._decide()
             if not self._scheduled:
                 self._scheduled = True
                 self._loop.call_soon(self._push_scheduled)
@@ -104,8 +104,8 @@ class EventStream(Response):
         self._keep(events)
         if self._send is not None:
             self._flush()
-        elif not self._first.done():
-            self._first.set_result(None)
+        else:
+            self._decide()
 
     def fail(self, error: ApiError, events: bytes) -> None:
         """The end by an error: `begin` raises it, or if that is over, `events` tell of it."""
@@ -113,6 +113,10 @@ class EventStream(Response):
             self.end(events)
             return
         self._refusal = error  # also behind the first events, which nobody has seen: one of several sequences may have begun
+        self._decide()
+
+    def _decide(self) -> None:
+        """`begin` has waited long enough."""
         if not self._first.done():
             self._first.set_result(None)
 
@@ -124,9 +128,13 @@ class EventStream(Response):
         request.scope[EXCHANGE].callback(self.close)
         try:
             if patient:
-                await while_connected(request, asyncio.wait({self._first}))
-            else:
-                await asyncio.wait({self._first}, timeout=FIRST_EVENT_S)
+                await while_connected(request, self._first)
+            elif not self._first.done():
+                waited = self._loop.call_later(FIRST_EVENT_S, self._decide)
+                try:
+                    await self._first
+                finally:
+                    waited.cancel()
             if self._refusal is not None:
                 raise self._refusal
         except BaseException:
@@ -160,28 +168,26 @@ class EventStream(Response):
 
         A client that has ended its side gets a comment at once: if it is gone altogether, this makes it known.
         """
-        watcher = asyncio.ensure_future(gone(receive))
-        half_closed: asyncio.Event | None = scope.get("extensions", {}).get(HALF_CLOSED)
-        signals: set[asyncio.Future[Any]] = {watcher, self._over}
-        if half_closed is not None:
-            signals.add(asyncio.ensure_future(half_closed.wait()))
-        waiting = signals
+        forget = watch(scope, receive, self._end, self._comment)
+        self._keep_alive()
         try:
-            while True:
-                idle = self._loop.time() - self._written
-                limit = max(KEEP_ALIVE_S - idle, 0.01)
-                done, waiting = await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-                if self._over in done:
-                    self._over.result()
-                    return
-                if watcher in done:
-                    return
-                silent = self._loop.time() - self._written >= KEEP_ALIVE_S
-                if (done or silent) and self._sending is None and not self._last:
-                    self.push(_COMMENT)
+            await self._over
         finally:
-            for signal in signals:
-                signal.cancel()
+            assert self._keeping is not None
+            self._keeping.cancel()
+            forget()
+
+    def _keep_alive(self) -> None:
+        """Comment where it is time to; and see to it that it will be looked at again."""
+        silent = self._loop.time() - self._written
+        if silent >= KEEP_ALIVE_S:
+            self._comment()
+            silent = 0.0
+        self._keeping = self._loop.call_later(KEEP_ALIVE_S - silent, self._keep_alive)
+
+    def _comment(self) -> None:
+        if self._sending is None and not self._last:
+            self.push(_COMMENT)
 
     # --- writing ---
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
@@ -14,7 +14,9 @@ from banyan_runtime.front.errors import ClientGone
 
 T = TypeVar("T")
 
-HALF_CLOSED: Final = "banyan.half_closed"  # in scope["extensions"]: an asyncio.Event, set when the client has ended its side
+WATCH: Final = "banyan.watch"
+"""In scope["extensions"]: the server's `(gone, half_closed) -> forget`, which calls `gone` once when the client is gone, and `half_closed`
+once when it has ended its side, unless `forget` is called before. Never from within. A task that waits for it costs much more."""
 CLIENT_CLOSED: Final = 499  # the status of an answer that nobody waits for any more
 EXCHANGE: Final = "banyan.exchange"  # in the scope: the AsyncExitStack of the request
 
@@ -34,29 +36,43 @@ class Exchange:
             await self._app(scope, receive, send)
 
 
-async def gone(receive: Receive) -> None:
-    """Returns when the client has closed the connection. The body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def watch(scope: Scope, receive: Receive, gone: Callable[[], None], half_closed: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """As the server does it (`WATCH`); of a server that does not, only `gone` is heard. The body must have been read."""
+    told: Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]] | None = scope.get("extensions", {}).get(WATCH)
+    if told is not None:
+        return told(gone, half_closed)
+    left = asyncio.ensure_future(_disconnected(receive))
+    left.add_done_callback(lambda ended: None if ended.cancelled() else gone())
 
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do `work` as long as the client waits for it. Raises ClientGone, with the work cancelled, when it does not."""
-    task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(gone(request.receive))
-    try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
-    finally:
+    def forget() -> None:
         left.cancel()
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
-        elif not task.cancelled():
-            task.exception()  # taken note of, where this was cancelled in the moment in which the work failed
-        # An exception's traceback holds this frame, and the task the exception: together with all that the work held, such as
-        # a request's body, they would stay until the garbage collector comes by.
-        del task, left
+
+    return forget
+
+
+async def _disconnected(receive: Receive) -> None:
+    with contextlib.suppress(Exception):  # whatever it is, nothing more is heard
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """Do `work` as long as the client waits for it. Raises ClientGone, with the work cancelled, when it does not."""
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled_before, left = task.cancelling(), False
+
+    def leave() -> None:
+        nonlocal left
+        left = True
+        task.cancel()
+
+    forget = watch(request.scope, request.receive, leave)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if left and task.uncancel() <= cancelled_before:
+            raise ClientGone from None
+        raise
+    finally:
+        forget()

@@ -22,7 +22,7 @@ from banyan_runtime.front import errors
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.event_stream import DIRECT_WRITE
 from banyan_runtime.front.routes import OPEN_PATHS
-from banyan_runtime.front.transport import HALF_CLOSED
+from banyan_runtime.front.transport import WATCH
 from banyan_runtime.server.flow import Flow
 
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ class _Answering:
         self.close: Callable[[], None] = connection.close_answered
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watcher:
+    """Who hears of the client's end."""
+
+    gone: Callable[[], None]
+    half_closed: Callable[[], None]
+
+
 class Connection(HttpToolsProtocol):
     """One connection. Besides uvicorn's own: it counts, it keeps time, and it refuses."""
 
@@ -94,7 +102,7 @@ class Connection(HttpToolsProtocol):
         self._refusal: ApiError | None = None  # to be told once the requests before have their answers
         self._close_at: float | None = None  # the last word is said
         self._probe_at: float | None = None  # the client has ended its side
-        self._half_closed = asyncio.Event()
+        self._watchers: set[_Watcher] = set()  # of the request that is answered
         self._asked_from_afar = False
         self._asked = False  # more than how we are
         self.only_probed = False  # it has asked that, and nothing else
@@ -171,7 +179,8 @@ class Connection(HttpToolsProtocol):
         self._refused = True
         self._probe_at = time.monotonic() + self._limits.probe_s
         self._http.closed_half(self)
-        self._half_closed.set()
+        for watcher in tuple(self._watchers):
+            self._tell_half_closed(watcher)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -180,6 +189,7 @@ class Connection(HttpToolsProtocol):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+        self._tell_gone()
         self.pipeline.clear()
         self._unset_keepalive_if_required()
         if self._asked_from_afar:
@@ -265,7 +275,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: Any = cycle.scope  # uvicorn's type knows no extensions of others
-        scope["extensions"] = {HALF_CLOSED: self._half_closed, DIRECT_WRITE: functools.partial(self._write_part, cycle)}
+        scope["extensions"] = {WATCH: functools.partial(self._watch, cycle), DIRECT_WRITE: functools.partial(self._write_part, cycle)}
         self._active = cycle
         probe = cycle.scope["path"] in OPEN_PATHS
         self._asked = self._asked or not probe
@@ -286,6 +296,27 @@ class Connection(HttpToolsProtocol):
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
+
+    def _watch(self, cycle: RequestResponseCycle, gone: Callable[[], None], half_closed: Callable[[], None]) -> Callable[[], None]:
+        """See transport.WATCH."""
+        if cycle.disconnected or cycle.response_complete:
+            return self.loop.call_soon(gone).cancel
+        self.flow.resume_reading()  # behind what is unread the client may have ended
+        watcher = _Watcher(gone, half_closed)
+        self._watchers.add(watcher)
+        if self._probe_at is not None:
+            self.loop.call_soon(self._tell_half_closed, watcher)
+        return functools.partial(self._watchers.discard, watcher)
+
+    def _tell_half_closed(self, watcher: _Watcher) -> None:
+        if watcher in self._watchers:
+            watcher.half_closed()
+
+    def _tell_gone(self) -> None:
+        watchers = tuple(self._watchers)
+        self._watchers.clear()
+        for watcher in watchers:
+            watcher.gone()
 
     def on_response_complete(self) -> None:
         self._active = None
@@ -353,6 +384,7 @@ class Connection(HttpToolsProtocol):
         self._active.waiting_for_100_continue = False  # nothing can be written any more when it asks for its body
         self._active.message_event.set()
         self._active = None
+        self._tell_gone()
 
     # --- time ---
 
