@@ -102,6 +102,57 @@ def test_several_tokens_of_a_step_count_as_so_many_gaps(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+class Slow(Stream):
+    """Who takes its time over each word, on the loop, as a write to a socket does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[list[int]] = []
+
+    def on_tokens(self, tokens: Tokens) -> None:
+        time.sleep(0.002)
+        self.heard.append(tokens.ids)
+        super().on_tokens(tokens)
+
+
+def test_half_of_the_time_is_left_where_telling_takes_long_and_what_came_meanwhile_is_told_together(tmp_path: Path) -> None:
+    async def scenario(engine: FakeEngine, client: EngineClient) -> None:
+        gaps: list[tuple[float, int]] = []
+        client.on_inter_token_latency = lambda gap, count: gaps.append((gap, count))
+        listeners = [Slow() for _ in range(5)]  # 10 ms to tell them all
+        for listener in listeners:
+            listener.submission = client.submit(listener, wire.pack_ids([1]), GREEDY)
+        await engine.submits(5)
+        began = time.monotonic()
+        for token in range(60):
+            await engine.step({one: [token] for one in range(1, 6)}, *([finish(one) for one in range(1, 6)] if token == 59 else []))
+            await asyncio.sleep(0.002)
+        for listener in listeners:
+            await collect(listener)
+        took = time.monotonic() - began
+        for listener in listeners:
+            assert [token for ids in listener.heard for token in ids] == list(range(60))
+            assert 0.002 * 5 * len(listener.heard) < 0.75 * took, "telling took half of the time, and the machine's disturbances"
+        assert sum(count for _, count in gaps) == 5 * 59
+        assert 0 < sum(gap * count for gap, count in gaps) / 5 <= took
+        assert not any(gap == 0 for gap, _ in gaps), "tokens that are told together share the time since the last that was told"
+
+    play(tmp_path, scenario)
+
+
+def test_an_engine_that_ends_while_nothing_is_taken_in_is_noticed(tmp_path: Path) -> None:
+    async def scenario(engine: FakeEngine, client: EngineClient) -> None:
+        listener = Slow()
+        listener.submission = client.submit(listener, wire.pack_ids([1]), GREEDY)
+        await engine.submits(1)
+        await engine.step({1: [5]})
+        await until(lambda: bool(listener.heard))
+        engine.link.close()
+        await until(lambda: client.lost)
+
+    play(tmp_path, scenario)
+
+
 def test_log_probabilities_come_with_their_tokens(tmp_path: Path) -> None:
     async def scenario(engine: FakeEngine, client: EngineClient) -> None:
         streams = [client.generate([1], GREEDY) for _ in range(3)]

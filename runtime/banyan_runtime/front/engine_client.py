@@ -2,7 +2,9 @@
 
 Runs on the event loop alone. The link is watched by its file descriptor and drained in one go, so a burst of steps costs
 one wake-up, and each listener is called once with everything that the burst brought. What takes longer than a turn goes on in
-further ones. Whatever way a request ends (finished, failed, aborted, engine gone), its entry here is gone too.
+further ones. As long as it took to tell the listeners, nothing more is taken in: so half of the time is left for everything else, such
+as new requests, and where hundreds of streams take more than that, each is told of several tokens together.
+Whatever way a request ends (finished, failed, aborted, engine gone), its entry here is gone too.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
@@ -26,9 +28,11 @@ from banyan_runtime.link import Link
 log = logging.getLogger("banyan")
 
 _ACCEPT_AGAIN_S: Final = 1.0
+_AT_ONCE_S: Final = 0.0005  # telling that took less is followed by no rest
+_REST_S: Final = 0.02  # the longest
 
 LatencyObserver = Callable[[float, int], None]
-"""Called as (seconds between two tokens of a request, number of requests with this gap)."""
+"""Called as (seconds between two tokens of a request, number of such gaps)."""
 
 
 class EngineClient:
@@ -166,7 +170,7 @@ class EngineClient:
             return
         self._stop_listening()
         self._link = Link(connection)
-        loop.add_reader(self._link.fileno(), self._drain)
+        self._listen()
 
     def _stop_listening(self) -> None:
         if self._listening is not None:
@@ -288,10 +292,23 @@ class EngineClient:
             if link.ended:
                 self._lose(link)
         untold, self._untold = self._untold, {}
+        self._observe_gaps(untold)
+        spent = 0.0
         for submission in untold:
+            begun = time.perf_counter()
             submission.deliver()
+            spent += time.perf_counter() - begun
             yield
         self._draining = False
+        if spent >= _AT_ONCE_S and (link := self._link) is not None and not self.lost:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(link.fileno())
+            loop.call_later(min(spent, _REST_S), self._listen)
+
+    def _listen(self) -> None:
+        """Hear the engine, from now on."""
+        if self._link is not None and not self.lost:
+            asyncio.get_running_loop().add_reader(self._link.fileno(), self._drain)
 
     def _receive(self, message: wire.EngineMessage) -> None:
         match message:
@@ -321,7 +338,6 @@ class EngineClient:
         """Sort a step's columns by request."""
         now = self.last_step = self.last_heard
         submissions, untold = self._open, self._untold
-        gaps: dict[float, int] = {}  # requests decoded in the same two steps share the time of the last token
         tokens = wire.unpack_ids(output.token_ids).tolist()
         pieces = _cut(tokens, output.counts) if output.counts else [[token] for token in tokens]
         if len(pieces) != len(output.ids):
@@ -332,12 +348,9 @@ class EngineClient:
                 continue
             if submission.first_token is None:
                 self._started(submission)
-                submission.first_token = now
-            elif len(ids) == 1:
-                gaps[submission.last_token] = gaps.get(submission.last_token, 0) + 1
-            elif ids:
-                self.on_inter_token_latency((now - submission.last_token) / len(ids), len(ids))
-            submission.last_token = now
+                submission.first_token = submission.last_token = now
+            else:
+                submission.untimed += len(ids)
             if submission.ids:
                 submission.ids += ids
             else:
@@ -356,8 +369,18 @@ class EngineClient:
             if (submission := self._close(finish.id)) is not None:
                 submission.finish = finish
                 untold[submission] = None
-        for last, requests in gaps.items():
-            self.on_inter_token_latency(now - last, requests)
+
+    def _observe_gaps(self, told: Iterable[Submission]) -> None:
+        """How long ago the last token before was told, shared out to those that are told now."""
+        now = self.last_heard
+        gaps: dict[tuple[float, int], int] = {}  # requests that were told of as many at the same two times
+        for submission in told:
+            if submission.untimed:
+                gap = submission.last_token, submission.untimed
+                gaps[gap] = gaps.get(gap, 0) + 1
+                submission.last_token, submission.untimed = now, 0
+        for (last, tokens), requests in gaps.items():
+            self.on_inter_token_latency((now - last) / tokens, tokens * requests)
 
     def _score(self, output: wire.StepOutput, tokens: list[int]) -> None:
         """Give the log probabilities of a step to the requests whose tokens have some."""

@@ -75,6 +75,7 @@ class Submission:
         "may_be_refused",
         "prompt_logprobs",
         "size",
+        "untimed",
         "vector",
     )
 
@@ -83,7 +84,8 @@ class Submission:
         self.may_be_refused = may_be_refused  # the engine's queue may be full
         self.size = size  # prompt tokens
         self.first_token: float | None = None  # monotonic seconds
-        self.last_token = 0.0
+        self.last_token = 0.0  # monotonic seconds, of the last one that the listener was told of
+        self.untimed = 0  # tokens behind that one
         self._client = client
         self._listener = listener
         self.ids: list[int] = []  # from here on: what the listener has not been told yet
