@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import select
 import socket
@@ -43,6 +42,7 @@ from banyan_runtime.front.prepare.pool import PreparerPool
 from banyan_runtime.front.prepare.zygote import Zygote
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
+from banyan_runtime.process import collect_rarely
 from banyan_runtime.server.http import Http
 
 WARM_UP = 200  # requests
@@ -61,8 +61,7 @@ async def serve_front(address: str, folder: Path) -> None:
     pool = PreparerPool(zygote, timeout_s=config.prepare_timeout)
     await pool.warm_up()
     context = Context(config, client, text, metrics, state, pool)
-    gc.collect()
-    gc.freeze()  # as a server does when it is ready
+    collect_rarely()  # as a server does when it is ready
     state.enter("ready")
     counter = HttpCounter(create_app(context), metrics)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:

@@ -24,7 +24,7 @@ from banyan_runtime import logs, stacks, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.link import Link
-from banyan_runtime.process import die_with, end_with_input, resident_bytes, without_collection
+from banyan_runtime.process import collect_rarely, die_with, end_with_input, resident_bytes, without_collection
 from banyan_runtime.server.grammars import Wake, grammars_of
 from banyan_runtime.server.pulse import Pulse
 from banyan_runtime.server.stages import IDLE, LAUNCH, OUTPUT, RECV, SCHEDULE, Stages, TimedHandle
@@ -245,6 +245,7 @@ def main() -> NoReturn:
     try:
         watchdog = Watchdog(config.watchdog_timeout, Pulse(Path(boot.pulse)))
         engine, runner, info = start(boot, config, send, watchdog, stages, wake)
+        collect_rarely()
         writer.flush()  # the front writes its lines behind ours
         send(wire.Ready(info))
         send(engine.stats(time.monotonic()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import os
 import shutil
@@ -44,7 +43,7 @@ from banyan_runtime.front.tracing import Traced, Tracing
 from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.hub.progress import DOWNLOAD
 from banyan_runtime.model import spec
-from banyan_runtime.process import resident_bytes, start_thread
+from banyan_runtime.process import collect_rarely, resident_bytes, start_thread
 from banyan_runtime.server import termination
 from banyan_runtime.server.batch_child import BatchChild
 from banyan_runtime.server.early import Early
@@ -197,8 +196,7 @@ class Server:
             await self._warm_up()
         self._note_phase("warmup", since="warming")
         self._metrics.startup_phase("total", time.monotonic() - self._state.started)
-        gc.collect()
-        gc.freeze()  # what is loaded stays: looking through it again would hold up the event loop for a tenth of a second
+        collect_rarely()
         self._state.enter("ready")
         self._batches.max_running = lambda: info.max_running_requests
         self._batches.start_if_wanted()
