@@ -89,7 +89,7 @@ def tiles(trying: dict[int, frozenset[Product]], bench: Bench, **changes: Any) -
     def of(rows: int, product: Product, shared: int) -> Tile:
         return replace(known(rows, product, shared), **changes)
 
-    with mock.patch.object(bench.forward.decoder.kernels.ways, "trying", trying), mock.patch.object(Tile, "of", of):
+    with mock.patch.object(bench.forward.decoder.kernels.ways, "current", trying), mock.patch.object(Tile, "of", of):
         yield
 
 

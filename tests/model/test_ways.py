@@ -101,7 +101,7 @@ def test_what_was_found_holds_down_to_the_next_smaller_size() -> None:
     assert several.taken(product, 16) is None
 
     def seconds(rows: int) -> float:
-        return 1.0 if rows == 64 or not several.trying[rows] else 0.5
+        return 1.0 if rows == 64 or not several.current[rows] else 0.5
 
     several.settle({4: 2, 16: 16, 64: 64, 128: 100}, seconds, several.possible)
     assert several.found is not None
@@ -132,7 +132,7 @@ def test_products_of_some_rows_are_the_products(width: int, outputs: int, gated:
     most = next(size for size in ways.SIZES if size >= rows)
     assert (Tile.of(most, layer.product, SMALL).splits > 1) == (width > 1000 and not gated)
     assert layer.agrees(most)
-    kernels.ways.trying = {most: frozenset([layer.product])}
+    kernels.ways.current = {most: frozenset([layer.product])}
     for _ in range(2):
         assert_near(layer(x), expected)
     counters = layer._arrived._counters
@@ -318,7 +318,7 @@ def test_a_way_that_cannot_be_gone_is_told_and_left(
     runner = started(tmp_path / "model", gpu, monkeypatch, lambda count: 1.0)[1]
     forward = runner.forward
     assert isinstance(forward, TorchForward)
-    assert not any(forward.decoder.kernels.ways.trying.values())
+    assert not any(forward.decoder.kernels.ways.current.values())
     told = [record.getMessage() for record in caplog.records if "not gone" in record.getMessage()]
     (words,) = told
     assert words.endswith("(--disable-autotune tries none): RuntimeError: PTX assembly aborted due to errors")
@@ -337,7 +337,7 @@ def test_a_way_that_fails_while_a_graph_is_captured_is_left(gpu: PretendedGpu, t
     model, runner, _ = started(tmp_path / "model", gpu, monkeypatch, lambda count: 1.0)
     forward = runner.forward
     assert isinstance(forward, TorchForward)
-    assert not any(forward.decoder.kernels.ways.trying.values())
+    assert not any(forward.decoder.kernels.ways.current.values())
     serve(model, runner, gpu)
 
 

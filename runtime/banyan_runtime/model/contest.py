@@ -70,7 +70,7 @@ class Contest:
         reach = {size: sizes[size].size for size in order}
         try:
             largest = sizes[max(sizes)]
-            with self._attention.apart(self._pool(largest.size)):
+            with self._attention.lent(self._pool(largest.size)):
                 self._table.apply(step := self._laid_out(largest.size))
                 self._attention.fill(step, self._table, largest)  # which tells the device of the table
                 self._ways.settle(reach, lambda size: self._seconds(size, sizes[size]), self._possible)
@@ -99,7 +99,7 @@ class Contest:
             return None
         step = replace(self._laid_out(held.size), updates=None)  # the table was told of more rows than these
         held.tell(step, self._attention.fill(step, self._table, held), self._mail)
-        trying = self._ways.trying.get(size)
+        trying = self._ways.current.get(size)
         try:
             seconds = self._recorder.seconds(partial(self._compute, held))
         except Exception as error:

@@ -52,7 +52,7 @@ class Ways:
 
     seen: dict[Product, list[Possible]] = field(default_factory=dict)
     found: dict[int, Found] | None = None
-    trying: Mapping[int, frozenset[Product]] = field(default_factory=dict)
+    current: Mapping[int, frozenset[Product]] = field(default_factory=dict)  # of each size: what is tried, and once settled what was chosen
     reach: Mapping[int, int] = field(default_factory=dict)  # of each size the rows that were measured; nothing is chosen for more
 
     def add(self, option: Product, possible: Possible = lambda rows: True) -> None:
@@ -70,12 +70,12 @@ class Ways:
     def taken(self, option: Product, rows: int) -> int | None:
         """The number of rows of SIZES that it was chosen for, of which so many are a part; None: it was not."""
         size = of(rows)
-        return size if size is not None and option in self.trying.get(size, ()) and rows <= self.reach.get(size, size) else None
+        return size if size is not None and option in self.current.get(size, ()) and rows <= self.reach.get(size, size) else None
 
     def leave(self) -> None:
         """Settled, with none chosen."""
         self.found = {}
-        self.trying = {}
+        self.current = {}
 
     def settle(self, reach: Mapping[int, int], seconds: Callable[[int], float | None], possible: Callable[[Product, int], bool]) -> None:
         """`seconds`: what a step of a size takes as things are, None where it cannot be computed so or there is no time to try.
@@ -83,12 +83,12 @@ class Ways:
         self.reach = reach
 
         def timed(rows: int, chosen: frozenset[Product]) -> float | None:
-            self.trying = {rows: chosen}
+            self.current = {rows: chosen}
             return seconds(rows)
 
         found = {rows: fastest(rows, [option for option in self.options if possible(option, rows)], timed) for rows in reach}
         self.found = {rows: one for rows, one in found.items() if one is not None}
-        self.trying = {rows: one.chosen for rows, one in self.found.items()}
+        self.current = {rows: one.chosen for rows, one in self.found.items()}
 
     def line(self) -> str:
         """What was found, in words."""

@@ -128,7 +128,7 @@ class TritonAttention:
         return self._table
 
     @contextmanager
-    def apart(self, pool: KvPool) -> Iterator[None]:
+    def lent(self, pool: KvPool) -> Iterator[None]:
         """Keys and values of what is planned meanwhile lie there. Of the table nothing is left when it ends."""
         own, self.pool = self.pool, pool
         try:
