@@ -140,6 +140,23 @@ def test_half_of_the_time_is_left_where_telling_takes_long_and_what_came_meanwhi
     play(tmp_path, scenario)
 
 
+def test_an_observer_of_gaps_that_fails_costs_nobody_a_token(tmp_path: Path) -> None:
+    async def scenario(engine: FakeEngine, client: EngineClient) -> None:
+        def failing(gap: float, count: int) -> None:
+            raise RuntimeError("not today")
+
+        client.on_inter_token_latency = failing
+        stream = client.generate([1], GREEDY)
+        await engine.submits(1)
+        for token in (7, 8, 9):
+            await engine.step({1: [token]}, *([finish(1)] if token == 9 else []))
+            await asyncio.sleep(0.005)
+        async with asyncio.timeout(5):
+            assert [token for tokens in await collect(stream) for token in tokens.ids] == [7, 8, 9]
+
+    play(tmp_path, scenario)
+
+
 def test_an_engine_that_ends_while_nothing_is_taken_in_is_noticed(tmp_path: Path) -> None:
     async def scenario(engine: FakeEngine, client: EngineClient) -> None:
         listener = Slow()

@@ -20,8 +20,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from banyan_runtime.front import event_stream
+from banyan_runtime.front import event_stream, transport
 from banyan_runtime.front.errors import ApiError, ClientGone, unavailable
 from banyan_runtime.front.event_stream import EventStream
 from banyan_runtime.front.transport import EXCHANGE, Exchange, while_connected
@@ -253,6 +254,96 @@ def test_a_client_that_goes_away_ends_the_work(url: str, site: Site, half_closes
             time.sleep(0.4)
             assert not site.worked.is_set()
     assert site.worked.wait(3)
+
+
+@pytest.mark.parametrize("size", [1_000, 400_000])
+def test_a_client_that_leaves_behind_a_body_that_nobody_reads_ends_the_work(url: str, site: Site, size: int) -> None:
+    with RawClient(url) as client:
+        client.send(head("GET", "/work", f"Content-Length: {size}") + bytes(size))
+        assert site.working.wait(5)
+    assert site.worked.wait(3)
+
+
+def test_work_that_makes_something_else_of_being_cancelled_is_given_up_all_the_same() -> None:
+    async def stubborn() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return "done"
+
+    async def failing() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise unavailable("not here") from None
+        return "done"
+
+    async def leaving() -> Message:
+        await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def scenario() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for work in (stubborn, failing):
+            with pytest.raises(ClientGone):
+                await while_connected(Request({"type": "http"}, leaving), work())
+            assert not task.cancelling(), "whoever limits the time would take it for another's"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+
+    asyncio.run(scenario())
+
+
+def test_who_has_forgotten_the_client_hears_nothing_though_its_end_was_noticed_before() -> None:
+    async def scenario() -> list[str]:
+        told: list[str] = []
+
+        async def leaving() -> Message:
+            return {"type": "http.disconnect"}
+
+        forget = transport.watch({"type": "http"}, leaving, lambda: told.append("gone"))
+        await asyncio.sleep(0)  # it has ended by now, and its callback is on its way
+        forget()
+        await asyncio.sleep(0.01)
+        return told
+
+    assert asyncio.run(scenario()) == []
+
+
+def test_a_request_leaves_nothing_of_its_body_to_the_garbage_collector() -> None:
+    async def passed_by(request: Request) -> Response:
+        return PlainTextResponse("not here", 404)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with serving(Starlette(routes=[Route("/none", passed_by, methods=["POST"])])) as url, httpx.Client() as client:
+            for _ in range(20):
+                assert client.post(f"{url}/none", content=bytes(60_000)).status_code == 404
+            left = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
+            assert len(left) <= 2, "that of the connection, and one that is just ending"
+            eventually(lambda: sum(len(each.body) for each in left) == 0, 2)
+    finally:
+        gc.enable()
+
+
+def test_a_silent_stream_is_looked_at_about_as_often_as_it_is_told_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_S", 0.1)
+    looks: list[float] = []
+    look = EventStream._keep_alive
+
+    def counted(stream: EventStream) -> None:
+        looks.append(time.monotonic())
+        look(stream)
+
+    monkeypatch.setattr(EventStream, "_keep_alive", counted)
+    site = Site()
+    with serving(site.app) as url, RawClient(url) as client:
+        client.send(head("GET", "/stream/silent"))
+        for _ in range(5):
+            client.until(b": keep-alive")
+    assert len(looks) <= 1 + 2 * 6, "a timer that comes a moment early must not be set again and again until it is time"
 
 
 class Held:

@@ -136,7 +136,8 @@ class EngineClient:
         self._flushes[number] = future
         try:
             self._send(wire.Flush(number))
-            return await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await future
         except TimeoutError:
             raise EngineError("timeout", f"The engine did not answer within {timeout_s:g} s.") from None
         finally:
@@ -292,7 +293,10 @@ class EngineClient:
             if link.ended:
                 self._lose(link)
         untold, self._untold = self._untold, {}
-        self._observe_gaps(untold)
+        try:
+            self._observe_gaps(untold)
+        except Exception:
+            log.exception("the times between tokens could not be counted")
         spent = 0.0
         for submission in untold:
             begun = time.perf_counter()

@@ -183,7 +183,7 @@ class EventStream(Response):
         if silent >= KEEP_ALIVE_S:
             self._comment()
             silent = 0.0
-        self._keeping = self._loop.call_later(KEEP_ALIVE_S - silent, self._keep_alive)
+        self._keeping = self._loop.call_later(max(KEEP_ALIVE_S - silent, 0.01), self._keep_alive)  # timers may be early by a moment
 
     def _comment(self) -> None:
         if self._sending is None and not self._last:

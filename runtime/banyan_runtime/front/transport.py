@@ -41,12 +41,18 @@ def watch(scope: Scope, receive: Receive, gone: Callable[[], None], half_closed:
     told: Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]] | None = scope.get("extensions", {}).get(WATCH)
     if told is not None:
         return told(gone, half_closed)
-    left = asyncio.ensure_future(_disconnected(receive))
-    left.add_done_callback(lambda ended: None if ended.cancelled() else gone())
+    left, forgotten = asyncio.ensure_future(_disconnected(receive)), False
+
+    def tell(ended: asyncio.Future[None]) -> None:
+        if not ended.cancelled() and not forgotten:
+            gone()
 
     def forget() -> None:
+        nonlocal forgotten
+        forgotten = True  # it may have heard of it by now, and is about to tell
         left.cancel()
 
+    left.add_done_callback(tell)
     return forget
 
 
@@ -57,7 +63,8 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """Do `work` as long as the client waits for it. Raises ClientGone, with the work cancelled, when it does not."""
+    """Do `work` as long as the client waits for it. Raises ClientGone, with the work cancelled, when it does not. As the work runs in the
+    caller's own task, this may also interrupt it where it cleans up behind another cancellation."""
     task = asyncio.current_task()
     assert task is not None
     cancelled_before, left = task.cancelling(), False
@@ -69,10 +76,14 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
 
     forget = watch(request.scope, request.receive, leave)
     try:
-        return await work
-    except asyncio.CancelledError:
-        if left and task.uncancel() <= cancelled_before:
-            raise ClientGone from None
-        raise
+        result = await work
+    except (asyncio.CancelledError, Exception) as error:
+        if not left or (task.uncancel() > cancelled_before and isinstance(error, asyncio.CancelledError)):
+            raise  # others cancel it, too
+        raise ClientGone from None
     finally:
         forget()
+    if left:  # the work made something else of being cancelled
+        task.uncancel()
+        raise ClientGone
+    return result

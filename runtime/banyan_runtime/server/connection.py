@@ -253,6 +253,8 @@ class Connection(HttpToolsProtocol):
         self._pieces += 1
         self._progress += len(body)
         super().on_body(body)
+        if self._watchers and self.cycle is self._active:
+            self._pass_by(self.cycle)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -288,7 +290,7 @@ class Connection(HttpToolsProtocol):
             self._http.on_refused(HTTPStatus.SERVICE_UNAVAILABLE)
         if cycle.scope["http_version"] != "1.1":
             app = _without_chunks(cycle, app)
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, functools.partial(_answered, cycle, app))
 
     def _write_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
         """Write a part of a response's body, which is not empty, as `send` would; False where `send` would wait or drop it."""
@@ -301,12 +303,17 @@ class Connection(HttpToolsProtocol):
         """See transport.WATCH."""
         if cycle.disconnected or cycle.response_complete:
             return self.loop.call_soon(gone).cancel
-        self.flow.resume_reading()  # behind what is unread the client may have ended
+        self._pass_by(cycle)
         watcher = _Watcher(gone, half_closed)
         self._watchers.add(watcher)
         if self._probe_at is not None:
             self.loop.call_soon(self._tell_half_closed, watcher)
         return functools.partial(self._watchers.discard, watcher)
+
+    def _pass_by(self, cycle: RequestResponseCycle) -> None:
+        """What has come of a body is not read any more, and is not to keep the client's end from being seen behind it."""
+        cycle.body = bytearray()
+        self.flow.resume_reading()
 
     def _tell_half_closed(self, watcher: _Watcher) -> None:
         if watcher in self._watchers:
@@ -446,6 +453,15 @@ def _was_reset(transport: asyncio.Transport) -> bool:
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0] == _TCP_CLOSE
     except OSError:
         return False
+
+
+async def _answered(cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer, and let go of what holds the request and is held by it: garbage is looked for too rarely to hold a body in it."""
+    try:
+        await app(scope, receive, send)
+    finally:
+        scope["extensions"].clear()
+        cycle.body = bytearray()
 
 
 def _without_chunks(cycle: RequestResponseCycle, app: Any) -> ASGIApp:
