@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import gc
+import socket
+import struct
 import threading
 import time
 import weakref
@@ -262,6 +264,19 @@ def test_a_client_that_leaves_behind_a_body_that_nobody_reads_ends_the_work(url:
         client.send(head("GET", "/work", f"Content-Length: {size}") + bytes(size))
         assert site.working.wait(5)
     assert site.worked.wait(3)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_leaves_behind_a_large_request_that_waits_for_its_turn_ends_the_work(url: str, site: Site, reset: bool) -> None:
+    client = RawClient(url)
+    client.send(head("GET", "/work"))
+    assert site.working.wait(5)
+    client.send(head("POST", "/work", "Content-Length: 5000000") + bytes(100_000))  # more than is read, and less than the system takes
+    time.sleep(0.2)
+    if reset:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.socket.close()
+    assert site.worked.wait(4)
 
 
 def test_work_that_makes_something_else_of_being_cancelled_is_given_up_all_the_same() -> None:

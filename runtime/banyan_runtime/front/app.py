@@ -115,7 +115,10 @@ def _endpoint(context: Context, route: Route) -> Callable[[Request], Awaitable[R
             if (failure := grammar_failure(error)) is not None:
                 context.metrics.grammar_failed(failure)
             if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                log.error("request %s failed: %s %s", request.scope[_ID], request.method, request.scope["path"], exc_info=error)
+                # Of what failed in the engine it has told; a trace for each request that it took along would bury that.
+                trace = None if error.taken_on else error
+                words = request.scope[_ID], request.method, request.scope["path"], error.message
+                log.error("request %s failed: %s %s: %s", *words, exc_info=trace)
             return route.refuse(error, request.scope[_ID])
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED)  # for the log and the counters: nobody reads it

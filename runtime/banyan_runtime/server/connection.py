@@ -33,6 +33,7 @@ log = logging.getLogger("banyan.http")
 RESERVED_FILES: Final = 256  # descriptors that connections leave to probes, the engine's sockets and files
 SAME_MACHINE: Final = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # and no other of the loopback's: a mesh's proxy has one of them
 _TCP_CLOSE: Final = 7  # the state of a socket that was reset
+_TCP_CLOSE_WAIT: Final = 8  # of one whose other end has ended, maybe behind what is not read yet
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -177,11 +178,14 @@ class Connection(HttpToolsProtocol):
         if self._refusal is None:
             self.cycle.keep_alive = False
         self._refused = True
+        self._half_closed()
+        return True
+
+    def _half_closed(self) -> None:
         self._probe_at = time.monotonic() + self._limits.probe_s
         self._http.closed_half(self)
         for watcher in tuple(self._watchers):
             self._tell_half_closed(watcher)
-        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._http.half_closed.discard(self)
@@ -412,6 +416,12 @@ class Connection(HttpToolsProtocol):
             return
         if self.flow.read_paused:
             self._since, self._progress = now, 0  # it is we who keep the client waiting
+            state = _state(self.transport)
+            if state == _TCP_CLOSE:
+                self.transport.abort()
+                return
+            if state == _TCP_CLOSE_WAIT and self._active is not None and self._probe_at is None:
+                self._half_closed()  # behind what is not read yet, such as a large request that waits for this one's answer
         taken = now - self._since
         if self._refused:
             return
@@ -436,7 +446,7 @@ class Connection(HttpToolsProtocol):
         """
         if self.transport.is_closing():
             return
-        if _was_reset(self.transport):
+        if _state(self.transport) == _TCP_CLOSE:
             self.transport.abort()
             return
         cycle = self._active
@@ -447,12 +457,13 @@ class Connection(HttpToolsProtocol):
             self.transport.write(_CONTINUE)
 
 
-def _was_reset(transport: asyncio.Transport) -> bool:
+def _state(transport: asyncio.Transport) -> int:
+    """Of its socket, as the system knows it; 0 where it does not tell."""
     connection: socket.socket = transport.get_extra_info("socket")
     try:
-        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0] == _TCP_CLOSE
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0]
     except OSError:
-        return False
+        return 0
 
 
 async def _answered(cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
