@@ -279,6 +279,28 @@ def test_a_client_that_leaves_behind_a_large_request_that_waits_for_its_turn_end
     assert site.worked.wait(4)
 
 
+def test_who_watches_beyond_the_answer_costs_the_next_request_on_the_connection_nothing() -> None:
+    told: list[str] = []
+
+    class Lingering(Response):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            forget = transport.watch(scope, receive, lambda: told.append("gone"), lambda: told.append("half closed"))
+            await super().__call__(scope, receive, send)
+            await asyncio.sleep(0.5)
+            forget()
+
+    async def count(request: Request) -> Response:
+        return Lingering(str(len(await request.body())))
+
+    with serving(Starlette(routes=[Route("/count", count, methods=["POST"])])) as url, RawClient(url) as client:
+        for size in (10, 100_000, 20):
+            client.send(head("POST", "/count", f"Content-Length: {size}") + bytes(size))
+            assert client.until(b"\r\n\r\n" + str(size).encode())
+        client.end()
+        client.rest()
+    assert told == [], "it is not theirs any longer"
+
+
 def test_work_that_makes_something_else_of_being_cancelled_is_given_up_all_the_same() -> None:
     async def stubborn() -> str:
         with contextlib.suppress(asyncio.CancelledError):

@@ -331,6 +331,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._active = None
+        self._watchers.clear()  # who has not forgotten the client yet is not to take the next request for the last one
         if self._reading is Reading.NOTHING:
             self._since = time.monotonic()
         super().on_response_complete()
