@@ -4,7 +4,8 @@
 
 The front is the real one (application, counters, HTTP server with uvloop, link) in a process of its own; the engine at
 the other end of its wire is played by this process, and so are the clients, which read raw sockets. A step comes every few
-milliseconds, so that each is a wake-up and a write of its own, as with a real engine. What is counted is the CPU time of all
+milliseconds, so that each is a wake-up and a write of its own, as with a real engine; where writing takes more than half of the
+time, pieces carry several tokens, which is told. What is counted is the CPU time of all
 threads of the front, kernel included, between the first and the last step; the median of the rounds is told. `--compare TREE`
 takes turns with the front of another checkout (A B A B ...), given a file benchmarks/front.py that starts it.
 """
@@ -104,24 +105,36 @@ async def serve_front(address: str, folder: Path) -> None:
 
 
 class Reader:
-    """One client; counts the chunks of its stream. Nobody waits for its socket, so a write wakes nobody up: that would be
-    a cost of this benchmark (several microseconds on a virtual machine), not of the front."""
+    """One client; counts the events of its stream that carry something. Nobody waits for its socket, so a write wakes nobody up: that
+    would be a cost of this benchmark (several microseconds on a virtual machine), not of the front."""
 
     def __init__(self, port: int) -> None:
-        self.chunks = 0
+        self.events = 0
+        self.ended = False
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.sendall(HEAD.format(len(BODY)).encode() + BODY)
         self._socket.setblocking(False)
 
     def read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self.chunks += self._socket.recv(1 << 20).count(b"data: {")
+            data = self._socket.recv(1 << 20)
+            self.events += data.count(b"data: {")
+            self.ended = data.endswith(b"0\r\n\r\n")  # of the chunks
 
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of all threads of a process, user and kernel."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def settled(pid: int) -> float:
+    """The CPU time of a process when it has done what it had to do."""
+    before, now = -1.0, cpu_seconds(pid)
+    while now - before > 0.001:
+        time.sleep(0.1)
+        before, now = now, cpu_seconds(pid)
+    return now
 
 
 def measure(tree: Path, streams: int, tokens: int, interval_s: float) -> float:
@@ -144,18 +157,22 @@ def measure(tree: Path, streams: int, tokens: int, interval_s: float) -> float:
             started, due = 0.0, time.monotonic()
             for step in range(WARM_UP_STEPS + tokens):
                 if step == WARM_UP_STEPS:
-                    time.sleep(0.2)
-                    started, due = cpu_seconds(front.pid), time.monotonic()
+                    started, due = settled(front.pid), time.monotonic()
                 engine.send(wire.encode(wire.StepOutput(ids, wire.pack_ids([40 + step % 60] * streams))))
                 due += interval_s
                 time.sleep(max(0.0, due - time.monotonic()))
                 for reader in readers:
                     reader.read()
-            while sum(reader.chunks for reader in readers) < streams * (1 + WARM_UP_STEPS + tokens):
+            spent = settled(front.pid) - started
+            ends = [wire.Finish(one, wire.FinishCode.LENGTH, 0, 0.0, 0.0, 0) for one in ids]
+            engine.send(wire.encode(wire.StepOutput([], b"", ends)))
+            while not all(reader.ended for reader in readers):
                 time.sleep(0.05)
                 for reader in readers:
                     reader.read()
-            return (cpu_seconds(front.pid) - started) / (streams * tokens) * 1e6
+            pieces = sum(reader.events for reader in readers) / streams - 2  # those with the role, and the end
+            print(f"{(WARM_UP_STEPS + tokens) / pieces:.2f} tokens in a piece", file=sys.stderr)
+            return spent / (streams * tokens) * 1e6
         finally:
             front.kill()
             front.wait()
