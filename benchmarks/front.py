@@ -164,8 +164,7 @@ def measure(tree: Path, streams: int, tokens: int, interval_s: float) -> float:
                 for reader in readers:
                     reader.read()
             spent = settled(front.pid) - started
-            ends = [wire.Finish(one, wire.FinishCode.LENGTH, 0, 0.0, 0.0, 0) for one in ids]
-            engine.send(wire.encode(wire.StepOutput([], b"", ends)))
+            engine.send(wire.encode(wire.StepOutput([], b"", ends(ids))))
             while not all(reader.ended for reader in readers):
                 time.sleep(0.05)
                 for reader in readers:
@@ -185,6 +184,11 @@ def connected(address: str) -> Link:
             return Link.connect(address)
         except OSError:
             time.sleep(0.01)
+
+
+def ends(ids: list[int]) -> list[wire.Finish]:
+    """Those of requests that have all their tokens."""
+    return [wire.Finish(one, wire.FinishCode.LENGTH, 0, 0.0, 0.0, 0) for one in ids]
 
 
 def submitted(engine: Link) -> int:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 import uvloop
-from front import INFO, connected, write_model
+from front import INFO, connected, ends, write_model
 from load.client import Server
 from load.plan import Ask, Plan, Session
 from load.play import play
@@ -86,8 +86,8 @@ def engine_of(address: str, step_s: float) -> None:
         if left and now >= due:
             due = max(due + step_s, now)
             ids = list(left)
-            ends = [wire.Finish(one, wire.FinishCode.LENGTH, 0, 0.0, 0.0, 0) for one in ids if left[one] == 1]
-            engine.send(wire.encode(wire.StepOutput(ids, wire.pack_ids([40] * len(ids)), ends)))
+            over = ends([one for one in ids if left[one] == 1])
+            engine.send(wire.encode(wire.StepOutput(ids, wire.pack_ids([40] * len(ids)), over)))
             left = {one: count - 1 for one, count in left.items() if count > 1}
 
 

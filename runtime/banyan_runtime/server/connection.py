@@ -24,6 +24,7 @@ from banyan_runtime.front.event_stream import DIRECT_WRITE
 from banyan_runtime.front.routes import OPEN_PATHS
 from banyan_runtime.front.transport import WATCH
 from banyan_runtime.server.flow import Flow
+from banyan_runtime.server.watchers import Watchers
 
 if TYPE_CHECKING:
     from banyan_runtime.server.http import Http
@@ -75,14 +76,6 @@ class _Answering:
         self.close: Callable[[], None] = connection.close_answered
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Watcher:
-    """Who hears of the client's end."""
-
-    gone: Callable[[], None]
-    half_closed: Callable[[], None]
-
-
 class Connection(HttpToolsProtocol):
     """One connection. Besides uvicorn's own: it counts, it keeps time, and it refuses."""
 
@@ -103,7 +96,7 @@ class Connection(HttpToolsProtocol):
         self._refusal: ApiError | None = None  # to be told once the requests before have their answers
         self._close_at: float | None = None  # the last word is said
         self._probe_at: float | None = None  # the client has ended its side
-        self._watchers: set[_Watcher] = set()  # of the request that is answered
+        self._watchers = Watchers()
         self._asked_from_afar = False
         self._asked = False  # more than how we are
         self.only_probed = False  # it has asked that, and nothing else
@@ -184,8 +177,7 @@ class Connection(HttpToolsProtocol):
     def _half_closed(self) -> None:
         self._probe_at = time.monotonic() + self._limits.probe_s
         self._http.closed_half(self)
-        for watcher in tuple(self._watchers):
-            self._tell_half_closed(watcher)
+        self._watchers.half_closed()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._http.half_closed.discard(self)
@@ -193,7 +185,7 @@ class Connection(HttpToolsProtocol):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
-        self._tell_gone()
+        self._watchers.gone()
         self.pipeline.clear()
         self._unset_keepalive_if_required()
         if self._asked_from_afar:
@@ -308,30 +300,19 @@ class Connection(HttpToolsProtocol):
         if cycle.disconnected or cycle.response_complete:
             return self.loop.call_soon(gone).cancel
         self._pass_by(cycle)
-        watcher = _Watcher(gone, half_closed)
-        self._watchers.add(watcher)
+        forget, tell_half_closed = self._watchers.add(gone, half_closed)
         if self._probe_at is not None:
-            self.loop.call_soon(self._tell_half_closed, watcher)
-        return functools.partial(self._watchers.discard, watcher)
+            self.loop.call_soon(tell_half_closed)
+        return forget
 
     def _pass_by(self, cycle: RequestResponseCycle) -> None:
         """What has come of a body is not read any more, and is not to keep the client's end from being seen behind it."""
         cycle.body = bytearray()
         self.flow.resume_reading()
 
-    def _tell_half_closed(self, watcher: _Watcher) -> None:
-        if watcher in self._watchers:
-            watcher.half_closed()
-
-    def _tell_gone(self) -> None:
-        watchers = tuple(self._watchers)
-        self._watchers.clear()
-        for watcher in watchers:
-            watcher.gone()
-
     def on_response_complete(self) -> None:
         self._active = None
-        self._watchers.clear()  # who has not forgotten the client yet is not to take the next request for the last one
+        self._watchers.forget()
         if self._reading is Reading.NOTHING:
             self._since = time.monotonic()
         super().on_response_complete()
@@ -396,7 +377,7 @@ class Connection(HttpToolsProtocol):
         self._active.waiting_for_100_continue = False  # nothing can be written any more when it asks for its body
         self._active.message_event.set()
         self._active = None
-        self._tell_gone()
+        self._watchers.gone()
 
     # --- time ---
 
