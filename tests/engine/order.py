@@ -40,6 +40,7 @@ class Order:
         self._barred: tuple[int, int] | None = None  # who is online, next, and has room but for background; and for how many turns
         self._online_decodes = 0  # since background's last prefill
         self._online_prefill = False  # in this turn
+        self._stepped = False  # whether this turn had a step
         self.online_turns = 0  # turns in which somebody online was there; what background waits in them is no starving
         self.beside = 0  # rows of background in steps with online ones
         self.short = 0  # steps that were kept short
@@ -78,6 +79,7 @@ class Order:
         waits = [request for request in waits if request.id not in engine.scheduler.queue.held]
         assert engine.scheduler.queue.online == len(waits)
         online_rows = engine.scheduler.running.online
+        self._stepped = True
         self._online_prefill = self._online_prefill or (step.mode == "prefill" and not behind.any())
         if step.mode == "decode":
             self._online_decodes += online_rows > 0
@@ -112,8 +114,9 @@ class Order:
                 barred = request.id
         turns = 0
         if barred is not None and self._barred is not None and self._barred[0] == barred:
-            turns = 0 if self._online_prefill else self._barred[1] + 1  # others may have been released that came before it
-        self._online_prefill = False
+            # others may have been released that came before it; a turn that only saw that somebody ended is no waiting
+            turns = 0 if self._online_prefill else self._barred[1] + self._stepped
+        self._online_prefill = self._stepped = False
         self._barred = None if barred is None else (barred, turns)
         bound = limits.continuous_decodes + 2 * limits.overlap
         assert turns <= bound, f"{barred} is online, and background has what it needs"

@@ -211,7 +211,7 @@ def test_the_text_is_the_same_in_fewer_steps(page: int) -> None:
     plain = played({"page_size": page}, wishes)
     drafted = played({"page_size": page, "draft_tokens": MANY}, wishes)
     assert drafted.outputs == plain.outputs
-    assert decodes(drafted) < 0.8 * decodes(plain)
+    assert decodes(drafted) <= 0.8 * decodes(plain)
     assert drafted.engine._report.draft_tokens_accepted > 50
 
 

@@ -76,3 +76,15 @@ def test_decode_steps_may_run_in_a_row_before_prompts_are_looked_at(rules: str) 
             session.turn()
     kinds = "".join(phase[0] for phase, _, _ in session.runner.log)
     assert kinds.startswith("pdddddpdddddpdddddp")
+
+
+@pytest.mark.parametrize(("rules", "kinds"), [("fair", "pdpdpddddd"), ("sglang", "pppppddddd")])
+def test_arrivals_stop_running_requests_for_a_step_at_most(rules: str, kinds: str) -> None:
+    """Those who arrive meanwhile share the next step of prompts."""
+    session = Session(limits(scheduling_rules=rules))
+    for number in range(5):
+        session.submit([number, 1], 20)
+        session.turn()
+    for _ in range(5):
+        session.turn()
+    assert "".join(phase[0] for phase, _, _ in session.runner.log).startswith(kinds)

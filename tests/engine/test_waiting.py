@@ -219,6 +219,7 @@ def test_a_turn_looks_at_few_of_those_who_wait_whatever_their_priorities(policy:
         session.submit([1] * 5, 100)
         session.turn()
         session.submit([token % 50 for token in range(3000)], 2, priority=PRIORITY_AT_MOST)
+        session.turn()  # decodes
         session.turn()
         for number in range(waiting):
             session.submit([number % 50], 5, priority=number % 100)

@@ -9,8 +9,6 @@ from banyan_runtime.engine.queue import WaitingQueue
 from banyan_runtime.engine.request import Request
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW
 
-MAX_CONSECUTIVE_PREFILLS: Final = 4  # prefill steps that running requests wait for, at most, between two of their tokens
-
 
 class SchedulingRules(Protocol):
     """Where victims of retraction wait, what admission charges for output, how prefills and decodes alternate, and what a prompt in pieces
@@ -21,8 +19,9 @@ class SchedulingRules(Protocol):
     def charge(self, request: Request) -> int:
         """Output tokens that admission reckons `request` with."""
 
-    def prefills_in_a_row(self, chunk_pending: bool) -> int | None:
-        """Prefill steps that may follow one another while something decodes; None: without bound."""
+    @property
+    def decode_between_prefills(self) -> bool:
+        """Whether running requests get a token between two prefill steps."""
 
     def left_to_others(self, piece: int) -> int:
         """Tokens of a step that a piece of a longer prompt would fill, and that those behind it may have who need no more."""
@@ -30,8 +29,8 @@ class SchedulingRules(Protocol):
 
 class FairRules:
     """Victims go first and nobody overtakes them; a victim is charged what it may still generate. Running requests get
-    their turn between prefills, so neither a long prompt nor a stream of arrivals stops them; and short prompts do not wait until a long
-    one is computed."""
+    their turn after each prefill step, so neither a long prompt nor a stream of arrivals stops them: who arrives meanwhile waits a decode
+    step more, and shares the next prefill step with others. Short prompts do not wait until a long one is computed."""
 
     def put_back(self, queue: WaitingQueue, victims: Sequence[Request]) -> None:
         queue.put_first(victims)
@@ -39,8 +38,9 @@ class FairRules:
     def charge(self, request: Request) -> int:
         return min(request.remaining, CLIP_MAX_NEW)
 
-    def prefills_in_a_row(self, chunk_pending: bool) -> int | None:
-        return 1 if chunk_pending else MAX_CONSECUTIVE_PREFILLS
+    @property
+    def decode_between_prefills(self) -> bool:
+        return True
 
     def left_to_others(self, piece: int) -> int:
         return piece // 2
@@ -57,8 +57,9 @@ class SglangRules:
     def charge(self, request: Request) -> int:
         return min(request.max_new, CLIP_MAX_NEW)
 
-    def prefills_in_a_row(self, chunk_pending: bool) -> int | None:
-        return None
+    @property
+    def decode_between_prefills(self) -> bool:
+        return False
 
     def left_to_others(self, piece: int) -> int:
         return 0

@@ -48,8 +48,7 @@ class Scheduler:
         self.drafts = Drafts(limits.draft_tokens) if limits.draft_tokens else None
         self.rounds = Rounds() if limits.rounds else None
         self.failed: list[tuple[Request, str, str]] = []  # (request, code, message), for the loop to report
-        self._prefills_in_a_row = 0
-        self._decodes_in_a_row = 0
+        self._decodes_in_a_row = 0  # since the last prefill step
 
     def schedule(self, now: float) -> ScheduledBatch | None:
         """The next step, with its slots allocated; None when there is nothing to compute."""
@@ -129,16 +128,14 @@ class Scheduler:
         """Prefill first, unless running requests have waited long enough for their next token. Background waits for whoever is
         online."""
         if self.running.online if self.prefill.online else self.running.living:
-            bound = self._rules.prefills_in_a_row(self.prefill.chunked is not None)
-            overdue = bound is not None and self._prefills_in_a_row >= bound
-            if overdue or 0 < self._decodes_in_a_row < self._limits.continuous_decodes:
+            decodes = self._decodes_in_a_row
+            if decodes < self._limits.continuous_decodes if decodes else self._rules.decode_between_prefills:
                 return self._decode, self._prefill
         return self._prefill, self._decode
 
     def _prefill(self, now: float) -> ScheduledBatch | None:
         batch = self.prefill.form(now)
         if batch is not None:
-            self._prefills_in_a_row += 1
             self._decodes_in_a_row = 0
         return batch
 
@@ -165,7 +162,6 @@ class Scheduler:
         step = self._decode_step(requests, rows, short=beside is not None and not online)
         if not full:
             self.ratio.decay(step.rounds)
-        self._prefills_in_a_row = 0
         self._decodes_in_a_row += 1
         self.background.decoded(online=online)
         constrained = self._builder.constrained(requests, rows)
