@@ -1,16 +1,20 @@
-"""Triton's interpreter, made quick: it computes what it computes without this, and looks up only once what it patches.
+"""Triton's interpreter, made quick: it computes what it computes without this, and makes anew less of what is always the same.
 
 For each launch, and for each call from a kernel to another function, it looks through all of `triton.language` for what is to be replaced
 while kernels run, which takes as long as the kernels. What it finds is always the same, and within a launch it is replaced already.
+Each value gets objects of its own that say its shape, and each operation on integers is done again in 64 bits, by a dozen others, for a
+check whose answer nobody reads.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 Modules = frozenset[str]
@@ -63,6 +67,67 @@ class Patching:
         return self._modules[id(names)]
 
 
+class Shapes:
+    """In the place of how types of blocks and values are made: what a shape alone decides is made once for each."""
+
+    def __init__(self) -> None:
+        self._make_type = tl.core.block_type.__init__
+        self._of_types: dict[tuple[object, ...], tuple[Any, int]] = {}  # by shape: as it is told, and how many elements it has
+        self._of_values: dict[tuple[int, ...], tuple[Any, Any]] = {}  # by shape: the same as constants
+        self._names: dict[tuple[str, tuple[object, ...]], str] = {}
+
+    def type(self, made: Any, element_ty: Any, shape: Any) -> None:
+        """`block_type.__init__`."""
+        key = tuple([size.value if isinstance(size, tl.constexpr) else size for size in shape])
+        name = self._names.get((element_ty.name, key))
+        if name is None:
+            self._make_type(made, element_ty, shape)
+            self._of_types[key] = made.shape, made.numel
+            self._names[element_ty.name, key] = made.name
+            return
+        made.element_ty, made.name = element_ty, name
+        made.shape, made.numel = self._of_types[key]
+
+    def value(self, made: Any, handle: Any, type: Any) -> None:
+        """`tensor.__init__`."""
+        made.handle, made.type, made.dtype = handle, type, type.scalar
+        key = tuple(type.shape) if type.is_block() else ()
+        told = self._of_values.get(key)
+        if told is None:
+            told = self._of_values[key] = tl.core.tuple([tl.constexpr(size) for size in key]), tl.constexpr(math.prod(key))
+        made.shape, made.numel = told
+
+
+class Stored:
+    """In the place of `interpreter._get_np_dtype`."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        self._find = find
+        self._found: dict[str, Any] = {}  # by the name of an element's type
+
+    def __call__(self, type: Any) -> Any:
+        element = type.scalar
+        if element.name not in self._found:
+            self._found[element.name] = self._find(element)
+        return self._found[element.name]
+
+
+def unheard(check: Callable[..., None]) -> Callable[..., None]:
+    """`TritonSemantic.binary_op_sanitize_overflow_impl`, where it can tell somebody: without debugging it throws away what it finds."""
+
+    def checked(semantic: Any, *operation: Any) -> None:
+        if semantic.builder.options.debug:
+            check(semantic, *operation)
+
+    return checked
+
+
 def hasten() -> None:
-    if not isinstance(interpreter._patch_lang, Patching):
-        interpreter._patch_lang = Patching(interpreter._patch_lang)
+    if isinstance(interpreter._patch_lang, Patching):
+        return
+    interpreter._patch_lang = Patching(interpreter._patch_lang)
+    interpreter._get_np_dtype = Stored(interpreter._get_np_dtype)
+    shapes = Shapes()
+    tl.core.block_type.__init__ = lambda *args: shapes.type(*args)
+    tl.core.tensor.__init__ = lambda *args: shapes.value(*args)
+    TritonSemantic.binary_op_sanitize_overflow_impl = unheard(TritonSemantic.binary_op_sanitize_overflow_impl)
