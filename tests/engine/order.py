@@ -14,6 +14,7 @@ from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
 from banyan_runtime.engine.request import Request
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW
+from banyan_runtime.engine.rules import GATHERING_STEPS
 from banyan_runtime.step import Step
 
 LOOKED_AT_WITHIN: Final = 12  # turns: decode steps have theirs between prefills
@@ -118,7 +119,7 @@ class Order:
             turns = 0 if self._online_prefill else self._barred[1] + self._stepped
         self._online_prefill = self._stepped = False
         self._barred = None if barred is None else (barred, turns)
-        bound = limits.continuous_decodes + 2 * limits.overlap
+        bound = max(limits.continuous_decodes, GATHERING_STEPS) + 2 * limits.overlap
         assert turns <= bound, f"{barred} is online, and background has what it needs"
 
     @property

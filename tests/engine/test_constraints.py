@@ -212,7 +212,7 @@ def test_a_retracted_request_goes_on_in_its_grammar(overlap: bool) -> None:
     ids = []
     for number in range(12):
         ids.append(session.submit([number] * 5, 60, constraint=CONSTRAINT))
-        session.turn()
+        session.turn(0)
     session.drain()
     assert any(session.finishes[id].retractions for id in ids), "the pool was large enough"
     for id in ids:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.engine.drafts import FIRST_BUCKETS, MOST_BUCKETS, SIZES, WEIGHTS_WORTH, StepCost, Text, worth_computing
+from banyan_runtime.engine.drafts import FIRST_BUCKETS, MOST_BUCKETS, SIZES, Text, worth_computing
 from banyan_runtime.engine.limits import EngineLimits
+from banyan_runtime.engine.step_cost import WEIGHTS_WORTH, StepCost
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.step import MOST_GUESSES
 from banyan_runtime.wire import FinishCode, LogprobRequest

@@ -161,7 +161,7 @@ def test_a_retracted_request_continues_with_the_same_text(overlap: bool, page: i
     ids = []
     for number in range(12):
         ids.append(session.submit([number] * 5, 60))
-        session.turn()
+        session.turn(0)
     session.drain()
     assert any(session.finishes[id].retractions for id in ids)
     assert any(line.startswith("KV cache pool is full. Retract requests. #retracted_reqs: ") for line in session.lines)

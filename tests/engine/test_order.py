@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from banyan_runtime.engine.policy import OVERDUE_BATCHES
+from banyan_runtime.engine.rules import GATHERING_STEPS
+from banyan_runtime.step import Step
 from tests.engine.session import Session, limits
 
 
@@ -88,3 +93,49 @@ def test_arrivals_stop_running_requests_for_a_step_at_most(rules: str, kinds: st
     for _ in range(5):
         session.turn()
     assert "".join(phase[0] for phase, _, _ in session.runner.log).startswith(kinds)
+
+
+class Paid:
+    """A session whose steps take `fixed` seconds and `each` more a token; it knows what they cost."""
+
+    def __init__(self, fixed: float, each: float, **changes: Any) -> None:
+        self.session = Session(limits(**({"pool_tokens": 4000, "max_running": 64} | changes)))
+        self._fixed, self._each = fixed, each
+        self.session.runner.watch = self._takes
+        for length in (10, 200, 40, 100):
+            self.session.submit([length % 50] * length, 1)
+            self.session.drain()
+        self.session.runner.log.clear()
+
+    def _takes(self, step: Step) -> None:
+        self.session.now += self._fixed + self._each * len(step.token_ids)
+
+    def kinds(self, lengths: Sequence[int], turns: int) -> str:
+        """The steps of so many turns beside somebody who runs, in the first of which a prompt of each length comes, one in each."""
+        self.session.submit([1], 100)
+        self.session.turn(0)
+        for length in lengths:
+            self.session.submit([length % 50] * length, 50)
+            self.session.turn(0)
+        for _ in range(turns - len(lengths)):
+            self.session.turn(0)
+        return "".join(phase[0] for phase, _, _ in self.session.runner.log)[1:]
+
+
+def test_prompts_that_are_hardly_worth_a_step_wait_a_little_for_others() -> None:
+    assert Paid(0.01, 0.0001).kinds([20, 20, 20, 20, 20, 20], 12) == "d" * GATHERING_STEPS + "p" + "d" * GATHERING_STEPS + "p" + "dd"
+    assert Paid(0.01, 0.0001).kinds([250], 4) == "dpdd", "this one is worth one by itself"
+    assert Paid(0.01, 0.001).kinds([30, 30, 30], 5) == "dpdpd", "so are these where tokens cost more"
+    assert Paid(0.01, 0.0001, scheduling_rules="sglang").kinds([20, 20], 4) == "ppdd"
+
+
+def test_nobody_waits_for_others_where_nothing_runs_or_the_last_prompts_were_long_ago() -> None:
+    paid = Paid(0.01, 0.0001)
+    paid.session.submit([1] * 20, 30)
+    paid.session.turn(0)
+    assert paid.session.started[-1] == 5
+    for _ in range(GATHERING_STEPS):
+        paid.session.turn(0)
+    paid.session.submit([2] * 20, 30)
+    paid.session.turn(0)
+    assert paid.session.started[-1] == 6

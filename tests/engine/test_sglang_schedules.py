@@ -101,10 +101,11 @@ def check_end(replay: Replay) -> None:
 
 def test_b_with_victims_at_the_front_and_charged_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     class Charging(FairRules):
-        decode_between_prefills = False
-
         def charge(self, request: Request) -> int:
             return min(request.max_new, CLIP_MAX_NEW)
+
+        def decodes_between(self, worth: bool) -> int:
+            return 0
 
     monkeypatch.setitem(rules.RULES, "fair", Charging)
     replay = replay_b(sglang_limits(scheduling_rules="fair"))

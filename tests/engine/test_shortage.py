@@ -147,10 +147,10 @@ def test_a_second_shortage_within_a_minute_is_the_end_where_nothing_can_be_made_
     other = session.submit([9] * 10, 4)
     session.turn()
     third = session.submit(PROMPT)
-    session.turn()  # decodes
-    session.turn()
+    while not session.ended(third):
+        session.turn()
     assert {id: failure.code for id, failure in session.failures.items()} == dict.fromkeys((first, second, third), "out_of_memory")
-    assert len(session.outputs[other]) == 2, "what was computed is told"
+    assert session.outputs[other] == session.expected(other) != [], "what was computed is told"
     assert re.search(r"second step within 60 s, .*\(64 KiB\).*--chunked-prefill-size", str(session.engine.given_up))
     assert session.engine._report.out_of_memory_steps == len(met) == 3
 

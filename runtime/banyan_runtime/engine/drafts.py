@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from banyan_runtime.engine.memory.tables import Tables
+from banyan_runtime.engine.step_cost import StepCost
 from banyan_runtime.step import I32, MOST_GUESSES
 
 if TYPE_CHECKING:
@@ -34,10 +35,7 @@ MOST_BUCKETS: Final = 1 << 17  # of 4 bytes; beyond some 30,000 tokens the earli
 MOST_FILLED: Final = 0.75  # of the buckets, before there are more of them: what falls into one bucket hides what was there
 EXPECTED_WEIGHT: Final = 2.0  # guesses that what is expected counts for
 MEMORY: Final = 0.9  # of what earlier guesses count for, for each step with another: what a text does changes
-WEIGHTS_WORTH: Final = 16.0  # tokens that take as long as reading the weights, where nothing is known
 MARGIN: Final = 1.2  # by which a guess must be worth more than it costs
-STEPS_REMEMBERED: Final = 0.98  # of what earlier steps count for, with each other one
-COST_WEIGHT: Final = 1.0  # tokens², of the variance that what is expected of costs counts for
 
 _WORD: Final = (1 << 64) - 1
 _BASE: Final = 0x9E3779B97F4A7C15
@@ -180,36 +178,6 @@ class Drafts:
     def learn(self, tokens: int, seconds: float) -> None:
         """A decode step with so many tokens took so long."""
         self._cost.learn(tokens, seconds)
-
-
-class StepCost:
-    """What a decode step costs by the tokens computed in it: something for the weights, and as much more for each token."""
-
-    def __init__(self) -> None:
-        self._weight = 0.0
-        self._tokens = 0.0  # means over the steps
-        self._seconds = 0.0
-        self._variance = 0.0  # of tokens
-        self._covariance = 0.0  # of tokens and seconds
-
-    def learn(self, tokens: int, seconds: float) -> None:
-        self._weight = STEPS_REMEMBERED * self._weight + 1
-        share = 1 / self._weight
-        off, late = tokens - self._tokens, seconds - self._seconds
-        self._tokens += share * off
-        self._seconds += share * late
-        self._variance = (1 - share) * (self._variance + share * off * off)
-        self._covariance = (1 - share) * (self._covariance + share * off * late)
-
-    def weights_worth(self) -> float:
-        """Tokens that cost as much as a step costs beside its tokens, at least 0."""
-        if self._seconds <= 0:
-            return WEIGHTS_WORTH
-        expected = self._seconds / (WEIGHTS_WORTH + self._tokens)
-        each = (self._covariance + COST_WEIGHT * expected) / (self._variance + COST_WEIGHT)
-        if each <= 0:
-            return WEIGHTS_WORTH * WEIGHTS_WORTH
-        return max(self._seconds / each - self._tokens, 0.0)
 
 
 def worth_computing(trusts: Sequence[float], most: Sequence[int], weights_worth: float) -> list[int]:

@@ -22,6 +22,7 @@ from banyan_runtime.engine.retraction import CLIP_MAX_NEW, NewTokenRatio
 from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.engine.running import Running
 from banyan_runtime.engine.shortage import Shortage
+from banyan_runtime.engine.step_cost import StepCost
 
 HOLD_BACK_FROM: Final = 64
 """Uncached tokens that a request must share with one being computed right now to wait for it.
@@ -31,6 +32,8 @@ some 64 more prompt tokens beside others take longer than that. A prompt that is
 back at any length, because then nothing but its last token is left to compute.
 """
 HELD_BACK_AT_MOST: Final = 128  # in one turn, so that a long queue of equal prompts is not walked to its end
+
+WORTH: Final = 2  # so that a third of such a step, at most, is what others could have shared
 
 
 class Prefill:
@@ -63,6 +66,7 @@ class Prefill:
         self.chunked: Request | None = None  # the one whose prompt is computed over several steps
         self.chunk = Chunk(limits.chunk, limits.page_size, limits.prefill_step_s)
         self.shortage = Shortage(limits.page_size)
+        self._cost = StepCost()
         self.full = False  # admission stopped for tokens or rows, and nobody has left since
         self.batches = 0  # prefill steps so far
         self._last: list[Request] = []  # the last step's requests, if it was a prefill; they run from the next turn on
@@ -107,9 +111,18 @@ class Prefill:
         """Whether a prompt that is not background waits or is being computed."""
         return self.queue.online > 0 or (self.chunked is not None and not self.chunked.background)
 
+    @property
+    def worth_a_step(self) -> bool:
+        """Whether the tokens of the prompts that wait now cost WORTH times what a step costs beside them. What is cached of them counts as
+        well, for nobody has looked yet."""
+        if self.chunked is not None or self.queue.victims or not self._cost.known:
+            return True
+        return self.queue.uninvited(background=not self.online).tokens >= WORTH * self._cost.weights_worth()
+
     def learn(self, batch: ScheduledBatch, seconds: float) -> None:
         """A prefill step took so long."""
         tokens = len(batch.step.token_ids)
+        self._cost.learn(tokens, seconds)
         if batch.background:
             self._background.learn_prefill(tokens, seconds, batch.chunk)
         else:

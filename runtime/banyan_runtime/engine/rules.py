@@ -9,6 +9,8 @@ from banyan_runtime.engine.queue import WaitingQueue
 from banyan_runtime.engine.request import Request
 from banyan_runtime.engine.retraction import CLIP_MAX_NEW
 
+GATHERING_STEPS: Final = 4  # decode steps that prompts wait since the last prefill step, at most, for others to share the next one with
+
 
 class SchedulingRules(Protocol):
     """Where victims of retraction wait, what admission charges for output, how prefills and decodes alternate, and what a prompt in pieces
@@ -19,18 +21,18 @@ class SchedulingRules(Protocol):
     def charge(self, request: Request) -> int:
         """Output tokens that admission reckons `request` with."""
 
-    @property
-    def decode_between_prefills(self) -> bool:
-        """Whether running requests get a token between two prefill steps."""
+    def decodes_between(self, worth: bool) -> int:
+        """Decode steps between two prefill steps, at least, while something runs. `worth`: as `Prefill.worth_a_step`."""
 
     def left_to_others(self, piece: int) -> int:
         """Tokens of a step that a piece of a longer prompt would fill, and that those behind it may have who need no more."""
 
 
 class FairRules:
-    """Victims go first and nobody overtakes them; a victim is charged what it may still generate. Running requests get
-    their turn after each prefill step, so neither a long prompt nor a stream of arrivals stops them: who arrives meanwhile waits a decode
-    step more, and shares the next prefill step with others. Short prompts do not wait until a long one is computed."""
+    """Victims go first and nobody overtakes them; a victim is charged what it may still generate. Running requests get their turn after
+    each prefill step, so neither a long prompt nor a stream of arrivals stops them. Who arrives meanwhile shares the next prefill step, and
+    waits a little for others to share it with where so few tokens are hardly worth one. Short prompts do not wait until a long one is
+    computed."""
 
     def put_back(self, queue: WaitingQueue, victims: Sequence[Request]) -> None:
         queue.put_first(victims)
@@ -38,9 +40,8 @@ class FairRules:
     def charge(self, request: Request) -> int:
         return min(request.remaining, CLIP_MAX_NEW)
 
-    @property
-    def decode_between_prefills(self) -> bool:
-        return True
+    def decodes_between(self, worth: bool) -> int:
+        return 1 if worth else GATHERING_STEPS
 
     def left_to_others(self, piece: int) -> int:
         return piece // 2
@@ -57,9 +58,8 @@ class SglangRules:
     def charge(self, request: Request) -> int:
         return min(request.max_new, CLIP_MAX_NEW)
 
-    @property
-    def decode_between_prefills(self) -> bool:
-        return False
+    def decodes_between(self, worth: bool) -> int:
+        return 0
 
     def left_to_others(self, piece: int) -> int:
         return 0

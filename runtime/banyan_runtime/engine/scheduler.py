@@ -129,7 +129,7 @@ class Scheduler:
         online."""
         if self.running.online if self.prefill.online else self.running.living:
             decodes = self._decodes_in_a_row
-            if decodes < self._limits.continuous_decodes if decodes else self._rules.decode_between_prefills:
+            if decodes < self._rules.decodes_between(self.prefill.worth_a_step) or 0 < decodes < self._limits.continuous_decodes:
                 return self._decode, self._prefill
         return self._prefill, self._decode
 

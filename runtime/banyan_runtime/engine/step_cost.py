@@ -1,0 +1,45 @@
+"""What a step costs by the tokens computed in it: something for the weights and the launches, and as much more for each token.
+Learnt from the steps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WEIGHTS_WORTH: Final = 16.0  # tokens that take as long as reading the weights, where nothing is known
+STEPS_REMEMBERED: Final = 0.98  # of what earlier steps count for, with each other one
+COST_WEIGHT: Final = 1.0  # tokens², of the variance that what is expected of costs counts for
+
+
+class StepCost:
+    """Of steps of one kind."""
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._tokens = 0.0  # means over the steps
+        self._seconds = 0.0
+        self._variance = 0.0  # of tokens
+        self._covariance = 0.0  # of tokens and seconds
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        self._weight = STEPS_REMEMBERED * self._weight + 1
+        share = 1 / self._weight
+        off, late = tokens - self._tokens, seconds - self._seconds
+        self._tokens += share * off
+        self._seconds += share * late
+        self._variance = (1 - share) * (self._variance + share * off * off)
+        self._covariance = (1 - share) * (self._covariance + share * off * late)
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a step that took any time."""
+        return self._seconds > 0
+
+    def weights_worth(self) -> float:
+        """Tokens that cost as much as a step costs beside its tokens, at least 0."""
+        if not self.known:
+            return WEIGHTS_WORTH
+        expected = self._seconds / (WEIGHTS_WORTH + self._tokens)
+        each = (self._covariance + COST_WEIGHT * expected) / (self._variance + COST_WEIGHT)
+        if each <= 0:
+            return WEIGHTS_WORTH * WEIGHTS_WORTH
+        return max(self._seconds / each - self._tokens, 0.0)
