@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from banyan_runtime import nesting
 from banyan_runtime.batch import connection
 from banyan_runtime.batch.client import Answer, Client, NoAnswer, read_answer
 from banyan_runtime.batch.errors import InvalidSpec
@@ -394,6 +395,8 @@ def test_a_server_is_well_if_the_first_of_its_health_paths_says_so(answers: dict
         ),
         ({"prompt_tokens": 5, "total_tokens": 5}, Usage(5, 0, 0, 5, 0)),
         ({"prompt_tokens": "many"}, None),
+        ({"prompt_tokens": 10**400}, None),
+        ({"prompt_tokens": -1}, None),
         (None, None),
     ],
 )
@@ -401,6 +404,19 @@ def test_usage_is_read_in_every_endpoints_words(said: object, usage: Usage | Non
     got = read_answer(200, json.dumps({"id": "x", "usage": said}).encode(), "", None)
     assert isinstance(got, Answer)
     assert got.usage == usage
+
+
+@pytest.mark.parametrize("header", ["Mon, 1 Jan 99999999999999999999 00:00:00 GMT", "soon", ""])
+def test_a_time_to_come_again_that_makes_no_sense_is_none(header: str) -> None:
+    got = read_answer(429, b"{}", "", header)
+    assert isinstance(got, Answer)
+    assert got.retry_after_s is None
+
+
+def test_an_answer_that_is_nested_too_deeply_to_be_read_back_is_none() -> None:
+    fine, deep = (b'{"x":' + b"[" * count + b"]" * count + b"}" for count in (nesting.MOST - 1, nesting.MOST))
+    assert isinstance(read_answer(200, fine, "", None), Answer)
+    assert isinstance(read_answer(200, deep, "", None), NoAnswer)
 
 
 @pytest.mark.parametrize("key", ["two\r\nX-Header: lines", "schlüssel", "a\tb"])

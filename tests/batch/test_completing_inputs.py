@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,19 @@ def test_the_lines_of_subfolders_are_found_again_under_any_name(batch: Batch, se
     words = batch("--retry-failed", tmp_path / "first", "--output", tmp_path / "whole")
     assert (words["exit"], words["requestCounts"]) == (0, {"total": 3, "completed": 3, "failed": 0})
     assert _ids(tmp_path / "whole/output.jsonl") == ["a.jsonl", "p%41/b #1?.jsonl", "p%41/ünter/c.jsonl"]
+
+
+def test_a_copy_of_results_is_completed_as_they_are(batch: Batch, server: ScriptedServer, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(line("a", "hello") + "\n" + line("b", "status 400 b once"))
+    batch("--input", tmp_path / "in.jsonl", "--output", tmp_path / "first")
+    server.tries["status 400 b once"] += 1  # it passes from now on
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    words = batch("--retry-failed", tmp_path / "copy", "--output", tmp_path / "whole")
+    assert (words["exit"], words["requestCounts"]) == (0, {"total": 2, "completed": 2, "failed": 0})
+    output = tmp_path / "copy/output.jsonl"
+    output.write_bytes(output.read_bytes().replace(b"hello", b"hallo"))
+    words = batch("--retry-failed", tmp_path / "copy", "--output", tmp_path / "other")
+    assert (words["exit"], words["code"]) == (65, "InputChanged")
 
 
 def test_an_input_that_is_not_where_it_was_is_named_with_what_is_needed(batch: Batch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from banyan_runtime import nesting
 from banyan_runtime.batch.duplicates import IdCensus
 from banyan_runtime.batch.lines import Invalid, LineParser, LineSplitter, RawLine, Request, same_endpoint
 from tests.batch.conftest import line
@@ -117,3 +118,30 @@ def test_these_urls_mean_chat_completions(url: str) -> None:
 @pytest.mark.parametrize("url", ["/v1/completions", "/completions", "/v2/chat/completions", "", "http://[", "chat/completions"])
 def test_these_urls_do_not(url: str) -> None:
     assert not same_endpoint(url, "/v1/chat/completions")
+
+
+def _depth(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, dict | list) + max(map(_depth, inner), default=0)
+
+
+@given(json_values, st.integers(1, 6))
+def test_depth_is_counted_in_brackets_outside_of_strings(value: object, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nesting, "MOST", most)
+        assert nesting.too_deep(json.dumps([value, '[[[[[[[[{{{{ \\" ]}']).encode()) == (_depth([value]) > most)
+
+
+def test_a_line_that_is_nested_very_deeply_is_invalid_wherever_it_is_read() -> None:
+    def parsed(depth: int, frames: int) -> Request | Invalid:
+        if frames:
+            return parsed(depth, frames - 1)
+        inner = "[" * (depth - 2) + "]" * (depth - 2)
+        text = line("a", "hello").replace('"body": {', f'"body": {{"x": {inner}, ')
+        return PARSER.parse(RawLine(1, text.encode()))
+
+    for frames in (0, 200):
+        assert isinstance(parsed(nesting.MOST, frames), Request)
+        deep = parsed(nesting.MOST + 1, frames)
+        assert isinstance(deep, Invalid)
+        assert "nested more than 500 deep" in deep.message

@@ -168,8 +168,14 @@ def test_a_folder_of_plain_and_gzipped_files_is_read_in_name_order(run: Run, tmp
     (folder / "notes.txt").write_text("no requests")
     results = run([], "--input", str(folder))
     assert [entry["custom_id"] for entry in results.output] == ["a", "b", "c"]
-    (folder / "1.jsonl.gz").write_bytes(packed[:-10])
-    assert run([], "--input", str(folder), "--overwrite").words["code"] == "InputInvalid"
+    (folder / "1.jsonl.gz").write_bytes(packed + bytes(1000))
+    assert run([], "--input", str(folder), "--overwrite").exit_code == 0, "some pad what they write"
+    for damaged, said in ((packed[:-10], "cut"), (packed + b"no gzip", "pack it anew")):
+        (folder / "1.jsonl.gz").write_bytes(damaged)
+        refused = run([], "--input", str(folder), "--overwrite")
+        assert refused.words["code"] == "InputInvalid"
+        assert f"file://{folder}/1.jsonl.gz: " in refused.words["message"]
+        assert said in refused.words["message"]
 
 
 def test_a_model_name_and_a_key_are_sent_with_every_line(run: Run, server: ScriptedServer, tmp_path: Path) -> None:
@@ -207,6 +213,22 @@ def test_a_process_that_only_publishes_shows_the_counts_of_the_run(run: Run, tmp
         capfd.readouterr()
         assert run([], "--input", str(lines), "--run-id", "job", "--phase", phase).exit_code == 0
     assert "phase=done done=2/2 ok=2 err=0" in "".join(capfd.readouterr())
+
+
+def test_who_joins_a_run_with_another_endpoint_or_input_is_refused(run: Run, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(line(name, "hello") + "\n")
+    first = ["--input", str(tmp_path / "a.jsonl"), "--run-id", "job"]
+    assert run([], *first, "--phase", "plan").exit_code == 0
+    for option, given, begun in (
+        ("--endpoint", "/v1/embeddings", "/v1/chat/completions"),
+        ("--input", str(tmp_path / "b.jsonl"), "a.jsonl"),
+    ):
+        for phase in ("all", "work", "merge"):
+            refused = run([], *first, option, given, "--phase", phase)
+            assert (refused.exit_code, refused.words["code"]) == (64, "InvalidSpec")
+            assert all(part in refused.words["message"] for part in (option, given, begun, "--run-id"))
+    assert [entry["custom_id"] for entry in run([], *first).output] == ["a"]
 
 
 def test_a_model_that_is_not_served_ends_the_run(run: Run, server: ScriptedServer) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
-from banyan_runtime import wire
+from banyan_runtime import nesting, wire
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.native.schema import (
     TOKENIZE_UNSUPPORTED,
@@ -140,6 +140,17 @@ def test_without_a_tokenizer_only_ids_are_planned(tiny_chat: Path) -> None:
 def test_what_is_no_json_object_is_named_as_such(planner: Planner, body: bytes) -> None:
     with pytest.raises(ApiError, match="We could not parse the JSON body of your request"):
         planner.plan("chat", body, "request")
+
+
+def test_what_is_nested_very_deeply_is_refused_at_one_depth_whoever_reads_it(planner: Planner) -> None:
+    def asked(depth: int) -> bytes:
+        inner = b'{"a":' * (depth - 4) + b"1" + b"}" * (depth - 4)
+        return b'{"model":"tiny","input":"hi","tools":[{"type":"function","name":"f","parameters":{"properties":%s}}]}' % inner
+
+    planner.plan("responses", asked(nesting.MOST), "request")
+    for depth in (nesting.MOST + 1, 960, 5_000):
+        with pytest.raises(ApiError, match="nested more than 500 deep"):
+            planner.plan("responses", asked(depth), "request")
 
 
 @pytest.mark.parametrize("body", [b'{"stop":"\\ud800"}', b'{"stop":"\\uD83d x"}', b'{"a":["\\udc00"]}', b'{"\\ud800":1}'])

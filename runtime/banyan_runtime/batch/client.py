@@ -8,12 +8,12 @@ import random
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 import msgspec
 
-from banyan_runtime import __version__
+from banyan_runtime import __version__, nesting
 from banyan_runtime.batch.connection import Broken, ConnectFailed, Cut, Pool
 from banyan_runtime.batch.endpoints import Endpoints, Resolve
 from banyan_runtime.batch.errors import InvalidSpec
@@ -130,19 +130,22 @@ class _Head(msgspec.Struct):
     usage: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]  # as many as JSON can be sure of
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: _Tokens | None = None
+    reasoning_tokens: _Tokens | None = None
 
 
 class _Usage(msgspec.Struct):
     """Chat, completions and embeddings say prompt and completion, responses say input and output."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
+    total_tokens: _Tokens | None = None
+    input_tokens: _Tokens | None = None
+    output_tokens: _Tokens | None = None
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
@@ -160,6 +163,8 @@ def read_answer(status: int, body: bytes, request_id: str, retry_after: str | No
     try:
         body.decode()
         head = _head.decode(body)
+        if nesting.too_deep(body):  # as deep as it is, it could not be read back
+            raise RecursionError
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if 200 <= status < 300:
             return NoAnswer(Trouble.BROKEN, f"the server answered {status} with something that is not a JSON object")
@@ -180,7 +185,7 @@ def retry_after_s(header: str | None) -> float | None:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -213,7 +218,7 @@ def _read_usage(raw: msgspec.Raw | msgspec.UnsetType) -> Usage | None:
         return None
     try:
         said = _usage.decode(raw)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
     prompt, completion = said.prompt_tokens or said.input_tokens or 0, said.completion_tokens or said.output_tokens or 0
     read = said.prompt_tokens_details or said.input_tokens_details or _Details()

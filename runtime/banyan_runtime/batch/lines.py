@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from banyan_runtime import nesting
+
 MAX_LINE_BYTES: Final = 16 << 20
 PREFIX_BYTES: Final = 256  # of a prompt, by which lines are put beside each other
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -141,8 +143,12 @@ class LineParser:
         try:
             raw.data.decode()  # the parser skips over strings unchecked
             envelope = _envelope.decode(raw.data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except RecursionError:
+            return self._too_deep(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return Invalid(raw.number, None, "invalid_json_line", "This line is not parseable as valid JSON.")
+        if nesting.too_deep(raw.data):
+            return self._too_deep(raw)
         custom_id = _text(envelope.custom_id)
         head = self._head(envelope, custom_id)
         if isinstance(head, tuple):
@@ -150,6 +156,9 @@ class LineParser:
         assert custom_id is not None
         assert isinstance(envelope.body, msgspec.Raw)
         return Request(raw.number, custom_id, self._amended(envelope.body, head), _prefix(head), self.model or _text(head.model))
+
+    def _too_deep(self, raw: RawLine) -> Invalid:
+        return Invalid(raw.number, None, "invalid_json_line", f"This line is nested more than {nesting.MOST} deep.")
 
     def _head(self, envelope: _Envelope, custom_id: str | None) -> _Body | tuple[str, str, str | None]:
         """What matters of the body, or (code, message, param) of the first thing that is wrong with the line."""

@@ -43,7 +43,7 @@ def asked_model(request: bytes) -> str:
     """The model that a request names, '' if none."""
     try:
         return _asked.decode(request).model
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return ""
 
 

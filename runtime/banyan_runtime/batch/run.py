@@ -9,6 +9,7 @@ import datetime
 import functools
 import secrets
 from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
 from typing import Final, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from banyan_runtime.batch.errors import (
     InputChanged,
     InputInvalid,
     InputNotFound,
+    InvalidSpec,
     OutputExists,
     ResultsDamaged,
     Unfinished,
@@ -138,6 +140,7 @@ class Run:
             found = await self._do(protocol.read(keys.plan))
             if found is not None:
                 self._plan = Plan.decode(found.body, self._owner.run)
+                self._refuse_another(self._plan)
                 self._source = self._source_of(self._plan)
                 return self._plan
         try:
@@ -324,6 +327,17 @@ class Run:
     def _find_input(self) -> Source:
         assert self._order.input is not None
         return Source.find(self._order.input)
+
+    def _refuse_another(self, plan: Plan) -> None:
+        """Raise InvalidSpec if the run that is joined by its name is not of the endpoint and the input that were asked for."""
+        order, files = self._order, ", ".join(one.uri for one in plan.inputs[:3])
+        if order.run is None:
+            return
+        if plan.endpoint != order.endpoint:
+            raise InvalidSpec(f"--endpoint={order.endpoint}: run {plan.run} calls {plan.endpoint}; give the same, or another --run-id")
+        # by their names: workers may reach the same storage in different ways
+        if order.input is not None and not any(PurePosixPath(order.input.uri).name in one.uri.split("/") for one in plan.inputs):
+            raise InvalidSpec(f"--input={order.input.uri}: run {plan.run} is of {files}; give the same, or another --run-id")
 
     def _source_of(self, plan: Plan) -> Source:
         if self._order.input is not None:

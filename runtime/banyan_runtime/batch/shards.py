@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from banyan_runtime.batch import ordinals
-from banyan_runtime.batch.documents import Shard
+from banyan_runtime.batch.documents import Part, Shard
 from banyan_runtime.batch.protocol import Held
 from banyan_runtime.batch.recorder import Finished, Recorder
 from banyan_runtime.batch.records import Record
@@ -25,6 +25,7 @@ class ShardRun:
         self.tasks: set[asyncio.Task[None]] = set()
         self.recording: asyncio.Task[None] | None = None  # the one that writes parts and states
         self.loaded = False  # no line is left to start
+        self.gaps = False  # what became of some lines is not known, or could not be recorded: this owner does not end the shard
         self.lost = False
         self.ours_at = ours_at  # monotonic seconds: it was ours then, and is for a lease more, whoever looks
         self.confirmed = asyncio.Event()  # set when `ours_at` moves
@@ -35,7 +36,12 @@ class ShardRun:
 
     @property
     def ended(self) -> bool:
-        return self.loaded and not self.tasks and not self.pending
+        return self.loaded and not self.tasks and not self.pending and not self.gaps
+
+    def lacking(self, *parts: Part | None) -> int:
+        """Lines that are neither in what the shard's state names nor in `parts`."""
+        recorded = sum(part.completed + part.failed for part in (*self.held.state.parts, *parts) if part is not None)
+        return self.shard.lines - sum(1 for _ in ordinals.read(self.shard.kept)) - recorded
 
     def finish(self, ordinal: int, record: Record) -> None:
         assert ordinal not in self.done, ordinal

@@ -87,7 +87,7 @@ class Source:
         """All lines of object `number`. Offsets of a compressed one are those of what it unpacks to."""
         info = self._objects[number]
         blocks = self._blocks(info, 0, info.size)
-        return _split(LineSplitter(), _unzip(info.key, blocks) if is_packed(info.key) else blocks)
+        return _split(LineSplitter(), _unzip(self._location.store.uri(info.key), blocks) if is_packed(info.key) else blocks)
 
     def shard(self, shard: Shard) -> Iterator[RawLine]:
         """The lines of a shard."""
@@ -139,7 +139,7 @@ def _split(splitter: LineSplitter, blocks: Iterable[bytes]) -> Iterator[RawLine]
     yield from splitter.finish()
 
 
-def _unzip(key: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _unzip(uri: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Gzip, of one member or several, in bounded memory whatever it unpacks to."""
     unzip = zlib.decompressobj(wbits=31)
     try:
@@ -147,10 +147,13 @@ def _unzip(key: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
             data = block
             while data:
                 if unzip.eof:
+                    data = data.lstrip(b"\0")  # some pad what they write
+                    if not data:
+                        break
                     unzip = zlib.decompressobj(wbits=31)
                 yield unzip.decompress(data, BLOCK_BYTES)
                 data = unzip.unused_data if unzip.eof else unzip.unconsumed_tail
     except zlib.error as error:
-        raise InputInvalid(f"{key}: not valid gzip ({error})") from error
+        raise InputInvalid(f"{uri}: not valid gzip ({error}); pack it anew, or unpack it and give it a name without .gz") from error
     if not unzip.eof:
-        raise InputInvalid(f"{key}: the gzip data end too early; the file is cut")
+        raise InputInvalid(f"{uri}: the gzip data end too early; the file is cut")

@@ -213,7 +213,7 @@ class Worker:
         run.tasks.discard(task)
         self._slots.release()
         if task.cancelled() or self._failed.done():
-            run.loaded = False  # it may have no outcome, so this owner does not end the shard
+            run.gaps = True
         if not run.tasks:
             self._dirty.set()
 
@@ -349,9 +349,16 @@ class Worker:
 
     async def _record_shard(self, run: ShardRun) -> None:
         """Make what is finished durable when it is time to, and say in the shard's state what there is to say."""
+        try:
+            await self._record(run)
+        except BaseException:
+            run.gaps = True  # lines that it had in hand may be in no part, or in one that no state names
+            raise
+
+    async def _record(self, run: ShardRun) -> None:
         now = time.monotonic()
         leaves = self._last_pass and not run.ended
-        ends = run.loaded and not run.tasks
+        ends = run.loaded and not run.tasks and not run.gaps
         # a state that names many parts is long, and is written anew each time
         patience_s = max(self._pace.checkpoint_s, min(LONGEST_CHECKPOINT_S, 0.01 * len(run.held.state.parts)))
         due = run.recorder.journal or leaves or ends or run.unrecorded_bytes >= PART_BYTES or now - run.recorded_at >= patience_s
@@ -363,6 +370,8 @@ class Worker:
         nonce = identity.nonce()
         if ends and not run.pending:
             closed = await self._hands.do(run.recorder.close)
+            lacking = run.lacking(part, closed)
+            assert not lacking, f"shard {run.held.shard} would end without {lacking} of its lines"
             await self._write(run, protocol.finish(self._keys, run.held, nonce, add=part, closed=closed))
         elif leaves:
             closed = await self._hands.do(run.recorder.close)

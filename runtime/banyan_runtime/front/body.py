@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from banyan_runtime import nesting
 from banyan_runtime.front.errors import ClientGone, content_encoding, malformed_json, media_type, too_large, too_many_bodies
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
@@ -22,6 +23,7 @@ _BOM: Final = b"\xef\xbb\xbf"  # some programs put it before UTF-8
 _LOOKED_AT: Final = 1 << 20  # bytes of a body that cannot be decoded
 _ESCAPED: Final = re.compile(rb"\\u[dD]")
 _HALF: Final = "a string has half of a surrogate pair, such as \\ud83d alone, which is no character"
+_DEEP: Final = f"it is nested more than {nesting.MOST} deep"
 
 
 class BodyShare:
@@ -121,7 +123,9 @@ def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise malformed_json(_HALF if _has_half_a_character(body) else str(error)) from None
     except RecursionError:
-        raise malformed_json("it is nested too deeply") from None
+        raise malformed_json(_DEEP) from None
+    if nesting.too_deep(bytes(body)):
+        raise malformed_json(_DEEP)
     if not isinstance(value, dict):
         raise malformed_json("it must be an object")
     return value

@@ -95,6 +95,30 @@ def test_a_storage_that_stays_away_ends_the_run_with_what_is_recorded_kept(proxi
     assert bench.repeated <= 24
 
 
+@pytest.mark.parametrize("name", [b"/parts/", b"/shards/"], ids=["lines", "states"])
+def test_lines_that_could_not_be_recorded_when_all_were_answered_are_run_again(proxied: tuple[Bench, Proxy], name: bytes) -> None:
+    """The worker's last words reach the storage again: its shard has not ended all the same."""
+    bench, proxy = proxied
+    bench.give(40)
+    bench.server.delay_s = 0.05
+    child = bench.start("--storage-timeout", "2")
+    bench.eventually(lambda: bench.server.tries.total() > 20)
+    refused: list[float] = []
+
+    def refuses(head: bytes) -> bool:
+        if not _writes(name)(head):
+            return False
+        refused.append(time.monotonic())
+        return time.monotonic() - refused[0] < 2.5
+
+    proxy.faults = [Fault(refuses, "unavailable", times=10_000)]
+    assert child.wait() == 75, child.said
+    assert refused
+    proxy.faults = []
+    bench.run()
+    bench.check()
+
+
 @pytest.fixture(params=["ignored", "unknown"])
 def careless(request: pytest.FixtureRequest, server: ScriptedServer, tmp_path: Path) -> Iterator[Bench]:
     """A storage that ignores the conditions of writes, or does not know them. Its server checks no signatures: the proxy may drop them."""
