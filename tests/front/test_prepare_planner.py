@@ -144,13 +144,14 @@ def test_what_is_no_json_object_is_named_as_such(planner: Planner, body: bytes) 
 
 def test_what_is_nested_very_deeply_is_refused_at_one_depth_whoever_reads_it(planner: Planner) -> None:
     def asked(depth: int) -> bytes:
-        inner = b'{"a":' * (depth - 4) + b"1" + b"}" * (depth - 4)
-        return b'{"model":"tiny","input":"hi","tools":[{"type":"function","name":"f","parameters":{"properties":%s}}]}' % inner
+        inner = b'{"a":' * (depth - 5) + b"1" + b"}" * (depth - 5)
+        tool = b'{"type":"function","function":{"name":"f","parameters":{"properties":%s}}}' % inner
+        return b'{"messages":[{"role":"user","content":"hi"}],"tools":[%s]}' % tool
 
-    planner.plan("responses", asked(nesting.MOST), "request")
+    planner.plan("chat", asked(nesting.MOST), "request")
     for depth in (nesting.MOST + 1, 960, 5_000):
         with pytest.raises(ApiError, match="nested more than 500 deep"):
-            planner.plan("responses", asked(depth), "request")
+            planner.plan("chat", asked(depth), "request")
 
 
 @pytest.mark.parametrize("body", [b'{"stop":"\\ud800"}', b'{"stop":"\\uD83d x"}', b'{"a":["\\udc00"]}', b'{"\\ud800":1}'])
