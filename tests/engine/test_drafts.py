@@ -11,7 +11,7 @@ import pytest
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.engine.drafts import FIRST_BUCKETS, MOST_BUCKETS, SIZES, Text, worth_computing
 from banyan_runtime.engine.limits import EngineLimits
-from banyan_runtime.engine.step_cost import WEIGHTS_WORTH, StepCost
+from banyan_runtime.engine.step_cost import WEIGHTS_WORTH
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.step import MOST_GUESSES
 from banyan_runtime.wire import FinishCode, LogprobRequest
@@ -166,22 +166,6 @@ def test_the_choice_gives_the_most_tokens_for_the_time_but_for_the_margin() -> N
         best = max(gain((a, b)) for a in range(7) for b in range(7))
         assert best / 1.2 <= chosen <= best
         assert chosen >= gain((0, 0))
-
-
-@pytest.mark.parametrize(("weights", "each"), [(16.0, 1.0), (2.0, 1.0), (200.0, 1.0), (0.0, 3.0)])
-def test_the_cost_of_a_step_is_learnt(weights: float, each: float) -> None:
-    random, cost = np.random.default_rng(0), StepCost()
-    for tokens in random.integers(1, 24, 400).tolist():
-        cost.learn(tokens, (weights + each * tokens) * float(random.uniform(0.99, 1.01)) * 1e-3)
-    assert cost.weights_worth() == pytest.approx(weights / each, rel=0.3, abs=1.0)
-
-
-def test_where_all_steps_are_alike_what_is_expected_of_costs_stays() -> None:
-    cost = StepCost()
-    assert cost.weights_worth() == WEIGHTS_WORTH
-    for _ in range(1000):
-        cost.learn(5, 0.02)
-    assert cost.weights_worth() == pytest.approx(WEIGHTS_WORTH)
 
 
 # --- in the engine ---

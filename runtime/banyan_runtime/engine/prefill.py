@@ -33,6 +33,7 @@ back at any length, because then nothing but its last token is left to compute.
 """
 HELD_BACK_AT_MOST: Final = 128  # in one turn, so that a long queue of equal prompts is not walked to its end
 
+SPREAD: Final = 0.1  # prompts are often of much the same length
 WORTH: Final = 2  # so that a third of such a step, at most, is what others could have shared
 
 
@@ -66,7 +67,7 @@ class Prefill:
         self.chunked: Request | None = None  # the one whose prompt is computed over several steps
         self.chunk = Chunk(limits.chunk, limits.page_size, limits.prefill_step_s)
         self.shortage = Shortage(limits.page_size)
-        self._cost = StepCost()
+        self._cost = StepCost(SPREAD)
         self.full = False  # admission stopped for tokens or rows, and nobody has left since
         self.batches = 0  # prefill steps so far
         self._last: list[Request] = []  # the last step's requests, if it was a prefill; they run from the next turn on

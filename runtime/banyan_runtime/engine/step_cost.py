@@ -7,13 +7,15 @@ from typing import Final
 
 WEIGHTS_WORTH: Final = 16.0  # tokens that take as long as reading the weights, where nothing is known
 STEPS_REMEMBERED: Final = 0.98  # of what earlier steps count for, with each other one
-COST_WEIGHT: Final = 1.0  # tokens², of the variance that what is expected of costs counts for
+COST_WEIGHT: Final = 1.0  # tokens², of the variance that what is expected of costs counts for, at least
 
 
 class StepCost:
-    """Of steps of one kind."""
+    """Of steps of one kind. `spread`: how far steps must differ in their tokens, as a part of the mean, for what they say of tokens to
+    count as much as what is expected of them. Steps of nearly the same size tell nothing but how much times differ."""
 
-    def __init__(self) -> None:
+    def __init__(self, spread: float = 0.0) -> None:
+        self._spread = spread
         self._weight = 0.0
         self._tokens = 0.0  # means over the steps
         self._seconds = 0.0
@@ -39,7 +41,8 @@ class StepCost:
         if not self.known:
             return WEIGHTS_WORTH
         expected = self._seconds / (WEIGHTS_WORTH + self._tokens)
-        each = (self._covariance + COST_WEIGHT * expected) / (self._variance + COST_WEIGHT)
+        weight = COST_WEIGHT + (self._spread * self._tokens) ** 2
+        each = (self._covariance + weight * expected) / (self._variance + weight)
         if each <= 0:
             return WEIGHTS_WORTH * WEIGHTS_WORTH
         return max(self._seconds / each - self._tokens, 0.0)
