@@ -278,7 +278,7 @@ class ServerConfig:
         False, help="Do not schedule a step while another runs (never done on the CPU).", group="schedule"
     )
     num_continuous_decode_steps: int = option(
-        1, check=at_least(1), help="Decode steps before waiting prompts are looked at.", group="schedule"
+        1, check=at_least(1), help="Decode steps before waiting prompts are looked at, at least.", group="schedule"
     )
     speculative_algorithm: str | None = option(
         None,

@@ -216,19 +216,40 @@ def test_a_process_that_only_publishes_shows_the_counts_of_the_run(run: Run, tmp
 
 
 def test_who_joins_a_run_with_another_endpoint_or_input_is_refused(run: Run, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text(line(name, "hello") + "\n")
-    first = ["--input", str(tmp_path / "a.jsonl"), "--run-id", "job"]
-    assert run([], *first, "--phase", "plan").exit_code == 0
-    for option, given, begun in (
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "in.jsonl").write_text(line(folder, "hello") + "\n")
+    (tmp_path / "other.jsonl").write_text(line("c", "hello") + "\n")
+    first = ["--input", str(tmp_path / "one/in.jsonl"), "--run-id", "job"]
+    planned = run([], *first, "--phase", "plan")
+    assert planned.exit_code == 0
+    owner = planned.folder / ".banyan/owner.json"
+    before = owner.read_bytes()
+    others = (
         ("--endpoint", "/v1/embeddings", "/v1/chat/completions"),
-        ("--input", str(tmp_path / "b.jsonl"), "a.jsonl"),
-    ):
+        ("--input", str(tmp_path / "two/in.jsonl"), "one/in.jsonl"),
+        ("--input", str(tmp_path / "two"), "one/in.jsonl"),
+        ("--input", str(tmp_path / "other.jsonl"), "one/in.jsonl"),
+    )
+    for option, given, begun in others:
         for phase in ("all", "work", "merge"):
             refused = run([], *first, option, given, "--phase", phase)
             assert (refused.exit_code, refused.words["code"]) == (64, "InvalidSpec")
             assert all(part in refused.words["message"] for part in (option, given, begun, "--run-id"))
-    assert [entry["custom_id"] for entry in run([], *first).output] == ["a"]
+            assert owner.read_bytes() == before, "it is whose it was"
+    assert [entry["custom_id"] for entry in run([], *first).output] == ["one"]
+    refused = run([], *first, "--endpoint", "/v1/embeddings")
+    assert (refused.exit_code, refused.words["code"]) == (64, "InvalidSpec")
+    assert "has published" in refused.words["message"]
+
+
+@pytest.mark.parametrize("inputs", ["in.jsonl", ""])
+def test_a_run_is_joined_by_another_way_to_the_same_input(run: Run, tmp_path: Path, inputs: str) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/in.jsonl").write_text(line("a", "hello") + "\n")
+    (tmp_path / "there").symlink_to(tmp_path / "here")
+    assert run([], "--input", f"{tmp_path}/here/{inputs}", "--run-id", "job", "--phase", "plan").exit_code == 0
+    assert [entry["custom_id"] for entry in run([], "--input", f"{tmp_path}/there/{inputs}", "--run-id", "job").output] == ["a"]
 
 
 def test_a_model_that_is_not_served_ends_the_run(run: Run, server: ScriptedServer) -> None:

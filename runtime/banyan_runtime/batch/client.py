@@ -163,13 +163,13 @@ def read_answer(status: int, body: bytes, request_id: str, retry_after: str | No
     try:
         body.decode()
         head = _head.decode(body)
-        if nesting.too_deep(body):  # as deep as it is, it could not be read back
-            raise RecursionError
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if 200 <= status < 300:
             return NoAnswer(Trouble.BROKEN, f"the server answered {status} with something that is not a JSON object")
         said = {"message": body[:1000].decode(errors="replace"), "type": "server_error", "param": None, "code": None}
         return Answer(status, msgspec.json.encode({"error": said}), request_id, None, wait_s)
+    if nesting.too_deep(body):
+        return NoAnswer(Trouble.BROKEN, f"the server answered {status} with JSON that is nested more than {nesting.MOST} deep")
     if b"\n" in body or b"\r" in body:
         body = msgspec.json.format(body, indent=-1)
     return Answer(status, body, request_id or _id(head.id), _read_usage(head.usage), wait_s)

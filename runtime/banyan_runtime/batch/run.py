@@ -8,14 +8,13 @@ import dataclasses
 import datetime
 import functools
 import secrets
-from collections.abc import Callable, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
 from banyan_runtime.batch import entries, identity, protocol
-from banyan_runtime.batch.documents import FOLDER, OWNER, Keys, Outcome, Owner, Plan, Reason, State, Stop
+from banyan_runtime.batch.documents import FOLDER, OWNER, InputObject, Keys, Outcome, Owner, Plan, Reason, State, Stop
 from banyan_runtime.batch.earlier import Earlier
 from banyan_runtime.batch.errors import (
     ConditionalWritesUnsupported,
@@ -126,6 +125,11 @@ class Run:
                         self._say(f"going on with run {got.owner.run}, begun {got.owner.started_at}")
                     return None
                 if isinstance(got, Published):
+                    if order.run is not None and got.manifest.endpoint != order.endpoint:
+                        raise InvalidSpec(
+                            f"--endpoint={order.endpoint}: run {order.run} has called {got.manifest.endpoint}, and has published its "
+                            "results; give the same, or another --run-id"
+                        )
                     owner = await self._published(got.manifest.run)
                     if order.run is None and owner is not None and await self._differs(got.manifest.input):
                         continue  # it is finished now, and what is asked for is something else
@@ -140,7 +144,7 @@ class Run:
             found = await self._do(protocol.read(keys.plan))
             if found is not None:
                 self._plan = Plan.decode(found.body, self._owner.run)
-                self._refuse_another(self._plan)
+                await self._refuse_another(self._plan)
                 self._source = self._source_of(self._plan)
                 return self._plan
         try:
@@ -151,6 +155,7 @@ class Run:
             raise
         with store_errors(reading=False):
             self._plan = await self._do(protocol.settle_plan(keys, plan))
+            await self._refuse_another(self._plan)  # another may have been first
         self._source = self._source_of(self._plan)
         return self._plan
 
@@ -328,16 +333,30 @@ class Run:
         assert self._order.input is not None
         return Source.find(self._order.input)
 
-    def _refuse_another(self, plan: Plan) -> None:
+    async def _refuse_another(self, plan: Plan) -> None:
         """Raise InvalidSpec if the run that is joined by its name is not of the endpoint and the input that were asked for."""
-        order, files = self._order, ", ".join(one.uri for one in plan.inputs[:3])
+        order, same = self._order, "give the same, or another --run-id"
         if order.run is None:
             return
-        if plan.endpoint != order.endpoint:
-            raise InvalidSpec(f"--endpoint={order.endpoint}: run {plan.run} calls {plan.endpoint}; give the same, or another --run-id")
-        # by their names: workers may reach the same storage in different ways
-        if order.input is not None and not any(PurePosixPath(order.input.uri).name in one.uri.split("/") for one in plan.inputs):
-            raise InvalidSpec(f"--input={order.input.uri}: run {plan.run} is of {files}; give the same, or another --run-id")
+        with self._refused():
+            if plan.endpoint != order.endpoint:
+                raise InvalidSpec(f"--endpoint={order.endpoint}: run {plan.run} calls {plan.endpoint}; {same}")
+            if (plan.completes is None) != (order.completes is None):
+                begun = "--input" if plan.completes is None else "--retry-failed"
+                raise InvalidSpec(f"--run-id={plan.run}: that run was begun with {begun}; {same}")
+            given = order.input
+            if given is not None and not await self._hands.do(lambda: any(_is_of(given, one) for one in plan.inputs)):
+                files = ", ".join(one.uri for one in plan.inputs[:3])
+                raise InvalidSpec(f"--input={given.uri}: run {plan.run} is of {files}; {same}")
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Where it raises, the output is others' and stays so."""
+        try:
+            yield
+        except InvalidSpec:
+            self._owner = None
+            raise
 
     def _source_of(self, plan: Plan) -> Source:
         if self._order.input is not None:
@@ -412,6 +431,15 @@ class Run:
 
     async def _do(self, steps: Steps[T]) -> T:
         return await self._hands.do(lambda: self._executor.run(steps))
+
+
+def _is_of(given: Location, one: InputObject) -> bool:
+    """Whether `one`, of a plan, belongs to the input `given`, which may lead to the same storage by another way."""
+    if one.uri == given.uri or one.uri.startswith(given.uri.rstrip("/") + "/"):
+        return True
+    if given.key and one.key != given.key and not one.key.startswith(given.key.rstrip("/") + "/"):
+        return False
+    return _tag_of(Location(given.store, one.key)) == one.tag
 
 
 def _tag_of(where: Location) -> str | None:

@@ -114,11 +114,14 @@ class Prefill:
 
     @property
     def worth_a_step(self) -> bool:
-        """Whether the tokens of the prompts that wait now cost WORTH times what a step costs beside them. What is cached of them counts as
-        well, for nobody has looked yet."""
+        """Whether the tokens of the prompts that wait now, as far as there are rows for them, cost WORTH times what a step costs beside
+        them, or fill one. What is cached of them counts as well, for nobody has looked yet, and so do those that are held."""
         if self.chunked is not None or self.queue.victims or not self._cost.known:
             return True
-        return self.queue.uninvited(background=not self.online).tokens >= WORTH * self._cost.weights_worth()
+        waiting = self.queue.uninvited(background=not self.online)
+        part = min(1.0, self._memory.tables.free_rows / max(1, waiting.requests))
+        most = self.chunk.size or self._limits.max_prefill_tokens
+        return waiting.tokens * part >= min(WORTH * self._cost.weights_worth(), most)
 
     def learn(self, batch: ScheduledBatch, seconds: float) -> None:
         """A prefill step took so long."""

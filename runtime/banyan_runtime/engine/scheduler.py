@@ -125,8 +125,8 @@ class Scheduler:
         return int(np.count_nonzero(tables.live & (tables.level < 0)))
 
     def _order(self) -> tuple[Callable[[float], ScheduledBatch | None], ...]:
-        """Prefill first, unless running requests have waited long enough for their next token. Background waits for whoever is
-        online."""
+        """Prefill first, unless running requests have waited long enough for their next token, or prompts wait for others to share a step
+        with. Background waits for whoever is online."""
         if self.running.online if self.prefill.online else self.running.living:
             decodes = self._decodes_in_a_row
             if decodes < self._rules.decodes_between(self.prefill.worth_a_step) or 0 < decodes < self._limits.continuous_decodes:

@@ -8,6 +8,7 @@ from typing import Final
 WEIGHTS_WORTH: Final = 16.0  # tokens that take as long as reading the weights, where nothing is known
 STEPS_REMEMBERED: Final = 0.98  # of what earlier steps count for, with each other one
 COST_WEIGHT: Final = 1.0  # tokens², of the variance that what is expected of costs counts for, at least
+MOST_TIMES: Final = 8  # the mean, that a step counts as
 
 
 class StepCost:
@@ -25,6 +26,8 @@ class StepCost:
     def learn(self, tokens: int, seconds: float) -> None:
         self._weight = STEPS_REMEMBERED * self._weight + 1
         share = 1 / self._weight
+        if self.known:
+            seconds = min(seconds, MOST_TIMES * self._seconds)  # a process that stood still says nothing of its steps
         off, late = tokens - self._tokens, seconds - self._seconds
         self._tokens += share * off
         self._seconds += share * late

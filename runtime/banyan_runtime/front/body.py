@@ -124,7 +124,7 @@ def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
         raise malformed_json(_HALF if _has_half_a_character(body) else str(error)) from None
     except RecursionError:
         raise malformed_json(_DEEP) from None
-    if nesting.too_deep(bytes(body)):
+    if nesting.too_deep(bytes(body) if isinstance(body, memoryview) else body):
         raise malformed_json(_DEEP)
     if not isinstance(value, dict):
         raise malformed_json("it must be an object")
