@@ -252,6 +252,14 @@ def test_a_run_is_joined_by_another_way_to_the_same_input(run: Run, tmp_path: Pa
     assert [entry["custom_id"] for entry in run([], "--input", f"{tmp_path}/there/{inputs}", "--run-id", "job").output] == ["a"]
 
 
+def test_a_file_of_a_folder_is_not_the_folder(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"in/{name}.jsonl").write_text(line(name, "hello") + "\n")
+    assert run([], "--input", f"{tmp_path}/in/", "--run-id", "job", "--phase", "plan").exit_code == 0
+    assert run([], "--input", f"{tmp_path}/in/a.jsonl", "--run-id", "job").words["code"] == "InvalidSpec"
+
+
 def test_a_model_that_is_not_served_ends_the_run(run: Run, server: ScriptedServer) -> None:
     results = run([line("a", "hello"), line("b", "hello")], "--model", "absent")
     assert (results.exit_code, results.words["code"]) == (64, "ModelNotFound")

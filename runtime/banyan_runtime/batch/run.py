@@ -345,7 +345,7 @@ class Run:
                 begun = "--input" if plan.completes is None else "--retry-failed"
                 raise InvalidSpec(f"--run-id={plan.run}: that run was begun with {begun}; {same}")
             given = order.input
-            if given is not None and not await self._hands.do(lambda: any(_is_of(given, one) for one in plan.inputs)):
+            if given is not None and not await self._hands.do(lambda: all(_is_of(given, one) for one in plan.inputs)):
                 files = ", ".join(one.uri for one in plan.inputs[:3])
                 raise InvalidSpec(f"--input={given.uri}: run {plan.run} is of {files}; {same}")
 
