@@ -15,6 +15,7 @@ from banyan_runtime.batch.records import Record
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.open import Location
 from banyan_runtime.storage.patience import Patience
+from banyan_runtime.storage.store import StoreError
 
 Finished = tuple[int, Record]  # ordinal within the shard
 
@@ -40,7 +41,8 @@ def works_on(location: Location) -> bool:
 
 
 class Journal:
-    """Appends to one file. A write that failed half-way, on a full disk, is taken back, so it can be tried again."""
+    """Appends to one file. What a write that failed has left behind, on a full disk, is written over by the same bytes when it is tried
+    again, and never cut off: somebody else may have counted its whole records by then, and taken the shard over."""
 
     journal = True
 
@@ -53,17 +55,20 @@ class Journal:
         self._key = part.key
         self._path = where.store.path(where.key)
         self._tally = Tally()
+        self._owed: list[Finished] = []  # what was to be written and could not: it comes first, where it may lie already
         self._file: int | None = None
 
     def record(self, lines: Sequence[Finished], key: str) -> Part | None:
+        self._owed += lines
         data, sizes = bytearray(), []
-        for ordinal, record in lines:
+        for ordinal, record in self._owed:
             encoded = entries.encode(ordinal, record)
             sizes.append(len(encoded))
             data += encoded
         self._patience.retry(self._store.where, lambda _: self._append(data))
-        for (ordinal, record), size in zip(lines, sizes, strict=True):
+        for (ordinal, record), size in zip(self._owed, sizes, strict=True):
             self._tally.add(ordinal, record.kind, record.usage, size)
+        self._owed = []
         return None
 
     def opened(self) -> Part | None:
@@ -76,24 +81,23 @@ class Journal:
         return self._tally.part(self._key, ordered=False)
 
     def _append(self, data: bytearray) -> None:
-        with self._store.errors(self._object):
-            file = self._open()
-            try:
-                _write_all(file, data)
+        try:
+            with self._store.errors(self._object):
+                file = self._open()
+                _write_all(file, data, self._tally.bytes)
                 os.fdatasync(file)
-            except OSError:
-                # after a failed sync the file's pages may be lost silently: what follows goes through a descriptor that is new
+        except StoreError:
+            # after a failed sync the file's pages may be lost silently: what follows goes through a descriptor that is new
+            if self._file is not None:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(file, self._tally.bytes)
-                os.close(file)
+                    os.close(self._file)
                 self._file = None
-                raise
+            raise
 
     def _open(self) -> int:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            os.ftruncate(self._file, self._tally.bytes)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             _sync(self._path.parent)
         return self._file
 
@@ -123,10 +127,11 @@ class Parts:
         return None
 
 
-def _write_all(file: int, data: bytearray) -> None:
+def _write_all(file: int, data: bytearray, at: int) -> None:
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(file, rest) :]
+        written = os.pwrite(file, rest, at)
+        rest, at = rest[written:], at + written
 
 
 def _sync(folder: Path) -> None:

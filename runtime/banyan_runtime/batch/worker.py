@@ -322,7 +322,8 @@ class Worker:
                     self._begin_recording(run)
                 if time.monotonic() - self._shown_at >= SHOW_S:
                     self._show()
-                await self._stop_at_too_many_errors()
+                if not self._failed.done():
+                    await self._stop_at_too_many_errors()
                 await asyncio.sleep(0 if self._last_pass else COMMIT_S)
             under_way = [run.recording for run in self._runs.values() if run.recording is not None]
             await asyncio.gather(*under_way, return_exceptions=True)
@@ -384,9 +385,12 @@ class Worker:
         under_way = run.unrecorded_bytes
         key = self._keys.part(run.held.shard, run.held.state.epoch, run.held.state.seq, identity.nonce())
         recording = asyncio.ensure_future(self._hands.do(functools.partial(run.recorder.record, lines, key)))
-        while not run.lost and not (await asyncio.wait([recording], timeout=self._pace.lease_s / 3))[0]:
-            # the storage is slow: whoever looks shall see that the owner lives
-            await self._write(run, protocol.record(self._keys, run.held, identity.nonce()))
+        try:
+            while not run.lost and not (await asyncio.wait([recording], timeout=self._pace.lease_s / 3))[0]:
+                # the storage is slow: whoever looks shall see that the owner lives
+                await self._write(run, protocol.record(self._keys, run.held, identity.nonce()))
+        finally:
+            await asyncio.wait([recording])  # whatever becomes of the state: the last pass uses the same recorder
         part = await recording
         run.unrecorded_bytes -= 0 if run.lost else under_way
         self._relieve()
@@ -395,8 +399,11 @@ class Worker:
 
     async def _stop_at_too_many_errors(self) -> None:
         if self._plan.too_many(self._progress.failed) and self.stopped is None:
-            self.stopped = await self._do(protocol.stop_run(self._keys, Stop("too-many-errors", identity.nonce())))
-            self.quit()
+            try:
+                self.stopped = await self._do(protocol.stop_run(self._keys, Stop("too-many-errors", identity.nonce())))
+                self.quit()
+            except Exception as error:  # what is finished is recorded all the same
+                self._fail(error)
 
     # --- others ---
 

@@ -120,11 +120,11 @@ class _Killer:
         self._wrap(recorder.Journal, "_append", lambda self, data: "journal")
         whole = recorder._write_all
 
-        def write_all(file: int, data: bytes) -> None:
+        def write_all(file: int, data: bytes, at: int) -> None:
             if self._fault.when == "half" and self._count == self._fault.nth:
-                os.write(file, data[: len(data) // 2])
+                os.pwrite(file, data[: len(data) // 2], at)
                 _die()
-            whole(file, data)
+            whole(file, data, at)
 
         recorder._write_all = write_all
 
