@@ -41,8 +41,8 @@ class Earlier:
             found = where.store.head(where.key)
             if found.tag != said.etag and found.size == said.bytes:
                 digest = hashlib.sha256()
-                for at in range(0, found.size, BLOCK_BYTES):
-                    digest.update(where.store.get(where.key, start=at, end=at + BLOCK_BYTES, if_match=found.tag))
+                for block in self._read(found.size, found.tag):
+                    digest.update(block)
                 return found.tag if digest.hexdigest() == said.sha256 else said.etag
         return said.etag
 
@@ -74,8 +74,13 @@ class Earlier:
         return InputObject(where.key, where.uri, info.tag, info.size)
 
     def _blocks(self) -> Iterator[bytes]:
-        for at in range(0, self._output.bytes, BLOCK_BYTES):
-            try:
-                yield self._place.store.get(self._output.key, start=at, end=at + BLOCK_BYTES, if_match=self._output.tag)
-            except Precondition as error:
-                raise InputChanged(f"{error}; it is not what the manifest beside it says") from error
+        try:
+            yield from self._read(self._output.bytes, self._output.tag)
+        except Precondition as error:
+            raise InputChanged(f"{error}; it is not what the manifest beside it says") from error
+
+    def _read(self, size: int, tag: str) -> Iterator[bytes]:
+        """Its output, at that version."""
+        where = self._place.child(OUTPUT)
+        for at in range(0, size, BLOCK_BYTES):
+            yield where.store.get(where.key, start=at, end=at + BLOCK_BYTES, if_match=tag)

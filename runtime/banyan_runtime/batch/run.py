@@ -8,7 +8,7 @@ import dataclasses
 import datetime
 import functools
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -334,29 +334,22 @@ class Run:
         return Source.find(self._order.input)
 
     async def _refuse_another(self, plan: Plan) -> None:
-        """Raise InvalidSpec if the run that is joined by its name is not of the endpoint and the input that were asked for."""
-        order, same = self._order, "give the same, or another --run-id"
+        """Raise InvalidSpec if the run that is joined by its name is not of the endpoint and the input that were asked for. The output
+        is others', and stays so."""
+        order, refusal = self._order, ""
+        given = order.input
         if order.run is None:
             return
-        with self._refused():
-            if plan.endpoint != order.endpoint:
-                raise InvalidSpec(f"--endpoint={order.endpoint}: run {plan.run} calls {plan.endpoint}; {same}")
-            if (plan.completes is None) != (order.completes is None):
-                begun = "--input" if plan.completes is None else "--retry-failed"
-                raise InvalidSpec(f"--run-id={plan.run}: that run was begun with {begun}; {same}")
-            given = order.input
-            if given is not None and not await self._hands.do(lambda: all(_is_of(given, one) for one in plan.inputs)):
-                files = ", ".join(one.uri for one in plan.inputs[:3])
-                raise InvalidSpec(f"--input={given.uri}: run {plan.run} is of {files}; {same}")
-
-    @contextlib.contextmanager
-    def _refused(self) -> Iterator[None]:
-        """Where it raises, the output is others' and stays so."""
-        try:
-            yield
-        except InvalidSpec:
+        if plan.endpoint != order.endpoint:
+            refusal = f"--endpoint={order.endpoint}: run {plan.run} calls {plan.endpoint}"
+        elif (plan.completes is None) != (order.completes is None):
+            begun = "--input" if plan.completes is None else "--retry-failed"
+            refusal = f"--run-id={plan.run}: that run was begun with {begun}"
+        elif given is not None and not await self._hands.do(lambda: all(_is_of(given, one) for one in plan.inputs)):
+            refusal = f"--input={given.uri}: run {plan.run} is of {', '.join(one.uri for one in plan.inputs[:3])}"
+        if refusal:
             self._owner = None
-            raise
+            raise InvalidSpec(f"{refusal}; give the same, or another --run-id")
 
     def _source_of(self, plan: Plan) -> Source:
         if self._order.input is not None:
