@@ -71,6 +71,20 @@ def test_a_copy_of_results_is_completed_as_they_are(batch: Batch, server: Script
     assert (words["exit"], words["code"]) == (65, "InputChanged")
 
 
+def test_an_input_that_was_copied_to_where_it_was_is_the_same(batch: Batch, server: ScriptedServer, tmp_path: Path) -> None:
+    place = tmp_path / "in.jsonl"
+    place.write_text(line("a", "hello") + "\n" + line("b", "status 400 b once"))
+    batch("--input", place, "--output", tmp_path / "first")
+    server.tries["status 400 b once"] += 1  # it passes from now on
+    place.rename(tmp_path / "moved.jsonl")
+    shutil.copy2(tmp_path / "moved.jsonl", place)
+    words = batch("--retry-failed", tmp_path / "first", "--output", tmp_path / "whole")
+    assert (words["exit"], words["requestCounts"]) == (0, {"total": 2, "completed": 2, "failed": 0})
+    place.write_text(place.read_text().replace("hello", "hallo"))
+    words = batch("--retry-failed", tmp_path / "first", "--output", tmp_path / "other")
+    assert (words["exit"], words["code"]) == (65, "InputChanged")
+
+
 def test_an_input_that_is_not_where_it_was_is_named_with_what_is_needed(batch: Batch, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(line("a", "hello") + "\n" + line("b", "status 400"))
     batch("--input", tmp_path / "in.jsonl", "--output", tmp_path / "first")

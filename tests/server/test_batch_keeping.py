@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from msgspec.structs import replace
 
 from banyan_runtime.batch.documents import Keys, State
 from banyan_runtime.batch.host import keeper as keeping
 from banyan_runtime.batch.host import shelf as shelves
 from banyan_runtime.batch.host.batches import KEY_S, SETTLED_S
 from banyan_runtime.batch.host.documents import BatchDocument, Tokens
+from banyan_runtime.batch.host.examine import Examined, Rules, examine
 from banyan_runtime.batch.host.process import Host, open_storage, serve
 from banyan_runtime.batch.host.refusals import Unreadable
 from banyan_runtime.batch.host.requests import Page, new_batch
@@ -26,7 +31,7 @@ from banyan_runtime.batch.host.runner import Report, Task
 from banyan_runtime.batch.host.tally import Tally
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.patience import Patience
-from banyan_runtime.storage.store import Full, ObjectInfo, StoreError, Unreachable
+from banyan_runtime.storage.store import Denied, Full, ObjectInfo, ObjectStore, StoreError, Unreachable
 from tests.server.test_batch_faults import CHAT, HELD, LINES, Model, boot_over, host_over, model, new, one_life
 
 
@@ -38,6 +43,7 @@ class Bucket:
         self.read: list[str] = []
         self.swept: list[str] = []
         self.fails: Callable[[str], StoreError | None] = lambda key: None  # what a put of a key meets
+        self.deleting: Callable[[str], object] = lambda key: None  # called before a delete
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -50,6 +56,10 @@ class Bucket:
         if (error := self.fails(key)) is not None:
             raise error
         return self._store.put(key, data, **more)
+
+    def delete(self, key: str, **more: Any) -> None:
+        self.deleting(key)
+        self._store.delete(key, **more)
 
     def sweep(self, prefix: str, older_than_s: float) -> int:
         self.swept.append(prefix)
@@ -242,7 +252,7 @@ def test_what_an_ended_batch_left_beside_its_results_and_old_keys_are_swept(buck
     play(act)
 
 
-def test_a_batch_whose_results_cannot_be_written_ends_a_day_after_its_window(bucket: Bucket) -> None:
+def test_a_batch_whose_results_cannot_be_written_ends_a_day_after_its_window(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(serving: Model) -> None:
         host = host_over(bucket, serving.url)
         batch = await new(host)
@@ -258,10 +268,234 @@ def test_a_batch_whose_results_cannot_be_written_ends_a_day_after_its_window(buc
         await one_life(host, batch.id, lambda: len(meets) > 3)
         assert (await document(host, batch)).status == "finalizing"
         await change(host, batch, expires_at=int(time.time() - keeping.GIVE_UP_S - 2))
+        met = len(meets)
+        await one_life(host, batch.id, lambda: len(meets) > met + 3)
+        assert (await document(host, batch)).status == "finalizing", "the error may pass: the host was perhaps off for days"
+        monkeypatch.setattr(keeping, "LASTING_S", 0.1)
         ended = await to_its_end(host, batch)
         assert (ended.status, [problem.code for problem in ended.errors]) == ("failed", ["unavailable"])
+        assert [info.key for info in bucket.list(f"batches/{batch.id}/output")]
+        later = time.time() + SETTLED_S + 10
+        monkeypatch.setattr(host.batches, "_clock", lambda: later)
+        await host.batches.sweep()
+        assert not list(bucket.list("batches/")), "there is no file by which anybody could ask for them"
 
     play(act)
+
+
+def test_a_storage_that_denies_for_a_moment_ends_no_batch(bucket: Bucket) -> None:
+    async def act(serving: Model) -> None:
+        host = host_over(bucket, serving.url)
+        batch = await new(host)
+        denied: list[str] = []
+
+        def denies(key: str) -> StoreError | None:
+            if key.endswith("plan.json") and len(denied) < 2:
+                denied.append(key)
+                return Denied(key, "the token has expired")
+            return None
+
+        bucket.fails = denies
+        assert ((await to_its_end(host, batch)).status, len(denied)) == ("completed", 2)
+
+    play(act)
+
+
+def test_lines_in_flight_outlive_a_document_that_cannot_be_written(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "BEAT_S", 0.02)
+
+    async def act(serving: Model) -> None:
+        host = host_over(bucket, serving.url)
+        batch = await new(host)
+        failed: list[str] = []
+
+        def fails(key: str) -> StoreError | None:
+            if key.startswith("documents/") and sum(serving.asked.values()) == LINES and len(failed) < 5:
+                failed.append(key)
+                return Unreachable(key, "it does not answer")
+            if len(failed) == 5:
+                serving.let_go.set()
+            return None
+
+        bucket.fails = fails
+        assert (await to_its_end(host, batch)).status == "completed"
+        assert (len(failed), set(serving.asked.values())) == (5, {1})
+
+    play(act, holding=True)
+
+
+def test_a_request_that_is_sent_again_with_its_key_leaves_the_batch_at_work(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(serving: Model) -> None:
+        host = host_over(bucket, serving.url)
+        first = await new(host)
+        await host.batches.cancel(first.id)
+        body = {"input_file_id": first.input_file_id, "endpoint": CHAT, "completion_window": "24h"}
+        async with TestClient(TestServer(host.app)) as client:
+            made = await (await client.post("/v1/batches", json=body, headers={"Idempotency-Key": "key"})).json()
+            sent = 1
+
+            async def again(_: Host, batch: BatchDocument) -> None:
+                nonlocal sent
+                if batch.status != "in_progress" or sum(serving.asked.values()) < LINES:
+                    return
+                sent += 1
+                repeated = await client.post("/v1/batches", json=body, headers={"Idempotency-Key": "key"})
+                assert (await repeated.json())["id"] == made["id"]
+                if sent == 5:
+                    serving.let_go.set()
+
+            await one_life(host, made["id"], lambda: False, again)
+        assert (await host.batches.get(made["id"])).document.status == "completed"
+        assert (sent >= 5, set(serving.asked.values())) == (True, {1})
+
+    play(act, holding=True)
+
+
+def test_the_window_of_a_batch_ends_while_others_have_all_places(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "RUNNING", 0)
+
+    async def act(serving: Model) -> None:
+        host = host_over(bucket, serving.url)
+        batch = await new(host)
+
+        async def late(host: Host, seen: BatchDocument) -> None:
+            if seen.status == "in_progress" and seen.expires_at > time.time():
+                await change(host, batch, expires_at=int(time.time()) - 1)
+
+        await one_life(host, batch.id, lambda: False, late)
+        ended = await document(host, batch)
+        assert (ended.status, ended.counts.total, ended.counts.completed) == ("expired", LINES, 0)
+        assert not serving.asked
+
+    play(act)
+
+
+async def together(*hosts: Host, until: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+    """Let several hosts look after one storage."""
+    running = [asyncio.create_task(host.keeper.run()) for host in hosts]
+    try:
+        for _ in range(3000):
+            if await until():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it did not come")
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.wait(running)
+
+
+@pytest.fixture
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(keeping, "BEAT_S", 0.05)
+    monkeypatch.setattr(keeping, "LEASE_S", 1.0)
+    return 1.0
+
+
+def test_two_hosts_give_a_batch_that_meets_a_bug_no_more_tries_than_one(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, short_lease: float
+) -> None:
+    monkeypatch.setattr(keeping, "RETRY_S", 0.2)
+    monkeypatch.setattr(keeping, "LAST_RETRY_S", short_lease / 2)
+    tries: list[str] = []
+
+    async def act(serving: Model) -> None:
+        hosts = [host_over(bucket, serving.url) for _ in range(2)]
+        batch = await new(hosts[0])
+
+        async def broken(task: Task, report: Report) -> None:
+            tries.append(task.id)
+            raise KeyError("a bug")
+
+        for host in hosts:
+            monkeypatch.setattr(host.keeper._runner, "work", broken)
+
+        async def over() -> bool:
+            return (await document(hosts[0], batch)).ended
+
+        await together(*hosts, until=over)
+        assert (await document(hosts[0], batch)).status == "failed"
+        assert len(tries) == keeping.BUGS
+
+    play(act)
+
+
+def test_who_examines_for_long_keeps_the_batch(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, short_lease: float) -> None:
+    examined: list[str] = []
+
+    def slowly(store: ObjectStore, key: str, rules: Rules) -> Examined:
+        examined.append(key)
+        time.sleep(3 * short_lease)
+        return examine(store, key, rules)
+
+    monkeypatch.setattr(keeping, "examine", slowly)
+
+    async def act(serving: Model) -> None:
+        hosts = [host_over(bucket, serving.url) for _ in range(2)]
+        batch = await new(hosts[0])
+
+        async def over() -> bool:
+            return (await document(hosts[0], batch)).ended
+
+        await together(*hosts, until=over)
+        assert (await document(hosts[0], batch)).status == "completed"
+        assert len(examined) == 1
+
+    play(act)
+
+
+def test_a_batch_keeps_its_name_among_the_open_ones_though_its_id_is_old(bucket: Bucket) -> None:
+    """A host died between an Idempotency-Key and its batch, hours ago."""
+
+    async def act(serving: Model) -> None:
+        host, other = host_over(bucket, serving.url), host_over(bucket, serving.url)
+        first = await new(host)
+        await to_its_end(host, first)
+        wanted = new_batch({"input_file_id": first.input_file_id, "endpoint": CHAT, "completion_window": "24h"}, (CHAT,))
+        names = [f"batch_{uuid.UUID(int=(int(time.time() - 7200) * 1000 << 80) + number)}" for number in range(2)]
+        for key, name in zip("ab", names, strict=True):
+            bucket.put(host.batches._key(key), name.encode())
+
+        def given_up(key: str) -> StoreError | None:
+            if key == f"documents/{names[0]}.json":
+                bucket.delete(f"open/{names[0]}")  # by another host that looks at this moment
+            return None
+
+        bucket.fails = given_up
+        await host.batches.create(wanted, first.input, key="a")
+        bucket.put(f"open/{names[1]}", b"")
+        bucket.deleting = lambda key: bucket.put(f"documents/{names[1]}.json", msgspec.json.encode(replace(first, id=names[1])))
+        await other.batches.open()
+        bucket.deleting = lambda key: None
+        assert [info.key for info in bucket.list("open/")] == [f"open/{name}" for name in names]
+
+    play(act)
+
+
+def test_a_storage_that_was_copied_goes_on_where_it_was(tmp_path: Path) -> None:
+    async def act(serving: Model) -> None:
+        batches = []
+        for name in ("first", "second"):
+            host = host_over(LocalStore(tmp_path / name), serving.url)
+            batches.append(batch := await new(host))
+            serving.asked.clear()
+            await one_life(host, batch.id, lambda: sum(serving.asked.values()) == LINES)
+        serving.let_go.set()
+        done = {}
+        for name, batch, cancel in zip(("first", "second"), batches, (False, True), strict=True):
+            shutil.copytree(tmp_path / name, tmp_path / "copies" / name)
+            shutil.rmtree(tmp_path / name)
+            host = host_over(LocalStore(tmp_path / "copies" / name), serving.url)
+            before = dict(serving.asked)
+            if cancel:
+                await host.batches.cancel(batch.id)
+            done[name] = ended = await to_its_end(host, batch)
+            again = sum(serving.asked.values()) - sum(before.values())
+            assert again == (0 if cancel else len(HELD)), "only what was not done"
+            assert (ended.counts.total, ended.counts.completed) == (LINES, LINES - len(HELD) if cancel else LINES)
+        assert {name: ended.status for name, ended in done.items()} == {"first": "completed", "second": "cancelled"}
+
+    play(act, holding=True)
 
 
 @pytest.mark.parametrize("where", ["work", "publish"])

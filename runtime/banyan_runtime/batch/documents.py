@@ -67,6 +67,7 @@ class InputObject(msgspec.Struct, frozen=True, rename="camel"):
     uri: str
     tag: str
     bytes: int
+    sha256: str = ""  # by which a copy is known, whose tag is another; "": not known
 
 
 class Shard(msgspec.Struct, frozen=True, rename="camel"):

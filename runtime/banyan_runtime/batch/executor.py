@@ -73,7 +73,10 @@ class Executor:
                     return LOST
             case Measure(part):
                 where = self._location.child(part.key)
-                return entries.measure(where.store, where.key, part)
+                measured = entries.measure(where.store, where.key, part)
+                if isinstance(where.store, LocalStore) and measured.bytes:
+                    where.store.sync(where.key)  # who wrote it has perhaps not come to that
+                return measured
             case Look(name):
                 info = self._head(name)
                 return None if info is None else Seen(info.tag, info.size, info.metadata.get(RUN_METADATA))

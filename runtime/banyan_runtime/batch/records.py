@@ -108,6 +108,7 @@ class InputFile(msgspec.Struct, frozen=True):
     uri: str
     etag: str
     bytes: int
+    sha256: str = ""  # "": of a run of an earlier release
 
 
 class ResultFile(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from banyan_runtime.batch import entries, ordinals
 from banyan_runtime.batch.documents import Outcome, Plan, Shard, State
 from banyan_runtime.batch.errors import InputChanged
@@ -13,7 +15,7 @@ from banyan_runtime.batch.executor import RUN_METADATA
 from banyan_runtime.batch.lines import LineParser, LineSplitter
 from banyan_runtime.batch.protocol import Assembled
 from banyan_runtime.batch.records import OUTPUT, not_run, record_id
-from banyan_runtime.batch.source import Source
+from banyan_runtime.batch.source import Source, found_again
 from banyan_runtime.storage.open import Location
 from banyan_runtime.storage.store import NotFound, Precondition
 
@@ -102,11 +104,13 @@ class ResultFiles:
         completes = self._plan.completes
         assert completes is not None
         assert self._earlier is not None
+        output = msgspec.structs.replace(completes.output, key=self._earlier.key)
+        output = found_again(self._earlier.store, output) or output
         splitter = LineSplitter(max_line_bytes=1 << 30)
         at = 0
-        while at < completes.output.bytes:
+        while at < output.bytes:
             try:
-                block = self._earlier.store.get(self._earlier.key, start=at, end=at + BLOCK_BYTES, if_match=completes.output.tag)
+                block = self._earlier.store.get(output.key, start=at, end=at + BLOCK_BYTES, if_match=output.tag)
             except (Precondition, NotFound) as error:
                 raise InputChanged(f"{error}; a run needs the output that it completes to stay as it is") from error
             at += len(block)

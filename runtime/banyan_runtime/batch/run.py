@@ -36,7 +36,7 @@ from banyan_runtime.batch.progress import Progress
 from banyan_runtime.batch.protocol import Assembled, Claim, Claimed, Published, Steps, Taken
 from banyan_runtime.batch.records import ERRORS, MANIFEST, OUTPUT, InputFile, Manifest, RequestCounts, ResultFile
 from banyan_runtime.batch.results import ResultFiles
-from banyan_runtime.batch.source import Source
+from banyan_runtime.batch.source import Source, found_again
 from banyan_runtime.batch.worker import Sends, Worker
 from banyan_runtime.storage.open import Location
 from banyan_runtime.storage.probe import probe
@@ -131,7 +131,8 @@ class Run:
                             "results; give the same, or another --run-id"
                         )
                     owner = await self._published(got.manifest.run)
-                    if order.run is None and owner is not None and await self._differs(got.manifest.input):
+                    named = [InputObject("", file.uri, file.etag, file.bytes, file.sha256) for file in got.manifest.input]
+                    if order.run is None and owner is not None and await self._differs(named):
                         continue  # it is finished now, and what is asked for is something else
                     return got.manifest
                 raise self._taken(got)
@@ -254,15 +255,21 @@ class Run:
         plan = Plan.decode(found.body, self._owner.run)
         earlier = self._completed(plan)
         if earlier is not None and plan.completes is not None:
-            return await self._hands.do(lambda: _tag_of(earlier)) != plan.completes.output.tag
-        return await self._differs([InputFile(one.uri, one.tag, one.bytes) for one in plan.inputs])
+            output = msgspec.structs.replace(plan.completes.output, key=earlier.key)
+            return await self._hands.do(lambda: found_again(earlier.store, output)) is None
+        return await self._differs(plan.inputs)
 
-    async def _differs(self, files: Sequence[InputFile]) -> bool:
-        """Whether the input is another than `files`."""
-        if self._order.input is None:
+    async def _differs(self, planned: Sequence[InputObject]) -> bool:
+        """Whether the input is another than `planned`."""
+        given = self._order.input
+        if given is None:
             return False  # the run that is completed names it; who reads it finds out
         source = await self._hands.do(self._find_input)
-        return [InputFile(one.uri, one.tag, one.bytes) for one in source.objects] != list(files)
+        if [one.uri for one in source.objects] != [one.uri for one in planned]:
+            return True
+        pairs = zip(source.objects, planned, strict=True)
+        others = [msgspec.structs.replace(was, key=now.key) for now, was in pairs if (now.tag, now.bytes) != (was.tag, was.bytes)]
+        return not await self._hands.do(lambda: all(found_again(given.store, one) is not None for one in others))
 
     @property
     def _parser(self) -> LineParser:
@@ -373,7 +380,7 @@ class Run:
             run=plan.run,
             created_at=_now(),
             endpoint=plan.endpoint,
-            input=[InputFile(one.uri, one.tag, one.bytes) for one in plan.inputs],
+            input=[InputFile(one.uri, one.tag, one.bytes, one.sha256) for one in plan.inputs],
             output=ResultFile(uri[OUTPUT], output.tag, output.bytes, output.sha256, output.lines),
             errors=ResultFile(uri[ERRORS], errors.tag, errors.bytes, errors.sha256, errors.lines),
             request_counts=RequestCounts(plan.total, completed, failed),
@@ -432,14 +439,7 @@ def _is_of(given: Location, one: InputObject) -> bool:
         return True
     if given.key and one.key != given.key and not one.key.startswith(given.key.rstrip("/") + "/"):
         return False
-    return _tag_of(Location(given.store, one.key)) == one.tag
-
-
-def _tag_of(where: Location) -> str | None:
-    try:
-        return where.store.head(where.key).tag
-    except NotFound:
-        return None
+    return found_again(given.store, one) is not None
 
 
 def _now() -> str:

@@ -1,23 +1,26 @@
 """The input of a run: one object, or all `*.jsonl` and `*.jsonl.gz` below a folder, read by ranges.
 
 Everything blocks. All reads are tied to the version of the object that was first seen, so two passes over the input, and two workers
-of a run, see the same lines.
+of a run, see the same lines. A copy of the same bytes will do: a storage that was moved or restored has other tags.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from banyan_runtime.batch.documents import FOLDER, OWNER, InputObject, Shard
 from banyan_runtime.batch.errors import InputChanged, InputInvalid, InputNotFound, Interrupted, from_store
 from banyan_runtime.batch.lines import LineSplitter, RawLine
 from banyan_runtime.batch.records import ERRORS, MANIFEST, OUTPUT
 from banyan_runtime.storage.open import Location, open_together
-from banyan_runtime.storage.store import NotFound, ObjectInfo, Precondition, StoreError, Throttled, Unreachable
+from banyan_runtime.storage.store import NotFound, ObjectInfo, ObjectStore, Precondition, StoreError, Throttled, Unreachable
 
 BLOCK_BYTES: Final = 8 << 20
 PATIENCE_S: Final = 120.0  # how long a storage that was there may be away
@@ -26,9 +29,9 @@ PATIENCE_S: Final = 120.0  # how long a storage that was there may be away
 class Source:
     """Input objects, in key order. Raises the errors of `batch.errors`."""
 
-    def __init__(self, location: Location, objects: Sequence[ObjectInfo]) -> None:
+    def __init__(self, location: Location, objects: Iterable[InputObject]) -> None:
         self._location = location
-        self._objects = objects
+        self._objects = list(objects)
         self._stopped = threading.Event()
 
     @staticmethod
@@ -36,7 +39,7 @@ class Source:
         """Look the input up. Results of earlier runs that lie below an input folder are not input."""
         try:
             if not location.is_folder:
-                return Source(location, [location.store.head(location.key)])
+                return Source(location, [_seen(location.store, location.store.head(location.key))])
             found = list(location.store.list(location.key))
         except StoreError as error:
             raise from_store(error, reading=True) from error
@@ -45,31 +48,32 @@ class Source:
         objects = [info for info in objects if info.key not in results and f"{FOLDER}/" not in info.key]
         if not objects:
             raise InputNotFound(f"{location.uri}: no *.jsonl or *.jsonl.gz below this folder")
-        return Source(location, sorted(objects, key=lambda info: info.key))
+        return Source(location, [_seen(location.store, info) for info in sorted(objects, key=lambda info: info.key)])
 
     @staticmethod
     def of(location: Location, objects: Iterable[InputObject]) -> Source:
         """The input as a plan names it. `location`: where in its store it was found."""
-        return Source(location, [ObjectInfo(one.key, one.bytes, one.tag) for one in objects])
+        return Source(location, objects)
 
     @staticmethod
     def opened(objects: Sequence[InputObject], open_uri: Callable[[str], Location]) -> Source:
         """The input as a plan or a manifest names it, found by its URIs alone."""
         places = open_together([one.uri for one in objects], open_uri)
-        return Source(places[0], [ObjectInfo(place.key, one.bytes, one.tag) for place, one in zip(places, objects, strict=True)])
+        named = zip(places, objects, strict=True)
+        return Source(places[0], [msgspec.structs.replace(one, key=place.key, uri=place.uri) for place, one in named])
 
     def check(self) -> None:
         """Look whether all objects are there as they were. Raises InputNotFound and InputChanged."""
-        for info in self._objects:
-            uri = self._location.store.uri(info.key)
+        for one in self._objects:
             try:
-                tag = self._location.store.head(info.key).tag
+                self._location.store.head(one.key)
+                same = found_again(self._location.store, one) is not None
             except NotFound as error:
                 raise InputNotFound(f"{error}; a run is completed with the very input that it had, at the same place") from error
             except StoreError as error:
                 raise from_store(error, reading=True) from error
-            if tag != info.tag:
-                raise InputChanged(f"{uri}: it is not what it was when the run began that is to be completed")
+            if not same:
+                raise InputChanged(f"{one.uri}: it is not what it was when the run began that is to be completed")
 
     def stop(self) -> None:
         """Let a pass that is under way in another thread fail at its next block, as its result is not wanted any more."""
@@ -77,7 +81,8 @@ class Source:
 
     @property
     def objects(self) -> list[InputObject]:
-        return [InputObject(info.key, self._location.store.uri(info.key), info.tag, info.size) for info in self._objects]
+        """Each with its digest once its `lines` were read to their end."""
+        return list(self._objects)
 
     @property
     def uri(self) -> str:
@@ -85,40 +90,74 @@ class Source:
 
     def lines(self, number: int) -> Iterator[RawLine]:
         """All lines of object `number`. Offsets of a compressed one are those of what it unpacks to."""
-        info = self._objects[number]
-        blocks = self._blocks(info, 0, info.size)
-        return _split(LineSplitter(), _unzip(self._location.store.uri(info.key), blocks) if is_packed(info.key) else blocks)
+        return self._lines(number, self._digested(number))
 
     def shard(self, shard: Shard) -> Iterator[RawLine]:
         """The lines of a shard."""
-        info = self._objects[shard.object]
-        if is_packed(info.key):
-            return self.lines(shard.object)
-        return _split(LineSplitter(number=shard.number, start=shard.start), self._blocks(info, shard.start, shard.end))
+        one = self._objects[shard.object]
+        if is_packed(one.key):
+            return self._lines(shard.object, self._blocks(shard.object, 0, one.bytes))
+        return _split(LineSplitter(number=shard.number, start=shard.start), self._blocks(shard.object, shard.start, shard.end))
 
-    def _blocks(self, info: ObjectInfo, first: int, last: int) -> Iterator[bytes]:
+    def _lines(self, number: int, blocks: Iterator[bytes]) -> Iterator[RawLine]:
+        one = self._objects[number]
+        return _split(LineSplitter(), _unzip(one.uri, blocks) if is_packed(one.key) else blocks)
+
+    def _digested(self, number: int) -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        for block in self._blocks(number, 0, self._objects[number].bytes):
+            digest.update(block)
+            yield block
+        self._objects[number] = msgspec.structs.replace(self._objects[number], sha256=digest.hexdigest())
+
+    def _blocks(self, number: int, first: int, last: int) -> Iterator[bytes]:
         for start in range(first, last, BLOCK_BYTES):
             end = min(start + BLOCK_BYTES, last)
-            block = self._read(info, start, end)
+            block = self._read(number, start, end)
             if len(block) != end - start:
-                raise InputChanged(f"{self._location.store.uri(info.key)}: it became shorter while it was read")
+                raise InputChanged(f"{self._objects[number].uri}: it became shorter while it was read")
             yield block
 
-    def _read(self, info: ObjectInfo, start: int, end: int) -> bytes:
-        deadline = time.monotonic() + PATIENCE_S
+    def _read(self, number: int, start: int, end: int) -> bytes:
+        store, deadline = self._location.store, time.monotonic() + PATIENCE_S
         while True:
             if self._stopped.is_set():
                 raise Interrupted("reading was stopped")
+            one = self._objects[number]
             try:
-                return self._location.store.get(info.key, start=start, end=end, if_match=info.tag)
-            except Precondition as error:
-                raise InputChanged(f"{error}; a run needs its input to stay as it is") from error
+                try:
+                    return store.get(one.key, start=start, end=end, if_match=one.tag)
+                except Precondition as error:
+                    copy = found_again(store, one)
+                    if copy is None or copy.tag == one.tag:
+                        raise InputChanged(f"{error}; a run needs its input to stay as it is") from error
+                    self._objects[number] = copy
             except (Throttled, Unreachable) as error:
                 if time.monotonic() > deadline:
                     raise from_store(error, reading=True) from error
                 self._stopped.wait(2.0)
             except StoreError as error:
                 raise from_store(error, reading=True) from error
+
+
+def found_again(store: ObjectStore, one: InputObject) -> InputObject | None:
+    """`one` at the tag that its bytes have now: its own, or a copy's. None: there is something else, or nothing. Raises StoreError."""
+    try:
+        found = store.head(one.key)
+        if found.tag == one.tag:
+            return one
+        if found.size != one.bytes or not one.sha256:
+            return None
+        digest = hashlib.sha256()
+        for start in range(0, found.size, BLOCK_BYTES):
+            digest.update(store.get(one.key, start=start, end=start + BLOCK_BYTES, if_match=found.tag))
+    except (NotFound, Precondition):
+        return None
+    return msgspec.structs.replace(one, tag=found.tag) if digest.hexdigest() == one.sha256 else None
+
+
+def _seen(store: ObjectStore, info: ObjectInfo) -> InputObject:
+    return InputObject(info.key, store.uri(info.key), info.tag, info.size)
 
 
 def is_packed(key: str) -> bool:

@@ -355,6 +355,9 @@ class Worker:
         except BaseException:
             run.gaps = True  # lines that it had in hand may be in no part, or in one that no state names
             raise
+        finally:
+            if run.lost:
+                await self._hands.do(run.recorder.close)
 
     async def _record(self, run: ShardRun) -> None:
         now = time.monotonic()

@@ -178,8 +178,13 @@ class BatchChild:
         if await output.readline():
             self._listens.set()
             self._listened = True
-        while line := await output.readline():
-            self.counts.add(msgspec.json.decode(line, type=News))
+        while True:
+            try:
+                if not (line := await output.readline()):
+                    return
+                self.counts.add(msgspec.json.decode(line, type=News))
+            except ValueError as error:  # what goes to standard output by mistake; unread it would fill the pipe
+                log.warning("the batch host said what is no count: %s", error)
 
     def _boot(self) -> Boot:
         config = self._config

@@ -127,6 +127,11 @@ class LocalStore:
                     removed += _remove_stale(Path(folder), older_than_s)
         return removed
 
+    def sync(self, key: str) -> None:
+        """Make durable what somebody has written of an object that is not written whole, as a journal."""
+        with self.errors(key), self.path(key).open("rb") as file:
+            os.fsync(file.fileno())
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the store's lock: between the check of a condition and the write that depends on it nothing changes.

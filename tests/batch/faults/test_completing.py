@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,18 @@ def test_the_whole_takes_the_first_outputs_place_if_that_is_asked_for_whenever_i
     assert child.words["requestCounts"] == {"total": 60, "completed": 60, "failed": 0}
     assert bench.check()["retryOf"]
     assert not [info.key for info in bench.output.store.list(bench.output.child(".banyan/").key) if "/parts/" in info.key]
+
+
+def test_the_whole_takes_the_first_outputs_place_by_another_name_of_it(folder_bench: Bench, tmp_path: Path) -> None:
+    bench = folder_bench
+    bench.give([line(f"id-{i}", f"status 400 {i} once" if i % 3 == 0 else f"hello {i}") for i in range(60)])
+    bench.run(*SMALL)
+    bench.server.tries.update(f"status 400 {i} once" for i in range(60))
+    other = tmp_path / "other name"
+    other.symlink_to(bench.output.uri.removeprefix("file://"))
+    words = [*SMALL, "--retry-failed", bench.output.uri, "--output", str(other), "--overwrite"]
+    assert bench.start(*words, fault=Fault("output.jsonl", when="after")).wait() == -signal.SIGKILL
+    assert bench.run(*words).words["requestCounts"] == {"total": 60, "completed": 60, "failed": 0}
 
 
 def test_a_completion_that_is_killed_goes_on(bench: Bench) -> None:

@@ -70,12 +70,14 @@ class Batches:
             metadata=new.metadata,
             output_expires_after=new.output_expires_after,
         )
-        store = self._storage.store
-        await self._storage.call(store.put, self._open(identity), b"")
+        await self._list(identity)
         try:
-            return (await self._shelf.create(batch)).document
+            made = (await self._shelf.create(batch)).document
         except Precondition:
             return _the_same((await self.get(identity)).document, new)
+        if self._clock() - made_at(identity) > UNBORN_S / 2:  # somebody may have given the name up in between
+            await self._list(identity)
+        return made
 
     async def get(self, identity: str) -> Held[BatchDocument]:
         """Raises Refusal where there is none."""
@@ -129,9 +131,11 @@ class Batches:
         for identity, keys in (await self._storage.call(self._leftovers)).items():
             held = await self._shelf.known(identity, tags[identity]) if identity in tags else None
             ended_at = held.document.ended_at if held is not None else None
-            if ended_at is not None and now - ended_at > SETTLED_S:
+            if held is not None and ended_at is not None and now - ended_at > SETTLED_S:
+                files = {OUTPUT: held.document.output_file_id, ERRORS: held.document.error_file_id}  # none where it could not publish
                 for key in keys:
-                    await self._storage.call(self._storage.store.delete, key)
+                    if files.get(key.removeprefix(self.results(identity))) is None:
+                        await self._storage.call(self._storage.store.delete, key)
         for key in await self._storage.call(self._old_keys, now - KEY_S):
             await self._storage.call(self._storage.store.delete, key)
 
@@ -159,7 +163,7 @@ class Batches:
                 continue
             if held is None:
                 if self._clock() - made_at(identity) > UNBORN_S:
-                    await self._close(identity)
+                    await self._give_up(identity)
             elif held.document.ended:
                 await self._close(identity)
             else:
@@ -167,14 +171,15 @@ class Batches:
         return found, all_read
 
     def _leftovers(self) -> dict[str, list[str]]:
-        """The keys below each batch's results that are no result."""
+        """The keys below each batch's results, of batches that have left more there than results; these come first."""
         folder = self._storage.below + RESULTS
-        found: dict[str, list[str]] = {}
+        results: dict[str, list[str]] = {}
+        others: dict[str, list[str]] = {}
         for info in self._storage.store.list(folder):
             identity, _, name = info.key.removeprefix(folder).partition("/")
-            if name not in (OUTPUT, ERRORS) or not info.size:
-                found.setdefault(identity, []).append(info.key)
-        return found
+            kind = results if name in (OUTPUT, ERRORS) and info.size else others
+            kind.setdefault(identity, []).append(info.key)
+        return {identity: [*results.get(identity, ()), *keys] for identity, keys in others.items()}
 
     def _old_keys(self, before: float) -> list[str]:
         store, seen = self._storage.store, self._keys
@@ -205,6 +210,16 @@ class Batches:
 
     def _key(self, key: str) -> str:
         return f"{self._storage.below}{KEYS}{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}"
+
+    async def _list(self, identity: str) -> None:
+        await self._storage.call(self._storage.store.put, self._open(identity), b"")
+
+    async def _give_up(self, identity: str) -> None:
+        """Close a name that is of no batch, unless one is made under it at this moment: whoever makes it looks, too."""
+        await self._close(identity)
+        with contextlib.suppress(NotFound):
+            await self._storage.call(self._storage.store.head, self._shelf.key(identity))
+            await self._list(identity)
 
     async def _close(self, identity: str) -> None:
         await self._storage.call(self._storage.store.delete, self._open(identity))

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -41,9 +41,10 @@ BEAT_S: Final = 2.0  # between two writes of how far a batch is
 IDLE_BEATS: Final = 5  # so many times as long while nothing changes
 LEASE_S: Final = 30.0  # without a change: its owner is gone
 RETRY_S: Final = 5.0  # doubled from one failure to the next
-LAST_RETRY_S: Final = 60.0
+LAST_RETRY_S: Final = 15.0  # well within a lease: a batch that fails stays with the host that counts how often it does
 BUGS: Final = 5  # one after the other, and the batch ends
 GIVE_UP_S: Final = 86_400.0  # after its window a batch ends, whatever it still waits for
+LASTING_S: Final = 3600.0  # if nothing else came of it for so long: a host that was off for days meets errors that pass, as any other
 LEAST_FREE: Final = 64 << 10  # bytes
 SWEEP_S: Final = 60.0
 TIDY_SWEEPS: Final = 60  # so many sweeps between two that look at everything
@@ -51,7 +52,7 @@ LEFTOVERS_S: Final = 86_400.0  # uploads that nobody has finished by then
 UPLOADED: Final = (f"{FILES}file-", f"{RESULTS}batch_")  # others may have theirs in the same bucket
 RUNNING: Final = 4
 EXAMINING: Final = 8
-FINAL: Final = frozenset({64, 65, 77, 78, 79})  # exit codes of errors that another attempt meets again
+FINAL: Final = frozenset({64, 65, 78, 79})  # exit codes of errors that another attempt meets again; credentials (77) are renewed
 
 HeldBatch = Held[BatchDocument]
 
@@ -60,10 +61,18 @@ HeldBatch = Held[BatchDocument]
 class Look:
     """What the keeper knows of a batch that it looks after."""
 
+    held: HeldBatch  # as it was last seen
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     counts: Counts = field(default_factory=Counts)
     tokens: Tokens = field(default_factory=Tokens)
-    running: bool = False
+    running: bool = False  # it has one of the places for batches whose lines are run
+    failures: int = 0  # one after the other
+    failing_since: float = 0.0  # when the first of them came, monotonic seconds
+
+    def failed(self) -> None:
+        if self.failures == 0:
+            self.failing_since = time.monotonic()
+        self.failures += 1
 
 
 class Keeper:
@@ -122,9 +131,13 @@ class Keeper:
             await asyncio.gather(sweeping, *self._tasks, return_exceptions=True)
 
     def kick(self, batch: str) -> None:
-        """The batch is new, or somebody changed it."""
+        """Somebody changed the batch."""
         if (look := self._looks.get(batch)) is not None:
             look.wake.set()
+        self.seek()
+
+    def seek(self) -> None:
+        """There is perhaps a new batch."""
         self._kick.set()
 
     def live(self, batch: BatchDocument) -> BatchDocument:
@@ -161,14 +174,18 @@ class Keeper:
     def _room(self, batch: BatchDocument) -> bool:
         running = sum(look.running for look in self._looks.values())
         if batch.status == "in_progress":
-            return running < RUNNING
+            return running < RUNNING or self._over(batch)
         return batch.status != "validating" or len(self._looks) - running < EXAMINING
+
+    def _over(self, batch: BatchDocument) -> bool:
+        """Whether its window is."""
+        return batch.expires_at <= self._clock()
 
     def _begin(self, held: HeldBatch) -> None:
         name = held.document.id
-        self._looks[name] = Look(counts=held.document.counts, tokens=held.document.tokens)
-        self._looks[name].running = held.document.status == "in_progress"
-        task = asyncio.create_task(self._look_after(held), name=name)
+        look = self._looks[name] = Look(held, counts=held.document.counts, tokens=held.document.tokens)
+        look.running = held.document.status == "in_progress" and not self._over(held.document)
+        task = asyncio.create_task(self._look_after(look), name=name)
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -180,118 +197,136 @@ class Keeper:
 
     # --- one batch ---
 
-    async def _look_after(self, held: HeldBatch) -> None:
-        name = held.document.id
-        look = self._looks[name]
-        step: Step | None = lifecycle.claimed(self._owner)
-        failures = 0
+    async def _look_after(self, look: Look) -> None:
+        name = look.held.document.id
+        step: Step | None = lifecycle.claimed(self._owner, look.held.document)
         try:
             while True:
                 try:
-                    held = await self._batches.get(name)
+                    look.held = await self._batches.get(name)
                     if step is not None:
-                        held = await self._batches.advance(held, step)
+                        look.held = await self._batches.advance(look.held, step)
                     step = None
-                    batch = held.document
+                    batch = look.held.document
                     if batch.ended or batch.owner != self._owner:
                         return
                     look.wake.clear()
                     if batch.status == "validating":
-                        await self._examine(held)
-                    elif batch.status == "in_progress":
-                        if not look.running:  # others may be older, or another host be free
-                            await self._batches.advance(held, lifecycle.released(self._owner))
-                            return
-                        await self._run(held, look)
-                    else:
-                        await self._publish(held, look)
-                    failures = 0
+                        await self._examine(look)
+                    elif batch.status != "in_progress":
+                        await self._publish(look)
+                    elif self._over(batch):
+                        await self._advance(look, lifecycle.finalizing("expired", int(self._clock())))
+                    elif look.running:
+                        await self._run(look)
+                    else:  # others may be older, or another host be free
+                        await self._batches.advance(look.held, lifecycle.released(self._owner))
+                        return
+                    look.failures = 0
                 except Refusal:
                     raise
                 except Exception as error:
-                    failures += 1
-                    step = self._failed(held.document, error, failures)
+                    look.failed()
+                    step = self._failed(error, look)
                     if step is None:
-                        await _pause(look, min(RETRY_S * 2 ** (failures - 1), LAST_RETRY_S))
+                        step = lifecycle.beaten(self._owner, look.counts, look.tokens)
+                        await _pause(look, min(RETRY_S * 2 ** min(look.failures - 1, 10), LAST_RETRY_S))
         except Refusal as refusal:
             log.warning("batch %s is left alone: %s", name, refusal.message)
         except asyncio.CancelledError:
             with contextlib.suppress(StoreError, Refusal):
-                await self._batches.advance(held, lifecycle.released(self._owner))
+                await self._batches.advance(look.held, lifecycle.released(self._owner))
             raise
 
-    async def _examine(self, held: HeldBatch) -> None:
-        batch = held.document
+    async def _examine(self, look: Look) -> None:
+        batch = look.held.document
         rules = Rules(batch.endpoint, self._models, self._max_lines)
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._examining, examine, self._storage.store, batch.input, rules)
+        async with self._beating(look):
+            found = await loop.run_in_executor(self._examining, examine, self._storage.store, batch.input, rules)
         now = int(self._clock())
         if found.problems:
-            await self._advance(held, lifecycle.refused(found.problems, now))
+            await self._advance(look, lifecycle.refused(found.problems, now))
             first = found.problems[0]  # its message repeats what clients wrote
             log.info("batch %s failed: %s%s", batch.id, first.code, "" if first.line is None else f" in line {first.line}")
         else:
-            await self._advance(held, lifecycle.validated(found.total, found.model or self._models[0], now))
+            await self._advance(look, lifecycle.validated(found.total, found.model or self._models[0], now))
 
-    async def _run(self, held: HeldBatch, look: Look) -> None:
+    async def _run(self, look: Look) -> None:
         """Run lines until they are all done, the window is over, or somebody changed the batch."""
-        batch = held.document
         if self.storage_full:
             await _pause(look, RETRY_S)
-            if batch.expires_at <= self._clock():
-                await self._advance(held, lifecycle.finalizing("expired", int(self._clock())))
             return
 
         def report(counts: Counts, tokens: Tokens) -> None:
             self._tally.ran(look.counts, counts)
             look.counts, look.tokens = counts, tokens
 
-        work = asyncio.ensure_future(self._runner.work(self._task(batch), report))
-        beats = 0
+        work = asyncio.ensure_future(self._runner.work(self._task(look.held.document), report))
+        woken = asyncio.ensure_future(look.wake.wait())
         try:
-            while not work.done():
-                left = held.document.expires_at - self._clock()
-                if left <= 0:
-                    break
-                woken = asyncio.ensure_future(look.wake.wait())
-                try:
-                    await asyncio.wait({work, woken}, timeout=min(BEAT_S, left), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    woken.cancel()
-                if look.wake.is_set():
-                    return
-                beats += 1
-                await self._look_at_the_room()
-                if self.storage_full:  # what is done is still written, into the reserve
-                    await self._storage.call(self._storage.reserve.release)
-                    return
-                changed = (look.counts.completed, look.counts.failed) != (held.document.counts.completed, held.document.counts.failed)
-                if changed or beats % IDLE_BEATS == 0:
-                    held = await self._advance(held, lifecycle.beaten(self._owner, look.counts, look.tokens))
-                    if held.document.status != "in_progress" or held.document.owner != self._owner:
+            async with self._beating(look) as beating:
+                while not (work.done() or woken.done() or beating.done() or self._over(look.held.document)):
+                    left = look.held.document.expires_at - self._clock()
+                    await asyncio.wait({work, woken, beating}, timeout=min(BEAT_S, left), return_when=asyncio.FIRST_COMPLETED)
+                    await self._look_at_the_room()
+                    if self.storage_full and not work.done():  # what is done is still written, into the reserve
+                        await self._storage.call(self._storage.reserve.release)
                         return
+                if beating.done():
+                    beating.result()
+                if woken.done() or beating.done():
+                    return
         finally:
+            woken.cancel()
             work.cancel()
             await asyncio.wait({work})
         if not work.cancelled():
             work.result()
-        await self._advance(held, lifecycle.finalizing("expired" if work.cancelled() else "completed", int(self._clock())))
+        await self._advance(look, lifecycle.finalizing("expired" if work.cancelled() else "completed", int(self._clock())))
 
-    async def _publish(self, held: HeldBatch, look: Look) -> None:
-        batch = held.document
+    @contextlib.asynccontextmanager
+    async def _beating(self, look: Look) -> AsyncIterator[asyncio.Task[None]]:
+        """Show other hosts meanwhile that the batch is looked after. The task ends early when it is not ours any more."""
+        beating = asyncio.create_task(self._beat(look))
+        try:
+            yield beating
+        finally:
+            beating.cancel()
+            await asyncio.wait({beating})
+            if not beating.cancelled():
+                beating.exception()  # whoever works with the batch next meets it, too
+
+    async def _beat(self, look: Look) -> None:
+        """Write how far the batch is, whenever that has changed and now and then all the same, until it has gone another way. A
+        storage that does not take it ends nothing: as long as it does not, nobody else can take the batch either."""
+        status, told = look.held.document.status, look.held.document.counts
+        for beat in itertools.count(1):
+            await asyncio.sleep(BEAT_S)
+            changed = (look.counts.completed, look.counts.failed) != (told.completed, told.failed)
+            if not changed and beat % IDLE_BEATS:
+                continue
+            try:
+                told = (await self._advance(look, lifecycle.beaten(self._owner, look.counts, look.tokens))).counts
+            except StoreError as error:
+                self._note(error)
+            if look.held.document.status != status or look.held.document.owner != self._owner:
+                return
+
+    async def _publish(self, look: Look) -> None:
+        batch = look.held.document
         published: Published | None = None
         if batch.in_progress_at is not None:
             assert batch.ending is not None
-            published = await self._runner.publish(self._task(batch), batch.ending)
-            await self._make_files(batch, published)
-        held = await self._advance(held, lifecycle.ended(published, int(self._clock())))
-        counts = held.document.counts
-        if held.document.ended:
+            async with self._beating(look):
+                published = await self._runner.publish(self._task(batch), batch.ending)
+                await self._make_files(batch, published)
+        batch = await self._advance(look, lifecycle.ended(published, int(self._clock())))
+        counts = batch.counts
+        if batch.ended:
             self._tally.ran(look.counts, counts)
-            self._tally.ended(held.document)
-        log.info(
-            "batch %s %s: %d of %d completed, %d failed", batch.id, held.document.status, counts.completed, counts.total, counts.failed
-        )
+            self._tally.ended(batch)
+        log.info("batch %s %s: %d of %d completed, %d failed", batch.id, batch.status, counts.completed, counts.total, counts.failed)
 
     async def _make_files(self, batch: BatchDocument, published: Published) -> None:
         assert batch.reserved is not None
@@ -306,10 +341,9 @@ class Keeper:
                 )
                 await self._files.add(document)
 
-    def _failed(self, batch: BatchDocument, error: Exception, failures: int) -> Step | None:
-        """The way to the end of a batch that met an error which is no single line's; None: to wait and try again. `failures`: how
-        many came one after the other."""
-        now = int(self._clock())
+    def _failed(self, error: Exception, look: Look) -> Step | None:
+        """The way to the end of a batch that met an error which is no single line's; None: to wait and try again."""
+        batch, now = look.held.document, int(self._clock())
         if isinstance(error, UserError) and error.exit_code in FINAL:
             log.error("batch %s: %s", batch.id, error)
             problem = Problem(type(error).__name__, str(error))
@@ -318,13 +352,13 @@ class Keeper:
                 self._note(error)
             else:
                 log.warning("batch %s waits: %s", batch.id, error)
-            if now <= batch.expires_at + GIVE_UP_S:
+            if now <= batch.expires_at + GIVE_UP_S or time.monotonic() - look.failing_since < LASTING_S:
                 return None
             log.error("batch %s is given up: its window has been over for a day", batch.id)
             problem = Problem("unavailable", "What the batch needs was not available until a day after its window.")
         else:
-            log.error("batch %s: a bug stopped work on it, %d of %d times", batch.id, failures, BUGS, exc_info=error)
-            if failures < BUGS:
+            log.error("batch %s: a bug stopped work on it, %d of %d times", batch.id, look.failures, BUGS, exc_info=error)
+            if look.failures < BUGS:
                 return None
             problem = Problem("internal_error", "The server failed to work on the batch; its log says why.")
         if batch.status == "in_progress":
@@ -334,8 +368,10 @@ class Keeper:
     def _task(self, batch: BatchDocument) -> Task:
         return Task(batch.id, batch.input, self._batches.results(batch.id), batch.endpoint)
 
-    async def _advance(self, held: HeldBatch, step: Step) -> HeldBatch:
-        return await self._batches.advance(held, lifecycle.by(self._owner, step))
+    async def _advance(self, look: Look, step: Step) -> BatchDocument:
+        """Take a step with a batch that is ours; returns it as it is then."""
+        look.held = await self._batches.advance(look.held, lifecycle.by(self._owner, step))
+        return look.held.document
 
     # --- the storage ---
 

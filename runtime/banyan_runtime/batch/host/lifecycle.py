@@ -35,9 +35,9 @@ class Published:
     ending: Ending
 
 
-def claimed(owner: str) -> Step:
-    """`owner` looks after the batch from now on."""
-    return lambda batch: None if batch.ended else replace(batch, owner=owner, nonce=_nonce())
+def claimed(owner: str, seen: BatchDocument) -> Step:
+    """`owner` looks after the batch from now on, unless somebody was faster since it was `seen` to be free."""
+    return lambda batch: None if batch.ended or batch.nonce != seen.nonce else replace(batch, owner=owner, nonce=_nonce())
 
 
 def beaten(owner: str, counts: Counts, tokens: Tokens) -> Step:

@@ -154,7 +154,7 @@ class Routes:
         batch = await self._batches.repeated(new, key=key, again=again)
         if batch is None:
             batch = await self._batches.create(new, await self._input(new.input_file_id), key=key)
-        self._keeper.kick(batch.id)
+            self._keeper.seek()
         return _json(batch.public())
 
     async def _input(self, identity: str) -> str:
