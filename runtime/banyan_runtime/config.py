@@ -280,6 +280,12 @@ class ServerConfig:
     num_continuous_decode_steps: int = option(
         1, check=at_least(1), help="Decode steps before waiting prompts are looked at, at least.", group="schedule"
     )
+    enable_mixed_chunk: bool = option(
+        False,
+        help="Compute the next tokens of those who run in the steps of prompts, not between them: the weights are read once for both. "
+        "Steps of prompts are no graph then beside more than 64 requests. Not with --speculative-algorithm.",
+        group="schedule",
+    )
     speculative_algorithm: str | None = option(
         None,
         check=one_of("NGRAM", None),

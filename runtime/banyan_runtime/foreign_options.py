@@ -34,7 +34,6 @@ REFUSED: Final[dict[str, Refused]] = {
     "impl": Refused("auto", "there is one implementation"),
     "model_impl": Refused("auto", "there is one implementation"),
     "constrained_json_whitespace_pattern": Refused(None, _LATER),
-    "enable_mixed_chunk": Refused(False, _LATER),
     "enable_torch_compile": Refused(False, _LATER),
     "torch_compile_max_bs": Refused(32, _LATER),
     "cpu_offload_gb": Refused(0, _LATER),

@@ -156,10 +156,11 @@ class Step:
     sequences have slots for the others. Nothing is asked for but tokens, without penalties, bans, biases and masks.
 
     Late masks: what a grammar admits behind a token that is still in flight is known only when that token is. A decode step may be
-    launched before, with `mask_later`: everything is computed up to its logits, and `Handle.draw` says the mask.
+    launched before, with `mask_later`: everything is computed up to its logits, and `Handle.draw` says the mask. So may a mixed one,
+    whose prompts' masks are said then, too.
     """
 
-    mode: Literal["prefill", "decode"]
+    mode: Literal["prefill", "decode", "mixed"]  # prompts; a token each, or guesses behind it; prompts, then a token each
     token_ids: I32  # [T]; negative: the token that the step still in flight samples for this row
     positions: I32  # [T] absolute positions
     out_slots: I32  # [T] KV slot each token writes

@@ -313,7 +313,7 @@ class FakeRunner:
         places = np.arange(len(step.token_ids)) - np.repeat(starts, lens)
         assert bool((step.positions == np.repeat(step.kv_lens - lens, lens) + places).all())
         if step.mask_later:
-            assert step.mode == "decode"
+            assert step.mode != "prefill"
             assert step.mask is None
             assert int(step.token_ids.min()) < 0, "every token is known"
         if step.mode == "decode":
@@ -323,7 +323,8 @@ class FakeRunner:
             assert step.prompt_scores is None
         else:
             assert int(step.samples.max()) <= 1
-            assert int(step.token_ids.min()) >= 0, "a prompt is always known"
+            unknown = np.repeat(lens, lens)[step.token_ids < 0]
+            assert not len(unknown) if step.mode == "prefill" else bool((unknown == 1).all()), "a prompt is always known"
         if step.banned is not None:
             assert len(step.banned) == len(rows)
         if step.histories is not None:
@@ -331,7 +332,7 @@ class FakeRunner:
             for index, row in enumerate(step.histories.rows.tolist()):
                 assert len(step.histories.tokens[index]) == lengths[row], "a history is that of all tokens so far"
         if self._columns is not None and self._columns[0] == rows.tolist() and self._columns[1] is not step.sampling:
-            assert step.mode == "prefill", "the same rows, and columns made anew"
+            assert step.mode != "decode", "the same rows, and columns made anew"
         self._columns = rows.tolist(), step.sampling
 
     def _run(self, step: Step) -> StepResult:
@@ -359,9 +360,11 @@ class FakeRunner:
         kv_lens, rows = step.kv_lens.tolist(), step.rows.tolist()
         token_ids = step.token_ids.tolist()
         widest = max(kv_lens)
-        if len(token_ids) > len(rows) or step.mode == "prefill":
+        if len(token_ids) > len(rows) or step.mode != "decode":
             offset = 0
             for row, end, count in zip(rows, kv_lens, step.query_lens.tolist(), strict=True):
+                if token_ids[offset] < 0:
+                    token_ids[offset] = self._sampled[row]
                 start = end - count
                 value = int(slots[table[row, start - 1]]) if start else 0
                 chain = []

@@ -81,8 +81,17 @@ class Order:
         assert engine.scheduler.queue.online == len(waits)
         online_rows = engine.scheduler.running.online
         self._stepped = True
-        self._online_prefill = self._online_prefill or (step.mode == "prefill" and not behind.any())
-        if step.mode == "decode":
+        if step.mode == "mixed":
+            runs = np.isin(step.rows, engine.scheduler.running.rows)
+            assert online_rows
+            assert not behind[~runs].any(), "online prompts are computed without background's"
+            behind = behind[runs]
+        elif self.limits.mixed and step.mode == "prefill" and online_rows and not behind.any():
+            memory = engine.memory
+            need = memory.decode_need(engine.scheduler.running.part(limits.rows_beside)[1])
+            assert memory.pages.free_tokens + memory.prefixes.evictable < need, "who runs could have come along"
+        self._online_prefill = self._online_prefill or step.mode == "mixed" or (step.mode == "prefill" and not behind.any())
+        if step.mode != "prefill":
             self._online_decodes += online_rows > 0
             assert np.count_nonzero(~behind) == online_rows, "all online rows run"
             if online_rows or waits:

@@ -131,6 +131,8 @@ class Totals:
     passed: int = 0  # times that a request was passed by for its priority
     constrained: int = 0
     masked_later: int = 0  # steps whose masks came behind their launch
+    mixed: int = 0  # steps of prompts that took along who ran
+    mixed_masked_later: int = 0
     complete: int = 0  # outputs that their grammar ended
     disobeyed: int = 0  # grammars that failed
     missed: int = 0  # steps that there was no memory for
@@ -189,6 +191,7 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         radix=rng.random() < 0.8,
         conservativeness=rng.choice((0.1, 0.5, 1.0)),
         continuous_decodes=rng.choice((1, 1, 3)),
+        mixed=not drafts and rng.random() < 0.4,
         overlap=overlap,
         draft_tokens=drafts,
         rounds=not overlap and not drafts,
@@ -330,6 +333,8 @@ class World:
         self.clock.now += self.rng.random() * 0.003 * self.load.slowness
         self.totals.rounds += step.rounds - 1
         self.totals.masked_later += step.mask_later
+        self.totals.mixed += step.mode == "mixed"
+        self.totals.mixed_masked_later += step.mask_later and step.mode == "mixed"
         invariants.check_mirror(self.engine, self.runner)
         self.order.check()
         self.order.check_class(step)

@@ -12,10 +12,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from banyan_runtime.engine import mixed
 from banyan_runtime.engine.constraints import Grammars, masks_of
 from banyan_runtime.engine.memory.tables import STOP_COLUMNS, Tables, ragged
 from banyan_runtime.engine.request import Request
-from banyan_runtime.step import F32, I8, I32, U64, Bool, Histories, PromptScores, Ragged, SamplingColumns, Step, TokenBiases, TokenMask
+from banyan_runtime.step import (
+    F32,
+    I8,
+    I32,
+    U64,
+    Bool,
+    Histories,
+    PromptScores,
+    Ragged,
+    SamplingColumns,
+    Step,
+    StepResult,
+    TokenBiases,
+    TokenMask,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +41,28 @@ class ScheduledBatch:
     requests: list[Request]
     chunk: int | None = None  # prompt tokens that it could have had
     background: bool = False  # nobody online is in it
-    constrained: list[int] = field(default_factory=list)  # of a decode step: rows that obey a grammar
+    constrained: list[int] = field(default_factory=list)  # rows that obey a grammar and draw a token; not of prompts alone
+    parts: tuple[ScheduledBatch, ScheduledBatch] | None = None  # of a mixed one: its prompts, and those who run
+
+    @staticmethod
+    def mixed(prompts: ScheduledBatch, decode: ScheduledBatch) -> ScheduledBatch:
+        """Both in one step."""
+        before, beside = len(prompts.requests), len(decode.requests)
+        drawing = zip(prompts.requests, prompts.step.samples.tolist(), strict=True)
+        first = [index for index, (request, count) in enumerate(drawing) if count and request.matcher is not None]
+        return ScheduledBatch(
+            mixed.joined(prompts.step, decode.step),
+            [*prompts.requests, *decode.requests],
+            None if prompts.chunk is None else prompts.chunk + beside,
+            constrained=[*first, *(before + index for index in decode.constrained)],
+            parts=(prompts, decode),
+        )
+
+    def results(self, result: StepResult) -> list[tuple[ScheduledBatch, StepResult]]:
+        """What it gave, part by part."""
+        if self.parts is None:
+            return [(self, result)]
+        return list(zip(self.parts, mixed.parted(result, self.parts[0].step, self.parts[1].step), strict=True))
 
 
 class StepBuilder:

@@ -59,6 +59,7 @@ class EngineLimits:
     conservativeness: float = 1.0
     continuous_decodes: int = 1
     decode_log_interval: int = 40
+    mixed: bool = False  # who runs gets a token in the steps of prompts, too. Not with drafts
     overlap: bool = False  # one step in flight while the next is scheduled
     draft_tokens: int = 0  # tokens of a request in a decode step, its last one and guesses; 0: nothing is guessed. Not with `overlap`
     rounds: bool = False  # several decode steps at a stretch, where they are very short. Not with `overlap` or drafts
@@ -91,6 +92,11 @@ class EngineLimits:
                 f"--speculative-algorithm={config.speculative_algorithm} needs a runner that can check drafts, which this one cannot; "
                 "remove the flag"
             )
+        if drafts and config.enable_mixed_chunk:
+            raise ConfigError(
+                f"--enable-mixed-chunk and --speculative-algorithm={config.speculative_algorithm} exclude each other: drafts are checked in "
+                "steps of their own; remove one of the flags"
+            )
         overlap = not config.disable_overlap_schedule and not cpu and not drafts
         chunk = config.chunked_prefill_size or (CHUNK_CPU if cpu else CHUNK_CUDA)
         return EngineLimits(
@@ -109,6 +115,7 @@ class EngineLimits:
             conservativeness=config.schedule_conservativeness,
             continuous_decodes=config.num_continuous_decode_steps,
             decode_log_interval=config.decode_log_interval,
+            mixed=config.enable_mixed_chunk,
             overlap=overlap,
             draft_tokens=config.speculative_num_draft_tokens if drafts else 0,
             rounds="rounds" in info.features and not overlap and not drafts,

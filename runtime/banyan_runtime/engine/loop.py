@@ -295,12 +295,14 @@ class Engine:
         self._let_go(launched)
         now = self._clock()
         step = launched.batch.step
-        output = self._results.note(launched.batch, result, now)
-        if output is not None:
-            self._report.generation_tokens += len(output.token_ids) // ID_BYTES
-            self._out.append(output)
-        if step.mode == "prefill":
-            seconds = self._report.prefill_done(len(step.token_ids), launched.started, now, replayed=result.replayed)
+        for batch, part in launched.batch.results(result):
+            output = self._results.note(batch, part, now)
+            if output is not None:
+                self._report.generation_tokens += len(output.token_ids) // ID_BYTES
+                self._out.append(output)
+        if step.mode != "decode":
+            beside = 0 if launched.batch.parts is None else len(launched.batch.parts[1].requests)
+            seconds = self._report.prefill_done(len(step.token_ids), beside, launched.started, now, replayed=result.replayed)
         else:
             used, queued = self.memory.used, len(self.scheduler.queue)
             guessed = len(step.token_ids) - len(step.rows)

@@ -154,8 +154,8 @@ class Prefill:
         self._last = []
         self.full = False
 
-    def form(self, now: float) -> ScheduledBatch | None:
-        """A step of prompts, with its slots allocated; None when nobody can be admitted."""
+    def form(self, now: float, beside: int = 0) -> ScheduledBatch | None:
+        """A step of prompts, with its slots allocated; None when nobody can be admitted. `beside`: so many that run are to be in it."""
         if self.chunked is None and (self.full or not self.queue):
             return None
         if self.chunked is not None and self.chunked.background and self.queue.online:
@@ -172,6 +172,9 @@ class Prefill:
             return None
         size = self._background.chunk(now) if background else self.chunk.size
         size = min((bound for bound in (size, self.shortage.most_tokens(now)) if bound is not None), default=None)
+        if size is not None and beside:
+            page = self._limits.page_size
+            size = max((size - beside) // page * page, page)
         chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value, size))
         chosen.computing = self._prefixes_in_computation()
         if self.chunked is not None and self._let_pass(self.chunked, chosen):

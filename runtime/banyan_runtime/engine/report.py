@@ -78,10 +78,13 @@ class Report:
     def preemption(self, *, requests: int) -> None:
         self._log(f"Requests of lower priority give way. #preempted_reqs: {requests}")
 
-    def prefill_done(self, tokens: int, started: float, now: float, *, replayed: bool = False) -> float:
-        """Returns the seconds it took, without those it waited for the step before."""
+    def prefill_done(self, tokens: int, beside: int, started: float, now: float, *, replayed: bool = False) -> float:
+        """`beside`: how many of its tokens were of those who run. Returns the seconds it took, without those it waited for the step
+        before."""
         seconds = now - max(started, self._last_step)
         self._prefill.add(tokens, seconds, replayed=replayed)
+        self._window_tokens += beside
+        self._window_rows += beside
         self._last_step = now
         return seconds
 

@@ -48,7 +48,7 @@ class Scheduler:
         self.drafts = Drafts(limits.draft_tokens) if limits.draft_tokens else None
         self.rounds = Rounds() if limits.rounds else None
         self.failed: list[tuple[Request, str, str]] = []  # (request, code, message), for the loop to report
-        self._decodes_in_a_row = 0  # since the last prefill step
+        self._decodes_in_a_row = 0  # since the last prefill step that left somebody behind who ran
 
     def schedule(self, now: float) -> ScheduledBatch | None:
         """The next step, with its slots allocated; None when there is nothing to compute."""
@@ -67,7 +67,7 @@ class Scheduler:
     def learn(self, batch: ScheduledBatch, seconds: float) -> None:
         """A step took so long."""
         step = batch.step
-        if step.mode == "prefill":
+        if step.mode != "decode":
             self.prefill.learn(batch, seconds)
             if self.rounds is not None:
                 self.rounds.forget()
@@ -129,20 +129,45 @@ class Scheduler:
         with. Background waits for whoever is online."""
         if self.running.online if self.prefill.online else self.running.living:
             decodes = self._decodes_in_a_row
-            if decodes < self._rules.decodes_between(self.prefill.worth_a_step) or 0 < decodes < self._limits.continuous_decodes:
+            # prompts that take along who runs need no others to share a step with
+            worth = self._limits.mixed or self.prefill.worth_a_step
+            if decodes < self._rules.decodes_between(worth) or 0 < decodes < self._limits.continuous_decodes:
                 return self._decode, self._prefill
         return self._prefill, self._decode
 
     def _prefill(self, now: float) -> ScheduledBatch | None:
-        batch = self.prefill.form(now)
-        if batch is not None:
-            self._decodes_in_a_row = 0
-        return batch
+        mixes = self._limits.mixed and self.prefill.online and self.running.online > 0
+        batch = self.prefill.form(now, len(self.running.part(self.background.rows(now))[1]) if mixes else 0)
+        if batch is None:
+            return None
+        beside = self._beside(now) if mixes and not batch.background else None
+        left = beside is None and (self.running.online > 0 or not self._limits.mixed)
+        self._decodes_in_a_row = 0 if left else 1
+        return batch if beside is None else ScheduledBatch.mixed(batch, beside)
+
+    def _beside(self, now: float) -> ScheduledBatch | None:
+        """Who runs, for the step of prompts that was just formed; None if there is no room for all of them."""
+        running, memory = self.running, self._memory
+        self._sweep()
+        requests, rows = running.part(self.background.rows(now))
+        need = memory.decode_need(rows)
+        if not running.online:
+            return None
+        memory.make_room(need)
+        if memory.pages.free_tokens < need:
+            return None
+        step = self._builder.decode(requests, rows, *memory.extend_each(rows))
+        self.ratio.decay(1)
+        self.background.decoded(online=True)
+        return ScheduledBatch(step, requests, constrained=self._builder.constrained(requests, rows))
+
+    def _sweep(self) -> None:
+        if self.running.sweep() or not len(self.running):
+            self.prefill.full = False
 
     def _decode(self, now: float) -> ScheduledBatch | None:
         running, memory = self.running, self._memory
-        if running.sweep() or not len(running):
-            self.prefill.full = False
+        self._sweep()
         if not len(running):
             return None
         beside = self.background.rows(now)

@@ -54,7 +54,7 @@ class Shortage:
 
     def met(self, step: Step, now: float) -> float | None:
         """There was no memory for a step. In how many seconds those in it may come again; None: nothing helps."""
-        bound, number = (self._tokens, len(step.token_ids)) if step.mode == "prefill" else (self._rows, len(step.rows))
+        bound, number = (self._tokens, len(step.token_ids)) if step.mode != "decode" else (self._rows, len(step.rows))
         if bound.halve(number, now):
             return SOON_S
         again, self._helpless_at = now - self._helpless_at <= WINDOW_S, now
