@@ -322,6 +322,33 @@ def test_of_an_operator_for_all_and_one_for_some_namespaces_one_leads(tmp_path: 
     asyncio.run(scenario())
 
 
+def test_a_namespace_that_is_gone_stops_none_of_the_others_until_it_is_there_again(tmp_path: Path) -> None:
+    gone = "/namespaces/other/"
+    said = 'pods is forbidden: User "x" cannot list resource "pods" in API group "" in the namespace "other"'
+    leases = {name: kinds.LEASE.path(name, "banyan-operator") for name in ("team", "other")}
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.answer = lambda call: refusal(403, "Forbidden", said) if gone in call.path else None
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        code = "import banyan_operator.cluster.namespaces as n\nn.LOOK_S = 0.2"
+        async with operator(tmp_path, server, "--namespaces", "team,other", code=code) as found:
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+            assert "not looked after: namespace other" in found.said()
+            assert await found.page("/readyz") == (200, "ok")
+            assert "banyan_operator_absent_namespaces 1.0" in (await found.page("/metrics"))[1]
+            assert leases["team"] in server.objects
+            server.answer = lambda _: None
+            await found.until(lambda: leases["other"] in server.objects, "it does not look after the other")
+            server.store(INFERENCE_SERVER.path("other", "smollm2"), SERVER | {"metadata": SERVER["metadata"] | {"namespace": "other"}})
+            await found.until(lambda: DEPLOYMENT.path("other", "smollm2") in server.objects, "it does not work there")
+            assert "banyan_operator_absent_namespaces 0.0" in (await found.page("/metrics"))[1]
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0, found.said()
+
+    asyncio.run(scenario())
+
+
 def test_who_may_not_see_whether_another_leads_is_not_ready_and_does_not_lead_until_it_may(tmp_path: Path) -> None:
     said = 'leases.coordination.k8s.io is forbidden: User "x" cannot list resource "leases"'
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -146,5 +147,14 @@ def test_the_audit_finds_a_monitor_that_was_deleted_and_one_that_nobody_wants() 
         async with asyncio.timeout(10):
             await relist.everything()
         assert relist.trouble is None
+        rig.server.answer = lambda _: refusal(503, "ServiceUnavailable", "it starts")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await relist.everything()
+        assert "podmonitors can not be listed" in (relist.trouble or "")
+        rig.server.answer = lambda call: unserved() if "monitoring.coreos.com" in call.path else None
+        async with asyncio.timeout(10):
+            await relist.everything()
+        assert relist.trouble is None, "it is not served, which is no trouble, also behind an outage"
 
     run(really, scenario)

@@ -105,6 +105,20 @@ def test_a_job_that_is_complete_is_not_over_before_its_pods_report_was_seen():
     assert (seen.status["phase"], seen.status["requests"]) == ("Succeeded", "1000/1000")
 
 
+def test_an_edit_of_a_batch_that_is_over_is_seen_and_changes_nothing():
+    merge_job, report = published()
+    done = after(observe(after(observe(BATCH, job(active=1), running(), progress=PROGRESS)), job(**COMPLETE), merge_job, report))
+    assert done["status"]["phase"] == "Succeeded"
+    assert observe(done, job(**COMPLETE)).report.status is None
+    generation = done["metadata"]["generation"] + 1
+    edited = merge(done, {"metadata": {"generation": generation}, "spec": {"cancel": True, "suspend": True}})
+    seen = observe(edited, job(**COMPLETE))
+    assert seen.status == done["status"] | {"observedGeneration": generation}
+    assert reasons(seen) == []
+    odd = merge(edited, {"spec": {"workers": "many"}})
+    assert observe(odd, job(**COMPLETE)).status == seen.status
+
+
 def test_a_failed_job_is_not_over_before_the_pod_that_failed_last_was_seen_to_end():
     first = ended(75, {"code": "StorageUnavailable", "message": "S3 is down"})
     second = merge(running(), {"metadata": {"name": "nightly--work-0-y", "uid": "y", "creationTimestamp": stamp(NOW - 30)}})

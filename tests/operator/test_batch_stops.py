@@ -45,8 +45,8 @@ def test_suspending_changes_nothing_else_of_the_job():
 
 
 def test_a_resumed_batch_runs_again():
-    suspended = after(observe(a_batch(suspend=True), job(suspend=True)))
-    plan = observe(BATCH | {"status": suspended["status"]}, job(suspend=True), now=NOW)
+    suspended = after(observe(a_batch(suspend=True), job(suspend=True, **SUSPENDED)))
+    plan = observe(BATCH | {"status": suspended["status"]}, job(suspend=True, **SUSPENDED), now=NOW)
     (work,) = (child for child in plan.apply if child["kind"] == "Job")
     assert work["spec"]["suspend"] is False
     assert "Resumed" in reasons(plan)
@@ -59,6 +59,19 @@ def test_a_batch_that_is_suspended_is_so_when_nothing_runs_any_more():
     assert "nightly--work-0-x" in condition(stopping, "Suspended")["message"]
     stopped = observe(after(stopping, suspended), job(suspend=True, **SUSPENDED))
     assert (stopped.status["phase"], condition(stopped, "Suspended")["status"]) == ("Suspended", "True")
+
+
+def test_a_batch_whose_job_is_not_heard_to_be_suspended_is_not_told_to_be_so_and_then_to_go_on():
+    """Its controller may be about to make a pod."""
+    manifest, prior = a_batch(suspend=True), after(observe(BATCH, job()))
+    suspending = observe(manifest | {"status": prior["status"]}, job(suspend=True))
+    assert suspending.status["phase"] != "Suspended"
+    assert condition(suspending, "Suspended")["reason"] == "Suspending"
+    came = observe(after(suspending, manifest), job(suspend=True, active=1), running())
+    gone = observe(after(came, manifest), job(suspend=True, **SUSPENDED))
+    assert [plan.status["phase"] == "Suspended" for plan in (came, gone)] == [False, True]
+    assert [reasons(plan).count("Suspended") for plan in (suspending, came, gone)] == [0, 0, 1]
+    assert "Resumed" not in [reason for plan in (suspending, came, gone) for reason in reasons(plan)]
 
 
 def test_a_cancelled_batch_first_stops_then_is_over_with_its_counts():

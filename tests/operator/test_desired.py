@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from banyan_operator import api
+from banyan_operator.api import SpecError
 from banyan_operator.desired import batch, server
 from banyan_operator.desired.batchjob import Order
 from banyan_operator.desired.metadata import SPEC_HASH
@@ -209,12 +210,13 @@ def _is_restricted(spec: dict[str, Any]) -> None:
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert spec["securityContext"].get("runAsUser") != 0
-    assert not any(key in spec for key in ("hostNetwork", "hostPID", "hostIPC"))
+    assert [spec[key] for key in ("hostNetwork", "hostPID", "hostIPC")] == [False] * 3, "said: what is not, anybody may set"
     allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
     assert all(set(volume) - {"name"} <= allowed for volume in spec["volumes"])
     for container in containers(spec):
         security = container["securityContext"]
         assert security["allowPrivilegeEscalation"] is False
+        assert security["privileged"] is False
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert security["readOnlyRootFilesystem"] is True
         assert not any("hostPort" in port for port in container["ports"])
@@ -401,6 +403,31 @@ def test_an_accelerator_is_required_in_every_alternative_of_the_users_affinity()
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert [expression["key"] for expression in term["matchExpressions"]] == ["zone", "nvidia.com/gpu.product", "nvidia.com/gpu.memory"]
     assert term["matchExpressions"][-1]["values"] == ["39999"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "path"),
+    [
+        ("x", "nodeAffinity"),
+        ({"requiredDuringSchedulingIgnoredDuringExecution": [1]}, "nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"),
+        (
+            {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": {"a": 1}}},
+            "nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
+        ),
+        (
+            {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": ["a"]}},
+            "nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]",
+        ),
+        (
+            {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": "a"}]}},
+            "nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions",
+        ),
+    ],
+)
+def test_an_affinity_to_which_the_accelerator_cannot_be_added_is_refused_by_its_path(nodes, path):
+    server = a_server(accelerator={"count": 1, "minMemoryMiB": 1}, scheduling={"affinity": {"nodeAffinity": nodes}})
+    with pytest.raises(SpecError, match=re.escape(f"spec.scheduling.affinity.{path}: ")):
+        render(server)
 
 
 def test_a_pod_with_an_accelerator_tolerates_the_taint_of_that_name():

@@ -43,6 +43,8 @@ def test_defaults_and_foreign_fields_are_no_drift():
         lambda live: live["spec"]["template"]["spec"]["containers"][0]["env"].pop(0),
         lambda live: live["spec"]["template"]["spec"]["volumes"].pop(0),
         lambda live: live["spec"]["template"]["spec"]["securityContext"].update(runAsNonRoot=False),
+        lambda live: live["spec"]["template"]["spec"]["containers"][0]["securityContext"].update(privileged=True),
+        lambda live: live["spec"]["template"]["spec"].update(hostNetwork=True),
         lambda live: live["metadata"]["labels"].pop("app.kubernetes.io/instance"),
         lambda live: live["metadata"].update(ownerReferences=[]),
         lambda live: live["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"].update(memory="8Gi"),
@@ -53,6 +55,29 @@ def test_what_we_own_is_seen_when_it_changes(spoil):
     live = as_stored(wanted)
     spoil(live)
     assert not settled(live, wanted)
+
+
+def test_a_selector_with_a_key_of_somebody_elses_selects_something_else():
+    children = render(CASES["server-everything"])
+    selectors = 0
+    for child in children:
+        for path in _maps(child, ("selector", "podSelector", "labelSelector", "nodeSelector")):
+            live = as_stored(child)
+            found = live
+            for step in path:
+                found = found[step]
+            found["somebody"] = "else"
+            assert not settled(live, child), (child["kind"], path)
+            selectors += 1
+    assert selectors >= 4
+
+
+def _maps(part, names, path=()):
+    """Where maps of these names lie."""
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ():
+        if key in names and isinstance(value, dict):
+            yield (*path, key)
+        yield from _maps(value, names, (*path, key))
 
 
 def test_a_field_that_is_no_longer_wanted_is_seen_by_the_hash():

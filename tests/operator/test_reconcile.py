@@ -257,7 +257,7 @@ def test_while_paused_only_the_record_of_what_runs_is_written():
 def test_a_resource_that_is_being_deleted_is_left_to_the_garbage_collector(manifest):
     going = merge(manifest, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
     plan = observe(going, *live(manifest))
-    assert (plan.apply, plan.delete, plan.status) == ((), (), {"phase": "Terminating"})
+    assert (plan.apply, plan.delete, plan.status) == ((), (), {"observedGeneration": 1, "phase": "Terminating"})
 
 
 def test_a_changed_spec_starts_a_rollout_and_says_so():

@@ -16,6 +16,9 @@ MERGE_KEYS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Lists that the real server merges item by item. Ports: by number and protocol."""
 
+ATOMIC: Final = frozenset({"selector", "labelSelector", "podSelector", "nodeSelector"})
+"""Maps that the real server takes as one value."""
+
 
 def _keys(name: str, items: list[Any]) -> tuple[str, ...] | None:
     if name == "ports" and items and isinstance(items[0], dict):
@@ -29,7 +32,7 @@ def _place(item: dict[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:
 
 def applied(live: Any, owned: Any, wanted: Any, name: str = "") -> Any:
     """`live` with `wanted` in it, and without what was `owned` and is wanted no more."""
-    if isinstance(wanted, dict) and isinstance(live, dict):
+    if isinstance(wanted, dict) and isinstance(live, dict) and name not in ATOMIC:
         owned = owned if isinstance(owned, dict) else {}
         result = {}
         for key, value in live.items():

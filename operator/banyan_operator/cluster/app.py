@@ -10,17 +10,20 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import kopf
 
 from banyan_operator import __version__
 from banyan_operator.cluster import connection, handlers
+from banyan_operator.cluster.client import Api
 from banyan_operator.cluster.connection import Connection
 from banyan_operator.cluster.deadman import Deadman
 from banyan_operator.cluster.leader import LeaseLostError
 from banyan_operator.cluster.life import Life
 from banyan_operator.cluster.metrics import Metrics
+from banyan_operator.cluster.namespaces import reachable
 from banyan_operator.cluster.options import Options, parse
 
 log = logging.getLogger(__name__)
@@ -58,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def live(options: Options, metrics: Metrics, deadman: Deadman) -> None:
     """One life. Returns when a signal ended it; raises what else did."""
-    life = Life(options, metrics, deadman, Connection(await connection.load()))
+    connected = Connection(await connection.load())
+    present = await _reachable(options, metrics, connected)
+    absent = frozenset(options.namespaces) - frozenset(present)
+    options = replace(options, namespaces=present)
+    life = Life(options, metrics, deadman, connected, absent)
     await kopf.operator(
         registry=handlers.declare(life),
         settings=handlers.settings(),
@@ -70,6 +77,15 @@ async def live(options: Options, metrics: Metrics, deadman: Deadman) -> None:
     )
     if life.error is not None:
         raise life.error
+
+
+async def _reachable(options: Options, metrics: Metrics, connected: Connection) -> tuple[str, ...]:
+    """The namespaces that can be looked after; all, if none can: then something else is wrong."""
+    api = Api(connected, metrics.observe_call)
+    try:
+        return await reachable(api, options.namespaces) or options.namespaces
+    finally:
+        await api.close()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from prometheus_client.registry import Collector
@@ -25,6 +25,7 @@ from banyan_operator.cluster.gather import Gatherer
 from banyan_operator.cluster.health import Health
 from banyan_operator.cluster.leader import RELEASE_S, RENEW_DEADLINE_S, Lease, LeaseLostError, RivalError, Rivals
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
+from banyan_operator.cluster.namespaces import await_any
 from banyan_operator.cluster.options import Options
 from banyan_operator.cluster.podclient import Pods
 from banyan_operator.cluster.queue import WorkQueue
@@ -48,7 +49,12 @@ WORK_LIMIT_S: Final = 120.0  # one key is at work for longer only if something i
 class Life:
     """`start` and `stop` are kopf's; in between `seen` takes what its watches show. `ended` is set when it can not go on."""
 
-    def __init__(self, options: Options, metrics: Metrics, deadman: Deadman, connection: Connection) -> None:
+    def __init__(
+        self, options: Options, metrics: Metrics, deadman: Deadman, connection: Connection, absent: Collection[str] = frozenset()
+    ) -> None:
+        """`absent`: namespaces that are to be looked after, too, and cannot be just now."""
+        self._absent = absent
+        metrics.absent.set(len(absent))
         self._options, self._metrics, self._deadman = options, metrics, deadman
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
@@ -137,6 +143,7 @@ class Life:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._relist.run())
+                group.create_task(await_any(self._api, self._absent))
                 if self._leases:
                     await self._win(group)
                 group.create_task(self._work())

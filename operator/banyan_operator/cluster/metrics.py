@@ -67,6 +67,7 @@ class Metrics:
         )
         info = Gauge("banyan_operator_build_info", "Always 1.", ["version", "kopf", "kubernetes"], registry=registry)
         info.labels(operator_version, version("kopf"), version("kubernetes")).set(1)
+        self.absent = Gauge("banyan_operator_absent_namespaces", "Namespaces that can not be looked after just now.", registry=registry)
         self.leader = Gauge("banyan_operator_leader", "1 where this process leads.", registry=registry)
         self.last_event = Gauge(
             "banyan_operator_watch_last_event_timestamp_seconds",

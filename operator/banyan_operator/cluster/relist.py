@@ -97,7 +97,7 @@ class Relist:
                 items, version = await self._api.list(kind, namespace, labels=selector)
             except ApiError as error:
                 if kind.optional and (error.unserved or error.forbidden):  # told where one is wanted
-                    return True
+                    break
                 self._failed[kind] = str(error)
                 log.warning("%s can not be listed: %s", kind.plural, error)
                 return False

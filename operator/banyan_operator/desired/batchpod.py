@@ -56,6 +56,7 @@ def template(
         "serviceAccountName": spec.service_account_name or names.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        **podspec.NOTHING_OF_THE_HOST,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
         "securityContext": podspec.pod_security(spec.security),

@@ -18,6 +18,8 @@ _AMOUNTS: Final = frozenset(
     {"requests", "limits", "overhead"}
 )  # whose values are quantities, which the API server may write in another way
 _AMOUNT: Final = frozenset({"sizeLimit", "divisor"})
+_ATOMIC: Final = frozenset({"selector", "labelSelector", "podSelector", "namespaceSelector", "matchLabels", "nodeSelector"})
+"""Maps that the API knows as one value each: nobody else may have a key of their own in them, for with it they say something else."""
 _OF_KIND: Final[dict[str, Keys]] = {
     SERVICE.kind: {"ports": ("port", "protocol")},
     DEPLOYMENT.kind: MERGE_KEYS,
@@ -44,6 +46,8 @@ def _covers(live: Any, desired: Any, field: str, keys: Keys) -> bool:
             return not desired  # the API server drops some empty objects
         if field in _AMOUNTS and not any(isinstance(value, dict) for value in desired.values()):
             return all(same(live.get(name), value, rounded=True) for name, value in desired.items())
+        if field in _ATOMIC and live.keys() - desired.keys():
+            return False
         return all(_covers(live.get(name), value, name, keys) for name, value in desired.items() if name != RENDERED_BY)
     if isinstance(desired, list):
         return _covers_list(live or [], desired, field, keys)

@@ -126,6 +126,10 @@ def s3(options: S3Options | None, defaults: Mapping[str, str], prefix: str = "")
 # --- security ---
 
 
+NOTHING_OF_THE_HOST: Final[Manifest] = {"hostNetwork": False, "hostPID": False, "hostIPC": False}
+"""Said in so many words, as `privileged` is: what nobody says, somebody else may set, and no apply of ours takes it back."""
+
+
 def pod_security(security: Security) -> Manifest:
     context: Manifest = {
         "runAsNonRoot": True,
@@ -141,6 +145,7 @@ def pod_security(security: Security) -> Manifest:
 def container_security(security: Security) -> Manifest:
     return {
         "allowPrivilegeEscalation": False,
+        "privileged": False,
         "capabilities": {"drop": ["ALL"]},
         "readOnlyRootFilesystem": security.read_only_root_filesystem,
     }
@@ -185,7 +190,7 @@ def placement(
         tolerations.append(taint(accelerator.resource_name))
     if tolerations:
         found["tolerations"] = tolerations
-    if affinity := _affinity(scheduling.affinity, accelerator):
+    if affinity := _affinity(scheduling.affinity, accelerator, path):
         found["affinity"] = affinity
     constraints = copy.deepcopy(list(scheduling.topology_spread_constraints))
     if not constraints and spread:
@@ -208,7 +213,8 @@ def placement(
     return found
 
 
-def _affinity(user: dict[str, Any] | None, accelerator: Accelerator | None) -> dict[str, Any]:
+def _affinity(user: dict[str, Any] | None, accelerator: Accelerator | None, path: str) -> dict[str, Any]:
+    """With what the accelerator needs. Raises SpecError where the user's is not of the form that it would have to be added to."""
     affinity: dict[str, Any] = copy.deepcopy(user or {})
     wanted: list[Manifest] = []
     if accelerator is not None and accelerator.count:
@@ -217,11 +223,29 @@ def _affinity(user: dict[str, Any] | None, accelerator: Accelerator | None) -> d
         if accelerator.min_memory_mib is not None:
             wanted.append({"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": [str(accelerator.min_memory_mib - 1)]})
     if wanted:
-        required = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+        path = f"{path}.affinity"
+        nodes = _part(affinity, "nodeAffinity", dict, path)
+        path = f"{path}.nodeAffinity"
+        required = _part(nodes, "requiredDuringSchedulingIgnoredDuringExecution", dict, path)
+        path = f"{path}.requiredDuringSchedulingIgnoredDuringExecution"
         # terms are alternatives, expressions of one term all hold: what the accelerator needs goes into each of the user's terms
-        terms = required.get("nodeSelectorTerms") or [{}]
-        required["nodeSelectorTerms"] = [{**term, "matchExpressions": [*term.get("matchExpressions", []), *wanted]} for term in terms]
+        terms = _part(required, "nodeSelectorTerms", list, path) or [{}]
+        for number, term in enumerate(terms):
+            where = f"{path}.nodeSelectorTerms[{number}]"
+            if not isinstance(term, dict):
+                raise SpecError([Problem(where, f"{term!r} must be a mapping")])
+            term["matchExpressions"] = [*_part(term, "matchExpressions", list, where), *wanted]
+        required["nodeSelectorTerms"] = terms
     return affinity
+
+
+def _part(whole: dict[str, Any], name: str, kind: type[dict[str, Any] | list[Any]], path: str) -> Any:
+    """The mapping or list of that name, made where it is not there. Raises SpecError where it is something else."""
+    if whole.get(name) is None:
+        whole[name] = kind()
+    if not isinstance(whole[name], kind):
+        raise SpecError([Problem(f"{path}.{name}", f"{whole[name]!r} must be a {'mapping' if kind is dict else 'list'}")])
+    return whole[name]
 
 
 def pull_secrets(*lists: Iterable[ObjectRef | str]) -> list[Manifest]:

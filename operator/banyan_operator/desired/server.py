@@ -92,6 +92,7 @@ def _template(server: InferenceServer, settings: Settings, names: Names) -> Mani
         "serviceAccountName": spec.service_account_name or names.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        **podspec.NOTHING_OF_THE_HOST,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": spec.drain.termination_grace_period_seconds,
         "securityContext": podspec.pod_security(spec.security),

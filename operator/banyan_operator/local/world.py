@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from banyan_operator.api import KINDS, SpecError, parse
 from banyan_operator.desired.references import references
@@ -24,6 +26,7 @@ from banyan_operator.local.view import label_of
 from banyan_operator.plan import Manifest, Outcome, Plan, Ref, Report, Settings, World
 from banyan_operator.reconcile import decide
 
+BUG_S: Final = 30.0
 ROUNDS = 20
 """A turn goes round until nothing changes any more; a deletion with all its consequences takes about six rounds."""
 _NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -56,6 +59,7 @@ class LocalWorld:
         self._say = say
         self._proxies: dict[tuple[Key, int], Proxy] = {}
         self._not_here: set[str] = set()
+        self._bugs: dict[Key, float] = {}  # resources that met one, and when they are tried again
 
     def resources(self) -> list[Manifest]:
         """Servers first, then what needs them."""
@@ -88,9 +92,21 @@ class LocalWorld:
     # --- one resource ---
 
     def _reconcile(self, resource: Manifest) -> float | None:
-        decision = decide(resource, self.observe(resource), self._settings)
-        report = decision.report(self._apply(resource, decision.plan))
-        self._tell(key_of(resource), report)
+        """When to look again."""
+        key, now = key_of(resource), self._clock()
+        if (again := self._bugs.get(key, 0.0)) > now:
+            return again
+        try:
+            decision = decide(resource, self.observe(resource), self._settings)
+            report = decision.report(self._apply(resource, decision.plan))
+        except Exception as error:  # of one resource; the others go on
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+            self._say(f"{label_of(key)}: a bug of the operator: {said}; again in {BUG_S:.0f} s")
+            self._bugs[key] = now + BUG_S
+            return self._bugs[key]
+        self._bugs.pop(key, None)
+        self._tell(key, report)
         return None if report.requeue_after_s is None else self._clock() + report.requeue_after_s
 
     def observe(self, resource: Manifest) -> World:

@@ -125,7 +125,7 @@ def _phase(one: Observed, written: Written, progress: Progress | None) -> BatchP
     if seen.merge is not None:
         if partial_of(seen.merge.job) in ("cancelled", "expired"):
             return "Cancelling"
-        suspended = one.job.spec.suspend and wish.stop is None and not seen.running and seen.merge.ending is None
+        suspended = one.job.spec.suspend and wish.stop is None and seen.held and seen.merge.ending is None
         return "Suspended" if suspended else "Merging"
     ended = seen.now is not None and seen.now.ending is not None
     if ended and seen.work is not None:
@@ -133,7 +133,7 @@ def _phase(one: Observed, written: Written, progress: Progress | None) -> BatchP
         return "Suspended" if suspended else "Running" if seen.work.alone or not seen.work.over(one.world.now) else "Merging"
     if wish.stop is not None and (not ended or one.known.planned):
         return "Cancelling"
-    if one.job.spec.suspend and not seen.running and not (ended and not one.known.planned):
+    if one.job.spec.suspend and seen.held and not (ended and not one.known.planned):
         return "Pending" if one.refused else "Suspended"
     if seen.work is None:
         return "Planning" if seen.plan is not None and not one.known.planned and (seen.running or ended or _begun(one)) else "Pending"

@@ -136,7 +136,12 @@ class Seen:
     @property
     def at_rest(self) -> bool:
         """Nothing runs, and nothing will while all is as it is."""
-        return not self.stopping and (self.now is None or self.now.ending is not None or self.now.at_rest())
+        return not self.stopping and self.held
+
+    @property
+    def held(self) -> bool:
+        """Nothing of the stage at work runs, but perhaps on nodes that do not answer, and nothing will."""
+        return not self.running and (self.now is None or self.now.ending is not None or self.now.at_rest(but_lost=True))
 
 
 def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> Seen:

@@ -22,8 +22,8 @@ __all__ = ["Decision", "decide"]
 def decide(resource: Manifest, world: World, settings: Settings) -> Decision:
     """What to do now for `resource`, an InferenceServer or BatchJob as it is stored, and how to tell what came of it."""
     prior: Mapping[str, Any] = resource.get("status") or {}
-    if Metadata.of(resource).deleting:
-        return Told({**prior, "phase": "Terminating"}, prior)
+    if (metadata := Metadata.of(resource)).deleting:
+        return Told({**prior, "observedGeneration": metadata.generation, "phase": "Terminating"}, prior)
     try:
         parsed = api.parse(resource, strict=settings.platform == "local")
     except SpecError as error:

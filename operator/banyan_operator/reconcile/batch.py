@@ -25,7 +25,18 @@ from banyan_operator.observed.course import CANCEL, EXPIRE, Stop, Wish, course, 
 from banyan_operator.observed.seen import Seen, see
 from banyan_operator.observed.written import contested_until, written
 from banyan_operator.plan import Manifest, Outcome, Plan, Report, Settings, World
-from banyan_operator.reconcile.common import MISSING, MISSING_S, WAIT_S, WATCH_S, Decision, acceptable, blocking, carried_out, if_changed
+from banyan_operator.reconcile.common import (
+    MISSING,
+    MISSING_S,
+    WAIT_S,
+    WATCH_S,
+    Decision,
+    acceptable,
+    blocking,
+    carried_out,
+    if_changed,
+    observed,
+)
 from banyan_operator.times import seconds
 
 KEEP_JOB_S: Final = 600.0  # a finished Job stays so long, for its pods' logs
@@ -108,9 +119,10 @@ class Finished:
 
     plan: Plan
     due_s: float | None
+    seen: Mapping[str, Any] | None = None  # the status, where an edit was seen since, which changes nothing
 
     def report(self, outcome: Outcome) -> Report:
-        return Report(requeue_after_s=self.due_s)
+        return Report(status=self.seen, requeue_after_s=self.due_s)
 
 
 def _finished(job: BatchJob, resource: Manifest, world: World, prior: Mapping[str, Any]) -> Finished:
@@ -124,7 +136,7 @@ def _finished(job: BatchJob, resource: Manifest, world: World, prior: Mapping[st
         if any(_stands_still(one) for one in left):
             due.append(ended + KEEP_JOB_S)
         left = [one for one in left if not _stands_still(one)]  # made by a write whose answer was lost: it must not run
-    return Finished(Plan(delete=tuple(left)), max(1.0, min(due) - world.now) if due else None)
+    return Finished(Plan(delete=tuple(left)), max(1.0, min(due) - world.now) if due else None, observed(prior, job.metadata.generation))
 
 
 def _stands_still(job: Manifest) -> bool:

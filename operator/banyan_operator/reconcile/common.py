@@ -67,7 +67,7 @@ class Unreadable:
             status = refused(prior, {"Accepted": finding, "Ready": finding}, "Failed", generation, self.world.now)
             return Report(status=if_changed(status, prior), events=tuple(events.of_server(prior, status)))
         if observed_batch.is_terminal(prior):
-            return Report()
+            return Report(status=observed(prior, generation))
         found = {"Accepted": finding, "Running": finding, "Complete": finding}
         status = refused(prior, found, prior.get("phase") or "Pending", generation, self.world.now)
         return Report(status=if_changed(status, prior), events=tuple(events.of_batch(prior, status)))
@@ -116,6 +116,11 @@ def carried_out(accepted: Finding, changes: Difference, outcome: Outcome) -> Fin
         text = f"the operator may not write {ref.kind} {ref.name}: {said}. Give its ServiceAccount the rights of the chart's RBAC."
         return no(FORBIDDEN, text)
     return accepted
+
+
+def observed(prior: Mapping[str, Any], generation: int) -> Mapping[str, Any] | None:
+    """The status as it is, of this generation, too; None where it is so."""
+    return if_changed({**prior, "observedGeneration": generation}, prior)
 
 
 def if_changed(status: Mapping[str, Any], prior: Mapping[str, Any]) -> Mapping[str, Any] | None:
