@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.conftest import DEPLOYMENT, LEASES, MODEL, TIMES, inference_server, leader, operator_metrics
 from tests.cluster.faults import needs_parts, tell
-from tests.cluster.kubectl import Kubectl, KubectlError, is_true
+from tests.cluster.kubectl import Kubectl, KubectlError, Manifest, is_true
 
 NAME = "living"
 
@@ -52,6 +52,27 @@ def test_what_somebody_changes_by_hand_is_put_back(living: Kubectl, system: Kube
     living.until(f"service/{NAME}", lambda one: one["metadata"]["labels"].get("serving.banyan.dev/server") == NAME, 20)
     assert operator_metrics(system)['banyan_operator_drift_total{kind="Deployment"}'] >= 2
     living.until(f"isrv/{NAME}", is_true("Ready"), 60)
+
+
+def test_what_somebody_adds_by_hand_is_taken_back(living: Kubectl) -> None:
+    """To a map that is one value, and where nothing said is something else than no."""
+    for service in (NAME, f"{NAME}--pods"):
+        living("patch", f"service/{service}", "-p", json.dumps({"spec": {"selector": {"x": "y"}}}))
+        living.until(f"service/{service}", lambda one: "x" not in one["spec"]["selector"], 20)
+    host = {"hostNetwork": True, "hostPID": True}
+    living("patch", f"deployment/{NAME}", "-p", json.dumps({"spec": {"template": {"spec": host}}}))
+    living.until(f"deployment/{NAME}", lambda one: not any(one["spec"]["template"]["spec"].get(name) for name in host), 20)
+    where = "/spec/template/spec/containers/0/securityContext"
+    raised = [{"op": "add", "path": f"{where}/{name}", "value": True} for name in ("privileged", "allowPrivilegeEscalation")]
+    living("patch", f"deployment/{NAME}", "--type=json", "-p", json.dumps(raised))
+
+    def lowered(one: Manifest) -> bool:
+        context = one["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+        return not context["privileged"] and not context["allowPrivilegeEscalation"]
+
+    living.until(f"deployment/{NAME}", lowered, 20)
+    living.until(f"isrv/{NAME}", is_true("Ready"), 60)
+    living.page(NAME, "/v1/models")
 
 
 def test_a_child_that_loses_a_label_gets_it_back_and_goes_on(team: Kubectl, server: Callable[..., str]) -> None:
