@@ -256,6 +256,11 @@ def test_images_are_named_by_tag_or_digest_and_default_to_the_charts_version() -
         "operator.namespace=a",
         "image.repository=",
         "metrics.serviceMonitor=true",
+        "operator.namespaces={ }",
+        r"operator.namespaces={a\,b}",
+        "operator.leaseNamespace=",
+        "fullnameOverride=BAD_Name",
+        r"podLabels.app\.kubernetes\.io/name=x",
     ],
 )
 def test_a_value_that_does_not_exist_or_fit_is_refused(value: str) -> None:

@@ -117,3 +117,9 @@ def test_a_prompt_of_the_longest_length_runs_with_no_output(sizes: dict[str, int
 def test_a_context_far_beyond_the_pool_takes_no_memory() -> None:
     session = Session(limits(context_len=1 << 24, pool_tokens=64))
     assert session.engine.memory.tables.slots.shape[1] < 100
+
+
+def test_mixed_steps_and_drafts_exclude_each_other() -> None:
+    assert limits_of("--enable-mixed-chunk").mixed
+    with pytest.raises(ConfigError, match="--enable-mixed-chunk and --speculative-algorithm=NGRAM exclude each other"):
+        limits_of("--enable-mixed-chunk", "--speculative-algorithm", "NGRAM", info=replace(INFO, features=frozenset({"drafts"})))

@@ -94,8 +94,8 @@ class EngineLimits:
             )
         if drafts and config.enable_mixed_chunk:
             raise ConfigError(
-                f"--enable-mixed-chunk and --speculative-algorithm={config.speculative_algorithm} exclude each other: drafts are checked in "
-                "steps of their own; remove one of the flags"
+                f"--enable-mixed-chunk and --speculative-algorithm={config.speculative_algorithm} exclude each other: drafts are checked "
+                "in steps of their own; remove one of the flags"
             )
         overlap = not config.disable_overlap_schedule and not cpu and not drafts
         chunk = config.chunked_prefill_size or (CHUNK_CPU if cpu else CHUNK_CUDA)
