@@ -311,7 +311,7 @@ def test_of_an_operator_for_all_and_one_for_some_namespaces_one_leads(tmp_path: 
             await found.until(lambda: "is held by release-a/pod" in found.said(), "it does not say who leads")
             assert await found.page("/readyz") == (200, "ok")
             own = [kinds.LEASE.path(name, "banyan-operator") for name in ("team", "other")] if ours else [LEASE]
-            assert not [place for place in own if place in server.objects]
+            assert not [place for place in own if server.objects.get(place, {}).get("spec", {}).get("holderIdentity")]
             server.store(theirs, {**lease, "spec": {**spec, "holderIdentity": ""}})
             held = lambda: all(server.objects.get(place, {}).get("spec", {}).get("holderIdentity") for place in own)
             await found.until(held, "it does not lead")
@@ -326,6 +326,7 @@ def test_a_namespace_that_is_gone_stops_none_of_the_others_until_it_is_there_aga
     gone = "/namespaces/other/"
     said = 'pods is forbidden: User "x" cannot list resource "pods" in API group "" in the namespace "other"'
     leases = {name: kinds.LEASE.path(name, "banyan-operator") for name in ("team", "other")}
+    second = SERVER | {"metadata": SERVER["metadata"] | {"name": "second", "uid": "2"}}
 
     async def scenario() -> None:
         server = ApiServer()
@@ -343,6 +344,29 @@ def test_a_namespace_that_is_gone_stops_none_of_the_others_until_it_is_there_aga
             server.store(INFERENCE_SERVER.path("other", "smollm2"), SERVER | {"metadata": SERVER["metadata"] | {"namespace": "other"}})
             await found.until(lambda: DEPLOYMENT.path("other", "smollm2") in server.objects, "it does not work there")
             assert "banyan_operator_absent_namespaces 0.0" in (await found.page("/metrics"))[1]
+            server.answer = lambda call: refusal(403, "Forbidden", said) if gone in call.path else None
+            lost = "namespace other can not be looked after any more"
+            await found.until(lambda: lost in found.said() or "is not renewed" in found.said(), "it does not see that it is gone")
+            server.store(INFERENCE_SERVER.path("team", "second"), second)
+            await found.until(lambda: DEPLOYMENT.path("team", "second") in server.objects, "it works no more")
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0, found.said()
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_that_takes_no_lease_stops_none_of_the_others(tmp_path: Path) -> None:
+    """It is terminating, or was never there and rights are those of the whole cluster: lists are answered."""
+    place = kinds.LEASE.path("other")
+    said = "unable to create new content in namespace other because it is being terminated"
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.answer = lambda call: refusal(403, "Forbidden", said) if call.path == place and call.method == "POST" else None
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        async with operator(tmp_path, server, "--namespaces", "other,team") as found:
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+            assert "not looked after: namespace other" in found.said()
             found.process.send_signal(signal.SIGTERM)
             assert await found.ended() == 0, found.said()
 

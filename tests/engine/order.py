@@ -36,6 +36,8 @@ class Order:
         prefill = engine.scheduler.prefill
         self._preempt, prefill._preempt = prefill._preempt, self._gives_way
         self._try_admit, prefill._try_admit = prefill._try_admit, self._asked  # type: ignore[method-assign]
+        self._has_room, prefill.has_room_beside = prefill.has_room_beside, self._asked_for_room  # type: ignore[method-assign]
+        self._room = True  # for those who run, in the step of prompts that was asked for last
         self._were_asked = set[int]()  # by request id; the answer holds until somebody leaves
         self._first: tuple[int, int] | None = None  # who is next in order, and in how many turns nobody looked at it
         self._barred: tuple[int, int] | None = None  # who is online, next, and has room but for background; and for how many turns
@@ -87,9 +89,9 @@ class Order:
             assert not behind[~runs].any(), "online prompts are computed without background's"
             behind = behind[runs]
         elif self.limits.mixed and step.mode == "prefill" and online_rows and not behind.any():
-            memory = engine.memory
-            need = memory.decode_need(engine.scheduler.running.part(limits.rows_beside)[1])
-            assert memory.pages.free_tokens + memory.prefixes.evictable < need, "who runs could have come along"
+            memory, rows = engine.memory, engine.scheduler.running.part(limits.rows_beside)[1]
+            tight = memory.pages.free_tokens + memory.prefixes.evictable < memory.decode_need(rows)
+            assert tight or not self._room, "who runs could have come along"
         self._online_prefill = self._online_prefill or step.mode == "mixed" or (step.mode == "prefill" and not behind.any())
         if step.mode != "prefill":
             self._online_decodes += online_rows > 0
@@ -167,6 +169,10 @@ class Order:
         if verdict is Verdict.NO_TOKEN and request.row >= 0:
             self._were_asked.update(self.engine.requests)  # it took the rest: that answers all
         return verdict
+
+    def _asked_for_room(self, rows: int, now: float) -> bool:
+        self._room = self._has_room(rows, now)
+        return self._room
 
     def _gives_way(self, victims: Sequence[Request]) -> None:
         """Only to somebody more urgent than they were when they were admitted."""

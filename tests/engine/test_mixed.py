@@ -274,6 +274,35 @@ def test_background_prompts_are_computed_beside_nobody() -> None:
     assert session.runner.log[-1] == ("prefill", 1, 2), "online prompts wait for nothing of background's"
 
 
+def test_background_alone_gets_a_token_after_each_step_of_prompts_as_without() -> None:
+    kinds = []
+    for together in (False, True):
+        session = Session(limits(mixed=together, pool_tokens=2000))
+        session.submit([9], 60, priority=-5)
+        session.turn()
+        session.turn()
+        for number in range(8):
+            session.submit([10 + number] * 3, 60, priority=-5)
+            session.turn()
+        session.drain()
+        kinds.append("".join(phase[0] for phase, _, _ in session.runner.log))
+    assert kinds[0] == kinds[1]
+    assert kinds[1].startswith("pdpdpdpd")
+
+
+def test_where_more_run_than_half_a_step_has_tokens_prompts_and_they_take_turns() -> None:
+    session = Session(limits(mixed=True, chunk=16, pool_tokens=2000))
+    for number in range(12):
+        session.submit([10 + number], 60)
+    session.turn()
+    session.submit([5] * 60, 4)
+    session.drain()
+    steps = session.runner.log[1:9]
+    assert [phase for phase, _, _ in steps] == ["prefill", "decode"] * 4
+    assert [tokens for phase, _, tokens in steps if phase == "prefill"] == [16, 16, 16, 12]
+    session.check_texts()
+
+
 def test_tokens_of_mixed_steps_count_as_generated_and_their_seconds_as_those_of_prompts() -> None:
     session = Session(limits(mixed=True, pool_tokens=2000, decode_log_interval=1))
     session.submit([1], 20)

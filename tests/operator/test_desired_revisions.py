@@ -88,6 +88,9 @@ def as_stored(manifest: Manifest) -> Manifest:
     live: Manifest = json.loads(json.dumps(manifest))
     if live["kind"] == "Deployment":
         pod = live["spec"]["template"]["spec"]
+        for name in ("hostNetwork", "hostPID", "hostIPC"):
+            if pod.get(name) is False:
+                del pod[name]
         pod.setdefault("dnsPolicy", "ClusterFirst")
         pod.setdefault("schedulerName", "default-scheduler")
         pod["serviceAccount"] = pod["serviceAccountName"]

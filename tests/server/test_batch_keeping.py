@@ -283,6 +283,66 @@ def test_a_batch_whose_results_cannot_be_written_ends_a_day_after_its_window(buc
     play(act)
 
 
+def test_a_file_that_is_listed_keeps_its_bytes_though_its_batch_could_not_publish(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "LASTING_S", 0.1)
+
+    async def act(serving: Model) -> None:
+        host = host_over(bucket, serving.url)
+        batch = await new(host)
+        named: list[str] = []
+
+        def fails(key: str) -> StoreError | None:
+            if key != f"documents/{batch.id}.json" or b'"finalizing"' not in bucket._store.get(key):
+                return None
+            named.append(key)
+            return None if expired else Unreachable(key, "it does not answer")
+
+        expired = False
+        bucket.fails = fails
+        await one_life(host, batch.id, lambda: len(named) > 4)
+        files = [info.key for info in bucket.list("files/") if info.key.endswith(".json")]
+        assert len(files) == 2, "of the input, and of the output"
+        expired = True
+        monkeypatch.setattr(host.keeper._runner, "publish", _unavailable)
+        await change(host, batch, expires_at=int(time.time() - keeping.GIVE_UP_S - 2))
+        assert (await to_its_end(host, batch)).status == "failed"
+        later = time.time() + SETTLED_S + 10
+        monkeypatch.setattr(host.batches, "_clock", lambda: later)
+        await host.batches.sweep()
+        assert [info.key for info in bucket.list("batches/")] == [f"batches/{batch.id}/output.jsonl"]
+        for file in (await host.files.listed(Page(5, None), None))[0]:
+            (await host.files.open(file.id))[1].close()
+
+    play(act)
+
+
+async def _unavailable(task: Task, ending: object) -> None:
+    raise Unreachable(task.output, "it does not answer")
+
+
+def test_who_waits_for_room_keeps_the_batch(bucket: Bucket, short_lease: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(serving: Model) -> None:
+        hosts = [host_over(bucket, serving.url) for _ in range(2)]
+        batch = await new(hosts[0])
+        for host in hosts:
+            monkeypatch.setattr(type(host.keeper._storage.reserve), "free", property(lambda _: 0 if full else None))
+        full, owners, began = True, set[str | None](), time.monotonic()
+
+        async def over() -> bool:
+            nonlocal full
+            seen = await document(hosts[0], batch)
+            if seen.status == "in_progress":
+                owners.add(seen.owner)
+            full = full and time.monotonic() - began < 4 * short_lease
+            return seen.ended
+
+        await together(*hosts, until=over)
+        assert (await document(hosts[0], batch)).status == "completed"
+        assert len(owners - {None}) == 1
+
+    play(act)
+
+
 def test_a_storage_that_denies_for_a_moment_ends_no_batch(bucket: Bucket) -> None:
     async def act(serving: Model) -> None:
         host = host_over(bucket, serving.url)

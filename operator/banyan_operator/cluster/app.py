@@ -21,9 +21,9 @@ from banyan_operator.cluster.client import Api
 from banyan_operator.cluster.connection import Connection
 from banyan_operator.cluster.deadman import Deadman
 from banyan_operator.cluster.leader import LeaseLostError
-from banyan_operator.cluster.life import Life
+from banyan_operator.cluster.life import LEASE, Life
 from banyan_operator.cluster.metrics import Metrics
-from banyan_operator.cluster.namespaces import reachable
+from banyan_operator.cluster.namespaces import NamespacesChangedError, reachable
 from banyan_operator.cluster.options import Options, parse
 
 log = logging.getLogger(__name__)
@@ -45,17 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     deadman = Deadman()
     while True:
         began = time.monotonic()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # between lives, where kopf has taken its own handler away
         try:
             asyncio.run(live(options, metrics, deadman))
             return 0
         except LeaseLostError:
             return EXIT_LEASE_LOST
+        except NamespacesChangedError as change:
+            log.warning("%s: another life of the operator begins", change)
+            deadman.disarm()
+            continue
         except Exception as error:
             log.error("this life of the operator ended: %s: %s", type(error).__name__, error)
         metrics.restarts.inc()
         deadman.disarm()
         failures = 0 if time.monotonic() - began > LONG_LIFE_S else failures + 1
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # kopf has taken its own handler away
         time.sleep(min(RESTART_CAP_S, 2.0 ** (failures - 1)) * random.uniform(0.5, 1.0) if failures else 0.0)
 
 
@@ -83,7 +87,7 @@ async def _reachable(options: Options, metrics: Metrics, connected: Connection) 
     """The namespaces that can be looked after; all, if none can: then something else is wrong."""
     api = Api(connected, metrics.observe_call)
     try:
-        return await reachable(api, options.namespaces) or options.namespaces
+        return await reachable(api, options.namespaces, LEASE if options.leader_election else None) or options.namespaces
     finally:
         await api.close()
 

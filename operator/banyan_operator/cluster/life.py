@@ -25,7 +25,7 @@ from banyan_operator.cluster.gather import Gatherer
 from banyan_operator.cluster.health import Health
 from banyan_operator.cluster.leader import RELEASE_S, RENEW_DEADLINE_S, Lease, LeaseLostError, RivalError, Rivals
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
-from banyan_operator.cluster.namespaces import await_any
+from banyan_operator.cluster.namespaces import watch
 from banyan_operator.cluster.options import Options
 from banyan_operator.cluster.podclient import Pods
 from banyan_operator.cluster.queue import WorkQueue
@@ -143,7 +143,7 @@ class Life:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._relist.run())
-                group.create_task(await_any(self._api, self._absent))
+                group.create_task(watch(self._api, self._options.namespaces, self._absent, LEASE if self._leases else None))
                 if self._leases:
                     await self._win(group)
                 group.create_task(self._work())

@@ -18,8 +18,9 @@ _AMOUNTS: Final = frozenset(
     {"requests", "limits", "overhead"}
 )  # whose values are quantities, which the API server may write in another way
 _AMOUNT: Final = frozenset({"sizeLimit", "divisor"})
-_ATOMIC: Final = frozenset({"selector", "labelSelector", "podSelector", "namespaceSelector", "matchLabels", "nodeSelector"})
-"""Maps that the API knows as one value each: nobody else may have a key of their own in them, for with it they say something else."""
+_ATOMIC: Final = frozenset({"selector", "labelSelector", "podSelector", "namespaceSelector", "matchLabels"})
+"""Maps that the API knows as one value each: nobody else may have a key of their own in them, for with it they select something else.
+(So is `nodeSelector`, to which admission webhooks add what their cluster wants.)"""
 _OF_KIND: Final[dict[str, Keys]] = {
     SERVICE.kind: {"ports": ("port", "protocol")},
     DEPLOYMENT.kind: MERGE_KEYS,

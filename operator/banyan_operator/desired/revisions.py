@@ -157,6 +157,7 @@ def adopted(live: Manifest) -> Manifest:
     """The pod template of a live Deployment, without what only the API server filled in."""
     template: Manifest = _without_defaults(copy.deepcopy(live["spec"]["template"]))
     template["spec"].pop("serviceAccount", None)  # another name of serviceAccountName
+    template["spec"] = {**podspec.NOTHING_OF_THE_HOST, **template["spec"]}  # which the API server drops
     return template
 
 
@@ -186,10 +187,12 @@ def _untouched(live: Manifest) -> bool:
 
 
 def spec_hash(template: Manifest) -> str:
-    """The hash that tells this template's pods from those of others; without itself, which its annotations may hold."""
+    """The hash that tells this template's pods from those of others; without itself, which its annotations may hold, and without what
+    the API server drops: that nothing of the host is shared."""
     annotations = {name: value for name, value in (template["metadata"].get("annotations") or {}).items() if name != SPEC_HASH}
     metadata = {name: value for name, value in template["metadata"].items() if name != "annotations"}
-    return digest({**template, "metadata": {**metadata, "annotations": annotations} if annotations else metadata})
+    spec = {name: value for name, value in template["spec"].items() if value or name not in podspec.NOTHING_OF_THE_HOST}
+    return digest({**template, "metadata": {**metadata, "annotations": annotations} if annotations else metadata, "spec": spec})
 
 
 _API_DEFAULTS: Final[dict[str, Any]] = {

@@ -46,7 +46,7 @@ class Background:
             self._online_at = now
 
     def rows(self, now: float) -> int | None:
-        """How many rows of a decode step it may have; None: all. At least 1, so whatever online requests wait for, it goes on."""
+        """How many rows of a decode step it may have; None: all. At least 1, so while online ones decode, it goes on."""
         if self._online:
             return self._limits.rows_beside
         return self._short_rows if self.keeps_short(now) else None

@@ -170,11 +170,10 @@ class Prefill:
         spare = None if rows is None else rows - self._running.background
         if spare is not None and spare <= 0:
             return None
-        size = self._background.chunk(now) if background else self.chunk.size
-        size = min((bound for bound in (size, self.shortage.most_tokens(now)) if bound is not None), default=None)
+        size = self._size(now, background=background)
         if size is not None and beside:
-            page = self._limits.page_size
-            size = max((size - beside) // page * page, page)
+            size = max(size - beside, size // 2)
+            size = max(size - size % self._limits.page_size, self._limits.page_size)
         chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value, size))
         chosen.computing = self._prefixes_in_computation()
         if self.chunked is not None and self._let_pass(self.chunked, chosen):
@@ -210,6 +209,16 @@ class Prefill:
         if background:
             self._background.prefilled()
         return self._step_of(chosen, running, size, background)
+
+    def has_room_beside(self, rows: int, now: float) -> bool:
+        """Whether a step of prompts may have so many that run in it, and still half of it for prompts."""
+        size = self._size(now, background=False)
+        return size is None or 2 * rows <= size
+
+    def _size(self, now: float, *, background: bool) -> int | None:
+        """How many tokens a step of prompts may have; None: whole prompts."""
+        size = self._background.chunk(now) if background else self.chunk.size
+        return min((bound for bound in (size, self.shortage.most_tokens(now)) if bound is not None), default=None)
 
     def _arrives(self, priority: int) -> None:
         """Admission stopped for those who wait, but a request of this priority may stand before them, and fit."""

@@ -130,19 +130,24 @@ class Scheduler:
         if self.running.online if self.prefill.online else self.running.living:
             decodes = self._decodes_in_a_row
             # prompts that take along who runs need no others to share a step with
-            worth = self._limits.mixed or self.prefill.worth_a_step
+            worth = (self._limits.mixed and self.prefill.online) or self.prefill.worth_a_step
             if decodes < self._rules.decodes_between(worth) or 0 < decodes < self._limits.continuous_decodes:
                 return self._decode, self._prefill
         return self._prefill, self._decode
 
     def _prefill(self, now: float) -> ScheduledBatch | None:
-        mixes = self._limits.mixed and self.prefill.online and self.running.online > 0
-        batch = self.prefill.form(now, len(self.running.part(self.background.rows(now))[1]) if mixes else 0)
+        running = self.running
+        rows = 0
+        if self._limits.mixed and self.prefill.online and running.online:
+            self._sweep()
+            rows = len(running.part(self.background.rows(now))[1])
+            rows = rows if self.prefill.has_room_beside(rows, now) else 0
+        batch = self.prefill.form(now, rows)
         if batch is None:
             return None
-        beside = self._beside(now) if mixes and not batch.background else None
-        left = beside is None and (self.running.online > 0 or not self._limits.mixed)
-        self._decodes_in_a_row = 0 if left else 1
+        beside = self._beside(now) if rows and not batch.background else None
+        behind = running.living if batch.background else running.online
+        self._decodes_in_a_row = 0 if beside is None and (behind or not self._limits.mixed) else 1
         return batch if beside is None else ScheduledBatch.mixed(batch, beside)
 
     def _beside(self, now: float) -> ScheduledBatch | None:

@@ -54,8 +54,9 @@ class Shortage:
 
     def met(self, step: Step, now: float) -> float | None:
         """There was no memory for a step. In how many seconds those in it may come again; None: nothing helps."""
-        bound, number = (self._tokens, len(step.token_ids)) if step.mode != "decode" else (self._rows, len(step.rows))
-        if bound.halve(number, now):
+        if step.mode != "decode" and self._tokens.halve(len(step.token_ids), now):
+            return SOON_S
+        if step.mode != "prefill" and self._rows.halve(len(step.rows), now):
             return SOON_S
         again, self._helpless_at = now - self._helpless_at <= WINDOW_S, now
         return None if again else WINDOW_S

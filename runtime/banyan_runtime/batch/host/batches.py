@@ -12,10 +12,11 @@ from typing import Final
 
 from banyan_runtime.batch.host import lifecycle
 from banyan_runtime.batch.host.documents import ID, BatchDocument, made_at, new_id
+from banyan_runtime.batch.host.files import FOLDER as FILES
 from banyan_runtime.batch.host.lifecycle import Step
 from banyan_runtime.batch.host.refusals import Unreadable, invalid, no_such_batch
 from banyan_runtime.batch.host.requests import NewBatch, Page
-from banyan_runtime.batch.host.shelf import Held, Shelf, Storage
+from banyan_runtime.batch.host.shelf import SUFFIX, Held, Shelf, Storage
 from banyan_runtime.batch.records import ERRORS, OUTPUT
 from banyan_runtime.storage.store import NotFound, Precondition
 
@@ -132,9 +133,8 @@ class Batches:
             held = await self._shelf.known(identity, tags[identity]) if identity in tags else None
             ended_at = held.document.ended_at if held is not None else None
             if held is not None and ended_at is not None and now - ended_at > SETTLED_S:
-                files = {OUTPUT: held.document.output_file_id, ERRORS: held.document.error_file_id}  # none where it could not publish
                 for key in keys:
-                    if files.get(key.removeprefix(self.results(identity))) is None:
+                    if not await self._storage.call(self._is_file, held.document, key.removeprefix(self.results(identity))):
                         await self._storage.call(self._storage.store.delete, key)
         for key in await self._storage.call(self._old_keys, now - KEY_S):
             await self._storage.call(self._storage.store.delete, key)
@@ -180,6 +180,17 @@ class Batches:
             kind = results if name in (OUTPUT, ERRORS) and info.size else others
             kind.setdefault(identity, []).append(info.key)
         return {identity: [*results.get(identity, ()), *keys] for identity, keys in others.items()}
+
+    def _is_file(self, batch: BatchDocument, name: str) -> bool:
+        """Whether there is a file of that part of the results."""
+        output, errors = batch.reserved or (None, None)
+        chosen = {OUTPUT: batch.output_file_id or output, ERRORS: batch.error_file_id or errors}.get(name)
+        if chosen is None:
+            return False
+        with contextlib.suppress(NotFound):
+            self._storage.store.head(f"{self._storage.below}{FILES}{chosen}{SUFFIX}")
+            return True
+        return False
 
     def _old_keys(self, before: float) -> list[str]:
         store, seen = self._storage.store, self._keys

@@ -256,6 +256,7 @@ class Keeper:
         """Run lines until they are all done, the window is over, or somebody changed the batch."""
         if self.storage_full:
             await _pause(look, RETRY_S)
+            await self._advance(look, lifecycle.beaten(self._owner, look.counts, look.tokens))
             return
 
         def report(counts: Counts, tokens: Tokens) -> None:
@@ -299,7 +300,7 @@ class Keeper:
 
     async def _beat(self, look: Look) -> None:
         """Write how far the batch is, whenever that has changed and now and then all the same, until it has gone another way. A
-        storage that does not take it ends nothing: as long as it does not, nobody else can take the batch either."""
+        storage that does not take it ends nothing: mostly nobody else can take the batch then, and if one does, this host hears of it."""
         status, told = look.held.document.status, look.held.document.counts
         for beat in itertools.count(1):
             await asyncio.sleep(BEAT_S)

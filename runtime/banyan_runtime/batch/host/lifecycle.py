@@ -136,7 +136,8 @@ def spoiled(problem: Problem, now: int) -> Step:
         if batch.ended:
             return None
         ending: Ending = "cancelled" if batch.status == "cancelling" else "failed"
-        kept = replace(batch, status=ending, errors=[problem], ending=None, reserved=None, owner=None, nonce=_nonce())
+        # under the ids that were reserved there are perhaps files already
+        kept = replace(batch, status=ending, errors=[problem], ending=None, owner=None, nonce=_nonce())
         return replace(kept, **{f"{ending}_at": now})
 
     return step
