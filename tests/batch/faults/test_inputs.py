@@ -152,20 +152,21 @@ def test_an_input_that_changed_after_a_kill_begins_a_new_run(bench: Bench) -> No
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
 def test_an_input_that_was_written_again_as_it_was_is_gone_on_with(bench: Bench, packed: bool) -> None:
     """A copy of it, restored or synchronized, has another tag where storage knows no digest of contents."""
-    bench.give(30)
+    bench.give(120)
     where = bench.place.child("in.jsonl")
     data = where.store.get(where.key)
     if packed:
         where, data = bench.place.child("in.jsonl.gz"), gzip.compress(data)
         where.store.put(where.key, data)
     words = ["--input", where.uri, "--shard-requests", "10"]
-    bench.server.delay_s = 0.1
-    child = bench.start(*words, "--checkpoint-seconds", "0.1")
+    bench.server.delay_s = 0.3
+    child = bench.start(*words, "--checkpoint-seconds", "0.1")  # it takes 9 s
     bench.eventually(lambda: bench.server.tries.total() > 4)
     where.store.put(where.key, data)
     bench.eventually(lambda: bench.server.tries.total() > 14)
     child.send(signal.SIGKILL)
     child.wait()
+    bench.server.delay_s = 0.0
     where.store.put(where.key, data)
     again = bench.run(*words)
     assert "going on with run" in again.said
