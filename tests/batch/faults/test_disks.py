@@ -18,13 +18,16 @@ from tests.batch.scripted import ScriptedServer
 
 
 def _killed_in_the_middle(bench: Bench, *words: str) -> list[Path]:
-    """Kill a run of 60 lines when about half are done; gives its journals."""
+    """Kill a run of 60 lines when more than half are done, and lines of its second shard recorded; gives its journals."""
     bench.give(60)
     bench.server.delay_s = 0.05
     child = bench.start("--shard-requests", "30", *words)
     bench.eventually(lambda: bench.server.tries.total() > 40)
+    bench.server.delay_s = 5.0  # for the disk, which may be slow
+    bench.eventually(lambda: len(journals := _journals(bench)) > 1 and b"\n" in journals[-1].read_bytes())
     child.send(signal.SIGKILL)
     child.wait()
+    bench.server.delay_s = 0.05
     return _journals(bench)
 
 
