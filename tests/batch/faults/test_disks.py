@@ -23,7 +23,7 @@ def _killed_in_the_middle(bench: Bench, *words: str) -> list[Path]:
     bench.server.delay_s = 0.05
     child = bench.start("--shard-requests", "30", *words)
     bench.eventually(lambda: bench.server.tries.total() > 40)
-    bench.server.delay_s = 5.0  # for the disk, which may be slow
+    bench.server.delay_s = 1.0  # for the disk, which may be slow
     bench.eventually(lambda: len(journals := _journals(bench)) > 1 and b"\n" in journals[-1].read_bytes())
     child.send(signal.SIGKILL)
     child.wait()
