@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from banyan_runtime.batch.records import Outcome, Usage, decoded
+from banyan_runtime.batch.records import InputFile, Outcome, Usage, decoded
 from banyan_runtime.storage.store import Damaged
 
 FOLDER: Final = ".banyan"  # below the output; holds everything of all runs that wrote there
@@ -68,6 +68,11 @@ class InputObject(msgspec.Struct, frozen=True, rename="camel"):
     tag: str
     bytes: int
     sha256: str = ""  # by which a copy is known, whose tag is another; "": not known
+
+    @staticmethod
+    def of(file: InputFile) -> InputObject:
+        """What a manifest names, wherever it lies."""
+        return InputObject("", file.uri, file.etag, file.bytes, file.sha256)
 
 
 class Shard(msgspec.Struct, frozen=True, rename="camel"):

@@ -38,7 +38,7 @@ class Earlier:
 
     def source(self) -> Source:
         """Its input, if that is still the same."""
-        files = [InputObject("", file.uri, file.etag, file.bytes, file.sha256) for file in self.manifest.input]
+        files = [InputObject.of(file) for file in self.manifest.input]
         source = Source.opened(files, self._open_uri)
         source.check()
         return source

@@ -131,7 +131,7 @@ class Run:
                             "results; give the same, or another --run-id"
                         )
                     owner = await self._published(got.manifest.run)
-                    named = [InputObject("", file.uri, file.etag, file.bytes, file.sha256) for file in got.manifest.input]
+                    named = [InputObject.of(file) for file in got.manifest.input]
                     if order.run is None and owner is not None and await self._differs(named):
                         continue  # it is finished now, and what is asked for is something else
                     return got.manifest

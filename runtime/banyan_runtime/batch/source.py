@@ -66,8 +66,9 @@ class Source:
         """Look whether all objects are there as they were. Raises InputNotFound and InputChanged."""
         for one in self._objects:
             try:
-                self._location.store.head(one.key)
                 same = found_again(self._location.store, one) is not None
+                if not same:
+                    self._location.store.head(one.key)  # it is perhaps not there at all
             except NotFound as error:
                 raise InputNotFound(f"{error}; a run is completed with the very input that it had, at the same place") from error
             except StoreError as error:

@@ -155,7 +155,8 @@ class Prefill:
         self.full = False
 
     def form(self, now: float, beside: int = 0) -> ScheduledBatch | None:
-        """A step of prompts, with its slots allocated; None when nobody can be admitted. `beside`: so many that run are to be in it."""
+        """A step of prompts, with its slots allocated; None when nobody can be admitted. `beside`: so many that run are to be in it,
+        for whom there is room (`has_room_beside`)."""
         if self.chunked is None and (self.full or not self.queue):
             return None
         if self.chunked is not None and self.chunked.background and self.queue.online:
@@ -172,7 +173,7 @@ class Prefill:
             return None
         size = self._size(now, background=background)
         if size is not None and beside:
-            size = max(size - beside, size // 2)
+            size -= beside
             size = max(size - size % self._limits.page_size, self._limits.page_size)
         chosen = Selection(Budget(self._limits, memory, self._running.expected_output() * self._ratio.value, size))
         chosen.computing = self._prefixes_in_computation()

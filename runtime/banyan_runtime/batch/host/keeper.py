@@ -229,7 +229,7 @@ class Keeper:
                     look.failed()
                     step = self._failed(error, look)
                     if step is None:
-                        step = lifecycle.beaten(self._owner, look.counts, look.tokens)
+                        step = self._beaten(look)
                         await _pause(look, min(RETRY_S * 2 ** min(look.failures - 1, 10), LAST_RETRY_S))
         except Refusal as refusal:
             log.warning("batch %s is left alone: %s", name, refusal.message)
@@ -256,7 +256,7 @@ class Keeper:
         """Run lines until they are all done, the window is over, or somebody changed the batch."""
         if self.storage_full:
             await _pause(look, RETRY_S)
-            await self._advance(look, lifecycle.beaten(self._owner, look.counts, look.tokens))
+            await self._advance(look, self._beaten(look))
             return
 
         def report(counts: Counts, tokens: Tokens) -> None:
@@ -308,7 +308,7 @@ class Keeper:
             if not changed and beat % IDLE_BEATS:
                 continue
             try:
-                told = (await self._advance(look, lifecycle.beaten(self._owner, look.counts, look.tokens))).counts
+                told = (await self._advance(look, self._beaten(look))).counts
             except StoreError as error:
                 self._note(error)
             if look.held.document.status != status or look.held.document.owner != self._owner:
@@ -365,6 +365,9 @@ class Keeper:
         if batch.status == "in_progress":
             return lifecycle.by(self._owner, lifecycle.finalizing("failed", now, [problem]))
         return lifecycle.by(self._owner, lifecycle.spoiled(problem, now))
+
+    def _beaten(self, look: Look) -> Step:
+        return lifecycle.beaten(self._owner, look.counts, look.tokens)
 
     def _task(self, batch: BatchDocument) -> Task:
         return Task(batch.id, batch.input, self._batches.results(batch.id), batch.endpoint)
