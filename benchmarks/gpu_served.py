@@ -4,7 +4,8 @@
                                     [--rounds 3] [--flags="--disable-cuda-graph"] [--out FILE.json] [--log FILE]
 
 Each case is played once before what is kept, for what is compiled or allocated when it is first seen, but for `offline`, which takes
-longest and comes behind all others; prompts are new in each round.
+longest and comes behind all others; prompts are new in each round. Under the rounds of a case stands what the engine's loop did in them,
+in milliseconds a step: where it hardly waits for the device, it is the host's time that is measured.
 A step that waits for nobody is `gpu.py`'s; what is more here is the scheduler, the wire and HTTP.
 """
 
@@ -14,10 +15,12 @@ import argparse
 import dataclasses
 import json
 import shlex
+import shutil
 import statistics
 import subprocess
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,9 +30,12 @@ from load.cases import CASES, plans
 from load.client import Server
 from load.summary import Summary
 from measure import measure, table
+from prometheus_client.parser import text_string_to_metric_families
 from served import served
 from shapes import SHAPES, describe, write_tokenizer
 
+SNAPSHOT_S: Final = 0.3  # until what the engine counted has reached the front
+STAGES: Final = ("recv", "schedule", "launch", "wait_device", "output")
 CASES_ASKED: Final = ["bs1", "conc16", "conc64", "conc256", "prefix", "prefill8k", "offline"]
 
 
@@ -48,6 +54,30 @@ def played(url: str, case: str, rounds: int) -> dict[str, Summary]:
     return {name: middle([one[name] for one in kept[unkept:]]) for name in kept[0]}
 
 
+def counted(url: str) -> dict[str, float]:
+    """What the server has counted of its loop: steps by phase, seconds by stage, processor seconds by process."""
+    named = {"banyan_steps_total": "phase", "banyan_scheduler_seconds_total": "stage", "banyan_process_cpu_seconds_total": "component"}
+    found: dict[str, float] = {}
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        for family in text_string_to_metric_families(answer.read().decode()):
+            for sample in family.samples:
+                if sample.name in named:
+                    name = sample.labels[named[sample.name]]
+                    found[name] = found.get(name, 0.0) + sample.value
+    return found
+
+
+def loop_between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+def told(loop: dict[str, float]) -> str:
+    steps = loop["decode"] + loop["prefill"]
+    stages = ", ".join(f"{name} {1e3 * loop[name] / max(steps, 1):.3f}" for name in STAGES)
+    processor = f"{loop['engine']:.2f} s engine, {loop['api']:.2f} s front"
+    return f"{loop['prefill']:.0f} + {loop['decode']:.0f} steps, ms a step: {stages}; processor {processor}"
+
+
 def idle(process: int, seconds: float = 4.0) -> str:
     """What a server without requests takes, of processors and of the GPU."""
 
@@ -58,7 +88,7 @@ def idle(process: int, seconds: float = 4.0) -> str:
     before = spent()
     time.sleep(seconds)
     asked = ["nvidia-smi", "--query-gpu=utilization.gpu,clocks.sm", "--format=csv,noheader"]
-    gpu = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    gpu = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() if shutil.which(asked[0]) else ""
     return f"idle for {seconds:.0f} s: {100 * (spent() - before) / seconds:.2f} % of a processor, GPU {gpu or 'unknown'}"
 
 
@@ -81,9 +111,12 @@ def main() -> None:
             with served(folder, "--load-format", "dummy", "--device", options.device, *options.flags, kept=options.log) as (process, url):
                 kept[name] = {}
                 for case in options.cases:
+                    before = counted(url)
                     found = played(url, case, options.rounds)
-                    print(f"{name} {' '.join(options.flags)}\n{table(found)}", flush=True)
-                    kept[name] |= {plan: dataclasses.asdict(one) for plan, one in found.items()}
+                    time.sleep(SNAPSHOT_S)
+                    loop = loop_between(before, counted(url))
+                    print(f"{name} {' '.join(options.flags)}\n{table(found)}\n{told(loop)}", flush=True)
+                    kept[name] |= {plan: dataclasses.asdict(one) for plan, one in found.items()} | {f"{case} loop": loop}
                     if options.out:  # at once: what comes next may fail, and the machine be gone
                         options.out.write_text(json.dumps({"flags": options.flags, "models": kept}, indent=1) + "\n")
 
