@@ -1,26 +1,30 @@
 """Servers on a GPU through HTTP: the cases of measure.py, for models with random weights.
 
     python benchmarks/gpu_served.py [--models 0.5b qwen3-0.6b 1b 8b] [--cases bs1 conc16 conc64 conc256 prefix prefill8k offline]
-                                    [--rounds 3] [--flags="--disable-cuda-graph"] [--out FILE.json] [--log FILE]
+                                    [--rounds 3] [--flags="--disable-cuda-graph"] [--out FILE.json] [--log FILE] [--spy py-spy]
 
 Each case is played once before what is kept, for what is compiled or allocated when it is first seen, but for `offline`, which takes
 longest and comes behind all others; prompts are new in each round. Under the rounds of a case stands what the engine's loop did in them,
-in milliseconds a step: where it hardly waits for the device, it is the host's time that is measured.
+in milliseconds a step: where it hardly waits for the device, it is the host's time that is measured. `--spy`: py-spy's samples of both
+processes, beside the log: CASE.engine and CASE.front, a line for each stack and how often it was met.
 A step that waits for nobody is `gpu.py`'s; what is more here is the scheduler, the wire and HTTP.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,6 +82,31 @@ def told(loop: dict[str, float]) -> str:
     return f"{loop['prefill']:.0f} + {loop['decode']:.0f} steps, ms a step: {stages}; processor {processor}"
 
 
+@contextlib.contextmanager
+def sampled(spy: str | None, process: int, into: Path) -> Iterator[None]:
+    """The stacks of a server's front and engine meanwhile, 500 times a second, into files beside `into`."""
+    if spy is None:
+        yield
+        return
+    (engine,) = (
+        each for each in psutil.Process(process).children(recursive=True) if "banyan_runtime.server.engine_process" in each.cmdline()
+    )
+    named = {"front": process, "engine": engine.pid}
+    how = ["--format", "raw", "--rate", "500", "--duration", "600"]
+    spies = [
+        subprocess.Popen([spy, "record", *how, "--output", f"{into}.{name}", "--pid", str(pid)], stdout=subprocess.DEVNULL)
+        for name, pid in named.items()
+    ]
+    time.sleep(1.0)  # until it looks
+    try:
+        yield
+    finally:
+        for each in spies:
+            each.send_signal(signal.SIGINT)  # it writes down what it has
+        for each in spies:
+            each.wait(30)
+
+
 def idle(process: int, seconds: float = 4.0) -> str:
     """What a server without requests takes, of processors and of the GPU."""
 
@@ -101,6 +130,7 @@ def main() -> None:
     parser.add_argument("--flags", type=shlex.split, default=[], help="more options of the server")
     parser.add_argument("--out", type=Path, help="file for the numbers, JSON")
     parser.add_argument("--log", type=Path, help="file for the server's log; that of the last model stays")
+    parser.add_argument("--spy", help="the py-spy to sample with")
     options = parser.parse_args()
     kept: dict[str, Any] = {}
     for name in options.models:
@@ -112,7 +142,8 @@ def main() -> None:
                 kept[name] = {}
                 for case in options.cases:
                     before = counted(url)
-                    found = played(url, case, options.rounds)
+                    with sampled(options.spy, process.pid, (options.log or folder / "log").with_name(case)):
+                        found = played(url, case, options.rounds)
                     time.sleep(SNAPSHOT_S)
                     loop = loop_between(before, counted(url))
                     print(f"{name} {' '.join(options.flags)}\n{table(found)}\n{told(loop)}", flush=True)
