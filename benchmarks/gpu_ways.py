@@ -136,7 +136,7 @@ class Bench:
     def tell(self, rows: int, context: int) -> None:
         step, held = self._bench.step(rows, context, 1, told=True), self._held[rows]
         self._table.apply(step)
-        held.tell(step, self._attention.fill(step, self._table, held), self.forward.decoder.mail)
+        held.tell(step, self._attention.fill(step, self._table, held), self.forward.decoder.mail.bring)
 
     @torch.inference_mode()
     def launch(self, rows: int, way: Way) -> None:

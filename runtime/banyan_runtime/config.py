@@ -218,7 +218,7 @@ class ServerConfig:
     cuda_graph_max_tokens: int | None = option(
         None,
         check=at_least(0),
-        help="Tokens of the largest step with prompts that is captured as a CUDA graph; 0: none. Default: by the model, at most 2048.",
+        help="Tokens of the largest step with prompts that is captured as a CUDA graph; 0: none. Default: by the model, at most 8192.",
         group="device",
     )
     disable_autotune: bool = option(

@@ -22,7 +22,7 @@ from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import AnswerPlan, ChatPlan, CompletionPlan, NativePlan, Plan
 from banyan_runtime.front.prepare.planner import Planner
-from banyan_runtime.front.prepare.pool import LARGE_BYTES, PreparerPool
+from banyan_runtime.front.prepare.pool import LARGE_BYTES, PreparerPool, workers_for
 from banyan_runtime.front.prepare.zygote import Zygote
 from banyan_runtime.front.text.text import Text
 from tests.front.support import engine_info
@@ -65,6 +65,11 @@ async def pool_of(folder: Path, *, timeout_s: float = 30.0, workers: int = 3, **
 def processes(pool: PreparerPool) -> list[psutil.Process]:
     """The workers that are alive."""
     return psutil.Process(pool._zygote.pid).children()
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 3), (4, 3), (6, 3), (8, 4), (16, 8), (96, 8)])
+def test_more_cores_prepare_more_requests_at_once(cores: int, workers: int) -> None:
+    assert workers_for(cores) == workers
 
 
 def until_busy(worker: psutil.Process) -> None:

@@ -337,17 +337,23 @@ class PretendedGpu(TorchDispatchMode):
 
     def launch(self, executor: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """A kernel of Triton's."""
-        letters: list[tuple[Tensor, Tensor]] = []  # memory of the host that is pinned, and what it held
+        letters: list[Tensor] = []  # memory of the host that is pinned
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and not isinstance(leaf, OnGpu):
-                assert self.graph is None, f"{executor.fn.__name__} over memory of the host while a graph is captured"
                 assert leaf.untyped_storage().data_ptr() in self._pinned, f"{executor.fn.__name__} over memory of the host"
-                letters.append((leaf, leaf.clone()))
-        self.compute(partial(run, executor), args, kwargs)
-        for letter, before in letters:
-            if not torch.equal(found := letter.clone(), before):
-                _spoil(letter)
-                self.stream.take(partial(letter.copy_, found), late=True)
+                letters.append(leaf)
+
+        def over(*args: Any, **kwargs: Any) -> None:
+            before = [letter.clone() for letter in letters]
+            run(executor, *args, **kwargs)
+            for letter, was in zip(letters, before, strict=True):
+                written = (found := letter.clone()) != was
+                if written.any():
+                    _spoil(spoiled := torch.empty_like(found))
+                    letter.copy_(torch.where(written, spoiled, found))
+                    self.stream.take(partial(_arrive, letter, written, found), late=True)
+
+        self.compute(over, args, kwargs)
 
     def apart(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a library does with the tensors in a way of its own, which is not looked at."""
@@ -387,6 +393,10 @@ class _Graph:
     def __del__(self) -> None:
         for key in self._held:
             self._memory.release(key)
+
+
+def _arrive(letter: Tensor, written: Tensor, found: Tensor) -> None:
+    letter.copy_(torch.where(written, found, letter))
 
 
 def _made(given: Any, out: Any) -> list[Tensor]:

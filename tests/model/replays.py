@@ -49,7 +49,7 @@ class Replays:
         q, k, v = self._room.of(work)
         self._queries.fill_(7.0)
         self._queries[:tokens].copy_(q)
-        held.tell(step, self._attention.fill(step, self._room.table, held), Mail())
+        held.tell(step, self._attention.fill(step, self._room.table, held), Mail().bring)
         self._room.pool.store(0, held.slots[:tokens].long(), k, v)
         self._replays[at]()
         assert not held.slots[tokens:].any(), "padded tokens go to the padding slot"

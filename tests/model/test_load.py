@@ -135,13 +135,13 @@ def test_graphs_are_for_prompts_that_launches_take_longer_than_products() -> Non
     """Of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B."""
     sizes = [(896, 4864, 14, 2, 64), (2048, 8192, 32, 8, 64), (4096, 14336, 32, 8, 128)]
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    assert [worth_a_graph(parse(BASE | dict(zip(names, each, strict=True)))) for each in sizes] == [2048, 1312, 352]
+    assert [worth_a_graph(parse(BASE | dict(zip(names, each, strict=True)))) for each in sizes] == [8192, 2464, 672]
 
 
 @pytest.mark.parametrize(
     ("options", "most"),
-    [({}, 2048), ({"chunked_prefill_size": 512}, 512), ({"chunked_prefill_size": -1}, 2048),
-     ({"chunked_prefill_size": 512, "speculative_algorithm": "NGRAM"}, 2048)],
+    [({}, 8192), ({"chunked_prefill_size": 512}, 512), ({"chunked_prefill_size": -1}, 8192),
+     ({"chunked_prefill_size": 512, "speculative_algorithm": "NGRAM"}, 8192)],
 )  # fmt: skip
 def test_no_graph_is_for_more_than_a_step_may_have(options: dict[str, Any], most: int) -> None:
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from banyan_runtime.model import mail
+from banyan_runtime.model.attention import Held
 from banyan_runtime.model.kernels import mail as kernels
 from banyan_runtime.model.mail import DirectMail, Mail
+from banyan_runtime.model.post import TURNS, PostWithin
 
 from .pretended import DEVICE as GPU
 from .pretended import PretendedGpu, pretended
@@ -69,12 +71,75 @@ def test_letters_stay_until_they_are_read(gpu: PretendedGpu) -> None:
     for number in range(3 * mail.KEPT):
         letter = post.deliver(token + number, failed, owner, latest)
         assert letter is not None
-        sent.append(letter)
-        kept = {id(one) for one in (*post._letters, *post._earlier)}
+        sent.append(torch.from_numpy(letter))
+        kept = {one.data_ptr() for one in (*post._letters, *post._earlier)}
         unread = [one for one in sent if one.tolist() == [torch.iinfo(torch.int32).max // 3]]
-        assert {id(one) for one in unread} <= kept
+        assert {one.data_ptr() for one in unread} <= kept
         assert len(unread) >= min(len(sent), mail.KEPT)
         assert len(kept) <= 2 * mail.KEPT
     torch.cuda.current_stream().record_event().synchronize()
     assert [one.item() for one in sent] == [3 + number for number in range(len(sent))]
     assert gpu.waits == []
+
+
+@pytest.mark.parametrize("rows", [1, 5, 1030])
+def test_steps_find_what_they_were_told(gpu: PretendedGpu, rows: int) -> None:
+    """Each its own letter and its own settings, however often pages are used again; its tokens are noted for its rows, and arrive when the
+    device has come so far."""
+    held, settings = Held.empty(rows, GPU), torch.zeros(rows, 2, dtype=torch.int32, device=GPU)
+    latest = torch.full((rows,), -1, dtype=torch.int64, device=GPU)
+    post = DirectMail().post(held.told.numel(), settings.numel(), rows, GPU)
+    assert isinstance(post, PostWithin)
+    for _ in range(3):
+        post.take(held.told)  # as captures do
+    post.begin()
+    gpu.waits.clear()
+    padded = rows // 4  # whose count is 0
+    for number in range(2 * TURNS + 3):
+        told = np.full(tuple(held.told.shape), number, np.int32)
+        told[1, :rows], told[4, :rows] = np.arange(rows)[::-1], np.arange(rows) >= padded
+        post.tell(told, held.told)
+        post.set(np.full((rows, 2), -number, np.int32), settings)
+        post.take(held.told)
+        post.take_settings(settings)
+        tokens = torch.arange(rows, device=GPU) + 100 * number
+        failed = torch.arange(rows, device=GPU) == rows - 1
+        post.answer(tokens, failed, held, latest)
+        arriving = post.answers(rows)
+        assert arriving is not None
+        assert (arriving[padded:-1] == torch.iinfo(torch.int32).max // 3).all()  # not there yet
+        torch.cuda.current_stream().record_event().synchronize()
+        assert arriving[padded:].tolist() == [*(row + 100 * number for row in range(padded, rows - 1)), -1]
+        assert torch.equal(held.told.kept, torch.from_numpy(told))  # type: ignore[attr-defined]
+        assert (settings.kept == -number).all()  # type: ignore[attr-defined]
+        noted = [row + 100 * number if row >= padded else -1 for row in range(rows)]
+        assert latest.kept.tolist() == noted[::-1]  # type: ignore[attr-defined]
+    assert gpu.waits == []
+
+
+def test_no_page_is_written_over_that_a_step_may_still_read(gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a step before it tells the one after the next one, as engines do, never waits here."""
+    post = DirectMail().post(4, 4, 1, GPU)
+    assert isinstance(post, PostWithin)
+    told = ended = 0  # steps
+
+    class Event:
+        def __init__(self) -> None:
+            self._upto = told
+
+        def synchronize(self) -> None:
+            nonlocal ended
+            assert self._upto <= told - TURNS // 2 + 1
+            ended = max(ended, self._upto)
+
+    class Stream:
+        def record_event(self) -> Event:
+            return Event()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream())
+    pages = [0] * TURNS  # when each was written last
+    for _ in range(5 * TURNS):
+        post.tell(np.zeros(4, np.int32), torch.zeros(4, dtype=torch.int32, device=GPU))
+        told += 1
+        assert pages[told % TURNS] <= ended
+        pages[told % TURNS] = told

@@ -146,12 +146,13 @@ def test_who_is_likeliest_is_who_has_the_largest_logit(variant: str, tiny_model:
     runner.prepare(TableShape(rows=4, positions=64))
     hidden = torch.randn(300, 96, generator=torch.Generator().manual_seed(1))
     hidden[7, 3], hidden[290] = float("nan"), float("inf")
-    tokens, failed = runner.forward.pick(hidden, None, np.arange(300, dtype=np.int32))
+    picked = runner.forward.pick(hidden, None, np.arange(300, dtype=np.int32))
+    tokens, failed = picked.tokens, picked.failed
     logits = runner.forward.logits(hidden)
     assert failed.nonzero().flatten().tolist() == [7, 290]
     sound = ~failed
     assert torch.equal(tokens[sound], logits.argmax(1)[sound])
-    assert torch.equal(runner.forward.pick(hidden[5:6], None, np.zeros(1, np.int32))[0], tokens[5:6])
+    assert torch.equal(runner.forward.pick(hidden[5:6], None, np.zeros(1, np.int32)).tokens, tokens[5:6])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

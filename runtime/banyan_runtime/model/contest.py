@@ -55,7 +55,7 @@ class Contest:
         self._failed: set[str] = set()
         self._slots = 0  # that keys lie in
         self._table = SlotTable(shape)
-        self._mail = Mail()
+        self._bring = Mail().bring
 
     def settle(self, steps: Sequence[Held]) -> None:
         """Among decode steps that are held; nothing where that was done before. What they were told is gone afterwards."""
@@ -98,7 +98,7 @@ class Contest:
         if self._clock() > self._until:
             return None
         step = replace(self._laid_out(held.size), updates=None)  # the table was told of more rows than these
-        held.tell(step, self._attention.fill(step, self._table, held), self._mail)
+        held.tell(step, self._attention.fill(step, self._table, held), self._bring)
         trying = self._ways.current.get(size)
         try:
             seconds = self._recorder.seconds(partial(self._compute, held))

@@ -27,6 +27,15 @@ class Captured:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Tokens of rows, on the device, where the next step writes over them."""
+
+    tokens: Tensor  # int64 [n]; of failed rows some ids of the vocabulary
+    failed: Tensor  # bool [n]: a row's logits hold NaN, or the largest is infinite
+    arriving: I32 | None = None  # as `Post.answers`: they are noted as their rows' latest, and on their way; None: they are not
+
+
 class Forward(Protocol):
     """The decoder over its paged KV pool. Results are torch tensors on the device that computes."""
 
@@ -61,16 +70,15 @@ class Forward(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [n, vocab_size] of n hidden states. The caller may write into them, until the next call."""
 
-    def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> tuple[Tensor, Tensor]:
-        """One token for each of n hidden states, int64 [n]: as `sample` draws it, or without columns that with the largest logit, of
-        equal ones the first. And which rows failed, bool [n]: their logits hold NaN, or the largest is infinite. The tokens of failed rows
-        are some ids of the vocabulary. The result is written over by the next step."""
+    def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> Picked:
+        """One token for each of n hidden states: as `sample` draws it, or without columns that with the largest logit, of equal ones the
+        first."""
 
     def rounds(self, step: Step, token_ids: Tensor, table: SlotTable, columns: SamplingColumns | None) -> Tensor:
         """What the rounds of a step give: int64 [B, rounds], drawn with `columns`, or the likeliest. From the first token on that
         there is none for, those of a sequence are -1. The rest as for `hidden`."""
 
-    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Tensor | None:
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> I32 | None:
         """As `Mail.deliver`."""
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from banyan_runtime.model import noise, sampler
 from banyan_runtime.model.device import tensor
 from banyan_runtime.model.kernels import power_of_two
-from banyan_runtime.step import I32, SamplingColumns, TokenMask
+from banyan_runtime.step import I32, U32, SamplingColumns, TokenMask
 
 _PART: Final = 4096  # tokens: 16 for each of a program's threads, and some 40 parts of a large vocabulary, so that one row is work for many
 _WARPS: Final = 8
@@ -27,6 +27,7 @@ class FusedSampler:
         self._kernels = draw
         self._options = dependent.options
         self._masks = masks
+        self._told: tuple[SamplingColumns, I32, U32] | None = None  # columns; of them and of their seeds what positions do not change
 
     def compile(self, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
         """Draw once under a mask, and pick once each way."""
@@ -53,10 +54,14 @@ class FusedSampler:
 
     def told(self, columns: SamplingColumns, positions: I32) -> I32:
         """All that differs between rows as one array, since every copy to the device costs as much as a launch."""
-        temperatures = np.where(sampler.greedy(columns), np.float32(0), columns.temperature)
-        starts = noise.starts(columns.seed, positions)
-        words = (temperatures, columns.top_k, columns.top_p, columns.min_p, starts)
-        return np.stack([word.view(np.int32) for word in words], axis=1)
+        last = self._told
+        if last is None or last[0] is not columns:  # a step's columns are those of the step before where its rows are
+            temperatures = np.where(sampler.greedy(columns), np.float32(0), columns.temperature)
+            words = (temperatures, columns.top_k, columns.top_p, columns.min_p, seeds := noise.of_seeds(columns.seed))
+            last = self._told = columns, np.stack([word.view(np.int32) for word in words], axis=1), seeds
+        told = last[1].copy()
+        told[:, -1] = noise.behind(last[2], positions).view(np.int32)
+        return told
 
     def pick(self, logits: Tensor, settings: Tensor | None, tokens: Tensor, failed: Tensor) -> None:
         n, vocabulary = logits.shape

@@ -27,7 +27,7 @@ from banyan_runtime.model.attention import Held, Replayed, most_sequences
 from banyan_runtime.model.capture import Recorder
 from banyan_runtime.model.contest import Contest
 from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.forward import Captured
+from banyan_runtime.model.forward import Captured, Picked
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Step, TableShape
@@ -65,7 +65,8 @@ def ladder(most: int) -> list[int]:
 
 def prompt_ladder(most: int) -> list[int]:
     """Numbers of tokens likewise: few, since of a step that is mostly launches more tokens cost little."""
-    return _upto(most, [16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, *range(512, most + 1, 128)])
+    small = [16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448]
+    return _upto(most, [*small, *range(512, 2048, 128), *range(2048, 4096, 256), *range(4096, most + 1, 512)])
 
 
 def _upto(most: int, sizes: list[int]) -> list[int]:
@@ -100,6 +101,8 @@ class StepGraphs:
         self._failed = torch.zeros(most, dtype=torch.bool, device=device)
         self._settings = torch.zeros(most, decoder.sampler.settings, dtype=torch.int32, device=device)
         self._last: tuple[Tensor, _Graph] | None = None  # the hidden states given last
+        rows = max(sizes.rows, default=0)
+        self._post = decoder.mail.post(max(graph.held.told.numel() for graph in graphs), self._settings.numel(), rows, device)
         attention.hold([graph.held for graph in graphs])
         contest = Contest(decoder.kernels.ways, attention, shape, recorder, self._compute, clock)
         contest.settle([graph.held for graph in decodes if self._by_itself(graph.held) is None])
@@ -112,12 +115,13 @@ class StepGraphs:
         for graph in tqdm(graphs, desc="Capturing batches", disable=not sys.stderr.isatty()):
             if clock() - started > CAPTURE_S:
                 break
-            replay = recorder.record(partial(self._compute, graph.held))
+            replay = recorder.record(partial(self._begin, graph.held))
             if graph.held.sequences is None:
-                graph.likeliest = recorder.record(partial(self._pick, graph.held.size, None))
+                graph.likeliest = recorder.record(partial(self._pick, graph.held, None))
                 if decoder.sampler.settings:
-                    graph.drawn = recorder.record(partial(self._pick, graph.held.size, self._settings[: graph.held.size]))
+                    graph.drawn = recorder.record(partial(self._pick, graph.held, self._settings[: graph.held.size]))
             graph.replay = replay
+        self.begin()
         self._decodes, self._prompts = _captured(decodes), _captured(prompts)
         left = _free(device)
         self.captured = Captured(max(0, free - left), clock() - started)
@@ -144,14 +148,18 @@ class StepGraphs:
             return None
         alone = self._by_itself(graph.held)
         own = (self._attention if alone is None else alone).fill(step, table, graph.held)
-        graph.held.tell(step, own, self._decoder.mail)
+        graph.held.tell(step, own, self._post.tell)
         assert graph.replay is not None, "it was captured"
         graph.replay()
         hidden = self._hidden[: len(step.token_ids)]
         self._last = hidden, graph
         return hidden
 
-    def pick(self, hidden: Tensor, told: I32 | None) -> tuple[Tensor, Tensor] | None:
+    def begin(self) -> None:
+        """Behind captures, which run what they capture, and where a step may not have been replayed that was told."""
+        self._post.begin()
+
+    def pick(self, hidden: Tensor, told: I32 | None) -> Picked | None:
         """As `Forward.pick`, of the hidden states that were given last, told as `Sampler.told`; None: of others, or of prompts."""
         if self._last is None or hidden is not self._last[0]:
             return None
@@ -163,9 +171,9 @@ class StepGraphs:
             settings = self._settings[: graph.held.size]
             padded = np.zeros(tuple(settings.shape), np.int32)
             padded[:rows] = told
-            self._decoder.mail.bring(padded, settings)
+            self._post.set(padded, settings)
         pick()
-        return self._tokens[:rows], self._failed[:rows]
+        return Picked(self._tokens[:rows], self._failed[:rows], self._post.answers(rows))
 
     def _fitting(self, step: Step) -> _Graph | None:
         """The smallest that was captured."""
@@ -178,6 +186,10 @@ class StepGraphs:
     def _by_itself(self, held: Held) -> PersistentDecode | None:
         return self._alone if held.sequences is None and held.size == 1 else None
 
+    def _begin(self, held: Held) -> None:
+        self._post.take(held.told)
+        self._compute(held)
+
     def _compute(self, held: Held) -> None:
         if (alone := self._by_itself(held)) is not None:
             alone.compute(held, self._hidden[0])
@@ -185,8 +197,12 @@ class StepGraphs:
         self._attention.plan_held(held)
         self._decoder.hidden_held(held, self._latest, self._attention, self._hidden[: held.size])
 
-    def _pick(self, size: int, settings: Tensor | None) -> None:
-        self._decoder.pick(self._hidden[:size], settings, self._tokens[:size], self._failed[:size])
+    def _pick(self, held: Held, settings: Tensor | None) -> None:
+        if settings is not None:
+            self._post.take_settings(settings)
+        tokens, failed = self._tokens[: held.size], self._failed[: held.size]
+        self._decoder.pick(self._hidden[: held.size], settings, tokens, failed)
+        self._post.answer(tokens, failed, held, self._latest)
 
 
 @dataclass(slots=True, eq=False)

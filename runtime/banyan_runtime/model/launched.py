@@ -60,7 +60,7 @@ class Drawn:
     failed: Tensor  # bool [S]
     accepted: Tensor | None  # int64, one for each sequence: how many of its tokens count; None: the one that it has
     scores: logprobs.Scores | None  # of those that asked
-    arriving: Tensor | None = None  # int32 [S] of the host: the tokens, and -1 of those that failed, where they are on their way already
+    arriving: I32 | None = None  # int32 [S] of the host: the tokens, and -1 of those that failed, where they are on their way already
 
     def to_host(self) -> Drawn:
         if self.tokens.device.type == "cpu":
@@ -77,7 +77,7 @@ class Drawn:
     def numbers(self) -> tuple[I32, npt.NDArray[np.bool_]]:
         """When they have arrived: int32 [S] tokens, -1 of those that failed, and which did."""
         if self.arriving is not None:
-            tokens = self.arriving.numpy().copy()
+            tokens = self.arriving.copy()
             return tokens, tokens < 0
         tokens, failed = self.tokens.numpy().astype(np.int32), self.failed.numpy()
         if failed.any():

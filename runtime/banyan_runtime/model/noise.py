@@ -26,14 +26,27 @@ BYTES: Final = 16  # hashed: two words of the seed, the position, the token id
 
 def starts(seeds: U64, positions: I32) -> U32:
     """The hash of each row after the words that its cells share."""
-    bits = np.zeros(len(seeds), np.uint32)
-    for words in (seeds & np.uint64(WORD), seeds >> np.uint64(32), positions):
-        word = words.astype(np.uint32) * np.uint32(C1)
-        word = word << np.uint32(15) | word >> np.uint32(17)
-        bits ^= word * np.uint32(C2)
-        bits = bits << np.uint32(13) | bits >> np.uint32(19)
-        bits = bits * np.uint32(5) + np.uint32(ADD)
-    return bits
+    return behind(of_seeds(seeds), positions)
+
+
+def of_seeds(seeds: U64) -> U32:
+    """After those of the seeds alone, which stay while positions move on."""
+    none = np.zeros(len(seeds), np.uint32)
+    return _hashed(_hashed(none, seeds.astype(np.uint32)), (seeds >> np.uint64(32)).astype(np.uint32))
+
+
+def behind(bits: U32, positions: I32) -> U32:
+    """`starts`, of what `of_seeds` gave."""
+    return _hashed(bits, positions.astype(np.uint32))
+
+
+def _hashed(bits: U32, words: U32) -> U32:
+    """One word more of each row."""
+    word = words * np.uint32(C1)
+    word = word << np.uint32(15) | word >> np.uint32(17)
+    bits = bits ^ word * np.uint32(C2)
+    bits = bits << np.uint32(13) | bits >> np.uint32(19)
+    return bits * np.uint32(5) + np.uint32(ADD)
 
 
 def hashes(seeds: U64, positions: I32, token_ids: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def one_by_one(forward: Forward, step: Step, token_ids: Tensor, table: SlotTable
         else:
             now = step
         hidden = forward.hidden(now, token_ids, table)
-        token_ids, failed = forward.pick(hidden, columns, now.kv_lens)
-        lost |= failed
+        picked = forward.pick(hidden, columns, now.kv_lens)
+        token_ids, lost = picked.tokens, lost | picked.failed
         drawn[:, index] = token_ids.masked_fill(lost, -1)
     return drawn

@@ -118,7 +118,10 @@ class ModelRunner:
     def _draw(self, asked: _Asked) -> Drawn:
         if asked.plain:
             columns = None if asked.wanted.greedy else asked.columns
-            return self._noted(asked, *self.forward.pick(asked.states, columns, asked.draws.positions(asked.step)), None)
+            picked = self.forward.pick(asked.states, columns, asked.draws.positions(asked.step))
+            if picked.arriving is not None:
+                return Drawn(picked.tokens, picked.failed, None, None, picked.arriving)
+            return self._noted(asked, picked.tokens, picked.failed, None)
         return self._drawing(asked)(asked.step.mask)
 
     def _drawing(self, asked: _Asked) -> Drawing:

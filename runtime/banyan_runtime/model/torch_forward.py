@@ -19,7 +19,7 @@ from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.capture import CudaRecorder, Recorder
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.forward import Captured
+from banyan_runtime.model.forward import Captured, Picked
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_products import MOST_ROWS
 from banyan_runtime.model.graphs import NO_SIZES, Sizes, StepGraphs
@@ -96,6 +96,8 @@ class TorchForward:
     def retell(self, table: SlotTable) -> None:
         if self._table is not None:
             self._table.take(table)
+        if self._graphs is not None:
+            self._graphs.begin()
 
     def replayed(self, step: Step, table: SlotTable) -> Tensor | None:
         return None if self._graphs is None else self._graphs.hidden(step, table)
@@ -141,19 +143,19 @@ class TorchForward:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden)
 
-    def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> tuple[Tensor, Tensor]:
+    def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> Picked:
         sampler = self.decoder.sampler
         if columns is not None and not sampler.settings:
-            return sampler(self.logits(hidden), columns, positions)
+            return Picked(*sampler(self.logits(hidden), columns, positions))
         told = None if columns is None else sampler.told(columns, positions)
         if self._graphs is not None and (replayed := self._graphs.pick(hidden, told)) is not None:
             return replayed
         settings = None if told is None else devices.tensor(told, hidden.device, torch.int32)
         tokens, failed = (torch.empty(len(hidden), dtype=dtype, device=hidden.device) for dtype in (torch.int64, torch.bool))
         self.decoder.pick(hidden, settings, tokens, failed)
-        return tokens, failed
+        return Picked(tokens, failed)
 
-    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Tensor | None:
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> I32 | None:
         return self.decoder.mail.deliver(tokens, failed, owners, latest)
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:

@@ -33,7 +33,7 @@ from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.openai.responses.store import ResponseStore
 from banyan_runtime.front.ops.http import HttpCounter
-from banyan_runtime.front.prepare.pool import PreparerPool
+from banyan_runtime.front.prepare.pool import PreparerPool, workers_for
 from banyan_runtime.front.prepare.zygote import Zygote
 from banyan_runtime.front.request_log import request_log
 from banyan_runtime.front.state import ServerState
@@ -42,7 +42,7 @@ from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.tracing import Traced, Tracing
 from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.hub.progress import DOWNLOAD
-from banyan_runtime.model import spec
+from banyan_runtime.model import host, spec
 from banyan_runtime.process import collect_rarely, resident_bytes, start_thread
 from banyan_runtime.server import termination
 from banyan_runtime.server.batch_child import BatchChild
@@ -180,7 +180,7 @@ class Server:
         self._context.text = await on_thread(Text.load, config, model_dir, tokenizer_dir, None, tokenizer)
         info = await self._client.wait_ready()
         self._zygote.serve(info)
-        pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout)
+        pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout, workers=workers_for(host.cores()))
         pool.on_lack = self._on_lack
         await pool.warm_up()
         self._context.preparer = self._context.request_log.preparer(pool)

@@ -22,6 +22,7 @@ from banyan_runtime.front.prepare.zygote import Zygote
 log = logging.getLogger("banyan")
 
 WORKERS: Final = 3
+MOST_WORKERS: Final = 8
 LARGE_BYTES: Final = 65_536  # of a body; one worker is kept free of such requests, and of those that may bring a grammar
 GRAMMARS: Final = re.compile(
     rb'"(?:response_format|regex|ebnf|json_schema|structural_tag|structured_outputs|guided_[a-z]+|output_config|tool_choice|strict)"'
@@ -117,6 +118,12 @@ class _Lanes:
             if not future.done():  # nobody waits for a cancelled one
                 self._large_running += lane is self._waiting[True]
                 future.set_result(self._idle.pop())
+
+
+def workers_for(cores: int) -> int:
+    """How many to start where so many cores may be used. While the loop tells hundreds of streams, a worker waits several milliseconds
+    between one request and the next: of three, new requests would wait for a place although there are cores and little to do."""
+    return max(WORKERS, min(MOST_WORKERS, cores // 2))
 
 
 class PreparerPool(Preparer):

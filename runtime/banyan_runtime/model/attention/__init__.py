@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.spec import ModelSpec
 from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import I32, Pulse, Step, TableShape
 
-SEQUENCES: Final = 64
+SEQUENCES: Final = 256
 """Of a step of several tokens each that is replayed, at most: attention makes room for the ends of so many."""
 TOKENS_EACH: Final = 4
 """Of the sequences of such a step on average, at least: for more sequences FlashInfer cuts its tiles smaller."""
@@ -76,8 +75,8 @@ class Held:
         """Tokens."""
         return len(self.ids)
 
-    def tell(self, step: Step, own: I32, mail: Mail) -> None:
-        """Of a step of as many tokens or fewer, in one letter: each costs as much as a launch."""
+    def tell(self, step: Step, own: I32, bring: Callable[[I32, Tensor], None]) -> None:
+        """Of a step of as many tokens or fewer, in one letter: each costs as much as a launch. `bring`: as `Mail.bring`."""
         told = np.zeros(tuple(self.told.shape), np.int32)  # of padded tokens: no key is seen, and PADDING_SLOT is 0
         tokens = len(step.token_ids)
         rows = step.rows if len(step.rows) == tokens else np.repeat(step.rows, step.query_lens)
@@ -85,7 +84,7 @@ class Held:
         for column, values in zip(told[:_COLUMNS], columns, strict=True):
             column[:tokens] = values
         told[_COLUMNS:, : self.size] = own
-        mail.bring(told, self.told)
+        bring(told, self.told)
 
 
 def most_sequences(tokens: int) -> int:

@@ -36,3 +36,49 @@ def deliver(
     token = tl.load(tokens + at, mask=there)
     tl.store(latest + tl.load(owners + at, mask=there), token, mask=there)
     tl.store(arriving + at, tl.where(tl.load(failed + at, mask=there), -1, token.to(tl.int32)), mask=there)
+
+
+@triton.jit(do_not_specialize=["count", "width"])
+def fetch(
+    pages,  # int32 [TURNS, width], of the host
+    turn,  # int32 [1]: of the last step that has begun, below TURNS
+    target,  # int32 [count]
+    count,
+    width,
+    AHEAD: tl.constexpr,  # 1: the page of the step that begins
+    TURNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`bring`, captured: the page of a turn."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    page = pages + (tl.load(turn) + AHEAD) % TURNS * width
+    tl.store(target + at, tl.load(page + at, mask=at < count, cache_modifier=".cv"), mask=at < count)
+
+
+@triton.jit
+def turn_over(turn, TURNS: tl.constexpr):
+    tl.store(turn, (tl.load(turn) + 1) % TURNS)
+
+
+@triton.jit(do_not_specialize=["count", "width"])
+def answer(
+    tokens,  # int64 [count]
+    failed,  # bool [count]
+    rows,  # int32 [count]: that they were drawn for
+    counts,  # int32 [count]: 0: of a padded row
+    latest,  # int64 [rows]: each one's last token
+    pages,  # int32 [TURNS, width], of the host: the tokens; -1: failed
+    turn,  # int32 [1]: of this step
+    count,
+    width,
+    TURNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`deliver`, captured."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < count
+    real = there & (tl.load(counts + at, mask=there, other=0) > 0)
+    token = tl.load(tokens + at, mask=real, other=0)
+    tl.store(latest + tl.load(rows + at, mask=real, other=0).to(tl.int64), token, mask=real)
+    page = pages + tl.load(turn) * width
+    tl.store(page + at, tl.where(tl.load(failed + at, mask=real, other=0), -1, token.to(tl.int32)), mask=real)

@@ -16,6 +16,7 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import blocks, edits, host
 from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
 from banyan_runtime.model.choice import Choice
+from banyan_runtime.model.forward import Picked
 from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.native import build, loading
@@ -205,17 +206,17 @@ class NativeForward:
         self._library.rounds(self._decoder, about, step.rounds, draws, hidden.data_ptr(), into, tokens.data_ptr())
         return tokens
 
-    def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> tuple[Tensor, Tensor]:
+    def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> Picked:
         if columns is not None:
-            return self.sample(self.logits(hidden), columns, positions)
+            return Picked(*self.sample(self.logits(hidden), columns, positions))
         self._owner.pulse()
         hidden = hidden.contiguous()
         tokens = torch.empty(hidden.shape[0], dtype=torch.int64)
         self._library.likeliest(self._decoder, hidden.data_ptr(), hidden.shape[0], tokens.data_ptr())
         failed = tokens < 0
-        return tokens.clamp_(min=0), failed
+        return Picked(tokens.clamp_(min=0), failed)
 
-    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Tensor | None:
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> I32 | None:
         return self._mail.deliver(tokens, failed, owners, latest)
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
