@@ -2,7 +2,7 @@
 prompt, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also persistent no-dependent no-light no-last no-turn no-few no-ways no-graphs] [--only-also]
+                             [--also persistent no-dependent no-light no-turn no-few no-ways no-graphs] [--only-also]
                              [--profile 1 64] [--traces FOLDER] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
@@ -100,7 +100,6 @@ ALSO: Final = {
     "persistent": contextlib.nullcontext,
     "no-dependent": lambda: mock.patch.object(dependent, "options", return_value={"DEPENDENT": False}),
     "no-light": lambda: mock.patch.object(triton_paged, "LIGHT", 0),
-    "no-last": lambda: mock.patch.object(triton_paged, "LAST", False),
     "no-turn": lambda: mock.patch.object(triton_paged.TritonAttention, "turns", False),
     "no-few": lambda: mock.patch.object(fused_products, "MOST_ROWS", 0),
     "no-ways": lambda: mock.patch.object(ways, "SIZES", ()),

@@ -160,7 +160,7 @@ def launching(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], op
 
 
 def attention(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], layer: int, extra: Mapping[str, Any]) -> None:
-    """One launch."""
+    """One launch; two where the context is cut."""
     _, _, heads, kv_heads, dim, _ = case.shape
     context, group = (CONTEXT if case.kind == "decode" else PROMPT), heads // kv_heads
     queries = 1 if case.kind == "decode" else way.columns // group
@@ -171,8 +171,8 @@ def attention(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], 
     rows_of, firsts, counts, positions = (
         memory(f"{name}-{queries}", (tiles,), torch.int32) for name in ("rows_of", "firsts", "counts", "positions")
     )
-    table, own_slots = memory("table", (case.rows, context), torch.int32), memory("own_slots", (tokens,), torch.int32)
-    stretch = way.stretch or context
+    table, ends = memory("table", (case.rows, context), torch.int32), memory("ends", (tokens,), torch.int32)
+    own_slots, stretch = memory("own_slots", (tokens,), torch.int32), way.stretch or context
     length = memory(f"length-{stretch}", (1,), torch.int32)
     cut = -(-context // stretch)
     parts, highs, masses = out, out, out
@@ -187,18 +187,21 @@ def attention(case: Case, way: Way, launch: Launch, memory: Callable[..., Any], 
     if case.kind == "decode":
         width = (heads + 2 * kv_heads) * dim
         qkv, cos = memory("qkv", (tokens, width), BF16), memory("cos", (tokens, dim), BF16)
-        arrived = memory("arrived", (triton_paged.ARRIVED,), torch.int32)
         launch(
             paged_attention.turn_and_attend, (kv_heads * tiles, cut),
-            (qkv, cos, cos, cos, cos, own_slots, keys, values, *into, arrived, rows_of, counts, positions, table, context, length,
-             width, slots * dim, tokens, 1e-6, dim**-0.5),
-            {"NORMED": False, "AHEAD": way.ahead, "PADDING": -1, "LARGEST": torch.finfo(BF16).max, "NARROW": False, "LAST": cut > 1,
-             **triton_paged.at_once(group, dim, way.warps), **options},
+            (qkv, cos, cos, cos, cos, own_slots, keys, values, *into, rows_of, counts, positions, table, context, length, width,
+             slots * dim, tokens, 1e-6, dim**-0.5),
+            {"NORMED": False, "AHEAD": way.ahead, "PADDING": -1, "LARGEST": torch.finfo(BF16).max, "NARROW": False, **options},
         )  # fmt: skip
     else:
         launch(
             paged_attention.attend, (kv_heads * tiles, cut),
             (q, keys, values, *into, rows_of, firsts, counts, positions, table, context, length, slots * dim, tokens, dim**-0.5), options,
+        )  # fmt: skip
+    if cut > 1:
+        launch(
+            paged_attention.join, (tokens * heads,), (parts, highs, masses, ends, out, length, tokens * heads),
+            dict(HEADS=heads, DIM=dim, WIDTH=dim, TOGETHER=triton_paged.TOGETHER, **extra),
         )  # fmt: skip
     if case.kind == "decode":
         small = memory("small", (1024,), BF16)
@@ -299,8 +302,8 @@ class Memory:
         each = torch.arange(shape[0], dtype=torch.int32, device=device)
         if what == "table":
             return torch.arange(case.rows * context, dtype=torch.int32, device=device).view(shape)
-        if what == "length":
-            return torch.full(shape, int(number), dtype=torch.int32, device=device)
+        if what in ("length", "ends"):
+            return torch.full(shape, int(number) if number else context, dtype=torch.int32, device=device)
         if case.kind == "decode":
             return {"rows_of": each, "firsts": each, "counts": 1 + 0 * each, "positions": context - 1 + 0 * each}[what]
         begun = each * int(number)

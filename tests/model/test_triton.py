@@ -16,7 +16,6 @@ from banyan_runtime.model.attention import backends, triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.graphs import Sizes
-from banyan_runtime.model.kernels import paged_attention
 from banyan_runtime.model.layers import PackedKernels, PlainKernels, RmsNorm
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.rope import Rope
@@ -319,84 +318,6 @@ def test_turned_and_attended_in_one_launch(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5, equal_nan=True)
     assert torch.isfinite(found[1][0][:6]).all()
     assert not torch.isfinite(found[1][0][6]).all()
-
-
-@torch.inference_mode()
-def filled(texts: Room) -> Room:
-    """With all keys and values, which nobody has attended to."""
-    work = [(row, 0, length) for row, length in enumerate(texts.lengths)]
-    step = texts.step(work)
-    texts.table.apply(step)
-    texts.attention.plan(step, texts.table)
-    _, k, v = texts.of(work)
-    texts.attention.cells.store(0, k, v)
-    return texts
-
-
-@torch.inference_mode()
-def attended(texts: Room, work: list[tuple[int, int, int]], padded: int = 0) -> list[torch.Tensor]:
-    """Of a decode step, in one launch with what turns nothing. The last `padded` ones are there for nobody."""
-    step = texts.step(work)
-    texts.table.apply(step)
-    attention = texts.attention
-    assert isinstance(attention, TritonAttention)
-    attention.plan(step, texts.table)
-    assert attention._planned is not None
-    attention._planned.columns[2, len(work) - padded :] = 0
-    attention._planned.ends[len(work) - padded :] = 0
-    attention.cells.slots[len(work) - padded :] = PADDING_SLOT
-    qkv = torch.cat([part.flatten(1) for part in texts.of(work)], 1)
-    ones = torch.ones(len(work), texts.dim, dtype=qkv.dtype, device=DEVICE)
-    found = attention.turn_and_attend(0, qkv, (ones, 0 * ones), None)
-    assert not attention._arrived.any(), "the next launch counts from zero"
-    return list(found[: len(work) - padded].split(1))
-
-
-@pytest.mark.parametrize("last", [True, False])
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize(("dim", "together", "kept"), [(16, 2, None), (24, 4, None), (128, 16, None), (16, 4, torch.float8_e5m2)])
-def test_whoever_comes_last_joins_the_stretches(
-    dim: int, together: int, kept: torch.dtype | None, window: int | None, last: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three decode steps one behind the other, of contexts of one stretch and of up to eleven, and of padding; as a launch of its own
-    joins them."""
-    for name, value in {"LAST": last, "TOGETHER": together, "PROGRAMS": 2 * 7 * 11, "STRETCH": 32}.items():
-        monkeypatch.setattr(triton_paged, name, value)
-    lengths = [3, 34, 350, 65, *np.random.default_rng(dim).integers(3, 350, 2).tolist(), 150]
-    texts = room(lengths, window, dim=dim, kept=kept)
-    if kept is not None:  # the interpreter rounds others wrongly
-        texts.k, texts.v = ([x.to(kept).to(x.dtype) for x in part] for part in (texts.k, texts.v))
-    filled(texts)
-    expected = [texts.expected(row) for row in range(len(lengths))]
-    if last:
-        monkeypatch.delattr(paged_attention, "join")
-    for back in (2, 1, 0):
-        work = [(row, lengths[row] - back - 1, lengths[row] - back) for row in np.roll(range(len(lengths)), back).tolist()]
-        for (row, start, end), values in zip(work[:-1], attended(texts, work, padded=1), strict=True):
-            close(values, expected[row][start:end])
-
-
-@torch.inference_mode()
-def test_before_a_first_step_is_told_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No stretch has keys then, and no sequence a query; nor would a query find more stretches than there are."""
-    monkeypatch.setattr(triton_paged, "stretch", lambda kv_lens, programs: 16)
-    texts = filled(room([90, 40, 1]))
-    work = [(row, length - 1, length) for row, length in enumerate(texts.lengths)]
-    attended(texts, work)
-    assert isinstance(texts.attention, TritonAttention)
-    plan = texts.attention._planned
-    assert plan is not None
-    assert plan.stretches > 1
-    plan.stretch.zero_()
-    qkv = torch.cat([part.flatten(1) for part in texts.of(work)], 1)
-    ones = torch.ones(len(work), texts.dim, device=DEVICE)
-    before = [part.clone() for part in texts.pool.slots(0)]
-    for count in (0, 1):
-        plan.columns[2] = count
-        texts.attention.turn_and_attend(0, qkv + (1 - count), (ones, 0 * ones), None)
-        assert not texts.attention._arrived.any()
-        for one, other in zip(before, texts.pool.slots(0), strict=True):
-            assert torch.equal(one, other), "of padding nothing is kept"
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2-window"])

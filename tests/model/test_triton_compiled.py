@@ -12,13 +12,13 @@ COMPILE = """
 import itertools
 import torch
 from banyan_runtime.model import fused_products
-from banyan_runtime.model.attention.triton_paged import Way, at_once
+from banyan_runtime.model.attention.triton_paged import Way
 from banyan_runtime.model.fused_products import Tile
 from banyan_runtime.model.kernels import paged_attention as kernels, power_of_two, products, rows, tiles
 from banyan_runtime.model.ways import SIZES, Product
 
 POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32",
-            "stretch_keys": "*i32", "ends": "*i32", "slots": "*i32", "arrived": "*i32",
+            "stretch_keys": "*i32", "ends": "*i32", "slots": "*i32",
             "highs": "*fp32", "masses": "*fp32", "parts": "*fp32", "q": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16",
             "table_stride": "i32", "head_stride": "i32", "tokens": "i32", "pairs": "i32", "scale": "fp32"}
 
@@ -50,16 +50,13 @@ for group, dim, most, stretch, window in SHAPES:
                     check(kernels.attend, own, way.warps, way.stages, room, **types)
                     continue
                 own |= {"NORMED": dim == 128, "AHEAD": way.ahead, "PADDING": 0, "LARGEST": 448.0, "NARROW": kept != "*bf16"}
-                own |= {"LAST": stretch > 0, **at_once(group, dim, way.warps)}
                 check(kernels.turn_and_attend, own, way.warps, way.stages, room, **types, **TURNED)
 for group, dim in ((32, 256), (64, 128)):  # of which a token's own key is a small tile
     for room in (227 << 10, 99 << 10):
         way = Way.of(dim, torch.bfloat16, group, 8, single=True, shared=room)
         own = {"GROUP": group, "HEADS": group, "DIM": dim, "WIDTH": dim, "ROWS": group, "SPLIT": True, "WINDOW": 0, "PRECISION": "tf32"}
         own |= {"KEYS": way.keys, "NORMED": False, "AHEAD": way.ahead, "PADDING": 0, "LARGEST": 448.0, "NARROW": False}
-        for last in (False, True):
-            own |= {"LAST": last, **at_once(group, dim, way.warps)}
-            check(kernels.turn_and_attend, own, way.warps, way.stages, room, **TURNED, parts="*fp32")
+        check(kernels.turn_and_attend, own, way.warps, way.stages, room, **TURNED, parts="*fp32")
 rows_types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "both", "qkv", "cos", "sin", "q_weight", "k_weight", "queries")}
 rows_types |= {"stride": "i32", "delta_stride": "i32", "inner": "i32", "eps": "fp32", "slots": "*i64"}
 for yes in (False, True):

@@ -1,7 +1,7 @@
 """Attention in Triton, on CUDA: our own kernels (`kernels/paged_attention.py`), which need no compiler but Triton's.
 
 Prompts are cut into tiles of queries, each computed by one program for each KV head. Few tiles would leave most of a GPU idle,
-so steps of few also cut the context into stretches, and join them: of a decode step whichever program of a tile comes last.
+so steps of few also cut the context into stretches, and join them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,6 @@ LIGHT: Final = 16
 """Programs of a decode step, uncut, at most: so few wait for themselves and not for memory, so more warps share what each executes. The
 first keys of wide heads are read before what comes before is waited for; those of narrow ones come as soon when they are asked for."""
 TOGETHER: Final = 16  # stretches that are joined at once
-LAST: Final = True  # whether a decode step's stretches are joined by the last program of their tile, not by a launch of their own
-ARRIVED: Final = 4096
-"""Counters of the programs of such a step, uncut, at most: more than are ever cut (`most_stretches`), and 16 KiB."""
-JOINED: Final = 64  # registers of a thread for the numbers that it joins at once, at most
 FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as small as they can be
 
 
@@ -103,13 +99,12 @@ class TritonAttention:
         self._width = max(16, power_of_two(spec.head_dim))
         self._scale = 1.0 / math.sqrt(spec.head_dim)
         self._table: DeviceTable | None = None
-        self._arrived = torch.empty(0, dtype=torch.int32)  # zeros between launches, of which no two run at once
         self.cells = Cells(pool, torch.empty(0, dtype=torch.int32))
         self._planned: _Tiles | None = None
 
     @staticmethod
     def beside(shape: TableShape, rows: int, tokens: int) -> int:
-        return DeviceTable.bytes(shape) + torch.int32.itemsize * ARRIVED
+        return DeviceTable.bytes(shape)
 
     @staticmethod
     def refusal(spec: ModelSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, asked: bool) -> str | None:
@@ -124,7 +119,6 @@ class TritonAttention:
 
     def reserve(self, shape: TableShape) -> DeviceTable:
         self._table = DeviceTable(shape, self.pool.device)
-        self._arrived = torch.zeros(ARRIVED, dtype=torch.int32, device=self.pool.device)  # graphs know where
         self._compile()
         return self._table
 
@@ -268,8 +262,7 @@ class TritonAttention:
         return self._joined(plan, *into)
 
     def turn_and_attend(self, layer: int, qkv: Tensor, at: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None) -> Tensor:
-        """As heads.Heads and `attend` one behind the other, of a step of one token for each sequence (`turns`), in one launch; without
-        LAST in two, if the context is cut.
+        """As heads.Heads and `attend` one behind the other, of a step of one token for each sequence (`turns`), in one launch.
 
         qkv [T, (heads + 2 * kv_heads) * head_dim] at positions (`Rope.at`); `norms`: weights of queries' and of keys', [head_dim].
         """
@@ -280,16 +273,14 @@ class TritonAttention:
         grid, way, options = self._way(plan, layer)
         rows_of, _, counts, positions = plan.columns.unbind(0)
         q_weight, k_weight = norms or (qkv, qkv)
-        last = LAST and plan.stretches > 1
         assert qkv.stride(1) == 1
-        assert not last or grid[0] <= ARRIVED, "of so many programs none is cut"
         self._kernels.turn_and_attend[grid](
-            qkv, *at, q_weight, k_weight, self.cells.slots, keys, values, *into, self._arrived, rows_of, counts, positions,
-            self._there.slots, self._there.slots.stride(0), plan.stretch, qkv.stride(0), keys.stride(0), tokens, spec.norm_eps, self._scale,
+            qkv, *at, q_weight, k_weight, self.cells.slots, keys, values, *into, rows_of, counts, positions, self._there.slots,
+            self._there.slots.stride(0), plan.stretch, qkv.stride(0), keys.stride(0), tokens, spec.norm_eps, self._scale,
             NORMED=norms is not None, KEYS=way.keys, AHEAD=way.ahead, PADDING=PADDING_SLOT, LARGEST=pool.largest, NARROW=pool.narrow,
-            LAST=last, **at_once(spec.group, self._width, way.warps), **options,
+            **options,
         )  # fmt: skip
-        return into[0] if last else self._joined(plan, *into)
+        return self._joined(plan, *into)
 
     def _next(self) -> _Tiles:
         self._pulse()
@@ -325,12 +316,6 @@ class TritonAttention:
                 **self._options,
             )  # fmt: skip
         return out
-
-
-def at_once(group: int, width: int, warps: int) -> dict[str, int]:
-    """How the last program of a tile, of so many warps, joins stretches: how many at a time, and in what pieces a thread reads them."""
-    each = max(1, power_of_two(group) * width // (32 * warps))  # numbers of a stretch, for each thread
-    return {"TOGETHER": max(1, min(TOGETHER, JOINED // each)), "EACH": min(4, each)}
 
 
 def most_stretches(programs: int) -> int:

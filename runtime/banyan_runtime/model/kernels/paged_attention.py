@@ -116,7 +116,6 @@ def turn_and_attend(
     parts,
     highs,
     masses,
-    arrived,  # LAST: int32 [tiles * KV heads], zeros, and zeros again when all is done
     rows_of,
     counts,
     positions,
@@ -136,9 +135,6 @@ def turn_and_attend(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
-    LAST: tl.constexpr,  # SPLIT: whether the last program of a tile and a KV head joins the stretches; else `join` does
-    TOGETHER: tl.constexpr,  # LAST: stretches that are read at once
-    EACH: tl.constexpr,  # LAST: numbers of each of them, side by side, that a thread reads
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     AHEAD: tl.constexpr,  # whether the first keys are read before what the kernels before wrote is there: they are of earlier steps
@@ -147,19 +143,13 @@ def turn_and_attend(
     NARROW: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """`rows.place` and `attend` of a decode step. A token's own key and value come from registers, and go to their slot.
-
-    LAST: whoever of those that share a tile and a KV head arrives last joins what all of them wrote, so that no launch follows for that.
-    Nobody waits: one counter of theirs says who is last."""
+    """`rows.place` and `attend` of a decode step. A token's own key and value come from registers, and go to their slot."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
     turn, stretch = tl.program_id(0), tl.program_id(1)
     head, tile = turn % KV_HEADS, tl.num_programs(0) // KV_HEADS - 1 - turn // KV_HEADS
     count, position = tl.load(counts + tile), tl.load(positions + tile)
     table_row, slot = tl.load(rows_of + tile).to(tl.int64), tl.load(slots + tile).to(tl.int64)
     length = tl.load(stretch_keys)
-    if LAST:
-        length = tl.maximum(length, 1)  # as in `join`
-        asked = tl.minimum(position // length + 1, tl.num_programs(1))  # stretches that there are keys of
     begin, end = 0, position
     newest = count > 0
     if SPLIT:
@@ -184,8 +174,6 @@ def turn_and_attend(
     await_earlier(DEPENDENT)
     if SPLIT:
         unasked = stretch * length > position
-        if LAST:
-            unasked |= count == 0
         if unasked:
             return
     at = tl.cast(tile, tl.int64)
@@ -226,13 +214,6 @@ def turn_and_attend(
     row = at * HEADS + head * GROUP + rows
     whole = (position + 0 * rows) < length
     _put(out, parts, highs, masses, high, mass, sums, row, stretch, tokens * HEADS, dims, real, inside, whole, DIM, SPLIT)
-    if LAST:  # noqa: SIM102 (known when it is compiled)
-        if asked > 1:
-            tl.debug_barrier()  # all threads have written their numbers
-            if tl.atomic_add(arrived + turn, 1, sem="acq_rel", scope="gpu") == asked - 1:
-                tl.store(arrived + turn, 0)
-                first = at * HEADS + head * GROUP
-                _join_group(parts, highs, masses, out, first, tokens * HEADS, asked, GROUP, DIM, WIDTH, TOGETHER, EACH)
 
 
 @triton.jit
@@ -433,45 +414,6 @@ def joined(
         high = higher
     mass = tl.where(mass == 0.0, 1.0, mass)  # of a padded row
     tl.store(out + tl.cast(pair, tl.int64) * DIM + dims, (sums / mass).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _join_group(
-    parts, highs, masses, out, first, pairs, stretches,
-    GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TOGETHER: tl.constexpr, EACH: tl.constexpr,
-):  # fmt: skip
-    """As `joined`, of a token and the heads that share a KV head, whose first pair is `first`: in the stretches' order, whoever came last.
-    Other processors wrote what is read: this one's own cache is passed by.
-
-    A thread reads the highest scores and the masses of whatever it sums, though others read them too: threads that told them to one
-    another would wait for one another at every turn."""
-    HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
-    stretch, heads, piece = tl.arange(0, TOGETHER), tl.arange(0, HEADS), tl.arange(0, WIDTH // EACH)
-    known = (heads < GROUP)[:, None] & (piece >= 0)[None, :]
-    # Of a minimum the compiler does not see that heads follow one another, and so does not spread them over threads another way.
-    pair = tl.minimum(heads, GROUP - 1)[:, None] + 0 * piece[None, :]
-    dims = piece[:, None] * EACH + tl.arange(0, EACH)[None, :]
-    inside = known[:, :, None] & (dims < DIM)[None, :, :]
-    highs, masses, parts, out = highs + first, masses + first, parts + first * DIM, out + first * DIM
-    high = tl.full((HEADS, WIDTH // EACH), float("-inf"), tl.float32)
-    mass = tl.zeros((HEADS, WIDTH // EACH), tl.float32)
-    sums = tl.zeros((HEADS, WIDTH // EACH, EACH), tl.float32)
-    for begun in tl.range(0, stretches, TOGETHER, num_stages=1):
-        there = stretch < stretches - begun
-        of_pairs, of_parts = there[:, None, None] & known[None, :, :], there[:, None, None, None] & inside[None, :, :, :]
-        part = (begun + stretch)[:, None, None] * pairs + pair[None, :, :]
-        # What is largest is on its way first, and all of it before anything is waited for.
-        taken = tl.load(parts + part[:, :, :, None] * DIM + dims[None, None, :, :], mask=of_parts, other=0.0, cache_modifier=".cg")
-        here = tl.load(highs + part, mask=of_pairs, other=float("-inf"), cache_modifier=".cg")
-        weight = tl.load(masses + part, mask=of_pairs, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(high, tl.max(here, 0))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        kept, share = tl.exp2(high - base), tl.exp2(here - base[None, :, :])
-        mass = mass * kept + tl.sum(weight * share, 0)
-        sums = sums * kept[:, :, None] + tl.sum(taken * share[:, :, :, None], 0)
-        high = higher
-    result = sums / tl.where(known, mass, 1.0)[:, :, None]
-    tl.store(out + pair[:, :, None] * DIM + dims[None, :, :], result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
