@@ -17,7 +17,6 @@ import pytest
 from banyan_runtime import wire
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.logprobs import cells_of
-from banyan_runtime.front.rest import Rest
 from banyan_runtime.front.submission import EngineError, Stream, Submission, Tokens
 from tests.front.support import INFO, STATS, FakeEngine, columns, finish, run, scores
 
@@ -137,66 +136,6 @@ def test_half_of_the_time_is_left_where_telling_takes_long_and_what_came_meanwhi
         assert sum(count for _, count in gaps) == 5 * 59
         assert 0 < sum(gap * count for gap, count in gaps) / 5 <= took
         assert not any(gap == 0 for gap, _ in gaps), "tokens that are told together share the time since the last that was told"
-
-    play(tmp_path, scenario)
-
-
-class Scripted(Rest):
-    """Rests as long as it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.over = False
-        self.looks = 0
-
-    def begin(self, spent: float) -> float:
-        return 0.001
-
-    def more(self) -> float:
-        self.looks += 1
-        return 0.0 if self.over else 0.001
-
-
-def test_while_a_rest_goes_on_nothing_is_taken_in_and_behind_it_all_is_told_together(tmp_path: Path) -> None:
-    async def scenario(engine: FakeEngine, client: EngineClient) -> None:
-        rest = client.rest = Scripted()
-        first, second = (client.generate([1], GREEDY) for _ in range(2))
-        await engine.submits(2)
-        await engine.step({1: [10]})
-        news = aiter(first)
-        assert (await anext(news)).ids == [10]
-        for token in (11, 12):
-            await engine.step({1: [token], 2: [token]})
-        await engine.step({1: [13], 2: [13]}, finish(1), finish(2))
-        await until(lambda: rest.looks >= 5)
-        assert client.open_requests == 2, "their ends have come and are not taken in"
-        rest.over = True
-        assert await anext(news) == Tokens([11, 12, 13], finish(1))
-        assert await collect(second) == [Tokens([11, 12, 13], finish(2))]
-
-    play(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("how", ["closed", "gone"])
-def test_a_rest_that_outlives_the_link_ends_quietly(tmp_path: Path, how: str) -> None:
-    async def scenario(engine: FakeEngine, client: EngineClient) -> None:
-        rest = client.rest = Scripted()
-        stream = client.generate([1], GREEDY)
-        await engine.submits(1)
-        await engine.step({1: [10]})
-        await anext(aiter(stream))
-        if how == "closed":
-            client.close()
-        else:
-            engine.kill()
-        await until(lambda: rest.looks >= 2)
-        assert not client.lost
-        rest.over = True
-        looks = rest.looks
-        await until(lambda: rest.looks > looks and (client.lost or how == "closed"))
-        looks = rest.looks
-        await asyncio.sleep(0.01)
-        assert rest.looks == looks
 
     play(tmp_path, scenario)
 

@@ -22,7 +22,7 @@ from banyan_runtime.model.headroom import MIB
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import ATTEMPTS, load_weights
-from banyan_runtime.step import Runner, TableShape
+from banyan_runtime.step import Runner, Step, TableShape
 
 from .conftest import TinyModel, make
 from .driver import Driver, Request
@@ -83,6 +83,24 @@ def run_largest(runner: ModelRunner, limits: EngineLimits) -> None:
     ones, page = np.ones(limits.max_running, np.int32), limits.page_size
     for step in (trial.texts("prefill", lens, lens, page), trial.texts("decode", ones, ones * limits.max_model_len, page)):
         runner.launch(step).result()
+
+
+def test_the_largest_steps_are_tried_without_graphs(model: TinyModel, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of as many tokens and more sequences than a graph is for takes memory that the graph's step finds where it was captured."""
+    launch, replayed, rows = ModelRunner.launch, list[int](), list[int]()
+
+    def watched(self: ModelRunner, step: Step, **how: Any) -> Any:
+        before = gpu.replays
+        launched = launch(self, step, **how)
+        replayed.append(gpu.replays - before)
+        rows.append(len(step.rows))
+        return launched
+
+    monkeypatch.setattr(ModelRunner, "launch", watched)
+    Start(model, **GRAPHS | {"max_running_requests": 2})()
+    assert len(rows) >= 2
+    assert min(rows) <= 2, "there is a graph for so few"
+    assert not any(replayed)
 
 
 def drawn(seed: int) -> tuple[int, int, dict[str, Any]]:
@@ -335,7 +353,7 @@ def test_three_times_out_of_memory_are_one_error_with_every_number(
 def test_other_errors_of_a_start_are_not_taken_for_want_of_memory(
     model: TinyModel, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def launch(self: ModelRunner, step: object) -> None:
+    def launch(self: ModelRunner, step: object, **_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(ModelRunner, "launch", launch)

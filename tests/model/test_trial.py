@@ -13,7 +13,7 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import headroom, trial
 from banyan_runtime.model.headroom import FEWER, Graphs, Largest, Settled
 
-ALL = Graphs(256, 2048)
+ALL = Graphs(256, 8192)
 OPEN = [ALL, *(Graphs(max(rows, bool(tokens)), tokens) for rows, tokens in FEWER)]
 
 
@@ -81,7 +81,7 @@ def test_limits_that_fit_with_no_graphs_are_refused_with_what_fits_beside_all(mo
 
 
 def test_graphs_that_were_asked_for_are_refused_with_those_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"cuda_graph_max_bs": 256, "cuda_graph_max_tokens": 2048}
+    asked = {"cuda_graph_max_bs": 256, "cuda_graph_max_tokens": 8192}
     told, graphs = tried(monkeypatch, {ALL: Try(served=False, prepared=False), OPEN[1]: Try()}, **asked)
     assert told == "Capturing CUDA graphs takes more than there is. Set graphs, which was tried and fits."
     assert graphs == OPEN[:2]

@@ -2,8 +2,8 @@
 
 Runs on the event loop alone. The link is watched by its file descriptor and drained in one go, so a burst of steps costs
 one wake-up, and each listener is called once with everything that the burst brought. What takes longer than a turn goes on in
-further ones. Behind a telling nothing is taken in for as long as it took, and longer while the loop is busy (`rest.py`): all else,
-such as new requests, goes first, and where hundreds of streams take more than that leaves, each is told of several tokens together.
+further ones. As long as it took to tell the listeners, nothing more is taken in: so half of the time is left for everything else, such
+as new requests, and where hundreds of streams take more than that, each is told of several tokens together.
 Whatever way a request ends (finished, failed, aborted, engine gone), its entry here is gone too.
 """
 
@@ -21,7 +21,6 @@ from typing import Final
 
 from banyan_runtime import wire
 from banyan_runtime.front.logprobs import rows_of
-from banyan_runtime.front.rest import Rest
 from banyan_runtime.front.submission import EngineError, Listener, Stream, Submission, Unstarted
 from banyan_runtime.front.turns import in_turns
 from banyan_runtime.link import Link
@@ -29,6 +28,8 @@ from banyan_runtime.link import Link
 log = logging.getLogger("banyan")
 
 _ACCEPT_AGAIN_S: Final = 1.0
+_AT_ONCE_S: Final = 0.0005  # telling that took less is followed by no rest
+_REST_S: Final = 0.02  # the longest
 
 LatencyObserver = Callable[[float, int], None]
 """Called as (seconds between two tokens of a request, number of such gaps)."""
@@ -46,7 +47,6 @@ class EngineClient:
         self.stats: wire.Stats | None = None  # the newest snapshot
         self.last_heard = 0.0  # monotonic seconds of the newest message
         self.last_step = 0.0  # monotonic seconds of the newest tokens
-        self.rest = Rest()
         self.on_startup_progress: Callable[[wire.StartupProgress], None] = lambda phase: None
         self.on_inter_token_latency: LatencyObserver = lambda gap, requests: None
         self.fatal: wire.Fatal | None = None  # why the engine said it would exit
@@ -304,17 +304,10 @@ class EngineClient:
             spent += time.perf_counter() - begun
             yield
         self._draining = False
-        if (rest_s := self.rest.begin(spent)) and (link := self._link) is not None and not self.lost:
+        if spent >= _AT_ONCE_S and (link := self._link) is not None and not self.lost:
             loop = asyncio.get_running_loop()
             loop.remove_reader(link.fileno())
-            loop.call_later(rest_s, self._rested)
-
-    def _rested(self) -> None:
-        """Hear the engine again, unless the rest goes on."""
-        if rest_s := self.rest.more():
-            asyncio.get_running_loop().call_later(rest_s, self._rested)
-        else:
-            self._listen()
+            loop.call_later(min(spent, _REST_S), self._listen)
 
     def _listen(self) -> None:
         """Hear the engine, from now on."""

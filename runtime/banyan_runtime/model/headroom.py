@@ -25,8 +25,8 @@ LEAST_ROWS: Final = 256  # rows, below which no default is taken down for the po
 ROWS_SHARE: Final = 8  # a default of rows takes, with their tables, no more than one part in so many of the pool
 CONTEXT: Final = 768 * MIB  # what CUDA itself takes for a process, about: no other process can leave it
 SHRINKS: Final = 0.9  # what is left of a pool that could not be allocated
-FEWER: Final = ((256, 512), (64, 128), (8, 16), (0, 0))
-"""Rows and tokens of the largest graphs to try where more take too much: of the defaults' 60 sizes 48 are left, then 18, then 5, then
+FEWER: Final = ((256, 2048), (256, 512), (64, 128), (8, 16), (0, 0))
+"""Rows and tokens of the largest graphs to try where more take too much: of the defaults' 76 sizes 60 are left, then 48, 18, 5, and
 none."""
 
 

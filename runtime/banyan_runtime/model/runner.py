@@ -56,13 +56,13 @@ class ModelRunner:
             self.info = replace(self.info, graph_bytes=captured.bytes, available_bytes=available, phase_seconds=seconds)
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> Launched | LaunchedRounds:
-        """Start a step. On the CPU it is done when this returns; on CUDA its kernels are queued."""
+    def launch(self, step: Step, *, replay: bool = True) -> Launched | LaunchedRounds:
+        """Start a step. On the CPU it is done when this returns; on CUDA its kernels are queued. `replay`: by a graph, where there is one."""
         refuse(step, self.info.features)
         rows = self._rows
         assert rows is not None, "prepare comes first"
         rows.table.apply(step)
-        return self._within_memory(lambda: self._launched(step, rows), rows)
+        return self._within_memory(lambda: self._launched(step, rows, replay), rows)
 
     def _within_memory(self, compute: Callable[[], T], rows: _Rows) -> T:
         """What `compute` gives. Raises OutOfMemory, when nothing of what was computed till then is held any more."""
@@ -75,13 +75,13 @@ class ModelRunner:
         self.forward.retell(rows.table)
         raise OutOfMemory(said)
 
-    def _launched(self, step: Step, rows: _Rows) -> Launched | LaunchedRounds:
+    def _launched(self, step: Step, rows: _Rows, replay: bool) -> Launched | LaunchedRounds:
         if step.histories is not None:
             rows.penalties.begin(step.histories)
         if step.rounds > 1:
             return self._in_rounds(step, rows)
         draws = rows.draws(step)
-        replayed = self.forward.replayed(step, rows.table)
+        replayed = self.forward.replayed(step, rows.table) if replay else None
         token_ids = self._token_ids(step, rows) if replayed is None or draws.drafts else None
         if replayed is None:
             assert token_ids is not None

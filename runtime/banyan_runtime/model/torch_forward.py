@@ -32,6 +32,7 @@ from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TableShape, TokenMask
 
 _MANY: Final = 64  # tokens: what is compiled for more depends on their number no more
+_LARGE: Final = 2048  # tokens: a step of more may be larger than any that there is memory for
 
 MakesPersistent = Callable[[Decoder, KvPool, DeviceTable, Tensor], PersistentDecode]
 
@@ -119,7 +120,7 @@ class TorchForward:
             return None
         self._table = table = self.attention.reserve(shape := TableShape(rows, positions))
         few = range(1, MOST_ROWS + 1) if self._recorder is None or not self._sizes.tokens else ()
-        for tokens in (*few, max([_MANY, *self._sizes.tokens]) + 1):
+        for tokens in (*few, min(max([_MANY, *self._sizes.tokens]), _LARGE) + 1):
             self._compute_once(shape, tokens)
         if self._recorder is None:
             return None
@@ -128,7 +129,7 @@ class TorchForward:
         return self._graphs.captured
 
     def _compute_once(self, shape: TableShape, tokens: int) -> None:
-        """A step of so many tokens, as none is that is replayed, and whose keys nobody sees: no request waits until kernels for such are
+        """A step of so many tokens, launched kernel by kernel, and whose keys nobody sees: no request waits until kernels for such are
         there."""
         count = min(shape.positions, tokens)
         step = blank(lengths := np.array([count], np.int32), lengths)

@@ -243,7 +243,8 @@ class _Trial:
 
         def compute(step: Step) -> Callable[[], None]:
             def work() -> None:
-                runner.launch(step).result()
+                # A step of as many tokens, but of more sequences than a graph is for, takes memory that no graph holds.
+                runner.launch(step, replay=False).result()
 
             return work
 
