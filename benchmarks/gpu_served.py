@@ -4,9 +4,9 @@
                                     [--rounds 3] [--flags="--disable-cuda-graph"] [--out FILE.json] [--log FILE] [--spy py-spy]
 
 Each case is played once before what is kept, for what is compiled or allocated when it is first seen, but for `offline`, which takes
-longest and comes behind all others; prompts are new in each round. Under the rounds of a case stands what the engine's loop did in them,
-in milliseconds a step: where it hardly waits for the device, it is the host's time that is measured. `--spy`: py-spy's samples of both
-processes, beside the log: CASE.engine and CASE.front, a line for each stack and how often it was met.
+longest and comes behind all others; prompts are new in each round. Under the rounds of a case stands what the engine's loop did in all
+of them, in milliseconds a step: where it hardly waits for the device, it is the host's time that is measured. `--spy`: py-spy's samples
+of both processes, beside the log: CASE.engine and CASE.front, a line for each stack and how often it was met.
 A step that waits for nobody is `gpu.py`'s; what is more here is the scheduler, the wire and HTTP.
 """
 
@@ -132,6 +132,8 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="file for the server's log; that of the last model stays")
     parser.add_argument("--spy", help="the py-spy to sample with")
     options = parser.parse_args()
+    if options.spy and not options.log:
+        parser.error("--spy writes beside --log, which is missing")
     kept: dict[str, Any] = {}
     for name in options.models:
         with tempfile.TemporaryDirectory() as scratch:

@@ -141,7 +141,8 @@ def test_graphs_are_for_prompts_that_launches_take_longer_than_products() -> Non
 @pytest.mark.parametrize(
     ("options", "most"),
     [({}, 8192), ({"chunked_prefill_size": 512}, 512), ({"chunked_prefill_size": -1}, 8192),
-     ({"chunked_prefill_size": 512, "speculative_algorithm": "NGRAM"}, 8192)],
+     ({"chunked_prefill_size": 512, "speculative_algorithm": "NGRAM"}, 8192), ({"max_total_tokens": 3000}, 3000),
+     ({"max_running_requests": 2, "context_length": 700}, 1400), ({"max_running_requests": 2, "chunked_prefill_size": 512}, 512)],
 )  # fmt: skip
 def test_no_graph_is_for_more_than_a_step_may_have(options: dict[str, Any], most: int) -> None:
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")

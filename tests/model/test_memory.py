@@ -85,22 +85,21 @@ def run_largest(runner: ModelRunner, limits: EngineLimits) -> None:
         runner.launch(step).result()
 
 
-def test_the_largest_steps_are_tried_without_graphs(model: TinyModel, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of as many tokens and more sequences than a graph is for takes memory that the graph's step finds where it was captured."""
-    launch, replayed, rows = ModelRunner.launch, list[int](), list[int]()
+def test_the_largest_prompts_are_tried_without_graphs(model: TinyModel, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of as many tokens and more sequences than a graph is for takes memory that the graph's step finds where it was captured."""
+    launch, replayed = ModelRunner.launch, {"prefill": list[int](), "decode": list[int]()}
 
     def watched(self: ModelRunner, step: Step, **how: Any) -> Any:
         before = gpu.replays
         launched = launch(self, step, **how)
-        replayed.append(gpu.replays - before)
-        rows.append(len(step.rows))
+        replayed[step.mode].append(gpu.replays - before)
         return launched
 
     monkeypatch.setattr(ModelRunner, "launch", watched)
-    Start(model, **GRAPHS | {"max_running_requests": 2})()
-    assert len(rows) >= 2
-    assert min(rows) <= 2, "there is a graph for so few"
-    assert not any(replayed)
+    Start(model, **GRAPHS | {"max_running_requests": 2, "cuda_graph_max_tokens": 32})()
+    assert replayed["prefill"]
+    assert not any(replayed["prefill"])
+    assert all(replayed["decode"])
 
 
 def drawn(seed: int) -> tuple[int, int, dict[str, Any]]:
@@ -406,12 +405,14 @@ def test_a_slow_capture_ends_and_larger_graphs_serve_what_it_left_out(
 
 
 def test_graphs_are_captured_from_coarse_to_fine() -> None:
-    def graph(size: int) -> graphs._Graph:
-        return graphs._Graph(graphs.Held.empty(size, torch.device("cpu")))
+    """Of the fine ones decode steps first."""
 
-    rows, tokens = [graph(size) for size in graphs.ladder(24)], [graph(size) for size in graphs.prompt_ladder(48)]
+    def graph(size: int, sequences: int | None) -> graphs._Graph:
+        return graphs._Graph(graphs.Held.empty(size, torch.device("cpu"), sequences))
+
+    rows, tokens = [graph(size, None) for size in graphs.ladder(24)], [graph(size, 4) for size in graphs.prompt_ladder(100)]
     order = [each.held.size for each in graphs._in_turn(rows, tokens)]
-    assert order == [48, 32, 24, 16, 16, 8, 4, 2, 1, 12]
+    assert order == [100, 64, 32, 24, 16, 16, 8, 4, 2, 1, 12, 96, 48]
 
 
 def test_freed_memory_stays_reserved_until_the_reserve_is_emptied_or_runs_short() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import capture, fused_products, persistent, torch_forward, trial
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
+from banyan_runtime.model.blank import blank
 from banyan_runtime.model.capture import CudaRecorder
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import load
+from banyan_runtime.step import OutOfMemory, Step
 
 from . import flashinfer_double, ggufs, test_pooling
 from .conftest import VOCAB, TinyModel, make
@@ -212,6 +215,53 @@ def test_the_likeliest_tokens_are_picked_by_our_kernels_without_graphs_too(
     assert launched.count("step") == launched.count("survey") == launched.count("choose") > 2
     for request in requests:
         assert request.output == model.choices(request.prompt, request.output)
+
+
+def test_a_step_whose_graph_found_no_memory_is_told_again(
+    tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told, and never fetched that: the next step finds its own letter all the same."""
+    model, requests = tiny_model("llama"), texts(5, 3)
+    runner = model.load(device="cuda", **GRAPHS)
+    driver, launch, missed = Driver(runner, rows=3, context=64), runner.launch, 0
+
+    def no_memory() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def twice(step: Step) -> Any:
+        nonlocal missed
+        graphs = runner.forward._graphs  # type: ignore[attr-defined]
+        if step.mode == "decode" and (graph := graphs._fitting(step)) is not None:
+            replay, graph.replay = graph.replay, no_memory
+            with pytest.raises(OutOfMemory):
+                launch(step)
+            graph.replay = replay
+            missed += 1
+        return launch(step)
+
+    monkeypatch.setattr(runner, "launch", twice)
+    driver.run(requests)
+    assert missed > 2
+    for request in requests:
+        assert request.output == model.choices(request.prompt, request.output)
+
+
+def test_steps_are_not_padded_to_many_times_their_tokens(tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu) -> None:
+    """For the sake of their sequences; where there is little to compute anyway they are."""
+    runner = tiny_model("llama").load(device="cuda", **GRAPHS)
+    Driver(runner, rows=3, context=64)
+    graphs = runner.forward._graphs  # type: ignore[attr-defined]
+    graphs._prompts = [SimpleNamespace(held=SimpleNamespace(size=size)) for size in (16, 64, 256, 512, 1024)]
+
+    def size(tokens: int, sequences: int) -> int | None:
+        lens = np.ones(sequences, np.int32)
+        lens[0] += tokens - sequences
+        found = graphs._fitting(blank(lens, lens))
+        return None if found is None else found.held.size
+
+    assert [size(10, 4), size(40, 30), size(60, 58)] == [16, 256, 256]
+    assert [size(300, 100), size(300, 140), size(255, 120), size(256, 120)] == [512, None, None, 512]
+    assert size(2000, 3) is None
 
 
 def launches(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[str]:

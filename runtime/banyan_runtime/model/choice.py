@@ -68,8 +68,13 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
 
 def prompt_tokens(config: ServerConfig, spec: ModelSpec) -> int:
     """Of the largest graph for prompts: none is for more than a step is asked to have. Drafts of others' texts come beside a prompt's."""
-    most, chunk = worth_a_graph(spec), config.chunked_prefill_size
-    return most if chunk is None or chunk < 0 or config.speculative_algorithm else min(most, max(16, chunk))
+    most, chunk, rows = worth_a_graph(spec), config.chunked_prefill_size, config.max_running_requests
+    if config.speculative_algorithm:
+        return most
+    bounds = [chunk] if chunk is not None and chunk > 0 else []
+    bounds += [config.max_total_tokens] if config.max_total_tokens is not None else []
+    bounds += [rows * (config.context_length or spec.context_len)] if rows is not None else []
+    return min(most, max(16, min(bounds, default=most)))
 
 
 def worth_a_graph(spec: ModelSpec) -> int:

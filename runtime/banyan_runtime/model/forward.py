@@ -15,6 +15,7 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.headroom import Graphs
+from banyan_runtime.model.post import Arriving
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
 
@@ -33,7 +34,7 @@ class Picked:
 
     tokens: Tensor  # int64 [n]; of failed rows some ids of the vocabulary
     failed: Tensor  # bool [n]: a row's logits hold NaN, or the largest is infinite
-    arriving: I32 | None = None  # as `Post.answers`: they are noted as their rows' latest, and on their way; None: they are not
+    arriving: Arriving | None = None  # they are noted as their rows' latest, and on their way; None: they are not
 
 
 class Forward(Protocol):
@@ -78,7 +79,7 @@ class Forward(Protocol):
         """What the rounds of a step give: int64 [B, rounds], drawn with `columns`, or the likeliest. From the first token on that
         there is none for, those of a sequence are -1. The rest as for `hidden`."""
 
-    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> I32 | None:
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Arriving | None:
         """As `Mail.deliver`."""
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:

@@ -36,6 +36,9 @@ log = logging.getLogger("banyan")
 
 CAPTURE_S: Final = 60.0
 """Behind so many seconds no further graph is captured. It is done twice in a start, once to try what it takes (`trial.py`)."""
+PADDED: Final = 2
+"""Times its tokens, at most, that a step is padded to for the sake of its sequences, and"""
+SMALL: Final = 256  # tokens that are computed sooner than their kernels are launched one by one
 _GIB: Final = 1 << 30
 
 
@@ -181,7 +184,8 @@ class StepGraphs:
         if tokens == sequences and self._decodes and tokens <= self._decodes[-1].held.size:
             return self._decodes[bisect_left(self._decodes, tokens, key=_size)]
         fitting = self._prompts[bisect_left(self._prompts, tokens, key=_size) :]
-        return next((graph for graph in fitting if sequences <= most_sequences(graph.held.size)), None)
+        graph = next((graph for graph in fitting if sequences <= most_sequences(graph.held.size)), None)
+        return None if graph is None or graph.held.size > max(PADDED * tokens, SMALL) else graph
 
     def _by_itself(self, held: Held) -> PersistentDecode | None:
         return self._alone if held.sequences is None and held.size == 1 else None
@@ -219,10 +223,12 @@ def _size(graph: _Graph) -> int:
 
 def _in_turn(*kinds: list[_Graph]) -> list[_Graph]:
     """In which order to capture: the largest first, since memory that it took does for all others. Then those that are halves of one
-    another, so that wherever time ends no step is padded to more than about twice its size, if it is of no more than the largest."""
+    another, so that wherever time ends no step is padded to more than about twice its size, if it is of no more than the largest. Then
+    decode steps, of which there are most."""
     coarse = {id(graph) for kind in kinds for graph in kind if graph is kind[-1] or graph.held.size & (graph.held.size - 1) == 0}
     every = [graph for kind in kinds for graph in kind]
-    return sorted(every, key=lambda graph: (id(graph) not in coarse, -graph.held.size))
+    fine = {id(graph) for graph in every} - coarse
+    return sorted(every, key=lambda graph: (id(graph) in fine, id(graph) in fine and graph.held.sequences is not None, -graph.held.size))
 
 
 def _captured(graphs: list[_Graph]) -> list[_Graph]:

@@ -14,6 +14,7 @@ from banyan_runtime.model import device as devices
 from banyan_runtime.model import logprobs
 from banyan_runtime.model.forward import Report
 from banyan_runtime.model.pooling import Vectors
+from banyan_runtime.model.post import Arriving
 from banyan_runtime.step import I32, Step, StepResult, TokenMask
 
 I64 = npt.NDArray[np.int64]
@@ -60,7 +61,7 @@ class Drawn:
     failed: Tensor  # bool [S]
     accepted: Tensor | None  # int64, one for each sequence: how many of its tokens count; None: the one that it has
     scores: logprobs.Scores | None  # of those that asked
-    arriving: I32 | None = None  # int32 [S] of the host: the tokens, and -1 of those that failed, where they are on their way already
+    arriving: Arriving | None = None  # the tokens, and -1 of those that failed, where they are on their way to the host already
 
     def to_host(self) -> Drawn:
         if self.tokens.device.type == "cpu":
@@ -77,7 +78,7 @@ class Drawn:
     def numbers(self) -> tuple[I32, npt.NDArray[np.bool_]]:
         """When they have arrived: int32 [S] tokens, -1 of those that failed, and which did."""
         if self.arriving is not None:
-            tokens = self.arriving.copy()
+            tokens = self.arriving()
             return tokens, tokens < 0
         tokens, failed = self.tokens.numpy().astype(np.int32), self.failed.numpy()
         if failed.any():

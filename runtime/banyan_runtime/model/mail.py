@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.model.device import pinned
-from banyan_runtime.model.post import Post, PostWithin
+from banyan_runtime.model.post import Arriving, Post, PostWithin
 from banyan_runtime.step import I32
 
-KEPT: Final = 16  # letters, of which some may be on their way: a step has three, and few steps are in flight
+KEPT: Final = 16  # letters, of which some may be on their way: a step has one, and few steps are in flight
 
 
 class Mail:
@@ -21,9 +21,9 @@ class Mail:
         """int32 numbers of the host into as many on the device, behind what was launched before."""
         target.copy_(pinned(told, target.device, torch.int32), non_blocking=True)
 
-    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> I32 | None:
-        """Note drawn tokens int64 [n] in `latest` as those of the rows `owners`, int64 [n]. And send them to the host: int32 [n], -1 where
-        bool `failed` [n]; what it holds is known when the device has come so far. None: whoever calls sends them."""
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Arriving | None:
+        """Note drawn tokens int64 [n] in `latest` as those of the rows `owners`, int64 [n]. And send them to the host, -1 where
+        bool `failed` [n]. None: whoever calls sends them."""
         latest.index_copy_(0, owners, tokens)
         return None
 
@@ -46,21 +46,15 @@ class DirectMail(Mail):
         self._earlier: list[Tensor] = []
         self._read: torch.cuda.Event | None = None  # when no kernel is left that the earlier ones are for
 
-    def bring(self, told: I32, target: Tensor) -> None:
-        assert target.is_contiguous()
-        letter = self._kept(pinned(told, target.device, torch.int32))
-        count = letter.numel()
-        self._kernels.bring[(-(-count // self._BLOCK),)](letter, target, count, BLOCK=self._BLOCK)
-
-    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> I32 | None:
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Arriving | None:
         count = len(tokens)
         letter = self._kept(torch.empty(count, dtype=torch.int32, pin_memory=True))
         self._kernels.deliver[(-(-count // self._BLOCK),)](tokens, failed, owners, latest, letter, count, BLOCK=self._BLOCK)
-        arriving: I32 = letter.numpy()
+        arriving: Arriving = letter.numpy().copy
         return arriving
 
     def post(self, letter: int, settings: int, rows: int, device: torch.device) -> Post:
-        return PostWithin(self, letter, settings, rows, device)
+        return PostWithin(letter, settings, rows, device)
 
     def _kept(self, letter: Tensor) -> Tensor:
         """Until no kernel needs it, whoever else lets it go."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 
 TURNS: Final = 16
 """Steps whose letters are kept, of which some may be on their way: few steps are in flight."""
+
+
+Arriving = Callable[[], I32]
+"""A copy of tokens that are on their way to the host, int32 [n], -1 of those that failed. Called when the device has come so far."""
 
 
 class Post:
@@ -44,9 +50,9 @@ class Post:
         """Captured behind the draw of a decode step: note its tokens int64 [n] in `latest` as those of its rows, and send them to the
         host, -1 where bool `failed` [n]."""
 
-    def answers(self, rows: int) -> I32 | None:
-        """Where the tokens of the step that was told last arrive, int32 [rows], and stay until TURNS / 2 steps later: known when the device
-        has come so far. None: nobody noted or sent them."""
+    def answers(self, rows: int) -> Arriving | None:
+        """The tokens of so many rows of the step that was told last, for who asks before TURNS further ones are told. None: nobody noted
+        or sent them."""
         return None
 
 
@@ -56,11 +62,10 @@ class PostWithin(Post):
 
     _BLOCK: Final = 1024
 
-    def __init__(self, mail: Mail, letter: int, settings: int, rows: int, device: torch.device) -> None:
+    def __init__(self, letter: int, settings: int, rows: int, device: torch.device) -> None:
         """For letters of so many numbers, settings of so many, and decode steps of so many rows, at most."""
         from banyan_runtime.model.kernels import mail as kernels
 
-        super().__init__(mail)
         self._kernels = kernels
 
         def pages(numbers: int) -> Tensor:
@@ -69,28 +74,28 @@ class PostWithin(Post):
         self._letters, self._settings, self._answers = pages(letter), pages(settings), pages(rows)
         # The same memory, as the host writes and reads it.
         self._written, self._set, self._arriving = (each.numpy() for each in (self._letters, self._settings, self._answers))
-        self._turn = 0
+        self._told = 0  # steps, ever
         self._turn_there = torch.zeros(1, dtype=torch.int32, device=device)  # of the last step that has begun there
         self._read: torch.cuda.Event | None = None  # when the steps that were told in the other half have ended
 
     def begin(self) -> None:
         torch.cuda.synchronize(self._turn_there.device)
-        self._turn_there.fill_(self._turn)
+        self._turn_there.fill_(self._told % TURNS)
 
     def tell(self, told: I32, target: Tensor) -> None:
-        self._turn = (self._turn + 1) % TURNS
-        if self._turn % (TURNS // 2) == 0:
+        self._told += 1
+        if self._told % (TURNS // 2) == 0:
             if self._read is not None:
                 self._read.synchronize()
             self._read = torch.cuda.current_stream(target.device).record_event()
-        self._written[self._turn, : told.size] = told.reshape(-1)
+        self._written[self._told % TURNS, : told.size] = told.reshape(-1)
 
     def set(self, settings: I32, target: Tensor) -> None:
-        self._set[self._turn, : settings.size] = settings.reshape(-1)
+        self._set[self._told % TURNS, : settings.size] = settings.reshape(-1)
 
     def take(self, target: Tensor) -> None:
         self._fetch(self._letters, target, ahead=1)
-        # A launch by itself, in the usual order: what follows may read what it was told before it waits (`dependent.py`).
+        # A launch of its own in the usual order, behind which all is there: what follows may read it before it waits (`dependent.py`).
         self._kernels.turn_over[(1,)](self._turn_there, TURNS=TURNS)
 
     def take_settings(self, target: Tensor) -> None:
@@ -110,5 +115,9 @@ class PostWithin(Post):
             BLOCK=self._BLOCK,
         )  # fmt: skip
 
-    def answers(self, rows: int) -> I32 | None:
-        return self._arriving[self._turn, :rows]
+    def answers(self, rows: int) -> Arriving | None:
+        return partial(self._arrived, self._told, rows)
+
+    def _arrived(self, step: int, rows: int) -> I32:
+        assert self._told < step + TURNS, "its page is another step's by now"
+        return self._arriving[step % TURNS, :rows].copy()

@@ -57,7 +57,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, step: Step, *, replay: bool = True) -> Launched | LaunchedRounds:
-        """Start a step. On the CPU it is done when this returns; on CUDA its kernels are queued. `replay`: by a graph where there is one."""
+        """Start a step. On the CPU it is done when this returns; on CUDA its kernels are queued. `replay`: by a graph, if one is there."""
         refuse(step, self.info.features)
         rows = self._rows
         assert rows is not None, "prepare comes first"

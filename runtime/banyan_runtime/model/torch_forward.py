@@ -27,6 +27,7 @@ from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.pool import KvPool
+from banyan_runtime.model.post import Arriving
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TableShape, TokenMask
@@ -156,7 +157,7 @@ class TorchForward:
         self.decoder.pick(hidden, settings, tokens, failed)
         return Picked(tokens, failed)
 
-    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> I32 | None:
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Arriving | None:
         return self.decoder.mail.deliver(tokens, failed, owners, latest)
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:

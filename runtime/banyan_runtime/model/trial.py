@@ -241,14 +241,14 @@ class _Trial:
         ones = np.ones(largest.rows, np.int32)
         rows = texts("decode", ones * min(each, positions), ones * positions, page)
 
-        def compute(step: Step) -> Callable[[], None]:
+        def compute(step: Step, *, replay: bool) -> Callable[[], None]:
             def work() -> None:
-                # A step of as many tokens, but of more sequences than a graph is for, takes memory that no graph holds.
-                runner.launch(step, replay=False).result()
+                runner.launch(step, replay=replay).result()
 
             return work
 
-        return compute(prompts), (lambda: None) if self._vectors else compute(rows)
+        # Of as many tokens, but of more sequences than a graph is for, a step takes memory that no graph holds.
+        return compute(prompts, replay=False), (lambda: None) if self._vectors else compute(rows, replay=True)
 
     def close(self) -> None:
         self._runner = None

@@ -180,7 +180,8 @@ class Server:
         self._context.text = await on_thread(Text.load, config, model_dir, tokenizer_dir, None, tokenizer)
         info = await self._client.wait_ready()
         self._zygote.serve(info)
-        pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout, workers=workers_for(host.cores()))
+        cores = 1 if info.device.startswith("cpu") else host.cores()  # which compute there
+        pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout, workers=workers_for(cores))
         pool.on_lack = self._on_lack
         await pool.warm_up()
         self._context.preparer = self._context.request_log.preparer(pool)

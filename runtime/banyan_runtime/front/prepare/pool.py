@@ -121,8 +121,9 @@ class _Lanes:
 
 
 def workers_for(cores: int) -> int:
-    """How many to start where so many cores may be used. While the loop tells hundreds of streams, a worker waits several milliseconds
-    between one request and the next: of three, new requests would wait for a place although there are cores and little to do."""
+    """How many to start where so many cores have nothing else to do. While the loop tells hundreds of streams, a worker waits several
+    milliseconds between one request and the next: of three, new requests would wait for a place although there are cores and little
+    to do."""
     return max(WORKERS, min(MOST_WORKERS, cores // 2))
 
 

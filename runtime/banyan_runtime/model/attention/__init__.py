@@ -76,7 +76,7 @@ class Held:
         return len(self.ids)
 
     def tell(self, step: Step, own: I32, bring: Callable[[I32, Tensor], None]) -> None:
-        """Of a step of as many tokens or fewer, in one letter: each costs as much as a launch. `bring`: as `Mail.bring`."""
+        """Of a step of as many tokens or fewer, in one letter. `bring`: as `Mail.bring`, or `Post.tell`."""
         told = np.zeros(tuple(self.told.shape), np.int32)  # of padded tokens: no key is seen, and PADDING_SLOT is 0
         tokens = len(step.token_ids)
         rows = step.rows if len(step.rows) == tokens else np.repeat(step.rows, step.query_lens)

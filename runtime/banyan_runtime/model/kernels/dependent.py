@@ -1,7 +1,7 @@
 """Programmatic dependent launch: a kernel is brought up while the one before it ends, which spares about a microsecond of each.
 
 A kernel that is launched so calls `await_earlier` before it reads what kernels before it wrote, or writes anything. It may have read
-weights, and what a step is told, which is brought to the device before the step's first kernel begins (`mail.py`).
+weights, and what a step is told, which is brought to the device before the step's first kernel begins (`post.py`).
 """
 
 from __future__ import annotations

@@ -1,24 +1,14 @@
 """What goes between the host and a GPU with each step, by kernels that read and write pinned memory of the host: a copy of a few numbers
 waits some six microseconds for its turn between kernels, and kernels behind it as long.
 
-They are no dependent launches, and none is begun before they end: what a step is told is there when its first kernel begins, which those
-behind it rely on (`dependent.py`)."""
+They are no dependent launches, and none is begun before `turn_over` ends, which waits for `fetch` as any launch does: what a step is
+told is there when its first kernel begins, which those behind it rely on (`dependent.py`). What is fetched by itself is there for who
+awaits what came earlier."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-@triton.jit(do_not_specialize=["count"])
-def bring(
-    source,  # int32 [count], of the host
-    target,  # int32 [count]
-    count,
-    BLOCK: tl.constexpr,
-):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -49,7 +39,7 @@ def fetch(
     TURNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`bring`, captured: the page of a turn."""
+    """What a step is told, captured."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     page = pages + (tl.load(turn) + AHEAD) % TURNS * width
     tl.store(target + at, tl.load(page + at, mask=at < count, cache_modifier=".cv"), mask=at < count)

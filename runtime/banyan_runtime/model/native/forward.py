@@ -22,6 +22,7 @@ from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.native import build, loading
 from banyan_runtime.model.native.library import PULSE, Draws, Kind, Library, Place, Spec
 from banyan_runtime.model.native.library import Step as NativeStep
+from banyan_runtime.model.post import Arriving
 from banyan_runtime.model.rope import angles
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
@@ -216,7 +217,7 @@ class NativeForward:
         failed = tokens < 0
         return Picked(tokens.clamp_(min=0), failed)
 
-    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> I32 | None:
+    def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Arriving | None:
         return self._mail.deliver(tokens, failed, owners, latest)
 
     def allow(self, logits: Tensor, mask: TokenMask, picked: npt.NDArray[np.int64]) -> None:
