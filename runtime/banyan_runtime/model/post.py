@@ -69,7 +69,7 @@ class PostWithin(Post):
         self._kernels = kernels
 
         def pages(numbers: int) -> Tensor:
-            return torch.zeros((TURNS, -(-numbers // 4) * 4), dtype=torch.int32).pin_memory()
+            return torch.zeros((TURNS, max(1, -(-numbers // 4)) * 4), dtype=torch.int32).pin_memory()
 
         self._letters, self._settings, self._answers = pages(letter), pages(settings), pages(rows)
         # The same memory, as the host writes and reads it.
