@@ -237,3 +237,10 @@ def test_a_tier_of_service_is_a_priority(planner: Planner, fields: dict[str, Any
     plan = planner.plan("chat", json.dumps({"messages": [{"role": "user", "content": "Hi"}], **fields}).encode(), "r")
     assert isinstance(plan, ChatPlan)
     assert (plan.requests[0].priority, plan.envelope.tier) == (priority, tier)
+
+
+@pytest.mark.parametrize("kind", [{}, [], 3, None])
+def test_a_kind_of_choice_that_is_no_name_is_refused(planner: Planner, kind: Any) -> None:
+    told = {"max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}], "tool_choice": {"type": kind}}
+    assert refused(planner, "messages", **told).param == "tool_choice.type"
+    assert refused(planner, "count_tokens", **told).param == "tool_choice.type"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 
+from banyan_runtime.front.chat.events import ToolArgs
 from banyan_runtime.front.chat.tools.llama3 import LLAMA3
+from banyan_runtime.front.chat.tools.registry import find
 from banyan_runtime.front.openai.tools import Tool
-from banyan_runtime.front.prepare.forced import strict
+from banyan_runtime.front.prepare.forced import forced, strict
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.tags import NUMBER, Answer, Call, json_arguments, text_arguments
 from banyan_runtime.wire import Grammar
@@ -94,6 +97,51 @@ def test_parameters_are_text_between_tags(qwen3: Language) -> None:
     assert not qwen3.takes(answer.forced(), called.replace("\n2\n", "\ntwo\n"))
     assert qwen3.takes(answer.forced(), f"<tool_call>\n<function=now>\n<parameter=q>\n<x\n</parameter>\n{end}")
     assert qwen3.takes(answer.forced(), f"<tool_call>\n<function=now>\n{end}")
+
+
+TEXTS: dict[str, dict[str, Any]] = {
+    "Optional[str]": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+    "a list of types": {"type": ["string", "null"]},
+    "Literal": {"const": "abc", "type": "string"},
+    "Optional[Literal]": {"anyOf": [{"enum": ["abc", "d"], "type": "string"}, {"type": "null"}]},
+    "an Enum": {"$ref": "#/$defs/Colour"},
+    "an Enum with words": {"allOf": [{"$ref": "#/$defs/Colour"}], "description": "which"},
+    "int | str": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    "a mixed enum": {"enum": ["abc", 1]},
+}
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_is_forced_is_what_is_read_of_it(tiny: Language, form: str, name: str) -> None:
+    """Strings stand bare where parameters are text, whatever the schema says beside: with quotes they would be read with them."""
+    schema = {
+        "type": "object", "properties": {"v": TEXTS[name]}, "required": ["v"],
+        "$defs": {"Colour": {"enum": ["abc", "blue"], "type": "string"}},
+    }  # fmt: skip
+    tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}})
+    found = find(form)
+    grammar = forced(found.tag, [tool], several=True, usable=lambda grammar: True).forced()
+
+    def read(text: str) -> str | None:
+        """The arguments; None: the grammar lets nobody say that."""
+        begin = "".join(part if isinstance(part, str) else "v" for part in found.tag.arguments.begin)
+        call = f"{found.tag.begin_of('f')}{begin}{text}{found.tag.arguments.end}{found.tag.end}"
+        if not tiny.takes(grammar, call):
+            return None
+        parser = found.parser({"f": schema})
+        return "".join(event.fragment for event in [*parser.feed(call), *parser.finish()] if isinstance(event, ToolArgs))
+
+    def value(text: str) -> Any:
+        arguments = read(text)
+        return None if arguments is None else json.loads(arguments)
+
+    assert value("abc") == {"v": "abc"}
+    others = {"Optional[str]": None, "a list of types": None, "Optional[Literal]": None, "int | str": 7, "a mixed enum": 1}
+    if name in others:
+        assert value(json.dumps(others[name])) == {"v": others[name]}
+    if "str" not in name and name != "a list of types":
+        assert (value('"abc"'), value("ab"), value("7")) == (None, None, None)
 
 
 def test_separators_stand_between_parameters_alone(tiny: Language) -> None:

@@ -151,6 +151,19 @@ def test_an_idle_connection_is_closed(url: str, before: bytes) -> None:
         assert answer.count(b"HTTP/1.1 ") == (1 if before else 0)
 
 
+def test_a_line_without_anything_behind_a_body_begins_no_request(url: str) -> None:
+    """Some clients send one (RFC 9112, 2.2)."""
+    with RawClient(url) as client:
+        client.send(head("POST", "/", "Content-Length: 2") + b"{}")
+        client.until(b"done:/")
+        client.send(b"\r\n")
+        time.sleep(0.1)
+        client.send(b"\r\n" + head("GET", "/"))
+        client.until(b"done:/")
+        client.send(b"\r\n")
+        assert b"408" not in client.rest()
+
+
 def test_a_reader_that_does_not_read_holds_the_producer_back_and_is_cut_in_the_end(url: str, app: App) -> None:
     with RawClient(url) as lazy:
         lazy.send(head("GET", "/flood"))

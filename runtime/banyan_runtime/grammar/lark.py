@@ -12,6 +12,7 @@ from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.numbers import held
 from banyan_runtime.grammar.pieces import Piece, Splitter
+from banyan_runtime.grammar.strings import strings_of, without_strings
 from banyan_runtime.grammar.structural import Node, Tag
 
 _ANY: Final = r"/(.|\n)*/"
@@ -193,8 +194,12 @@ class LarkWriter:
         return f"({part} ({self.literal(node.separator)} {part})*)?"
 
     def _value(self, schema: dict[str, Any], after: str) -> str:
-        if isinstance(choices := schema.get("enum"), list) and choices and all(isinstance(item, str) for item in choices):
-            return "(" + " | ".join(self.literal(item + after) for item in choices) + ")"
+        """A parameter's value: strings bare, as who reads calls takes them, and others as JSON."""
+        texts = strings_of(schema)
+        if texts:
+            rest = without_strings(schema)
+            others = [] if rest is None else [f"{self._json(rest)} {self.literal(after)}"]
+            return "(" + " | ".join([*(self.literal(item + after) for item in texts), *others]) + ")"
         if (
             schema.get("type") == "string"
             and isinstance(pattern := schema.get("pattern"), str)
@@ -202,9 +207,7 @@ class LarkWriter:
             and pattern[-1:] == "$"
         ):
             return f"/{self._regex(pattern)}/ {self.literal(after)}"
-        if schema.get("type") in (None, "string") and not {"$ref", "anyOf", "oneOf", "allOf", "const"} & schema.keys():
-            return self._free((), after)
-        return f"{self._json(schema)} {self.literal(after)}"
+        return self._free((), after) if texts is None else f"{self._json(schema)} {self.literal(after)}"
 
 
 def _piece(piece: Piece) -> str:

@@ -100,6 +100,7 @@ class Connection(HttpToolsProtocol):
         self._asked_from_afar = False
         self._asked = False  # more than how we are
         self.only_probed = False  # it has asked that, and nothing else
+        self._blank = 0  # bytes of empty lines since the last request
         self._unsent = (0, self._since)  # bytes in the buffer when it last changed, and when that was
 
     # --- bytes ---
@@ -115,9 +116,19 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._unset_keepalive_if_required()
         if self._reading is Reading.NOTHING:
+            begun = data.lstrip(b"\r\n")  # some clients send an empty line behind a body
+            self._blank += len(data) - len(begun)
+            if self._blank > self._limits.head_bytes:
+                self._refuse(errors.head_too_large(self._limits.head_bytes, self._limits.headers))
+                return
+            if not (data := begun):
+                return
+            self._blank = 0
+            self._unset_keepalive_if_required()
             self._read(Reading.HEAD)
+        else:
+            self._unset_keepalive_if_required()
         self._pieces = 0
         while data and not self._refused and not self.transport.is_closing():
             if self._pieces > self._limits.pieces:

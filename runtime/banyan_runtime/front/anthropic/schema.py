@@ -296,7 +296,7 @@ def _choice(choice: Mapping[str, Any] | None, tools: bool) -> dict[str, Any]:
     kind = choice.get("type")
     if kind == "tool":
         wanted: Any = {"type": "function", "function": {"name": choice.get("name")}}
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         wanted = _CHOICES[kind]
     else:
         raise invalid("tool_choice.type", "Invalid value for 'tool_choice.type': supported values are auto, any, tool, none.")

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from banyan_runtime.front.chat.events import ToolArgs, ToolEvent, ToolStart
+from banyan_runtime.front.chat.messages import object_of
 from banyan_runtime.front.chat.tools.ids import RANDOM_BYTES, call_id
 from banyan_runtime.front.chat.tools.registry import find
 from banyan_runtime.front.plan import ToolUse
@@ -34,12 +33,8 @@ class Call:
 
     @property
     def fit(self) -> bool:
-        """Whether the call is complete and its arguments are JSON."""
-        try:
-            msgspec.json.decode(self.arguments)
-        except (msgspec.DecodeError, RecursionError):
-            return False
-        return self.ended
+        """Whether the call is complete and its arguments are an object."""
+        return self.ended and object_of(self.arguments) is not None
 
 
 def call_names(tools: ToolUse | None) -> NameCall:
