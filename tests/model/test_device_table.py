@@ -9,6 +9,7 @@ from torch import Tensor
 
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import table as slot_tables
+from banyan_runtime.model.forward import Picked
 from banyan_runtime.model.rounds import one_by_one
 from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import Step, TableShape
@@ -52,8 +53,8 @@ class Planned:
         self.seen.append(now.positions.tolist())
         return token_ids
 
-    def pick(self, hidden: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-        return hidden + 1, torch.zeros(ROWS, dtype=torch.bool)
+    def pick(self, hidden: Tensor, *_: object) -> Picked:
+        return Picked(hidden + 1, torch.zeros(ROWS, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("together", [1 << 20, 5])

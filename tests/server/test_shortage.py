@@ -18,12 +18,12 @@ PATCH = """
         import torch
         from banyan_runtime.model.runner import ModelRunner
         compute = ModelRunner._launched
-        def out_of_memory(self, step, rows):
+        def out_of_memory(self, step, rows, replay):
             path = os.environ["OUT_OF_MEMORY"]
             if os.path.exists(path) and step.mode == "prefill":
                 os.unlink(path)
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            return compute(self, step, rows)
+            return compute(self, step, rows, replay)
         ModelRunner._launched = out_of_memory
 """
 
