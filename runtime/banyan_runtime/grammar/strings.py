@@ -32,7 +32,7 @@ def _strings(schema: Schema, root: Schema, within: tuple[int, ...]) -> list[str]
         found.append([schema["const"]] if isinstance(schema["const"], str) else [])
     if isinstance(listed := schema.get("enum"), list):
         found.append([item for item in listed if isinstance(item, str)])
-    if (target := _resolved(schema.get("$ref"), root)) is not None:
+    if (target := resolved(schema.get("$ref"), root)) is not None:
         found.append(_strings(target, root, within))
     for word in _LISTS:
         branches = [_strings(branch, root, within) for branch in _branches(schema, word)]
@@ -49,7 +49,7 @@ def _without(schema: Schema, root: Schema, within: tuple[int, ...]) -> dict[str,
         return dict(schema)
     within = (*within, id(schema))
     rest = dict(schema)
-    if (target := _resolved(rest.pop("$ref", None), root)) is not None:
+    if (target := resolved(rest.pop("$ref", None), root)) is not None:
         if (inner := _without(target, root, within)) is None:
             return None
         rest["allOf"] = [*_branches(schema, "allOf"), inner]
@@ -78,11 +78,11 @@ def _branches(schema: Schema, word: str) -> list[Schema]:
     return [branch for branch in listed if isinstance(branch, Mapping)] if isinstance(listed, list) else []
 
 
-def _resolved(target: Any, root: Schema) -> Schema | None:
-    """What a reference such as #/$defs/City points to; None: nothing here."""
-    if not isinstance(target, str) or not target.startswith("#/"):
+def resolved(target: Any, root: Schema) -> Schema | None:
+    """What a local reference such as #/$defs/City points to; None: no schema."""
+    if not isinstance(target, str) or not target.startswith("#"):
         return None
     found: Any = root
-    for part in target[2:].split("/"):
+    for part in target[1:].split("/")[1:]:
         found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else None

@@ -117,18 +117,10 @@ class Connection(HttpToolsProtocol):
         if self._refused:
             return
         if self._reading is Reading.NOTHING:
-            begun = data.lstrip(b"\r\n")  # some clients send an empty line behind a body
-            self._blank += len(data) - len(begun)
-            if self._blank > self._limits.head_bytes:
-                self._refuse(errors.head_too_large(self._limits.head_bytes, self._limits.headers))
+            if not (data := self._begun(data)):
                 return
-            if not (data := begun):
-                return
-            self._blank = 0
-            self._unset_keepalive_if_required()
             self._read(Reading.HEAD)
-        else:
-            self._unset_keepalive_if_required()
+        self._unset_keepalive_if_required()
         self._pieces = 0
         while data and not self._refused and not self.transport.is_closing():
             if self._pieces > self._limits.pieces:
@@ -150,6 +142,17 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, ApiError) else errors.malformed_http())
+
+    def _begun(self, data: bytes) -> bytes:
+        """What there is of a request, behind empty lines, as some clients send one behind a body; nothing: none has begun."""
+        begun = data.lstrip(b"\r\n")
+        self._blank += len(data) - len(begun)
+        if self._blank > self._limits.head_bytes:
+            self._refuse(errors.head_too_large(self._limits.head_bytes, self._limits.headers))
+            return b""
+        if begun:
+            self._blank = 0
+        return begun
 
     def _go_on(self) -> None:
         """Take in what is left of the last read. Until then nothing more is read, nor the end noticed."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from banyan_runtime.front.chat.tools.json_scan import encoded
+from banyan_runtime.grammar.strings import resolved
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -115,21 +116,11 @@ def _alternatives(schema: Schema, root: Schema) -> Iterator[Schema]:
             continue
         seen.add(id(found))
         yield found
-        branches = [_resolved(found.get("$ref"), root)]
+        branches: list[Any] = [resolved(found.get("$ref"), root)]
         for word in ("anyOf", "oneOf", "allOf"):
             listed = found.get(word)
             branches += listed if isinstance(listed, list) else ()
         waiting += [branch for branch in reversed(branches) if isinstance(branch, Mapping)]
-
-
-def _resolved(target: Any, root: Schema) -> Any:
-    """What a local reference (#/$defs/City) points to."""
-    if not isinstance(target, str) or not target.startswith("#"):
-        return None
-    found: Any = root
-    for part in target[1:].split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
 
 
 def _types(schema: Schema, root: Schema) -> Iterator[str]:
