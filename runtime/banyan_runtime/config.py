@@ -108,6 +108,13 @@ class ServerConfig:
         "Default: no limit, also for responses in the background.",
         group="http",
     )
+    tokenizer_worker_num: int = option(
+        1,
+        check=between(1, 64),
+        help="Processes that answer requests (HTTP and text), each with its own connections; from 2 on one more does all else, such as "
+        "probes. For small models on fast GPUs with hundreds of streams, which one process cannot write.",
+        group="http",
+    )
     prepare_timeout: float = option(
         30.0, check=at_least(1), help="Seconds that reading, templating and tokenizing one request may take; then: 503.", group="http"
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, product
 from typing import Final, Literal
 
+import msgspec
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -163,3 +164,53 @@ class Page:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
         return b"".join(parts)
+
+
+class Counted(msgspec.Struct, frozen=True, array_like=True):
+    """How much a series has grown. `counts`: of a histogram, by buckets; then `value` is that of its sum."""
+
+    family: str
+    labels: tuple[str, ...]
+    value: float
+    counts: list[int] = []
+
+
+class Ledger:
+    """What is counted on some pages here and shown on the same pages of another process. Gauges are not: they are no sums."""
+
+    def __init__(self, pages: Sequence[Page]) -> None:
+        self._pages = pages
+        self._told: dict[tuple[str, tuple[str, ...]], tuple[float, list[int]]] = {}
+
+    def news(self) -> list[Counted]:
+        """What has been counted since the last call."""
+        found = []
+        for key, value, counts in self._series():
+            told, told_counts = self._told.get(key, (0.0, []))
+            if value != told or counts != told_counts:
+                self._told[key] = value, counts
+                more = [count - before for count, before in zip(counts, told_counts or [0] * len(counts), strict=True)]
+                found.append(Counted(*key, value - told, more))
+        return found
+
+    def add(self, news: Sequence[Counted]) -> None:
+        """Count here what was counted elsewhere."""
+        families = {family.name: family for page in self._pages for family in page.families}
+        for counted in news:
+            match families.get(counted.family):
+                case CellFamily() as family:
+                    family.cell(*counted.labels).value += counted.value
+                case HistogramFamily() as family:
+                    histogram = family.histogram(*counted.labels)
+                    histogram.replace([have + more for have, more in zip(histogram.counts, counted.counts, strict=True)], histogram.sum)
+                    histogram.sum += counted.value
+
+    def _series(self) -> Iterator[tuple[tuple[str, tuple[str, ...]], float, list[int]]]:
+        for family in (family for page in self._pages for family in page.families):
+            match family:
+                case CellFamily(kind="counter"):
+                    for labels, cell in family.cells.items():
+                        yield (family.name, labels), cell.value, []
+                case HistogramFamily():
+                    for labels, histogram in family.histograms.items():
+                        yield (family.name, labels), histogram.sum, list(histogram.counts)

@@ -1,4 +1,5 @@
-"""The connection between front and engine: whole messages over one Unix socket, each as its length and its bytes.
+"""The connection between two processes of a server: whole messages over one Unix socket, each as its length and its bytes, and maybe a
+file descriptor beside it.
 
 No thread stands between who sends and who reads, so a message costs each side one system call and wakes nobody but its reader.
 Neither end ever waits for the other: what is not taken yet is kept, and leaves when the socket has room again.
@@ -6,16 +7,21 @@ Neither end ever waits for the other: what is not taken yet is kept, and leaves 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import select
 import socket
 import struct
 import time
+from array import array
 from collections import deque
 from typing import Final
 
 _LENGTH: Final = struct.Struct("<I")
 _READ_BYTES: Final = 256 << 10  # taken in at a time
+_DESCRIPTOR_BYTES: Final = array("i").itemsize
+_ROOM: Final = socket.CMSG_SPACE(16 * _DESCRIPTOR_BYTES)  # the system passes on those of one message in one read; we send one a message
 
 
 class Link:
@@ -28,7 +34,8 @@ class Link:
         self._memory = bytearray(_READ_BYTES)
         self._view = memoryview(self._memory)
         self._begun = bytearray()  # of a message that has not come whole
-        self._kept: deque[memoryview] = deque()
+        self._kept: deque[tuple[memoryview, int | None]] = deque()  # with a descriptor that leaves with the first byte
+        self._descriptors: deque[int] = deque()  # that have come, and nobody has taken
         self.ended = False  # nobody is at the other end any more, and all it said has been read
         self._deaf = False  # it takes nothing more: what is sent is dropped; there may still be something to read
         self.more = False  # the last `receive` may have left something to be read
@@ -52,37 +59,43 @@ class Link:
         """How many messages are kept."""
         return len(self._kept)
 
-    def send(self, message: bytes) -> None:
-        """Send, or keep until there is room."""
+    def send(self, message: bytes, descriptor: int | None = None) -> None:
+        """Send, or keep until there is room. `descriptor`: of an open file, which is given away with the message; the other end has it
+        from `descriptor()` where the messages say so, in the order of the messages."""
         whole = _LENGTH.pack(len(message)) + message
         if self._deaf:
+            _close(descriptor)
             return
-        sent = 0 if self._kept else self._write(whole)
+        sent = 0 if self._kept else self._write(whole, descriptor)
         if sent < len(whole) and not self._deaf:
-            self._kept.append(memoryview(whole)[sent:])
+            self._kept.append((memoryview(whole)[sent:], None if sent else descriptor))
             self.flush()
+        elif sent < len(whole):
+            _close(None if sent else descriptor)
 
     def flush(self) -> None:
         """Send of what is kept as much as there is room for."""
         while self._kept:
-            part = self._kept[0]
-            sent = self._write(part)
+            part, descriptor = self._kept[0]
+            sent = self._write(part, descriptor)
             if sent < len(part):
                 if self._kept:
-                    self._kept[0] = part[sent:]
+                    self._kept[0] = (part[sent:], None if sent else descriptor)
                 return
             self._kept.popleft()
 
     def receive(self) -> list[bytes]:
         """Messages that have come, in order; after one call there may be `more`."""
         try:
-            size = self._socket.recv_into(self._memory)
+            size, passed, _, _ = self._socket.recvmsg_into([self._memory], _ROOM, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             self.more = False
             return []
         except OSError:
-            size = 0
-        self.more = size == _READ_BYTES
+            size, passed = 0, []
+        for _, _, raw in passed:
+            self._descriptors.extend(array("i", raw[: len(raw) - len(raw) % _DESCRIPTOR_BYTES]))
+        self.more = size == _READ_BYTES or bool(passed)  # a read ends where descriptors come
         if not size:
             self.ended = True
             self._drop()
@@ -94,6 +107,10 @@ class Link:
         self._begun += self._view[:size]
         return self._cut()
 
+    def descriptor(self) -> int:
+        """The descriptor of a message that has come with one."""
+        return self._descriptors.popleft()
+
     def wait_for_room(self, seconds: float | None = None) -> None:
         """Wait until some of what is unsent can leave, and send it."""
         poll = select.poll()
@@ -101,11 +118,20 @@ class Link:
         poll.poll(None if seconds is None else seconds * 1000)
         self.flush()
 
+    def end(self) -> None:
+        """Say nothing more, and hear no more than has come: the next `receive` that finds nothing sees the end."""
+        self._drop()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self, linger_s: float = 0.0) -> None:
         """End the connection; what is unsent may take so long to leave."""
         until = time.monotonic() + linger_s
         while self._kept and (left := until - time.monotonic()) > 0:
             self.wait_for_room(left)
+        self._drop()
+        while self._descriptors:
+            _close(self._descriptors.popleft())
         self._socket.close()
 
     def _whole_at_once(self, size: int) -> bytes | None:
@@ -127,17 +153,29 @@ class Link:
         del begun[:at]
         return found
 
-    def _write(self, part: bytes | memoryview) -> int:
-        """How much of it was sent."""
+    def _write(self, part: bytes | memoryview, descriptor: int | None) -> int:
+        """How much of it was sent; where something was, the descriptor is closed."""
         try:
-            return self._socket.send(part)
+            if descriptor is None:
+                return self._socket.send(part)
+            sent = self._socket.sendmsg([part], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))])
         except BlockingIOError:
             return 0
         except OSError as error:
-            if error.errno not in (errno.ENOBUFS, errno.ENOMEM):  # the kernel's memory, which comes back
+            if error.errno not in (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS):  # the kernel's memory, which comes back
                 self._drop()
             return 0
+        _close(descriptor)
+        return sent
 
     def _drop(self) -> None:
         self._deaf = True
+        for _, descriptor in self._kept:
+            _close(descriptor)
         self._kept.clear()
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

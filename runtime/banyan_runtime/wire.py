@@ -17,6 +17,7 @@ import numpy.typing as npt
 TokenIds = npt.NDArray[np.int32]
 _INT32: Final = np.dtype("<i4")
 POOLINGS: Final = {"last": 1, "mean": 2, "cls": 3}  # `Submit.pooling` by name: the values of step.Pooling
+CLIENT_BITS: Final = 40  # ids of requests, and numbers of what is asked, are below this in each client's own range: `client_of`
 PRIORITY_AT_MOST: Final = 1000  # and -1000 at least: levels enough for everybody, few enough to look at all of them in a turn
 
 
@@ -28,6 +29,11 @@ def pack_ids(ids: TokenIds | list[int]) -> bytes:
 def unpack_ids(raw: bytes) -> TokenIds:
     """The inverse of `pack_ids`: int32[len(raw) / 4], read-only."""
     return np.frombuffer(raw, dtype=_INT32)
+
+
+def client_of(number: int) -> int:
+    """Which of an engine's clients gave this id to a request, or this number to what it asks: 0 for the front, from 1 on its doors."""
+    return number >> CLIENT_BITS
 
 
 def pack_floats(values: list[float]) -> bytes:
@@ -134,11 +140,23 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     seq: int
 
 
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """A door is to be heard from now on, over the socket that comes with this message. The front alone says so, never one number twice."""
+
+    client: int
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """What a client had asked for is to be aborted: it is gone."""
+
+    client: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave the loop and exit 0. The front drains first; what still runs is dropped."""
 
 
-FrontMessage = Submit | Proceed | Abort | Flush | Ping | Shutdown
+FrontMessage = Submit | Proceed | Abort | Flush | Ping | Join | Left | Shutdown
 
 # --- engine -> front ---
 

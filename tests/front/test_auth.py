@@ -36,7 +36,7 @@ def ask(
     raw = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
     raw += [] if header is None else [(header.encode(), b"127.0.0.1")]
     scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": raw, "client": (client, 5)}
-    refusal = Gate(ServerConfig(model_path="m", **options), internal or InternalKey()).check(scope, access)
+    refusal = Gate.of(ServerConfig(model_path="m", **options), internal or InternalKey()).check(scope, access)
     return 200 if refusal is None else refusal.status
 
 
@@ -83,7 +83,7 @@ def test_the_servers_own_key_is_good_for_what_batches_ask_and_for_nothing_else()
 def test_the_name_of_a_key_is_told_and_a_key_without_one_has_none(tmp_path: Any) -> None:
     file = tmp_path / "keys"
     file.write_text("ada: one\ntwo\n")
-    gate = Gate(ServerConfig(model_path="m", api_keys_file=str(file)), InternalKey())
+    gate = Gate.of(ServerConfig(model_path="m", api_keys_file=str(file)), InternalKey())
     for key, name in (("one", "ada"), ("two", ""), ("three", None)):
         scope: Scope = {"type": "http", "headers": [(b"x-api-key", key.encode())], "client": None}
         gate.check(scope, Access.USER)
@@ -94,7 +94,7 @@ def test_each_key_is_an_owner_of_its_own_and_admins_are_nobodys_equals(tmp_path:
     file = tmp_path / "keys"
     file.write_text("ada: one\nada: new\ntwo\nthree\n")
     internal = InternalKey()
-    gate = Gate(ServerConfig(model_path="m", api_keys_file=str(file), admin_api_key="admin"), internal)
+    gate = Gate.of(ServerConfig(model_path="m", api_keys_file=str(file), admin_api_key="admin"), internal)
 
     def owner(key: str) -> Any:
         scope: Scope = {"type": "http", "headers": [(b"x-api-key", key.encode())], "client": None}

@@ -38,6 +38,7 @@ from banyan_runtime.wire import (
     Flush,
     Flushed,
     FrontMessage,
+    Left,
     Ping,
     Pong,
     Proceed,
@@ -45,6 +46,7 @@ from banyan_runtime.wire import (
     Stats,
     StepOutput,
     Submit,
+    client_of,
     unpack_ids,
 )
 
@@ -154,10 +156,10 @@ class Engine:
                     self.scheduler.prefill.proceed(self.requests[id])
             case Abort(id=id):
                 if id in self.requests:
-                    now, finished = self._clock(), list[Finish]()
-                    self._wake(now)
-                    self._end(self.requests[id], FinishCode.ABORT, finished)
-                    self._out.append(StepOutput(ids=[], token_ids=b"", finished=finished))
+                    self._abort(self.requests[id])
+            case Left(client=client):
+                for request in [each for each in self.requests.values() if client_of(each.id) == client]:
+                    self._abort(request)
             case Flush(seq=seq):
                 idle = not self.requests
                 if idle:
@@ -200,6 +202,12 @@ class Engine:
             request.held = True
             self._pending.ask(request, submit.constraint)
         self.scheduler.prefill.add(request)
+
+    def _abort(self, request: Request) -> None:
+        now, finished = self._clock(), list[Finish]()
+        self._wake(now)
+        self._end(request, FinishCode.ABORT, finished)
+        self._out.append(StepOutput(ids=[], token_ids=b"", finished=finished))
 
     def _wake(self, now: float) -> None:
         if not self._busy:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 from typing import Any, Final
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.errors import ApiError, bad_key, forbidden
-from banyan_runtime.front.keys import InternalKey, Keys, fingerprint, presented_key
+from banyan_runtime.front.keys import InternalKey, Keys, ToldKeys, fingerprint, presented_key
 
 INTERNAL: Final = "banyan.internal"  # in the scope, True: a process of this server asks
 KEY_NAME: Final = "banyan.key_name"  # in the scope: whose key it is, "" for a valid one without a name; None: no valid key was needed
@@ -29,14 +30,37 @@ class Access(enum.Enum):
     ADMIN = "admin"  # who has an admin key; where none is configured, users on this machine
 
 
+class ToldGate(msgspec.Struct, frozen=True):
+    """A `Gate` on its way to another process of this server."""
+
+    users: ToldKeys | None
+    admins: ToldKeys | None
+    internal: str
+
+
 class Gate:
     """Decides from a request's key and address."""
 
-    def __init__(self, config: ServerConfig, internal: InternalKey) -> None:
-        """Raises ConfigError when the keys cannot be read."""
-        self._users = Keys.of_users(config)
-        self._admins = Keys.of_admins(config)
+    def __init__(self, users: Keys | None, admins: Keys | None, internal: InternalKey) -> None:
+        self._users = users
+        self._admins = admins
         self._internal = internal
+
+    @staticmethod
+    def of(config: ServerConfig, internal: InternalKey) -> Gate:
+        """Raises ConfigError when the keys cannot be read."""
+        return Gate(Keys.of_users(config), Keys.of_admins(config), internal)
+
+    @staticmethod
+    def of_told(told: ToldGate) -> Gate:
+        """As another process of this server has it."""
+        users, admins = (None if keys is None else Keys.of_told(keys) for keys in (told.users, told.admins))
+        return Gate(users, admins, InternalKey(told.internal))
+
+    def told(self) -> ToldGate:
+        """For `of_told`. It holds the internal key."""
+        users, admins = (None if keys is None else keys.told() for keys in (self._users, self._admins))
+        return ToldGate(users, admins, self._internal.value)
 
     @property
     def asks_users(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from banyan_runtime.config import ServerConfig
@@ -43,13 +44,15 @@ class Context:
     request_log: RequestLog = field(default_factory=Discreet)
     responses: ResponseStore = field(default_factory=ResponseStore)
     responses_live: dict[str, Run] = field(default_factory=dict)  # those in the background
+    sequences_elsewhere: Callable[[], int] = lambda: 0  # open at the doors
     probe: GenerationProbe = field(init=False)
     gate: Gate = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, the `created` of the model cards
+    given_gate: InitVar[Gate | None] = None  # as another process of this server has it
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given_gate: Gate | None) -> None:
         """Raises ConfigError when the API keys cannot be read."""
-        self.gate = Gate(self.config, self.internal_key)
+        self.gate = Gate.of(self.config, self.internal_key) if given_gate is None else given_gate
         if self.gate.asks_users:
             self.metrics.key_names(self.gate.names)
         self.probe = GenerationProbe(self.client)

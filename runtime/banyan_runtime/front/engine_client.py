@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from typing import Final
 
 from banyan_runtime import wire
 from banyan_runtime.front.logprobs import rows_of
+from banyan_runtime.front.loop_link import LoopLink
 from banyan_runtime.front.submission import EngineError, Listener, Stream, Submission, Unstarted
 from banyan_runtime.front.turns import in_turns
 from banyan_runtime.link import Link
@@ -42,7 +44,8 @@ class EngineClient:
     (a priority below 0) is counted apart, so that it keeps nobody else out.
     """
 
-    def __init__(self, *, max_open: int = 20_000, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, max_open: int = 20_000, number: int = 0, clients: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        """`number`: which of the engine's clients this is (`wire.client_of`), of so many."""
         self.max_open = max_open
         self.stats: wire.Stats | None = None  # the newest snapshot
         self.last_heard = 0.0  # monotonic seconds of the newest message
@@ -58,14 +61,15 @@ class EngineClient:
         self._untold: dict[Submission, None] = {}  # whose listeners must hear of something
         self._draining = False  # what has come is being taken in, and told
         self._flushes: dict[int, asyncio.Future[bool]] = {}
-        self._next_id = 1
+        self._next_id = (number << wire.CLIENT_BITS) + 1
+        self._clients = clients
         self._ping: tuple[int, float] | None = None  # the unanswered one: number, monotonic seconds
         self._dead: str | None = None  # why the engine is gone
         self.lost = False  # nobody is at the other end of the link any more; whoever watches the process will say why
+        self.on_lost: Callable[[], None] = lambda: None
         self._ready = asyncio.Event()
         self._listening: socket.socket | None = None  # until the engine has come
-        self._link: Link | None = None
-        self._waiting = False  # for room for what is unsent
+        self._link: LoopLink | None = None
 
     # --- for requests ---
 
@@ -101,7 +105,7 @@ class EngineClient:
         if (len(background) if behind else len(self._open) - len(background)) >= self.max_open:
             raise EngineError("queue_full", "The request queue is full.")
         size, unstarted = len(wire.unpack_ids(token_ids)), self._unstarted[behind]
-        submission = Submission(self, self._next_id, listener, size, unstarted.may_fill(self._info, size))
+        submission = Submission(self, self._next_id, listener, size, unstarted.may_fill(self._info, size, self._clients))
         unstarted.add(size)
         self._next_id += 1
         self._open[submission.id] = submission
@@ -170,8 +174,23 @@ class EngineClient:
             loop.call_later(_ACCEPT_AGAIN_S, self._await_engine)
             return
         self._stop_listening()
-        self._link = Link(connection)
+        self._link = LoopLink(Link(connection))
         self._listen()
+
+    def adopt(self, connection: socket.socket, info: wire.EngineInfo) -> None:
+        """Speak to an engine that is ready, over a connection that it has been given the other end of. Needs the running event loop."""
+        self._link, self._info = LoopLink(Link(connection)), info
+        self._listen()
+        self._ready.set()
+
+    def join(self, number: int) -> socket.socket | None:
+        """Let the engine hear one client more: the connection that is to be given to it. None: no descriptor is left."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            return None
+        self._send(wire.Join(number), theirs.detach())
+        return ours
 
     def _stop_listening(self) -> None:
         if self._listening is not None:
@@ -226,7 +245,6 @@ class EngineClient:
     def close(self) -> None:
         self._stop_listening()
         if self._link is not None:
-            self._unwatch(self._link)
             self._link.close()
             self._link = None
 
@@ -244,33 +262,20 @@ class EngineClient:
         """It waits no more in the engine's queue."""
         self._unstarted[submission.id in self._open_background].remove(submission.size)
 
-    def _send(self, message: wire.FrontMessage) -> None:
+    def _send(self, message: wire.FrontMessage, descriptor: int | None = None) -> None:
         """Send, or drop what nobody would read. Never waits, never raises: how a request ends is told to its listener."""
-        if (link := self._link) is None or self.lost:
+        if self._link is None or self.lost:
+            if descriptor is not None:
+                os.close(descriptor)
             return
-        link.send(wire.encode(message))  # what may be outstanding is bounded by max_open
-        if link.unsent and not self._waiting:
-            self._waiting = True
-            asyncio.get_running_loop().add_writer(link.fileno(), self._flush)
+        self._link.send(wire.encode(message), descriptor)  # what may be outstanding is bounded by max_open
 
-    def _flush(self) -> None:
-        """There is room for what is unsent."""
-        assert self._link is not None
-        self._link.flush()
-        if not self._link.unsent:
-            self._waiting = False
-            asyncio.get_running_loop().remove_writer(self._link.fileno())
-
-    def _lose(self, link: Link) -> None:
+    def _lose(self, link: LoopLink) -> None:
         """The engine is gone. What it was is for `died` to say, which fails all that is open."""
         if not self.lost:
             self.lost = True
-            self._unwatch(link)
-
-    def _unwatch(self, link: Link) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(link.fileno())
-        loop.remove_writer(link.fileno())
+            link.leave()
+            self.on_lost()
 
     def _drain(self) -> None:
         """Take in all that has come, then tell the listeners."""
@@ -280,16 +285,16 @@ class EngineClient:
 
     def _drained(self) -> Iterator[None]:
         """`_drain`, piece by piece. What comes while listeners are told is there at the next wake-up."""
-        more = True
-        while more and (link := self._link) is not None and not self.lost:
-            for raw in link.receive():
+        if (link := self._link) is not None and not self.lost:
+            for raw in link.received():
                 self.last_heard = self._clock()
                 try:
                     self._receive(wire.decode_engine(raw))
                 except Exception:
                     log.exception("a message of the engine could not be handled")
                 yield
-            more = link.more
+                if self._link is None:  # closed meanwhile
+                    break
             if link.ended:
                 self._lose(link)
         untold, self._untold = self._untold, {}
@@ -305,14 +310,13 @@ class EngineClient:
             yield
         self._draining = False
         if spent >= _AT_ONCE_S and (link := self._link) is not None and not self.lost:
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(link.fileno())
-            loop.call_later(min(spent, _REST_S), self._listen)
+            link.rest()
+            asyncio.get_running_loop().call_later(min(spent, _REST_S), self._listen)
 
     def _listen(self) -> None:
         """Hear the engine, from now on."""
         if self._link is not None and not self.lost:
-            asyncio.get_running_loop().add_reader(self._link.fileno(), self._drain)
+            self._link.listen(self._drain)
 
     def _receive(self, message: wire.EngineMessage) -> None:
         match message:

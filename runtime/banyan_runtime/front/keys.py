@@ -12,8 +12,9 @@ import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
+import msgspec
 from starlette.datastructures import Headers
 
 from banyan_runtime.config import ServerConfig
@@ -25,6 +26,15 @@ MAX_FILE_BYTES: Final = 1 << 20
 MAX_KEYS: Final = 1000  # all of them are compared with each request's (0.2 ms), and each name is a value of a metric's label
 _NAMED: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):[ \t]+(\S+)")
 log = logging.getLogger("banyan")
+
+
+class ToldKeys(msgspec.Struct, frozen=True):
+    """`Keys` on their way to another process of this server: digests with names."""
+
+    fixed: dict[bytes, str]
+    read: dict[bytes, str]
+    file: str | None
+    stamp: tuple[int, int, int] | None
 
 
 class Keys:
@@ -53,6 +63,18 @@ class Keys:
     def of_admins(config: ServerConfig) -> Keys | None:
         """None: who operates the server is known by its address. Raises ConfigError."""
         return _keys(config.admin_api_key, config.admin_api_keys_file, "admin_api_keys_file")
+
+    def told(self) -> ToldKeys:
+        """These keys, for `of_told`."""
+        return ToldKeys(self._fixed, self._read_keys, None if self._file is None else str(self._file), self._stamp)
+
+    @classmethod
+    def of_told(cls, told: ToldKeys) -> Self:
+        """As another process has them. The file is read when it has changed since: what was a pipe then cannot be read again."""
+        keys = cls((), None)
+        keys._fixed, keys._read_keys, keys._stamp = told.fixed, told.read, told.stamp
+        keys._file = None if told.file is None else Path(told.file)
+        return keys
 
     @property
     def names(self) -> set[str]:
@@ -132,8 +154,9 @@ def _parse(text: str) -> dict[str, str]:
 class InternalKey:
     """The key of this server's own processes: made anew at every start, never written down, good for what batches ask."""
 
-    def __init__(self) -> None:
-        self.value = secrets.token_urlsafe(32)
+    def __init__(self, value: str | None = None) -> None:
+        """`value`: as it was made by another process of this server."""
+        self.value = value or secrets.token_urlsafe(32)
         self._digest = _digest(self.value)
 
     def valid(self, key: str) -> bool:

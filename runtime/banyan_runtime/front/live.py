@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from banyan_runtime.front.current import current
@@ -33,6 +33,7 @@ class LiveRequests:
         self._by_id: dict[str, dict[Abortable, str | None]] = {}  # with their owners
         self._aborted_at: dict[int, float] = {}  # hash of an id, which may be long, and of who asked: monotonic seconds
         self._all_aborted_at = -math.inf  # monotonic seconds
+        self.on_abort: Callable[[str | None, str | None], None] = lambda request_id, by: None  # told of each call; id None: of all
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
@@ -58,6 +59,7 @@ class LiveRequests:
     def abort(self, request_id: str, by: str | None = None) -> None:
         """End all sequences of this id; whoever reads them sees them finish with reason abort. No error for an id that is not known, or
         another's."""
+        self.on_abort(request_id, by)
         asked = hash((request_id, by))
         self._aborted_at.pop(asked, None)
         self._aborted_at[asked] = time.monotonic()
@@ -67,6 +69,7 @@ class LiveRequests:
 
     def abort_all(self) -> None:
         """End all that have come by this moment."""
+        self.on_abort(None, None)
         self._all_aborted_at = time.monotonic()
         in_turns(self._aborted(list(self._by_id), None))
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from banyan_runtime import __version__, wire
-from banyan_runtime.exposition import Page
+from banyan_runtime.exposition import Ledger, Page
 from banyan_runtime.front.peers import NoPeer, Peer
 from banyan_runtime.front.state import STATES, ServerState
 
@@ -73,6 +75,15 @@ class RequestRecord:
         return None if self.decode_s is None or self.completion_tokens < 2 else self.decode_s / (self.completion_tokens - 1)
 
 
+class Elsewhere(msgspec.Struct, frozen=True):
+    """What processes beside this one (doors) tell of themselves, that is no count: their sums, or those of one of them."""
+
+    in_flight: int = 0  # HTTP requests
+    cpu_seconds: float = 0.0
+    resident_bytes: int = 0
+    log_dropped: int = 0  # lines since the start
+
+
 def _known(value: str, values: tuple[str, ...], fallback: str) -> str:
     return value if value in values else fallback
 
@@ -99,10 +110,13 @@ class Metrics:
         self.page = Page({"model_name": model_name})  # all but what is on the load page
         self.more_pages: list[Page] = []  # of other parts of the server
         self._declare(self.load_page, self.page)
+        self._own_in_flight = 0
         self._build_info.cell(__version__, "", "", "").value = 1
         self._queue_limit.value = queue_limit
         self.log_dropped: Callable[[], int] = lambda: 0  # lines since the start
         self.resident_bytes: Callable[[], int] = lambda: 0  # of this process
+        self.elsewhere: Callable[[], Elsewhere] = Elsewhere  # what the doors say
+        self.before: Callable[[], Awaitable[None]] | None = None  # waited for before the page is written: the doors' counts
         self.downloaded: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes: so many of so many
 
     # --- what happened ---
@@ -173,11 +187,11 @@ class Metrics:
         self._peer.inter_token_latency(seconds, requests)
 
     def http_started(self) -> None:
-        self._in_flight.value += 1
+        self._own_in_flight += 1
 
     def http_finished(self, handler: str, method: str, code: int) -> None:
         """Count one HTTP exchange; `handler` is the route's template, 'unmatched' where there is none."""
-        self._in_flight.value -= 1
+        self._own_in_flight -= 1
         labels = (handler, _known(method, METHODS, "other"), str(code))
         if labels not in self._http.cells and len(self._http.cells) >= MAX_HTTP_SERIES:
             labels = ("other", *labels[1:])
@@ -221,6 +235,17 @@ class Metrics:
         if phase in STARTUP_PHASES:
             self._startup[(phase,)].value = seconds
 
+    # --- several processes ---
+
+    @property
+    def ledger(self) -> Ledger:
+        """Of what is counted here, under our names and another's."""
+        return Ledger((self.page, *self._peer.pages))
+
+    def own(self) -> Elsewhere:
+        """What this process would tell of itself."""
+        return Elsewhere(self._own_in_flight, time.process_time(), self.resident_bytes(), self.log_dropped())
+
     # --- the text ---
 
     async def render(self, stats: wire.Stats | None) -> bytes:
@@ -231,6 +256,8 @@ class Metrics:
         async with self._writing:  # who comes while the page is being written waits for it
             now = self._clock()
             if now - self._written_at >= REWRITE_EVERY_S:
+                if self.before is not None:
+                    await self.before()
                 self._take_own()
                 if stats is not None:
                     self._take(stats)
@@ -248,9 +275,11 @@ class Metrics:
     def _take_own(self) -> None:
         for (state,), cell in self._engine_state.items():
             cell.value = int(state == self._state.shown)
-        self._cpu[("api",)].value = time.process_time()
-        self._resident[("api",)].value = self.resident_bytes()
-        self._dropped.value = self.log_dropped()
+        own, others = self.own(), self.elsewhere()
+        self._in_flight.value = own.in_flight + others.in_flight
+        self._cpu[("api",)].value = own.cpu_seconds + others.cpu_seconds
+        self._resident[("api",)].value = own.resident_bytes + others.resident_bytes
+        self._dropped.value = own.log_dropped + others.log_dropped
         self._download.value, self._download_size.value = self.downloaded()
 
     def _take_load(self, stats: wire.Stats) -> None:

@@ -51,7 +51,8 @@ Handler = Callable[[Context, Request], Awaitable[Response]]
 class Route:
     """One row. `path` as Starlette's; `methods` separated by blanks; `body`: the model of its JSON body, or its content as OpenAPI has
     it; `query`: the parameters that it reads; `gives`: the media types of its answer, none for one without a body; `when`: where the
-    options ask for it; `serves`: where it does not only refuse; `refuse`: an error in its API's form."""
+    options ask for it; `serves`: where it does not only refuse; `refuse`: an error in its API's form; `spread`: where a POST
+    needs nothing that only the first process of the front has (stored responses, batches, the server's state), so a door may answer it."""
 
     path: str
     methods: str
@@ -63,6 +64,7 @@ class Route:
     when: Callable[[ServerConfig], bool] = lambda config: True
     serves: Callable[[ServerConfig], bool] = lambda config: True
     refuse: Callable[[ApiError, str], Response] = lambda error, request_id: error.response()
+    spread: bool = False
 
     @property
     def told(self) -> Told:
@@ -94,22 +96,45 @@ def _vectors(config: ServerConfig) -> bool:
 ROUTES: Final[tuple[Route, ...]] = (
     Route("/v1/models", "GET", models.list_models, Access.INTERNAL),
     Route("/v1/models/{name:path}", "GET", models.one_model, Access.USER),
-    Route("/v1/chat/completions", "POST", chat.chat_completions, Access.INTERNAL, body=ChatRequest, gives=EITHER, serves=_text),
+    Route(
+        "/v1/chat/completions", "POST", chat.chat_completions, Access.INTERNAL, body=ChatRequest, gives=EITHER, serves=_text, spread=True
+    ),
     Route("/v1/responses", "POST", responses.create_response, Access.INTERNAL, body=ResponsesRequest, gives=EITHER, serves=_text),
     Route("/v1/responses/input_tokens", "POST", responses.input_tokens, Access.USER, body=ResponsesRequest, serves=_text),
     Route("/v1/responses/{id}", "GET", responses.get_response, Access.USER, query=("stream", "starting_after"), gives=EITHER),
     Route("/v1/responses/{id}", "DELETE", responses.delete_response, Access.USER),
     Route("/v1/responses/{id}/cancel", "POST", responses.cancel_response, Access.USER),
     Route("/v1/responses/{id}/input_items", "GET", responses.list_input_items, Access.USER, query=("after", "limit", "order")),
-    Route(MESSAGES, "POST", anthropic.messages, Access.USER, body=MessagesRequest, gives=EITHER, serves=_text, refuse=error_response),
-    Route(f"{MESSAGES}/count_tokens", "POST", anthropic.count_tokens, Access.USER, body=CountRequest, serves=_text, refuse=error_response),
-    Route("/v1/completions", "POST", completions.completions, Access.INTERNAL, body=CompletionRequest, gives=EITHER, serves=_text),
-    Route("/v1/embeddings", "POST", embeddings.embeddings, Access.INTERNAL, body=EmbeddingRequest, serves=_vectors),
-    Route("/v1/score", "POST", score.score, Access.USER, body=ScoreRequest),
-    Route("/score", "POST", score.score, Access.USER, body=ScoreRequest),
-    Route("/v1/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest),
-    Route("/v2/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest),
-    Route("/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest),
+    Route(
+        MESSAGES,
+        "POST",
+        anthropic.messages,
+        Access.USER,
+        body=MessagesRequest,
+        gives=EITHER,
+        serves=_text,
+        refuse=error_response,
+        spread=True,
+    ),
+    Route(
+        f"{MESSAGES}/count_tokens",
+        "POST",
+        anthropic.count_tokens,
+        Access.USER,
+        body=CountRequest,
+        serves=_text,
+        refuse=error_response,
+        spread=True,
+    ),
+    Route(
+        "/v1/completions", "POST", completions.completions, Access.INTERNAL, body=CompletionRequest, gives=EITHER, serves=_text, spread=True
+    ),
+    Route("/v1/embeddings", "POST", embeddings.embeddings, Access.INTERNAL, body=EmbeddingRequest, serves=_vectors, spread=True),
+    Route("/v1/score", "POST", score.score, Access.USER, body=ScoreRequest, spread=True),
+    Route("/score", "POST", score.score, Access.USER, body=ScoreRequest, spread=True),
+    Route("/v1/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest, spread=True),
+    Route("/v2/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest, spread=True),
+    Route("/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest, spread=True),
     Route("/v1/files", "POST", files.create_file, Access.USER, body=files.UPLOAD),
     Route("/v1/files", "GET", files.list_files, Access.USER, query=("purpose", *PAGE)),
     Route("/v1/files/{id}", "GET", files.get_file, Access.USER),
@@ -119,7 +144,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v1/batches", "GET", batches.list_batches, Access.USER, query=PAGE),
     Route("/v1/batches/{id}", "GET", batches.get_batch, Access.USER),
     Route("/v1/batches/{id}/cancel", "POST", batches.cancel_batch, Access.USER),
-    Route("/generate", "POST PUT", generate.generate, Access.USER, body=NativeGenerateRequest, gives=EITHER),
+    Route("/generate", "POST PUT", generate.generate, Access.USER, body=NativeGenerateRequest, gives=EITHER, spread=True),
     Route("/model_info", "GET", info.model_info, Access.USER),
     Route("/get_model_info", "GET", info.model_info, Access.USER),
     Route("/server_info", "GET", info.server_info, Access.INTERNAL),
@@ -130,10 +155,10 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/reset_prefix_cache", "POST", control.flush_cache, Access.ADMIN, query=("timeout",), gives=(TEXT,)),
     Route("/abort_request", "POST", control.abort_request, Access.USER, body=control.AbortRequest, gives=()),
     Route("/abort_requests", "POST", control.abort_requests, Access.USER, body=control.AbortRequests, gives=()),
-    Route("/tokenize", "POST", tokenize.tokenize, Access.USER, body=TokenizeRequest),
-    Route("/v1/tokenize", "POST", tokenize.tokenize, Access.USER, body=TokenizeRequest),
-    Route("/detokenize", "POST", tokenize.detokenize, Access.USER, body=DetokenizeRequest),
-    Route("/v1/detokenize", "POST", tokenize.detokenize, Access.USER, body=DetokenizeRequest),
+    Route("/tokenize", "POST", tokenize.tokenize, Access.USER, body=TokenizeRequest, spread=True),
+    Route("/v1/tokenize", "POST", tokenize.tokenize, Access.USER, body=TokenizeRequest, spread=True),
+    Route("/detokenize", "POST", tokenize.detokenize, Access.USER, body=DetokenizeRequest, spread=True),
+    Route("/v1/detokenize", "POST", tokenize.detokenize, Access.USER, body=DetokenizeRequest, spread=True),
     Route("/", "GET", ops.banner, Access.OPEN, gives=(TEXT,)),
     Route("/ping", "GET", ops.livez, Access.OPEN, gives=()),
     Route("/livez", "GET", ops.livez, Access.OPEN, gives=()),
@@ -156,3 +181,9 @@ def takes_posts(path: str, config: ServerConfig) -> bool:
     """Whether a server with these options answers what is POSTed to exactly this path."""
     asked = (route for route in ROUTES if route.path == path and "POST" in route.methods.split())
     return any(route.when(config) and route.serves(config) for route in asked)
+
+
+def spread_paths(config: ServerConfig) -> frozenset[bytes]:
+    """Whose POSTs any process of the front may answer, as they stand in a request line."""
+    paths = [route.path.encode() for route in ROUTES if route.spread and route.when(config)]
+    return frozenset(paths) | {config.root_path.encode() + path for path in paths}

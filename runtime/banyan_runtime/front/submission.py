@@ -183,6 +183,8 @@ class Unstarted:
         self._requests -= 1
         self._tokens -= tokens
 
-    def may_fill(self, info: wire.EngineInfo, tokens: int) -> bool:
-        """Whether the queue may have no room for one more, of so many tokens."""
-        return self._requests > 0 and (self._requests >= info.max_queued_requests or self._tokens + tokens > info.max_queued_tokens)
+    def may_fill(self, info: wire.EngineInfo, tokens: int, clients: int = 1) -> bool:
+        """Whether the queue may have no room for one more, of so many tokens, where so many clients fill it. Each knows its own part
+        alone: as long as none has more than its share, there is room."""
+        requests, most = self._requests * clients, info.max_queued_tokens
+        return requests > 0 and (requests >= info.max_queued_requests or (self._tokens + tokens) * clients > most)

@@ -6,6 +6,7 @@ import asyncio
 import enum
 import functools
 import logging
+import os
 import socket
 import time
 import uuid
@@ -79,9 +80,11 @@ class _Answering:
 class Connection(HttpToolsProtocol):
     """One connection. Besides uvicorn's own: it counts, it keeps time, and it refuses."""
 
-    def __init__(self, *args: Any, http: Http, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, http: Http, begun: bytes = b"", **kwargs: Any) -> None:
+        """`begun`: what another process had read of it."""
         super().__init__(*args, **kwargs)
         self._http = http
+        self._taken_over = begun
         self._limits = http.limits
         self._reading = Reading.NOTHING
         self._since = time.monotonic()  # when this reading, or the idleness, began
@@ -112,12 +115,15 @@ class Connection(HttpToolsProtocol):
         self._answering = _Answering(self)
         if len(self.connections) > self._limits.connections + RESERVED_FILES // 2:
             transport.abort()
+        if self._taken_over:
+            begun, self._taken_over = self._taken_over, b""
+            self.data_received(begun)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
         if self._reading is Reading.NOTHING:
-            if not (data := self._begun(data)):
+            if not (data := self._begun(data)) or self._passed_on(data):
                 return
             self._read(Reading.HEAD)
         self._unset_keepalive_if_required()
@@ -142,6 +148,24 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, ApiError) else errors.malformed_http())
+
+    def _passed_on(self, data: bytes) -> bool:
+        """Whether what begins here is another process's to answer, and went there with the connection."""
+        if self._http.elsewhere is None or self._active is not None or not self._http.elsewhere.answers(data):
+            return False
+        if self.transport.get_write_buffer_size() or self.transport.is_closing():  # the client asks on before it has read its answer
+            return False
+        given: socket.socket = self.transport.get_extra_info("socket")
+        try:
+            connection = os.dup(given.fileno())
+        except OSError:  # none is left
+            return False
+        if not self._http.elsewhere.take(connection, data):
+            os.close(connection)
+            return False
+        self._refused = True
+        self.transport.abort()  # of this process's descriptor alone, so the client sees nothing
+        return True
 
     def _begun(self, data: bytes) -> bytes:
         """What there is of a request, behind empty lines, as some clients send one behind a body; nothing: none has begun."""
@@ -247,6 +271,9 @@ class Connection(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":  # by which the parser would not be led
                 raise errors.malformed_http("of transfer encodings only chunked is known here; send the body as it is")
+        if self._http.elsewhere is not None and not self._http.elsewhere.may_stay(self.parser.get_method(), self.url):
+            self._leave_unanswered()
+            return
         super().on_headers_complete()
         self.cycle.transport = self._answering  # type: ignore[assignment]
         if self._http.draining:
@@ -258,7 +285,18 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         self._read(Reading.BODY)
 
+    def _leave_unanswered(self) -> None:
+        """This request came too early to be passed on, behind one that has not been answered. A server may close a connection behind any
+        answer; the client asks again on another."""
+        self._refused = True
+        if self._active is None:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
     def on_body(self, body: bytes) -> None:
+        if self._refused:
+            return
         self._silent = 0
         self._pieces += 1
         self._progress += len(body)

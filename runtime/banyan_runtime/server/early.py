@@ -15,6 +15,7 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.front.prepare import zygote
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.process import without_collection
+from banyan_runtime.server.doors import early as doors
 from banyan_runtime.server.engine_child import EngineChild
 
 
@@ -24,15 +25,27 @@ class Early:
     def __init__(self, config: ServerConfig) -> None:
         """Raises UnavailableError."""
         self.engine = EngineChild()
+        self.doors: list[doors.Early] = []
         try:
             self.zygote = zygote.Early(tokenizes=not config.skip_tokenizer_init)
+            try:
+                for _ in range(config.tokenizer_worker_num if config.tokenizer_worker_num > 1 else 0):
+                    self.doors.append(doors.Early())
+            except BaseException:
+                self.zygote.process.kill()
+                raise
         except BaseException:
-            self.engine.kill()
+            self._kill_others()
             raise
 
     def kill(self) -> None:
-        self.engine.kill()
+        self._kill_others()
         self.zygote.process.kill()
+
+    def _kill_others(self) -> None:
+        self.engine.kill()
+        for door in self.doors:
+            door.process.kill()
 
 
 def with_environment(config: ServerConfig, argv: Sequence[str]) -> ServerConfig:

@@ -1,7 +1,7 @@
 """The engine process: puts a runner and the scheduler together and turns their loop. The only place that knows both.
 
 Started by the front as `python -m banyan_runtime.server.engine_process` with one JSON line on standard input (`Boot`). That pipe
-stays open for as long as the front lives, so its end is the sign to go. Messages travel over one `link.Link`.
+stays open for as long as the front lives, so its end is the sign to go. Messages travel over a `link.Link` to each of its `clients`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UserError
 from banyan_runtime.link import Link
 from banyan_runtime.process import collect_rarely, die_with, end_with_input, resident_bytes, without_collection
-from banyan_runtime.server.grammars import Wake, grammars_of
+from banyan_runtime.server.clients import Clients, Wake
+from banyan_runtime.server.grammars import grammars_of
 from banyan_runtime.server.pulse import Pulse
 from banyan_runtime.server.stages import IDLE, LAUNCH, OUTPUT, RECV, SCHEDULE, Stages, TimedHandle
 from banyan_runtime.server.termination import EXIT_INTERNAL
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("banyan")
 
-SEND_QUEUE_MESSAGES: Final = 10_000  # one a step: a front that stalls for a minute does not stop the engine
 LAST_SEND_S: Final = 2.0
 SILENT_PHASE_S: Final = 120.0  # a start-up phase that says nothing for so long shows where it is
 
@@ -182,10 +182,10 @@ def software() -> dict[str, str]:
 
 
 class Send:
-    """Sends messages to the front; adds to a snapshot what only the process knows."""
+    """Sends messages to the engine's clients; adds to a snapshot what only the process knows."""
 
-    def __init__(self, link: Link, stages: Stages) -> None:
-        self._link = link
+    def __init__(self, clients: Clients, stages: Stages) -> None:
+        self._clients = clients
         self._stages = stages
 
     def __call__(self, message: wire.EngineMessage) -> None:
@@ -194,16 +194,14 @@ class Send:
             message.last_step_unix += time.time() - time.monotonic()  # the engine's clock is the monotonic one
             message.resident_bytes = resident_bytes()
             message.scheduler_seconds = self._stages.seconds
-        self._link.send(wire.encode(message))
-        while self._link.unsent > SEND_QUEUE_MESSAGES:
-            self._link.wait_for_room()
+        self._clients.send(message)
 
 
 class Receive:
     """What the engine's loop takes messages from, once a turn; so here the watchdog learns that the loop turns."""
 
-    def __init__(self, link: Link, wake: Wake, runner: CountedRunner, watchdog: Watchdog, stages: Stages) -> None:
-        self._link = link
+    def __init__(self, clients: Clients, wake: Wake, runner: CountedRunner, watchdog: Watchdog, stages: Stages) -> None:
+        self._clients = clients
         self._wake = wake
         self._runner = runner
         self._watchdog = watchdog
@@ -217,14 +215,7 @@ class Receive:
             self._wake.wait()
             self._stages.end(IDLE)
         self._watchdog.progress(self._runner.steps, time.monotonic())
-        link = self._link
-        if link.unsent:
-            link.flush()
-        while True:
-            for raw in link.receive():
-                yield wire.decode_front(raw)
-            if not link.more:
-                break
+        yield from self._clients.receive()
         self._stages.end(RECV)
 
 
@@ -238,10 +229,10 @@ def main() -> NoReturn:
     end_with_input(boot.forget_files)
     config = ServerConfig.from_engine_json(boot.config)
     writer = logs.configure("engine", level=config.log_level, form=config.log_format)
-    link = Link.connect(boot.address)
-    wake = Wake(link)
+    clients = Clients(Link.connect(boot.address))
+    wake = Wake(lambda: clients.links)
     stages = Stages()
-    send = Send(link, stages)
+    send = Send(clients, stages)
     try:
         watchdog = Watchdog(config.watchdog_timeout, Pulse(Path(boot.pulse)))
         engine, runner, info = start(boot, config, send, watchdog, stages, wake)
@@ -250,7 +241,7 @@ def main() -> NoReturn:
         send(wire.Ready(info))
         send(engine.stats(time.monotonic()))
         stages.begin()
-        engine.run(Receive(link, wake, runner, watchdog, stages), send)
+        engine.run(Receive(clients, wake, runner, watchdog, stages), send)
         code = 0
     except UserError as error:
         send(wire.Fatal(str(error), error.exit_code))
@@ -259,7 +250,7 @@ def main() -> NoReturn:
         log.exception("the engine failed")
         send(wire.Fatal(f"{type(error).__name__}: {error}", EXIT_INTERNAL))
         code = EXIT_INTERNAL
-    link.close(LAST_SEND_S)
+    clients.close(LAST_SEND_S)
     logs.exit_now(code)  # taking torch apart piece by piece would only keep the front waiting
 
 

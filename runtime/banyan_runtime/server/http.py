@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -38,6 +38,22 @@ ASKED_LATELY_S: Final = 30.0  # before we go: somebody elsewhere may have more t
 FEWEST_CONNECTIONS: Final = 16
 
 
+class Elsewhere(Protocol):
+    """What other processes of this server answer. A request goes there with its connection."""
+
+    def answers(self, begun: bytes) -> bool:
+        """Whether the request that begins so is to be answered there; of less than a request line nothing is."""
+        ...
+
+    def may_stay(self, method: bytes, url: bytes) -> bool:
+        """Whether it can be answered here, too."""
+        ...
+
+    def take(self, connection: int, begun: bytes) -> bool:
+        """Pass on a descriptor and what was read of it. False: nobody is there to take it."""
+        ...
+
+
 class Http(uvicorn.Server):
     """uvicorn without its signal handlers: when to stop is the business of whoever runs it."""
 
@@ -47,6 +63,7 @@ class Http(uvicorn.Server):
         self.limits = replace(limits, connections=min(limits.connections, _room()))
         self.draining = False
         self.on_refused: Callable[[int], None] = lambda status: None  # the status of an answer that the application did not give
+        self.elsewhere: Elsewhere | None = None
         self.half_closed: set[Connection] = set()
         self.asked_from_afar = float("-inf")  # when a client that is not on this machine was last connected to ask more than how we are
         self._was_crowded = False
@@ -88,6 +105,21 @@ class Http(uvicorn.Server):
         for each in list(self.server_state.connections):
             assert isinstance(each, Connection)
             each.close_after_answer()
+
+    async def take(self, connection: socket.socket, begun: bytes) -> None:
+        """Serve a connection of which another process has read this much."""
+        protocol = functools.partial(
+            Connection,
+            http=self,
+            begun=begun,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+        except OSError:  # it is gone already
+            connection.close()
 
     @property
     def crowded(self) -> bool:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import uvloop
 
@@ -25,48 +23,42 @@ from banyan_runtime import hub, logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front import errors
-from banyan_runtime.front.app import create_app
-from banyan_runtime.front.compat import peer_names
-from banyan_runtime.front.context import Context
 from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
-from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.openai.responses.store import ResponseStore
-from banyan_runtime.front.ops.http import HttpCounter
-from banyan_runtime.front.prepare.pool import PreparerPool, workers_for
+from banyan_runtime.front.prepare.pool import WORKERS, PreparerPool, workers_for
 from banyan_runtime.front.prepare.zygote import Zygote
-from banyan_runtime.front.request_log import request_log
-from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.submission import EngineError
 from banyan_runtime.front.text.text import Text
-from banyan_runtime.front.tracing import Traced, Tracing
 from banyan_runtime.hub.gguf.files import find
 from banyan_runtime.hub.progress import DOWNLOAD
 from banyan_runtime.model import host, spec
-from banyan_runtime.process import collect_rarely, resident_bytes, start_thread
+from banyan_runtime.process import collect_rarely
 from banyan_runtime.server import termination
 from banyan_runtime.server.batch_child import BatchChild
+from banyan_runtime.server.doors.doors import Doors
+from banyan_runtime.server.doors.messages import Open
 from banyan_runtime.server.early import Early
 from banyan_runtime.server.engine_child import EngineChild, private_folder
-from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, HANDLERS_END_S, Http
+from banyan_runtime.server.front import LAST_ANSWERS_S, Front
+from banyan_runtime.server.http import BACKLOG, CONNECTIONS_CLOSE_S, HANDLERS_END_S
 from banyan_runtime.server.pulse import NAME as PULSE_NAME
 from banyan_runtime.server.pulse import Pulse, PulseWatch
+from banyan_runtime.server.threads import on_thread
 
 log = logging.getLogger("banyan")
-T = TypeVar("T")
 
 WARMUP_PROMPT: Final = "The capital city of France is"
 WARMUP_IDS: Final = (10, 11, 12)  # where no tokenizer is loaded
 WARMUP_NEW_TOKENS: Final = 8
+FEWEST_WORKERS: Final = 2  # of a door: one is kept free of requests that may take long
 PROGRESS_EVERY_S: Final = 10.0
 PING_EVERY_S: Final = 2.0
 HANG_AFTER_S: Final = 60.0
 HANG_VARIABLE: Final = "BANYAN_TEST_HANG_SECONDS"  # for tests alone: another HANG_AFTER_S
-LAST_ANSWERS_S: Final = 0.1  # what failed requests are told may still be on its way to them
 LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine is gone
 DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
 ENGINE_EXIT_S: Final = 2.0
-LAST_SPANS_S: Final = 2.5  # for traces to be exported, or given up
 LAST_RESPONSES_S: Final = 5.0  # for responses to reach their storage
 HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; if memory ran out, lower --max-total-tokens or raise the memory limit",
@@ -89,27 +81,18 @@ class Server:
         self._early = early
         self._socket = listen(config.host, config.port)
         self._url = url_of(config.host, self._socket.getsockname()[1])
-        self._state = ServerState(config.model_path)
-        peer = peer_names(config.metrics_compat, config.names[0])
-        self._metrics = Metrics(config.names[0], self._state, queue_limit=config.max_queued_requests, peer=peer)
-        self._metrics.log_dropped = lambda: writer.dropped
         self._flush_log = writer.flush
-        self._metrics.resident_bytes = resident_bytes
-        self._metrics.downloaded = lambda: (DOWNLOAD.done, DOWNLOAD.size)
-        self._client = EngineClient(max_open=config.max_queued_requests * 2)
-        self._client.on_inter_token_latency = self._metrics.inter_token_latency
+        self._client = EngineClient(max_open=config.max_queued_requests * 2, clients=1 + len(early.doors))
         self._client.on_startup_progress = self._on_startup_progress
-        self._context = Context(config, self._client, None, self._metrics, self._state)
+        self._front = Front(config, writer, self._client)
+        self._state, self._metrics, self._context = self._front.state, self._front.metrics, self._front.context
+        self._counter, self._http = self._front.counter, self._front.http
+        self._metrics.downloaded = lambda: (DOWNLOAD.done, DOWNLOAD.size)
         self._batches = BatchChild(config, own_url(config.host, self._socket.getsockname()[1]), self._context.internal_key.value)
         self._context.responses = ResponseStore(self._batches.storage, config.response_store_seconds)
         self._context.batch_host = self._batches
         self._metrics.more_pages.append(self._batches.counts.page)
-        self._context.request_log = request_log(config)
-        self._tracing = Tracing.of(config)
-        app = create_app(self._context)
-        self._counter = HttpCounter(app if self._tracing is None else Traced(app, self._tracing), self._metrics, app.routes)
-        self._http = Http(self._counter)
-        self._http.on_refused = self._metrics.http_refused
+        self._doors = Doors(self._front, early.doors, self._fork_for)
         self._hold = logs.Hold(logging.getLogger("uvicorn.error"))
         self._engine: EngineChild | None = None
         self._zygote: Zygote | None = None
@@ -177,11 +160,13 @@ class Server:
         await self._zygote.start()
         # What took it seconds, and a library of which nothing else is needed here, is taken over from it.
         tokenizer, self._zygote.tokenizer = self._zygote.tokenizer, None
+        told_tokenizer = tokenizer if self._early.doors else None
         self._context.text = await on_thread(Text.load, config, model_dir, tokenizer_dir, None, tokenizer)
         info = await self._client.wait_ready()
         self._zygote.serve(info)
         cores = 1 if info.device.startswith("cpu") else host.cores()  # which compute there
-        pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout, workers=workers_for(cores))
+        doors = len(self._early.doors)
+        pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout, workers=WORKERS if doors else workers_for(cores))
         pool.on_lack = self._on_lack
         await pool.warm_up()
         self._context.preparer = self._context.request_log.preparer(pool)
@@ -195,10 +180,25 @@ class Server:
         self._progress("warming", 0, "")
         if not config.skip_server_warmup:
             await self._warm_up()
+        await self._doors.open(
+            lambda number: Open(
+                number=number,
+                doors=doors + 1,
+                config=config.engine_json(),
+                gate=self._context.gate.told(),
+                model_dir=str(model_dir),
+                tokenizer_dir=None if tokenizer_dir is None else str(tokenizer_dir),
+                tokenizer=told_tokenizer,
+                info=info,
+                workers=max(FEWEST_WORKERS, workers_for(cores) // max(1, doors)),
+                parent=os.getpid(),
+            )
+        )
         self._note_phase("warmup", since="warming")
         self._metrics.startup_phase("total", time.monotonic() - self._state.started)
         collect_rarely()
         self._state.enter("ready")
+        self._doors.tell_state()
         self._batches.max_running = lambda: info.max_running_requests
         self._batches.start_if_wanted()
         log.info("The server is fired up and ready to roll!")
@@ -256,7 +256,9 @@ class Server:
                 engine.show_stacks()
             elif self._state.hung and not hung:
                 log.warning("the engine answers again")
-            self._state.hung = hung
+            if hung != self._state.hung:
+                self._state.hung = hung
+                self._doors.tell_state()
             if silent > max(limit, self._config.watchdog_timeout):
                 self._ended = f"the engine made no progress for {silent:.0f} s and was ended (--watchdog-timeout)"
                 log.error("the engine has not answered for %.0f s; ending it", silent)
@@ -267,6 +269,12 @@ class Server:
     def _on_lack(self, why: str) -> None:
         """No request can be prepared just now, or they can again; what runs goes on."""
         self._state.impaired = why
+        self._doors.tell_state()
+
+    def _fork_for(self, worker: int) -> None:
+        """A door needs a worker, and has sent its end of the socket."""
+        assert self._zygote is not None
+        self._zygote.fork_for(worker)
 
     def _progress(self, phase: str, percent: int, detail: str) -> None:
         """Take over what the parts of the start report."""
@@ -321,6 +329,7 @@ class Server:
         self._http.drain()
         if not was_ready:
             return
+        self._doors.drain()
         deadline = time.monotonic() + self._config.drain_seconds
         await self._linger()
         if self._under_way:
@@ -329,24 +338,31 @@ class Server:
             if time.monotonic() > deadline:
                 log.warning("%d requests did not finish in time and are cut off", self._under_way)
                 self._client.fail_open("unavailable", "The server is shutting down.")
+                self._doors.fail_open("unavailable", "The server is shutting down.")
                 return
             await asyncio.sleep(0.02)
+            await self._doors.ask()
 
     @property
     def _under_way(self) -> int:
         """Requests that are not over, responses in the background among them."""
-        return self._counter.open + len(self._context.responses_live)
+        return self._counter.open + self._doors.under_way + len(self._context.responses_live)
 
     async def _linger(self) -> None:
         # Who is served last of all has half of the time to be answered.
         seconds = 0.0 if self._interrupted else min(self._config.drain_linger_seconds, self._config.drain_seconds / 2)
         until = time.monotonic() + seconds
         self._state.leaving = True
-        while self._http.sought and not self._died.done():
+        self._doors.tell_state()
+        await self._doors.ask()
+        while (self._http.sought or self._doors.sought) and not self._died.done():
             if time.monotonic() > until:
                 break
             await asyncio.sleep(0.02)
+            await self._doors.ask()
         self._state.leaving = False
+        self._doors.tell_state()
+        await self._doors.ask()
 
     def _why(self, http: asyncio.Task[None], live: asyncio.Task[None]) -> BaseException:
         """What made the server end; the engine's own reason counts more than what followed from it."""
@@ -359,8 +375,11 @@ class Server:
         """Tell everybody why the server ends, and return its exit code."""
         started = self._state.serving or self._state.hung
         message = str(error)
-        self._client.died(message if isinstance(error, EngineDied) else "the server failed")
+        told = message if isinstance(error, EngineDied) else "the server failed"
+        self._client.died(told)
         self._state.enter("dead", detail=message)
+        self._doors.died(told)
+        self._doors.tell_state()
         self._hold.release()
         if not isinstance(error, UserError):
             log.error("the server failed", exc_info=error)
@@ -376,6 +395,7 @@ class Server:
     async def _close(self, http: asyncio.Task[None]) -> None:
         self._hold.release()
         self._client.shutdown()
+        self._doors.end()
         if self._counter.open:
             await asyncio.sleep(LAST_ANSWERS_S)
         self._http.give_up(errors.shutting_down())
@@ -389,14 +409,13 @@ class Server:
             await self._engine.end(ENGINE_EXIT_S)
         self._forget_folder()
         await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + HANDLERS_END_S + 1)
+        await self._doors.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._context.responses.settle(), LAST_RESPONSES_S)
         if self._zygote is not None:
             self._zygote.close()
         self._client.close()
-        if self._tracing is not None:
-            with contextlib.suppress(TimeoutError, UnavailableError):
-                await asyncio.wait_for(on_thread(self._tracing.close), LAST_SPANS_S)
+        await self._front.last_spans()
 
 
 def url_of(host: str, port: int) -> str:
@@ -427,29 +446,6 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on --host={host} --port={port}: {error.strerror or error}; choose another, or --port=0"
         ) from error
     return listener
-
-
-async def on_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Run something slow on a daemon thread, so that it never holds up the end of the process. Raises what `function` raises, and
-    UnavailableError where there is no thread for it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(outcome: Callable[[], None]) -> None:
-        if not future.done():
-            outcome()
-
-    def work() -> None:
-        outcome: Callable[[], None]
-        try:
-            outcome = functools.partial(future.set_result, function(*arguments))
-        except BaseException as error:
-            outcome = functools.partial(future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, outcome)
-
-    start_thread(work, getattr(function, "__name__", "work"))
-    return await future
 
 
 def run(config: ServerConfig, early: Early) -> int:

@@ -49,7 +49,8 @@ async def loads(context: Context, request: Request) -> Response:
 async def load(context: Context, request: Request) -> Response:
     """vLLM's load report: how many sequences are open."""
     admit(context)
-    return Response(to_json({"server_load": context.client.open_requests}), media_type="application/json")
+    here, elsewhere = context.client.open_requests, context.sequences_elsewhere()
+    return Response(to_json({"server_load": here + elsewhere}), media_type="application/json")
 
 
 def _sections(include: str) -> frozenset[str]:

@@ -10,7 +10,9 @@ import signal
 import socket
 from typing import Final
 
-from banyan_runtime.front.prepare.frames import FRAME_HEAD
+import msgspec
+
+from banyan_runtime.front.prepare.frames import FRAME_HEAD, HELLO
 from banyan_runtime.process import cpu_seconds
 
 _SMALL: Final = 65_536  # bytes that are sent or read at once
@@ -42,6 +44,16 @@ class Channel:
     def cpu_s(self) -> float:
         """Seconds that the worker has computed."""
         return 0.0 if self.gone else cpu_seconds(self.pid)
+
+    async def greeting(self) -> None:
+        """Wait until the worker says that it is there. Raises ChannelError; on any error the worker is ended."""
+        try:
+            kind, content = await self.frame()
+        except BaseException:
+            self.close()
+            raise
+        assert kind == HELLO, kind
+        self.pid = msgspec.msgpack.decode(content, type=int)
 
     async def send(self, head: bytes, body: bytes | bytearray) -> None:
         """Raises ChannelError."""

@@ -10,14 +10,13 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from banyan_runtime.errors import UnavailableError
 from banyan_runtime.front.errors import ApiError, internal, queue_full, unavailable
 from banyan_runtime.front.plan import Endpoint, Plan, Preparer, RefusalPlan
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
 from banyan_runtime.front.prepare.exchange import Exchange, template_failed
-from banyan_runtime.front.prepare.zygote import Zygote
 
 log = logging.getLogger("banyan")
 
@@ -37,6 +36,18 @@ WARM_UP_S: Final = 60.0
 KEEP_EVERY_S: Final = 0.5
 TRIES: Final = 2  # workers that one request may take down with it
 HUGE_BYTES: Final = 1 << 20  # a body that may well have been too much for its worker's memory
+
+
+class Forks(Protocol):
+    """Where workers come from."""
+
+    trouble: str  # why none can be had, as far as is known
+
+    async def fork(self) -> Channel:
+        """A fresh worker. Raises ChannelError when none can be had now, ApiError when none will be any more."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class _Slot:
@@ -130,8 +141,8 @@ def workers_for(cores: int) -> int:
 class PreparerPool(Preparer):
     """`workers` processes, forked from one that has loaded the model's text files."""
 
-    def __init__(self, zygote: Zygote, *, timeout_s: float, workers: int = WORKERS) -> None:
-        self._zygote = zygote
+    def __init__(self, forks: Forks, *, timeout_s: float, workers: int = WORKERS) -> None:
+        self._forks = forks
         self._timeout_s = timeout_s
         self._slots = [_Slot() for _ in range(workers)]
         self._lanes = _Lanes(list(self._slots))
@@ -201,7 +212,7 @@ class PreparerPool(Preparer):
 
     @property
     def _because(self) -> str:
-        return f" ({self._zygote.trouble})" if self._zygote.trouble else ""
+        return f" ({self._forks.trouble})" if self._forks.trouble else ""
 
     def _free(self, slot: _Slot) -> None:
         """Give a place back, with a worker in it."""
@@ -218,7 +229,7 @@ class PreparerPool(Preparer):
             for pause in itertools.chain(FORK_AGAIN_S, itertools.repeat(FORK_LATER_S)):
                 await asyncio.sleep(pause)
                 with contextlib.suppress(ChannelError):
-                    slot.channel = await self._zygote.fork()
+                    slot.channel = await self._forks.fork()
                     break
         except ApiError:
             pass  # the server is shutting down
@@ -234,7 +245,7 @@ class PreparerPool(Preparer):
             refill.cancel()
         for slot in self._slots:
             slot.empty()
-        self._zygote.close()
+        self._forks.close()
 
     async def _worker(self, slot: _Slot) -> Channel:
         """The worker in this place; a fresh one where it has gone while nobody looked. Raises ApiError when none can be had."""
@@ -247,7 +258,7 @@ class PreparerPool(Preparer):
                         return slot.channel
                     await asyncio.sleep(pause)
                     with contextlib.suppress(ChannelError):
-                        slot.channel = await self._zygote.fork()
+                        slot.channel = await self._forks.fork()
         if slot.channel is None:
             raise _no_worker()
         return slot.channel

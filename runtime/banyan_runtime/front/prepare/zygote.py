@@ -20,7 +20,6 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front.errors import unavailable
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
-from banyan_runtime.front.prepare.frames import HELLO
 from banyan_runtime.front.prepare.process import BOOT, FAILED, FORK, HEAD, INFO, TOKENIZES, Boot, Failure, message
 
 log = logging.getLogger("banyan")
@@ -130,18 +129,19 @@ class Zygote:
         """Wait until the worker says that it is there. Raises ChannelError."""
         try:
             async with asyncio.timeout(HELLO_S):
-                kind, content = await channel.frame()
+                await channel.greeting()
         except TimeoutError:
-            channel.close()
             if process is self._process:
                 self._drop()  # it hangs; the watcher starts another
             raise ChannelError("the process that forks does not answer") from None
-        except BaseException:
-            channel.close()
-            raise
-        assert kind == HELLO, kind
-        channel.pid = msgspec.msgpack.decode(content, type=int)
         return channel
+
+    def fork_for(self, worker: int) -> None:
+        """Have a worker forked that has this end of its socket, for whoever holds the other: who sees it closed where no worker can be
+        had just now."""
+        with socket.socket(fileno=worker) as theirs, contextlib.suppress(OSError):
+            if self._control is not None and self._usable.is_set():
+                socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])
 
     def close(self) -> None:
         """End the process; its workers end with it."""

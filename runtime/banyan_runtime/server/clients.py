@@ -1,0 +1,158 @@
+"""Whom an engine serves: the front, and processes that take connections beside it (doors), each over a link of its own.
+
+An id tells whose a request is (`wire.client_of`), and each hears of its own alone. The front's link is there for as long as the engine
+is; doors come and go, and what one of them asked for ends with it. Nobody but the front can make the engine wait: a door that does not
+read is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from banyan_runtime import wire
+from banyan_runtime.link import Link
+
+FRONT: Final = 0
+UNSENT_MESSAGES: Final = 10_000  # one a step: a front that stalls for a minute does not stop the engine
+
+
+class Clients:
+    """The links, by the numbers of their clients."""
+
+    def __init__(self, front: Link) -> None:
+        self._links = {FRONT: front}
+
+    @property
+    def links(self) -> list[Link]:
+        return list(self._links.values())
+
+    def send(self, message: wire.EngineMessage) -> None:
+        """To whom it is for. Waits where the front takes nothing for long; what nobody hears any more is dropped."""
+        if len(self._links) == 1:
+            self._to(FRONT, message)
+        elif isinstance(message, wire.StepOutput):
+            for client, part in parted(message):
+                self._to(client, part)
+        else:
+            self._to(recipient(message), message)
+
+    def receive(self) -> Iterator[wire.FrontMessage]:
+        """What has come from any of them. Joining is done here, and told to nobody."""
+        for client, link in list(self._links.items()):
+            if link.unsent:
+                link.flush()
+            more = True
+            while more:
+                for raw in link.receive():
+                    message = wire.decode_front(raw)
+                    if isinstance(message, wire.Join):
+                        self._links[message.client] = Link(socket.socket(fileno=link.descriptor()))
+                    else:
+                        yield message
+                more = link.more
+            if link.ended and client != FRONT:
+                self._drop(client)
+                yield wire.Left(client)
+
+    def close(self, linger_s: float) -> None:
+        """End all; what is unsent to the front may take so long to leave."""
+        for link in self._links.values():
+            link.close(linger_s if link is self._links[FRONT] else 0.0)
+
+    def _to(self, client: int, message: wire.EngineMessage) -> None:
+        if (link := self._links.get(client)) is None:
+            return
+        link.send(wire.encode(message))
+        if client == FRONT:
+            while link.unsent > UNSENT_MESSAGES:
+                link.wait_for_room()
+        elif link.unsent > UNSENT_MESSAGES:
+            link.end()  # `receive` sees to the rest
+
+    def _drop(self, client: int) -> None:
+        self._links.pop(client).close()
+
+
+class Wake:
+    """What a loop without work waits for: a message on one of its links, room for one that is unsent, or a call of `wake` from any
+    thread."""
+
+    def __init__(self, links: Callable[[], list[Link]]) -> None:
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._links = links
+
+    def wake(self) -> None:
+        os.eventfd_write(self._event, 1)
+
+    def wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._event, select.POLLIN)
+        for link in self._links():
+            if not link.ended:  # it could be read for ever
+                poll.register(link, select.POLLIN | (select.POLLOUT if link.unsent else 0))
+        poll.poll()
+        with contextlib.suppress(BlockingIOError):  # it was a link
+            os.eventfd_read(self._event)
+
+
+def recipient(message: wire.EngineMessage) -> int:
+    """Which client it is for, where it is for one."""
+    match message:
+        case wire.Failed(id=number) | wire.Flushed(seq=number) | wire.Pong(seq=number):
+            return wire.client_of(number)
+        case _:
+            return FRONT
+
+
+def parted(output: wire.StepOutput) -> list[tuple[int, wire.StepOutput]]:
+    """What each client is to hear of a step, in the form of a step that had its requests alone."""
+    owners = np.fromiter(map(wire.client_of, output.ids), np.int64, len(output.ids))
+    clients = {*owners.tolist(), *(wire.client_of(each.id) for each in output.finished)}
+    clients |= {wire.client_of(each.id) for each in output.prompt_logprobs} | {wire.client_of(each.id) for each in output.vectors}
+    if len(clients) == 1:
+        return [(clients.pop(), output)]
+    tokens = wire.unpack_ids(output.token_ids)
+    of_tokens = np.repeat(owners, output.counts) if output.counts else owners
+    return [(client, _part(output, client, owners == client, of_tokens == client, tokens)) for client in sorted(clients)]
+
+
+def _part(output: wire.StepOutput, client: int, rows: np.ndarray, ours: np.ndarray, tokens: wire.TokenIds) -> wire.StepOutput:
+    """`rows`: which of the requests are this client's, bool [requests]; `ours`: which tokens, bool [tokens]."""
+    at = np.flatnonzero(rows).tolist()
+    scored, logprobs = b"", None
+    if output.logprobs is not None:
+        all_scored = wire.unpack_ids(output.scored)
+        kept = ours[all_scored]
+        if kept.any():
+            scored = wire.pack_ids((np.cumsum(ours) - 1)[all_scored[kept]].astype(np.int32))
+            logprobs = _columns(output.logprobs, kept)
+
+    def own(number: int) -> bool:
+        return wire.client_of(number) == client
+
+    return wire.StepOutput(
+        ids=[output.ids[row] for row in at],
+        token_ids=wire.pack_ids(tokens[ours]),
+        finished=[each for each in output.finished if own(each.id)],
+        counts=[output.counts[row] for row in at] if output.counts else [],
+        scored=scored,
+        logprobs=logprobs,
+        prompt_logprobs=[each for each in output.prompt_logprobs if own(each.id)],
+        vectors=[each for each in output.vectors if own(each.id)],
+    )
+
+
+def _columns(columns: wire.LogprobColumns, kept: np.ndarray) -> wire.LogprobColumns:
+    """`kept`: bool [N]."""
+    width = columns.width
+    values = np.frombuffer(columns.values, "<f4")[kept]
+    ids = wire.unpack_ids(columns.top_ids).reshape(len(kept), width)[kept]
+    top = np.frombuffer(columns.top_values, "<f4").reshape(len(kept), width)[kept]
+    return wire.LogprobColumns(values.tobytes(), width, ids.tobytes(), top.tobytes())

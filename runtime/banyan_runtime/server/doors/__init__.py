@@ -1,0 +1,1 @@
+"""Processes that take connections beside the first one of the front."""

@@ -1,0 +1,208 @@
+"""A door: a process that takes connections beside the first one of the front, and answers what any process of it may.
+
+It has everything that a request goes through: HTTP, planning by workers of its own, a connection to the engine, a detokenizer. What there
+is one of in a server is the first process's: the state, the probes, stored responses, batches, the process that forks workers. A request
+for those goes there with its connection, and comes back with the next one. Its standard input is the link to the first process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Final, NoReturn
+
+import uvloop
+
+from banyan_runtime import logs
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.front import errors
+from banyan_runtime.front.auth import Gate
+from banyan_runtime.front.current import log_fields
+from banyan_runtime.front.engine_client import EngineClient
+from banyan_runtime.front.loop_link import LoopLink
+from banyan_runtime.front.prepare.pool import PreparerPool
+from banyan_runtime.front.state import ServerState
+from banyan_runtime.front.text.text import Text
+from banyan_runtime.link import Link
+from banyan_runtime.process import collect_rarely, die_with
+from banyan_runtime.server.doors import messages
+from banyan_runtime.server.doors.forks import DistantForks
+from banyan_runtime.server.doors.paths import Paths
+from banyan_runtime.server.front import LAST_ANSWERS_S, Front
+from banyan_runtime.server.http import CONNECTIONS_CLOSE_S, HANDLERS_END_S
+from banyan_runtime.server.termination import EXIT_INTERNAL
+from banyan_runtime.server.threads import on_thread
+
+log = logging.getLogger("banyan")
+
+WORD_S: Final = 5.0  # without its connection to the engine: for the first process to say why
+
+
+class Door:
+    """One door, over its link to the first process."""
+
+    def __init__(self, link: LoopLink, opening: messages.Open, engine: socket.socket) -> None:
+        """`engine`: the connection to it. Raises ConfigError."""
+        config = ServerConfig.from_engine_json(opening.config)
+        writer = logs.configure("api", level=config.log_level, http_level=config.log_level_http, form=config.log_format)
+        writer.fields = log_fields
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # the first process tells how the server is
+        self._link = link
+        self._opening = opening
+        self._config = config
+        client = EngineClient(max_open=config.max_queued_requests * 2, number=opening.number, clients=opening.doors)
+        client.max_open = max(client.max_open, opening.info.most_requests)
+        client.on_lost = self._on_lost
+        client.adopt(engine, opening.info)
+        self._front = Front(config, writer, client, Gate.of_told(opening.gate))
+        self._front.http.elsewhere = self
+        self._ledger = self._front.metrics.ledger
+        self._ledger.news()
+        self._paths = Paths(config)
+        self._lack = ""  # why requests cannot be prepared here
+        self._impaired = ""  # why the server takes none
+        self._taking: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._told_why = False
+
+    async def run(self, heard: list[bytes]) -> None:
+        """Serve until the first process says that it is over. `heard`: what it has said already."""
+        opening, context, http = self._opening, self._front.context, self._front.http
+        serving = asyncio.create_task(http.serve([]))
+        folder = None if opening.tokenizer_dir is None else Path(opening.tokenizer_dir)
+        context.text = await on_thread(Text.load, self._config, Path(opening.model_dir), folder, None, opening.tokenizer)
+        forks = DistantForks(lambda worker: self._link.send(messages.encode(messages.Fork()), worker))
+        pool = PreparerPool(forks, timeout_s=self._config.prepare_timeout, workers=opening.workers)
+        pool.on_lack = self._on_lack
+        for raw in heard:
+            self._hear(messages.to_door.decode(raw))
+        self._link.listen(self._heard)
+        await pool.warm_up()
+        context.preparer = context.request_log.preparer(pool)
+        collect_rarely()
+        self._link.send(messages.encode(messages.Opened()))
+        ended = asyncio.create_task(self._ended.wait())
+        await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if self._front.counter.open:
+            await asyncio.sleep(LAST_ANSWERS_S)
+        http.give_up(errors.shutting_down())
+        http.end()
+        await asyncio.wait({serving}, timeout=CONNECTIONS_CLOSE_S + HANDLERS_END_S + 1)
+        pool.close()
+        await self._front.last_spans()
+
+    # --- server.http.Elsewhere: what is not for a door ---
+
+    def answers(self, begun: bytes) -> bool:
+        return not self._paths.spread(begun)
+
+    def may_stay(self, method: bytes, url: bytes) -> bool:
+        return self._paths.asked(method, url)
+
+    def take(self, connection: int, begun: bytes) -> bool:
+        self._link.send(messages.encode(messages.Back(begun)), connection)
+        return True
+
+    # --- what is heard ---
+
+    def _heard(self) -> None:
+        for raw in self._link.received():
+            self._hear(messages.to_door.decode(raw))
+        if self._link.ended:
+            logs.exit_now(0)  # the first process is gone
+
+    def _hear(self, message: messages.ToDoor) -> None:
+        front = self._front
+        match message:
+            case messages.Take(begun=begun):
+                task = asyncio.create_task(front.http.take(socket.socket(fileno=self._link.descriptor()), begun))
+                self._taking.add(task)
+                task.add_done_callback(self._taking.discard)
+            case messages.Tell(seq=seq):
+                self._link.send(messages.encode(self._report(seq)))
+            case messages.State():
+                self._take_state(front.state, message)
+            case messages.Abort(id=request_id, by=by):
+                if request_id is None:
+                    front.context.live.abort_all()
+                else:
+                    front.context.live.abort(request_id, by)
+            case messages.FailOpen(code=code, message=why):
+                front.client.fail_open(code, why)
+            case messages.Died(message=why):
+                self._told_why = True
+                front.client.died(why)
+            case messages.Drain():
+                front.http.drain()
+            case messages.End():
+                self._ended.set()
+            case messages.Open():
+                raise AssertionError("opened twice")
+
+    def _take_state(self, state: ServerState, told: messages.State) -> None:
+        state.context_length = told.context_length
+        state.enter(told.phase)  # type: ignore[arg-type]
+        state.leaving, state.hung = told.leaving, told.hung
+        self._impaired = told.impaired
+        state.impaired = self._lack or self._impaired
+
+    def _report(self, seq: int) -> messages.Report:
+        front = self._front
+        return messages.Report(
+            seq=seq,
+            connections=len(front.http.server_state.connections) + len(self._taking),
+            under_way=front.counter.open + len(self._taking),
+            sought=front.http.sought,
+            sequences=front.client.open_requests,
+            own=front.metrics.own(),
+            counted=self._ledger.news(),
+        )
+
+    def _on_lack(self, why: str) -> None:
+        self._lack = why
+        self._front.state.impaired = self._lack or self._impaired
+
+    def _on_lost(self) -> None:
+        """The engine has ended, which the first process will say; or it has given us up."""
+        asyncio.get_running_loop().call_later(WORD_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self._told_why:
+            log.error("the engine has cut this process off, which had not read what it sent")
+            logs.exit_now(EXIT_INTERNAL)
+
+
+async def live(control: socket.socket) -> None:
+    """Wait to be opened, and be a door."""
+    link = LoopLink(Link(control))
+    come = asyncio.Event()
+    link.listen(come.set)
+    heard: list[bytes] = []
+    while not heard and not link.ended:
+        await come.wait()
+        come.clear()
+        heard += link.received()
+    link.rest()
+    if not heard:
+        return  # the first process is gone
+    opening = messages.to_door.decode(heard[0])
+    assert isinstance(opening, messages.Open)
+    die_with(opening.parent)
+    await Door(link, opening, socket.socket(fileno=link.descriptor())).run(heard[1:])
+
+
+def main() -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the first process drains, then tells us
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.closing(socket.socket(fileno=os.dup(0))) as control, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(live(control))
+    logs.exit_now(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""Several processes that answer requests (--tokenizer-worker-num), from outside: clients see one server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from tests.server.conftest import MODEL, ServerProcess, StartServer
+
+DOORS = 2
+FLAGS = ("--tokenizer-worker-num", str(DOORS))
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer) -> ServerProcess:
+    return start_server(*FLAGS).ready()
+
+
+def doors_of(server: ServerProcess) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "banyan_runtime.server.doors.process" in child.cmdline()]
+
+
+def connections(process: psutil.Process) -> int:
+    return sum(each.status == psutil.CONN_ESTABLISHED for each in process.net_connections("tcp"))
+
+
+class Raw:
+    """One connection, and what is written on it."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        host, port = server.url.removeprefix("http://").split(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._file = self._socket.makefile("rb")
+
+    def send(self, raw: bytes) -> None:
+        self._socket.sendall(raw)
+
+    def answer(self) -> tuple[int, dict[str, str], bytes]:
+        status = int(self._file.readline().split()[1])
+        headers = {}
+        while line := self._file.readline().strip():
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        return status, headers, self._file.read(int(headers.get("content-length", "0")))
+
+    def patience(self, seconds: float) -> None:
+        self._socket.settimeout(seconds)
+
+    def ended(self) -> bool:
+        return self._file.read(1) == b""
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+def get(path: str) -> bytes:
+    return b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode()
+
+
+def post(path: str, body: dict[str, Any]) -> bytes:
+    raw = json.dumps(body).encode()
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(raw), raw)
+
+
+def test_connections_lie_with_the_doors_and_answers_are_as_ever(server: ServerProcess, start_server: StartServer) -> None:
+    one = start_server().ready()
+    here, there = (openai.OpenAI(base_url=f"{each.url}/v1", api_key="None", max_retries=0) for each in (server, one))
+    assert len(doors_of(server)) == DOORS
+    for _ in range(3):
+        ours, theirs = (client.chat.completions.create(**CHAT) for client in (here, there))
+        assert ours.choices == theirs.choices
+        assert ours.usage == theirs.usage
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in here.chat.completions.create(**CHAT, stream=True) if chunk.choices)
+    assert streamed == ours.choices[0].message.content
+
+
+def test_connections_are_shared_out_evenly(server: ServerProcess) -> None:
+    def held() -> list[int]:
+        return [connections(door) for door in doors_of(server)]
+
+    server.eventually(lambda: held() == [0, 0] or None, "that all earlier connections have ended")
+    several = [Raw(server) for _ in range(6)]
+    for each in several:
+        each.send(post("/v1/chat/completions", CHAT))
+        assert each.answer()[0] == 200
+    assert held() == [3, 3]
+    for each in several:
+        each.close()
+
+
+def test_one_connection_may_ask_for_anything_in_any_order(server: ServerProcess) -> None:
+    with Raw(server) as raw:
+        for _ in range(3):
+            raw.send(get("/v1/models"))
+            status, _, body = raw.answer()
+            assert (status, json.loads(body)["data"][0]["id"]) == (200, MODEL)
+            raw.send(post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2}))
+            assert raw.answer()[0] == 200
+            raw.send(post("/v1/responses", {"model": MODEL, "input": "a", "max_output_tokens": 2}))
+            assert raw.answer()[0] == 200
+            raw.send(post("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 2}}))
+            assert raw.answer()[0] == 200
+            raw.send(post("/nowhere", {}))
+            assert raw.answer()[0] == 404
+
+
+def test_a_request_line_in_pieces_is_answered(server: ServerProcess) -> None:
+    with Raw(server) as raw:
+        for piece in (post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2}), get("/v1/models")):
+            for at in range(0, 40):
+                raw.send(piece[at : at + 1])
+            raw.send(piece[40:])
+            assert raw.answer()[0] == 200
+
+
+def test_what_is_asked_before_the_answer_is_asked_again_on_another_connection(server: ServerProcess) -> None:
+    """A door has answered the first when it meets what only the first process can answer: it ends the connection behind it."""
+    ours = post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2})
+    with Raw(server) as raw:
+        raw.send(ours + ours + get("/v1/models") + ours)
+        assert [raw.answer()[0] for _ in range(2)] == [200, 200]
+        assert raw.ended()
+    with Raw(server) as raw:
+        raw.send(get("/v1/models") + ours + get("/v1/models"))
+        assert [raw.answer()[0] for _ in range(3)] == [200] * 3
+
+
+def test_an_abort_reaches_requests_wherever_they_are(server: ServerProcess) -> None:
+    body = {"text": "a", "rid": "mine", "stream": True, "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}}
+    with server.slowed(), ThreadPoolExecutor(2) as pool:
+        running = pool.submit(lambda: server.post("/generate", body).text)
+        server.eventually(lambda: server.metric("banyan_requests_running"), "a running request")
+        assert server.get("/load").json()["server_load"] >= 0
+        server.post("/abort_request", {"rid": "mine"})
+        assert '"type":"abort"' in running.result(20).replace(" ", "")
+
+
+def test_counts_of_all_processes_are_one_servers(start_server: StartServer) -> None:
+    server = start_server(*FLAGS, "--metrics-compat", "sglang").ready()
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="None", max_retries=0)
+    for _ in range(3):
+        for _ in range(4):
+            client.completions.create(model=MODEL, prompt="a", max_tokens=3, extra_body={"ignore_eos": True})
+        time.sleep(0.3)  # the page is written four times a second
+    assert server.metric('banyan_requests_total{endpoint="completions",finish_reason="length"}') == 12
+    assert server.metric('banyan_http_requests_total{handler="/v1/completions",method="POST",code="200"}') == 12
+    assert server.metric('banyan_time_to_first_token_seconds_count{streaming="false"}') == 12
+    assert server.metric("banyan_request_generation_tokens_sum") == 36
+    assert server.metric('sglang:http_requests_total{endpoint="/v1/completions",method="POST"}') == 12
+    assert server.metric("banyan_http_requests_in_flight") == 1  # the scrape
+    own = psutil.Process(server.process.pid).memory_info().rss
+    assert server.metric('banyan_process_resident_memory_bytes{component="api"}') > 1.5 * own
+    doors_of(server)[0].kill()
+    time.sleep(0.5)
+    assert server.metric('banyan_requests_total{endpoint="completions",finish_reason="length"}') == 12
+    assert server.metric("banyan_http_requests_in_flight") == 1
+
+
+def test_a_door_that_ends_is_replaced_and_its_requests_with_it(start_server: StartServer) -> None:
+    server = start_server(*FLAGS).ready()
+    before = {door.pid for door in doors_of(server)}
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1900, "ignore_eos": True}
+    with server.slowed(), Raw(server) as one, Raw(server) as other:
+        for each in (one, other):
+            each.send(post("/v1/completions", body))
+        server.eventually(lambda: server.metric("banyan_requests_running") == 2, "two running requests")
+        for door in doors_of(server):
+            door.send_signal(signal.SIGKILL)
+        assert one.ended()
+        assert other.ended()
+        server.eventually(lambda: server.metric("banyan_requests_running") == 0, "that nothing runs for nobody")
+        assert server.post("/v1/completions", {**body, "max_tokens": 2}).status_code == 200
+    server.eventually(lambda: len(doors_of(server)) == DOORS, "new ones")
+    assert not before & {door.pid for door in doors_of(server)}
+    for _ in range(40):
+        assert server.post("/v1/completions", {**body, "max_tokens": 2}).status_code == 200
+        with Raw(server) as raw:
+            raw.send(post("/v1/completions", {**body, "max_tokens": 2}))
+            assert raw.answer()[0] == 200
+
+
+def test_a_door_that_stands_still_holds_nobody_else_up(start_server: StartServer) -> None:
+    server = start_server(*FLAGS).ready()
+    stopped = doors_of(server)[0]
+    stopped.suspend()
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+    try:
+        answered = 0
+        several = [Raw(server) for _ in range(6)]
+        for each in several:
+            each.send(post("/v1/completions", body))
+            each.patience(1.0)
+            try:
+                answered += each.answer()[0] == 200
+            except TimeoutError:
+                pass
+        assert 3 <= answered < 6
+        assert server.get("/readyz").status_code == 200
+        assert server.get("/metrics").status_code == 200
+        assert server.get("/v1/models").status_code == 200
+    finally:
+        stopped.resume()
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "the rest")
+
+
+def test_a_drain_lets_what_runs_end_wherever_it_is(start_server: StartServer) -> None:
+    server = start_server(*FLAGS, "--drain-seconds", "20").ready()
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1500, "ignore_eos": True}
+    with ThreadPoolExecutor(4) as pool, server.slowed():
+        running = [pool.submit(lambda: server.post("/v1/completions", body)) for _ in range(4)]
+        server.eventually(lambda: server.metric("banyan_requests_running") == 4, "four running requests")
+        server.process.send_signal(signal.SIGTERM)
+        answers = [each.result(30) for each in running]
+    assert [each.status_code for each in answers] == [200] * 4
+    assert [each.json()["usage"]["completion_tokens"] for each in answers] == [1500] * 4
+    assert server.wait() == 0
+    assert not doors_of_pid(server)
+
+
+def test_the_engines_end_is_told_to_everybody(start_server: StartServer) -> None:
+    server = start_server(*FLAGS).ready()
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1900, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool:
+        with server.slowed():
+            running = [pool.submit(lambda: server.post("/v1/completions", body)) for _ in range(2)]
+            server.eventually(lambda: server.metric("banyan_requests_running") == 2, "two running requests")
+            server.engine.kill()
+            answers = [each.result(30) for each in running]
+    assert [each.status_code for each in answers] == [500, 500]
+    assert "engine" in answers[0].json()["error"]["message"]
+    assert server.wait() == 70
+    assert not doors_of_pid(server)
+
+
+def test_keys_hold_at_every_door_and_change_with_their_file(start_server: StartServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("ann: first\n")
+    server = start_server(*FLAGS, "--api-keys-file", str(keys), "--admin-api-key", "root").ready()
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+
+    def status(key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}", "Connection": "close"}
+        return server.http.post(f"{server.url}/v1/completions", json=body, headers=headers).status_code
+
+    assert [status(key) for key in ("first", "second", "root") for _ in range(2)] == [200, 200, 401, 401, 200, 200]
+    keys.write_text("ann: second\n")
+    time.sleep(1.2)
+    assert [status(key) for key in ("first", "second") for _ in range(2)] == [401, 401, 200, 200]
+    page = server.get("/metrics").text
+    assert 'banyan_api_key_requests_total{key="ann"' in page or 'key="ann"' in page
+
+
+def test_batches_of_the_server_go_through_the_doors(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(*FLAGS, "--file-storage-path", str(tmp_path / "storage")).ready()
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="None", max_retries=0)
+    line = {"method": "POST", "url": "/v1/completions", "body": {"model": MODEL, "prompt": "a", "max_tokens": 2}}
+    text = "\n".join(json.dumps({"custom_id": f"{at}", **line}) for at in range(20))
+    file = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    server.eventually(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch", 60)
+    done = client.batches.retrieve(batch.id)
+    assert done.request_counts is not None
+    assert done.request_counts.completed == 20
+    assert server.metric('banyan_requests_total{endpoint="completions",finish_reason="length"}') == 20
+
+
+def doors_of_pid(server: ServerProcess) -> list[psutil.Process]:
+    """Doors that have outlived their server."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if "banyan_runtime.server.doors.process" in (process.info["cmdline"] or ()) and process.ppid() in (1, server.process.pid):
+            found.append(process)
+    return found
