@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ class Context:
     request_log: RequestLog = field(default_factory=Discreet)
     responses: ResponseStore = field(default_factory=ResponseStore)
     responses_live: dict[str, Run] = field(default_factory=dict)  # those in the background
-    sequences_elsewhere: Callable[[], int] = lambda: 0  # open at the doors
+    sequences_elsewhere: Callable[[], Awaitable[int]] | None = None  # open at the doors
     probe: GenerationProbe = field(init=False)
     gate: Gate = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, the `created` of the model cards

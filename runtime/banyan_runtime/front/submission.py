@@ -185,6 +185,7 @@ class Unstarted:
 
     def may_fill(self, info: wire.EngineInfo, tokens: int, clients: int = 1) -> bool:
         """Whether the queue may have no room for one more, of so many tokens, where so many clients fill it. Each knows its own part
-        alone: as long as none has more than its share, there is room."""
-        requests, most = self._requests * clients, info.max_queued_tokens
-        return requests > 0 and (requests >= info.max_queued_requests or (self._tokens + tokens) * clients > most)
+        alone: as long as none has more than its share, there is room. A queue that is known to be empty takes any prompt."""
+        known_empty = not self._requests and clients == 1
+        too_large = not known_empty and (self._tokens + tokens) * clients > info.max_queued_tokens
+        return self._requests >= info.max_queued_requests // clients or too_large

@@ -183,14 +183,14 @@ class Server:
         await self._doors.open(
             lambda number: Open(
                 number=number,
-                doors=doors + 1,
+                doors=doors,
                 config=config.engine_json(),
                 gate=self._context.gate.told(),
                 model_dir=str(model_dir),
                 tokenizer_dir=None if tokenizer_dir is None else str(tokenizer_dir),
                 tokenizer=told_tokenizer,
                 info=info,
-                workers=max(FEWEST_WORKERS, workers_for(cores) // max(1, doors)),
+                workers=max(FEWEST_WORKERS, workers_for(cores) // doors),
                 parent=os.getpid(),
             )
         )

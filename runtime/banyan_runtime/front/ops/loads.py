@@ -49,8 +49,10 @@ async def loads(context: Context, request: Request) -> Response:
 async def load(context: Context, request: Request) -> Response:
     """vLLM's load report: how many sequences are open."""
     admit(context)
-    here, elsewhere = context.client.open_requests, context.sequences_elsewhere()
-    return Response(to_json({"server_load": here + elsewhere}), media_type="application/json")
+    sequences = context.client.open_requests
+    if context.sequences_elsewhere is not None:
+        sequences += await context.sequences_elsewhere()
+    return Response(to_json({"server_load": sequences}), media_type="application/json")
 
 
 def _sections(include: str) -> frozenset[str]:

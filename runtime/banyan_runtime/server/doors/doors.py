@@ -78,7 +78,7 @@ class Doors:
             front.metrics.elsewhere = self._elsewhere
             front.metrics.before = self.ask
             front.context.live.on_abort = lambda request_id, by: self._say(messages.Abort(request_id, by))
-            front.context.sequences_elsewhere = lambda: sum(report.sequences for report in self._reports)
+            front.context.sequences_elsewhere = self._sequences
 
     # --- their lives ---
 
@@ -273,6 +273,10 @@ class Doors:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _sequences(self) -> int:
+        await self.ask()
+        return sum(report.sequences for report in self._reports)
 
     def _elsewhere(self) -> Elsewhere:
         each = [report.own for report in self._reports]

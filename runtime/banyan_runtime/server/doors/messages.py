@@ -18,7 +18,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     """What a door is told first. With it comes its connection to the engine."""
 
     number: int  # of it as the engine's client: from 1 on, never one twice
-    doors: int
+    doors: int  # how many there are
     config: str  # ServerConfig.engine_json(): no secrets
     gate: ToldGate  # digests of keys, and the internal key
     model_dir: str

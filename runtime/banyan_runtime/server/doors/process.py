@@ -22,6 +22,7 @@ from banyan_runtime import logs
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front import errors
 from banyan_runtime.front.auth import Gate
+from banyan_runtime.front.body import MAX_BODY_BYTES, MAX_UNPREPARED_BYTES, BodyBudget
 from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.loop_link import LoopLink
@@ -55,12 +56,13 @@ class Door:
         self._link = link
         self._opening = opening
         self._config = config
-        client = EngineClient(max_open=config.max_queued_requests * 2, number=opening.number, clients=opening.doors)
+        client = EngineClient(max_open=config.max_queued_requests * 2, number=opening.number, clients=opening.doors + 1)
         client.max_open = max(client.max_open, opening.info.most_requests)
         client.on_lost = self._on_lost
         client.adopt(engine, opening.info)
         self._front = Front(config, writer, client, Gate.of_told(opening.gate))
         self._front.http.elsewhere = self
+        self._front.context.bodies = BodyBudget(max(MAX_BODY_BYTES, MAX_UNPREPARED_BYTES // opening.doors))
         self._ledger = self._front.metrics.ledger
         self._ledger.news()
         self._paths = Paths(config)
