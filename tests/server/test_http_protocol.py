@@ -76,6 +76,8 @@ def test_headers_below_the_bounds_are_read(server: ServerProcess) -> None:
         b"GET /\xc3\xa9 HTTP/1.1\r\nHost: x\r\n\r\n",
         head("GET", "/livez", "X: a\x00b"),
         head("CONNECT", "x:80"),
+        b"GET /livez HTTP/1.1\r\nAccept: */*\r\n\r\n",
+        head("GET", "/livez", "Host: y"),
         head("POST", COMPLETIONS, JSON, "Content-Length: -1"),
         head("POST", COMPLETIONS, JSON, LENGTH, LENGTH) + BODY,
         head("POST", COMPLETIONS, JSON, LENGTH, "Content-Length: 5") + BODY,
@@ -89,7 +91,7 @@ def test_headers_below_the_bounds_are_read(server: ServerProcess) -> None:
         head("POST", COMPLETIONS, JSON, CHUNKED) + b"fffffffffffffffff\r\n" + BODY,
     ],
     ids=[
-        "TLS", "HTTP/2", "NUL in the path", "bytes in the path", "NUL in a header", "CONNECT", "negative length", "the length twice",
+        "TLS", "HTTP/2", "NUL in the path", "bytes in the path", "NUL in a header", "CONNECT", "no host", "two hosts", "negative length", "the length twice",
         "two lengths", "length and chunks", "chunked not last", "another encoding", "two encodings", "space before the colon",
         "bad chunk", "negative chunk", "huge chunk",
     ],

@@ -268,6 +268,8 @@ class Connection(HttpToolsProtocol):
             return
         if self.parser.get_method() == b"CONNECT":
             raise errors.malformed_http("this is no proxy")
+        if self.parser.get_http_version() == "1.1" and sum(name == b"host" for name, _ in self.headers) != 1:
+            raise errors.malformed_http("HTTP/1.1 asks for exactly one Host header")  # two readers would go by different ones
         for name, value in self.headers:
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":  # by which the parser would not be led
                 raise errors.malformed_http("of transfer encodings only chunked is known here; send the body as it is")
