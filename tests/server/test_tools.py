@@ -346,3 +346,26 @@ def test_a_constraint_that_cannot_be_kept_is_refused(client: openai.OpenAI, body
     with pytest.raises(openai.BadRequestError) as refused:
         ask(client, extra_body=body)
     assert words in refused.value.message
+
+
+def test_parameters_that_are_text_are_held_to_their_schema_or_refused(start_server: StartServer) -> None:
+    server = start_server("--reasoning-parser", "qwen3", "--tool-call-parser", "qwen3_coder").ready()
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="None", max_retries=0)
+    properties: dict[str, Any] = {
+        "code": {"type": "string", "pattern": "[0-9]", "minLength": 3, "maxLength": 6},
+        "day": {"type": "string", "format": "date"},
+        "note": {"type": "string", "maxLength": 20},
+    }
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    note: dict[str, Any] = {"type": "function", "function": {"name": "note", "parameters": parameters, "strict": True}}
+    options: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 1.5}
+    options["extra_body"] = {"chat_template_kwargs": {"enable_thinking": False}}
+    for seed in range(5):
+        ((name, arguments),) = calls_of(ask(client, ASK, tools=[note], seed=seed, **options))
+        assert name == "note"
+        jsonschema.validate(arguments, parameters, format_checker=jsonschema.FormatChecker(["date"]))
+    properties["day"]["format"] = "iri"
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, ASK, tools=[note], **options)
+    assert refused.value.param == "tools"
+    assert "'format' (\"iri\") at #/properties/day is not supported; use 'pattern', or leave it out." in refused.value.message

@@ -4,19 +4,27 @@ as it can."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, pairwise
 from typing import Any, Final
 
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.numbers import held
+from banyan_runtime.grammar.patterns import Alternative, alternatives, without
 from banyan_runtime.grammar.pieces import Piece, Splitter
-from banyan_runtime.grammar.strings import strings_of, without_strings
+from banyan_runtime.grammar.strings import ANY, Both, Either, Length, Listed, Pattern, Rule, value_of
 from banyan_runtime.grammar.structural import Node, Tag
 
 _ANY: Final = r"/(.|\n)*/"
 _MANY: Final = 64  # texts
+_READ: Final = {  # texts that who reads calls takes for a value of this type, where the schema names it beside strings
+    "null": r"/\s*null\s*/",
+    "boolean": r"/\s*([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[01])\s*/",
+    "integer": r"/\s*[-+]?[0-9]+\s*/",
+    "number": r"/\s*[-+]?[0-9.][-+0-9.eE]*\s*/",
+}
+_OPENERS: Final = {"object": r"\{", "array": r"\["}  # likewise, what such texts begin with
 EMPTY: Final = '""'
 
 
@@ -128,10 +136,14 @@ class LarkWriter:
 
     def _free(self, excludes: tuple[str, ...], end: str) -> str:
         """Free text up to the first place at which `end` follows."""
+        return self._up_to(self._without(excludes), end)
+
+    def _up_to(self, text: str, end: str) -> str:
+        """A terminal of text, up to the first place at which `end` follows."""
         pieces = self._splitter.split(end)
         if not pieces or isinstance(pieces[0], int):
-            return f"{self._without(excludes)} {self.literal(end)}".strip()
-        head = self._rule(f"{self._without(excludes)} {_quoted(pieces[0])}", "[lazy]")
+            return f"{text} {self.literal(end)}".strip()
+        head = self._rule(f"{text} {_quoted(pieces[0])}", "[lazy]")
         return " ".join([head, *map(_piece, pieces[1:])])
 
     def _tag(self, tag: Tag, begin: str) -> str:
@@ -171,13 +183,12 @@ class LarkWriter:
         schema = node.json_schema
         properties: Mapping[str, Any] = schema.get("properties") or {}
         required = schema.get("required") or []
-        shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         if not properties:
             return self._any_parameters(node) if schema.get("additionalProperties") is not False else EMPTY
         # Behind the first parameter each has the separator before it: `rest` is what may follow from there on.
         rest, first = "", ""
         for name, value in reversed(list(properties.items())):
-            body = self._value({**value, **shared} if isinstance(value, dict) else {}, node.after)
+            body = self._value(node, value if isinstance(value, dict) else {}, f"#/properties/{name}")
             part = self._rule(f"{self.literal(node.before + name + node.between)} {body}")
             optional = name not in required
             begins = f"{part} {rest}".strip()
@@ -190,24 +201,51 @@ class LarkWriter:
     def _any_parameters(self, node: structural.Parameters) -> str:
         """Whatever names and values, as text."""
         name = self._terminal("/[A-Za-z_][A-Za-z0-9_-]*/")
-        part = self._rule(f"{self.literal(node.before)} {name} {self.literal(node.between)} {self._free((), node.after)}")
+        part = self._rule(f"{self.literal(node.before)} {name} {self.literal(node.between)} {self._bare(node)}")
         return f"({part} ({self.literal(node.separator)} {part})*)?"
 
-    def _value(self, schema: dict[str, Any], after: str) -> str:
+    def _value(self, node: structural.Parameters, schema: dict[str, Any], path: str) -> str:
         """A parameter's value: strings bare, as who reads calls takes them, and others as JSON."""
-        texts = strings_of(schema)
-        if texts:
-            rest = without_strings(schema)
-            others = [] if rest is None else [f"{self._json(rest)} {self.literal(after)}"]
-            return "(" + " | ".join([*(self.literal(item + after) for item in texts), *others]) + ")"
-        if (
-            schema.get("type") == "string"
-            and isinstance(pattern := schema.get("pattern"), str)
-            and pattern[:1] == "^"
-            and pattern[-1:] == "$"
-        ):
-            return f"/{self._regex(pattern)}/ {self.literal(after)}"
-        return self._free((), after) if texts is None else f"{self._json(schema)} {self.literal(after)}"
+        value = value_of(schema, node.json_schema, path, (*node.excludes, node.after))
+        told = [] if value.json is None else [f"{self._json(value.json)} {self.literal(node.after)}"]
+        if isinstance(value.rule, Listed):
+            told += [self.literal(text + node.after) for text in value.rule.texts]
+        elif value.rule == ANY:
+            told.append(self._bare(node))
+        else:
+            told.append(self._bare(node, self._ruled(value.rule), *_not_read(value.kinds)))
+        return told[0] if len(told) == 1 else "(" + " | ".join(told) + ")"
+
+    def _bare(self, node: structural.Parameters, *rules: str) -> str:
+        """A text that all of the rules, terminals, admit, up to what ends a value."""
+        text = f"/{self._regex(without(node.excludes))}/" if node.excludes else _ANY
+        return self._up_to(self._terminal(" & ".join([text, *rules])), node.after)
+
+    def _ruled(self, rule: Rule) -> str:
+        """A terminal of the texts that a rule admits."""
+        match rule:
+            case Listed(texts):
+                return self._terminal(" | ".join(map(_quoted, texts)))
+            case Length(least, most):
+                return self._terminal(f"/(.|\\n){{{least},{'' if most is None else most}}}/")
+            case Pattern(regex):
+                return self._terminal(" | ".join(map(self._found, alternatives(regex))))
+            case Both(rules):
+                return self._terminal(" & ".join(map(self._ruled, rules)))
+            case Either(rules):
+                return self._terminal(" | ".join(map(self._ruled, rules)))
+
+    def _found(self, alternative: Alternative) -> str:
+        """Texts in which its regex is found."""
+        regex = f"/{self._regex(alternative.regex)}/" if alternative.regex else EMPTY
+        return f"({'' if alternative.begins else _ANY} {regex} {'' if alternative.ends else _ANY})"
+
+
+def _not_read(kinds: Sequence[str]) -> list[str]:
+    """Terminals of texts that are not read as one of these types."""
+    openers = "".join(_OPENERS[kind] for kind in kinds if kind in _OPENERS)
+    opened = [rf"/\s*([^\s{openers}](.|\n)*)?/"] if openers else []
+    return [*(f"~{_READ[kind]}" for kind in kinds if kind in _READ), *opened]
 
 
 def _piece(piece: Piece) -> str:

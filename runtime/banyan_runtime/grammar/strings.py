@@ -2,46 +2,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.formats import FORMATS
+from banyan_runtime.grammar.schema import refuse
 
 Schema = Mapping[str, Any]
 
 _LISTS: Final = ("anyOf", "oneOf", "allOf")
+_KINDS: Final = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"), (dict, "object"))
 
 
-def strings_of(schema: Schema) -> list[str] | None:
-    """Those that it lists; None: others, too. References are to its own "$defs" or "definitions"."""
-    return _strings(schema, schema, ())
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """These."""
+
+    texts: tuple[str, ...]
 
 
-def without_strings(schema: Schema) -> dict[str, Any] | None:
-    """A schema of all other values, of one that lists its strings. None: there are none."""
-    return _without(schema, schema, ())
+@dataclass(frozen=True, slots=True)
+class Length:
+    """So many characters."""
+
+    least: int
+    most: int | None
 
 
-def _strings(schema: Schema, root: Schema, within: tuple[int, ...]) -> list[str] | None:
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Those in which this regex is found, in the words of JSON Schema: ^ and $ are the text's beginning and end."""
+
+    regex: str
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Those that all of the rules admit."""
+
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """Those that one of the rules admits."""
+
+    rules: tuple[Rule, ...]
+
+
+Rule: TypeAlias = Listed | Length | Pattern | Both | Either
+
+ANY: Final = Both(())
+NONE: Final = Listed(())
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What stands for a parameter: a string that the rule admits, bare, or JSON of the schema, if there is one. `kinds`: the types that
+    a text is read as, other than strings."""
+
+    rule: Rule
+    json: dict[str, Any] | None
+    kinds: tuple[str, ...]
+
+
+def value_of(schema: Schema, root: Schema, path: str, markers: Iterable[str]) -> Value:
+    """Of a parameter in the schema `root`, at `path`. Raises GrammarError for what no text could be held to, and for texts that have one
+    of the markers in them."""
+    rule = rule_of(schema, root, path)
+    if rule == ANY:
+        return Value(ANY, None, ())
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    if rule == NONE:
+        return Value(NONE, copy.deepcopy({**schema, **shared}), ())
+    kinds = kinds_of(schema, root)
+    if not kinds:
+        raise GrammarError(f"the schema at {path[:200]} needs a 'type': what is read of a parameter's text depends on it.")
+    for text in _texts(rule):
+        for marker in markers:
+            if marker in text:
+                what = f"{text[:60]!r} at {path[:200]}"
+                raise GrammarError(f"{what} has {marker!r} in it, with which this model ends a parameter; leave it out.")
+    rest, others = without_strings(schema, root), tuple(sorted(kinds - {"string"}))
+    if rest is None or not others:
+        return Value(rule, None, ())
+    return Value(rule, copy.deepcopy({"type": list(others), **rest, **shared}), others)
+
+
+def rule_of(schema: Schema, root: Schema | None = None, path: str = "#") -> Rule:
+    """Which strings it admits. References are to the `root` that it stands in, at `path`. Raises GrammarError for what no text could
+    be held to."""
+    return _rule(schema, schema if root is None else root, path, ())
+
+
+def without_strings(schema: Schema, root: Schema | None = None) -> dict[str, Any] | None:
+    """A schema of all other values, where types are named. None: there are none."""
+    return _without(schema, schema if root is None else root, ())
+
+
+def kinds_of(schema: Schema, root: Schema | None = None) -> set[str]:
+    """The types that it names, itself or in one of the schemas that it is made of, and those of values that it lists."""
+    return _kinds(schema, schema if root is None else root, ())
+
+
+def _texts(rule: Rule) -> Iterator[str]:
+    """Those that it lists."""
+    match rule:
+        case Listed(texts):
+            yield from texts
+        case Both(rules) | Either(rules):
+            for one in rules:
+                yield from _texts(one)
+
+
+def _rule(schema: Schema, root: Schema, path: str, within: tuple[int, ...]) -> Rule:
     if id(schema) in within:
-        return None
+        return ANY
     within = (*within, id(schema))
-    found: list[list[str] | None] = []  # what each keyword lets be
+    rules: list[Rule] = []
     named = schema.get("type")
     if named is not None and "string" not in (named if isinstance(named, list) else [named]):
-        found.append([])
+        return NONE
     if "const" in schema:
-        found.append([schema["const"]] if isinstance(schema["const"], str) else [])
+        rules.append(_listed([schema["const"]]))
     if isinstance(listed := schema.get("enum"), list):
-        found.append([item for item in listed if isinstance(item, str)])
-    if (target := resolved(schema.get("$ref"), root)) is not None:
-        found.append(_strings(target, root, within))
+        rules.append(_listed(listed))
+    if "minLength" in schema or "maxLength" in schema:
+        rules.append(Length(_count(schema, "minLength", path) or 0, _count(schema, "maxLength", path)))
+    if "pattern" in schema:
+        if not isinstance(schema["pattern"], str):
+            raise refuse(path, schema, "pattern", "must be a string")
+        rules.append(Pattern(schema["pattern"]))
+    if "format" in schema:
+        if schema["format"] not in FORMATS:
+            raise refuse(path, schema, "format", "is not supported; use 'pattern', or leave it out")
+        rules.append(Pattern(f"^{FORMATS[schema['format']]}$"))
+    if isinstance(reference := schema.get("$ref"), str):
+        if (target := resolved(reference, root)) is None:
+            raise refuse(path, schema, "$ref", "does not exist")
+        rules.append(_rule(target, root, reference, within))
     for word in _LISTS:
-        branches = [_strings(branch, root, within) for branch in _branches(schema, word)]
+        branches = [_rule(branch, root, f"{path}/{word}/{index}", within) for index, branch in enumerate(_branches(schema, word))]
         if word == "allOf":
-            found += branches
+            rules += branches
         elif branches:
-            found.append(None if None in branches else list(dict.fromkeys(item for branch in branches for item in branch or ())))
-    lists = [each for each in found if each is not None]
-    return [item for item in lists[0] if all(item in each for each in lists[1:])] if lists else None
+            if word == "oneOf" and sum(rule != NONE for rule in branches) > 1 and not all(isinstance(rule, Listed) for rule in branches):
+                raise refuse(path, schema, "oneOf", "is not supported where a value may fit several of its schemas; use 'anyOf'")
+            rules.append(_either(branches))
+    return _both(rules)
+
+
+def _count(schema: Schema, keyword: str, path: str) -> int | None:
+    count = schema.get(keyword)
+    if count is not None and (type(count) is not int or count < 0):
+        raise refuse(path, schema, keyword, "must be an integer that is not negative")
+    return count
+
+
+def _listed(values: Iterable[Any]) -> Listed:
+    return Listed(tuple(dict.fromkeys(value for value in values if isinstance(value, str))))
+
+
+def _both(rules: Iterable[Rule]) -> Rule:
+    """All of them, those that list texts as one."""
+    rules = [rule for rule in rules if rule != ANY]
+    lists = [rule for rule in rules if isinstance(rule, Listed)]
+    others: list[Rule] = [rule for rule in rules if not isinstance(rule, Listed)]
+    if lists:
+        common = Listed(tuple(text for text in lists[0].texts if all(text in each.texts for each in lists[1:])))
+        if common == NONE or not others:
+            return common
+        others.insert(0, common)
+    return others[0] if len(others) == 1 else Both(tuple(others))
+
+
+def _either(rules: Iterable[Rule]) -> Rule:
+    """Any of them, those that list texts as one."""
+    rules = [rule for rule in rules if rule != NONE]
+    if ANY in rules:
+        return ANY
+    listed = _listed(text for rule in rules if isinstance(rule, Listed) for text in rule.texts)
+    others: list[Rule] = [rule for rule in rules if not isinstance(rule, Listed)]
+    if not others:
+        return listed
+    if listed != NONE:
+        others.insert(0, listed)
+    return others[0] if len(others) == 1 else Either(tuple(others))
 
 
 def _without(schema: Schema, root: Schema, within: tuple[int, ...]) -> dict[str, Any] | None:
@@ -71,6 +220,21 @@ def _without(schema: Schema, root: Schema, within: tuple[int, ...]) -> dict[str,
     if set(rest) <= {"allOf", "$defs", "definitions"} and len(_branches(rest, "allOf")) == 1:
         return {**{name: rest[name] for name in rest if name != "allOf"}, **rest["allOf"][0]}
     return rest
+
+
+def _kinds(schema: Schema, root: Schema, within: tuple[int, ...]) -> set[str]:
+    if id(schema) in within:
+        return set()
+    within = (*within, id(schema))
+    named = schema.get("type")
+    kinds = {name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)}
+    if not kinds:
+        listed = schema.get("enum")
+        values = [*(listed if isinstance(listed, list) else ()), *([schema["const"]] if "const" in schema else ())]
+        kinds = {"null" if value is None else next(name for kind, name in _KINDS if isinstance(value, kind)) for value in values}
+    target = resolved(schema.get("$ref"), root)
+    branches = [branch for word in _LISTS for branch in _branches(schema, word)]
+    return kinds.union(*(_kinds(branch, root, within) for branch in (*branches, *([] if target is None else [target]))))
 
 
 def _branches(schema: Schema, word: str) -> list[Schema]:

@@ -6,6 +6,7 @@ The notation is xgrammar's, which SGLang and vLLM take too: an object with a `fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
@@ -42,13 +43,15 @@ class QwenXml(_Node, frozen=True, tag="qwen_xml_parameter"):
 
 class Parameters(_Node, frozen=True, tag="parameters"):
     """The properties of an object, each for itself and in the schema's order: `before` its name, `between`, its value, `after`,
-    and `separator` between two of them. Text is written as it is, and ends where `after` begins; other values are JSON."""
+    and `separator` between two of them. Text is written as it is, and ends where `after` begins; other values are JSON. `excludes`: what
+    no text has in it, since who reads it would take it for something else."""
 
     json_schema: dict[str, Any]
     before: str
     between: str
     after: str
     separator: str = ""
+    excludes: tuple[str, ...] = ()
 
 
 class Regex(_Node, frozen=True, tag="regex"):
@@ -140,6 +143,8 @@ Node = (
 )
 
 _LONG: Final = 1000  # characters of a text between tags; shorter ones hold markers, which are tokens anyway
+_MAX_NAME: Final = 256  # characters of a parameter's; who reads calls takes no more for one
+_NAME: Final = re.compile(r"(?!\s)[^<>\r\n]+(?<!\s)")
 _decoder: Final = msgspec.json.Decoder(Node)
 _encoder: Final = msgspec.json.Encoder()
 
@@ -255,6 +260,7 @@ def _prepared(node: Node) -> Node:
         case Parameters(json_schema):
             if not node.after:
                 raise GrammarError("'after' of parameters must not be empty: nothing else ends a value.")
+            _check_names(json_schema)
             return replace(node, json_schema=_schema(json_schema))
         case Regex(pattern):
             check_text(pattern, "a regex", MAX_REGEX_BYTES)
@@ -280,6 +286,17 @@ def _prepared(node: Node) -> Node:
                 raise GrammarError("'tags' must not be empty.")
             return replace(node, tags=tuple(map(_prepared, tags)))
     return node
+
+
+def _check_names(json_schema: dict[str, Any]) -> None:
+    """Names of parameters stand in tags."""
+    properties = json_schema.get("properties")
+    for name in properties if isinstance(properties, dict) else ():
+        if len(name) > _MAX_NAME or _NAME.fullmatch(name) is None:
+            raise GrammarError(
+                f"the name {name[:60]!r} cannot stand in a tag, as this model writes parameters: it must not be empty, begin or end with "
+                f"a blank, have <, > or a line break in it, or more than {_MAX_NAME} characters."
+            )
 
 
 def _check_triggers(triggers: tuple[str, ...], tags: tuple[Tag, ...]) -> None:

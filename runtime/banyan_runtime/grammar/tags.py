@@ -26,9 +26,11 @@ def json_arguments(schema: Mapping[str, Any] | None) -> Node:
     return Json(given if isinstance(given.get("type"), str) or given.keys() & _SAY_MORE else {**given, "type": "object"})
 
 
-def text_arguments(schema: Mapping[str, Any] | None, before: str, between: str, after: str, separator: str = "") -> Node:
+def text_arguments(
+    schema: Mapping[str, Any] | None, before: str, between: str, after: str, separator: str = "", excludes: tuple[str, ...] = ()
+) -> Node:
     """Arguments one by one, as `structural.Parameters` says; without a schema, whatever names and values."""
-    return Parameters({"type": "object"} if schema is None else dict(schema), before, between, after, separator)
+    return Parameters({"type": "object"} if schema is None else dict(schema), before, between, after, separator, excludes)
 
 
 @dataclass(frozen=True, slots=True)

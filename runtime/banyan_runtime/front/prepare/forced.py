@@ -79,7 +79,7 @@ def _arguments(tag: ToolTag, schema: Mapping[str, Any]) -> Node:
     form: TextArguments = tag.arguments
     at = form.begin.index(NAME)
     before, between = "".join(map(str, form.begin[:at])), "".join(map(str, form.begin[at + 1 :]))
-    return tags.text_arguments(known, before, between, form.end, form.separator)
+    return tags.text_arguments(known, before, between, form.end, form.separator, form.excludes)
 
 
 def _parts(begin: Parts, name: str) -> tuple[str | Node, ...]:

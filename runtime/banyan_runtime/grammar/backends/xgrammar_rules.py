@@ -10,8 +10,10 @@ import msgspec
 
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.patterns import alternatives, may_hold_bracket
 from banyan_runtime.grammar.pieces import Piece, Splitter
 from banyan_runtime.grammar.schema import parts, refuse
+from banyan_runtime.grammar.strings import ANY, Either, Length, Listed, Pattern, Rule, value_of
 from banyan_runtime.grammar.structural import Node, Tag
 from banyan_runtime.wire import Grammar
 
@@ -163,10 +165,67 @@ class TagWriter:
         return several if node.at_least_one else {"type": "optional", "content": several}
 
     def _parameters(self, node: structural.Parameters) -> Form:
+        if node.separator:
+            return self._separated_parameters(node)
+        schema = node.json_schema
+        properties = schema.get("properties") or {}
+        if not properties:
+            if schema.get("additionalProperties") is False:
+                return _sequence(())
+            key = _regex("[A-Za-z_][A-Za-z0-9_-]*")
+            free = self._ended(self._free(node.excludes), node.after)
+            return {"type": "star", "content": _sequence([*self._pieces(node.before), key, *self._pieces(node.between), free])}
+        told: list[Form] = []
+        for name, value in properties.items():
+            body = self._value(node, value if isinstance(value, dict) else {}, f"#/properties/{name}")
+            part = _sequence([*self._pieces(node.before + name + node.between), body])
+            told.append(part if name in (schema.get("required") or ()) else {"type": "optional", "content": part})
+        return _sequence(told)
+
+    def _separated_parameters(self, node: structural.Parameters) -> Form:
+        """What a client writes with a style that xgrammar has itself."""
         around = (node.before, node.between, node.after)
         if around[:2] != _QWEN or any(self._splitter.split(text) != [text] for text in around):
             raise GrammarError("parameters in this form are not supported by xgrammar.")
         return {"type": "json_schema", "style": "qwen_xml", "json_schema": enforced(node.json_schema), "excludes": [_MARKER]}
+
+    def _value(self, node: structural.Parameters, schema: dict[str, Any], path: str) -> Form:
+        """A parameter's value, and what ends it: strings bare, as who reads calls takes them, and others as JSON."""
+        value = value_of(schema, node.json_schema, path, (*node.excludes, node.after))
+        if not isinstance(value.rule, Listed) and set(value.kinds) - {"null"}:
+            raise GrammarError(f"strings that must fit a rule, beside other values, at {path[:200]} are not supported by xgrammar.")
+        told = [] if value.json is None else [_sequence([self._json(enforced(value.json)), *self._pieces(node.after)])]
+        return _either([*told, *self._ruled(node, value.rule, path)])
+
+    def _ruled(self, node: structural.Parameters, rule: Rule, path: str) -> list[Form]:
+        """The texts that a rule admits, with what ends them. Those of a length have no bracket, nor may those of a pattern: xgrammar cannot
+        keep markers out of them."""
+        end = self._pieces(node.after)
+        match rule:
+            case Listed(texts):
+                return [self._text(text + node.after) for text in texts]
+            case Length(least, most):
+                return [_sequence([_regex(f"[^<]{{{least},{'' if most is None else most}}}"), *end])]
+            case Pattern(pattern):
+                found = alternatives(pattern)
+                if not all(one.begins and one.ends for one in found):
+                    raise GrammarError(
+                        f"'pattern' at {path[:200]} must begin with ^ and end with $ for xgrammar, which matches whole texts."
+                    )
+                if may_hold_bracket(pattern):
+                    raise GrammarError(
+                        f"'pattern' at {path[:200]} may admit '<', which is not supported by xgrammar where parameters are text."
+                    )
+                return [_sequence([_regex(one.regex), *end]) for one in found]
+            case Either(rules):
+                return [form for one in rules for form in self._ruled(node, one, path)]
+        if rule == ANY:
+            return [self._ended(self._free(node.excludes), node.after)]
+        raise GrammarError(f"several rules for one string, at {path[:200]}, are not supported by xgrammar.")
+
+
+def _regex(pattern: str) -> Form:
+    return {"type": "regex", "pattern": pattern}
 
 
 def _piece(piece: Piece) -> Form:

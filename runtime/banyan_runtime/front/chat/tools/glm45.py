@@ -90,6 +90,6 @@ GLM45: Final = ToolFormat(
         begin=("<tool_call>", NAME, "\n"),
         end="</tool_call>",
         separator="\n",
-        arguments=TextForm(begin=("<arg_key>", NAME, "</arg_key>\n<arg_value>"), end="</arg_value>\n"),
+        arguments=TextForm(begin=("<arg_key>", NAME, "</arg_key>\n<arg_value>"), end="</arg_value>\n", excludes=_VALUE_END.texts),
     ),
 )

@@ -26,10 +26,11 @@ _LIST: Final = Markers("[")
 _BETWEEN: Final = Markers(",", "]")
 _LINES_END: Final = Markers(",", "</function_calls>")
 _NAME: Final = re.compile(r"[\w.-]*", re.ASCII)
+_KEY: Final = re.compile(r"[\w.$@-]*")  # of a parameter: what tools declare, which need not be a name in Python
 _PARENTHESIS: Final = Markers("(")
 _EMPTY: Final = Markers(")")
 _EQUALS: Final = Markers("=")
-_STRUCTURE: Final = re.compile(r"""[()\[\]{}'"]""")
+_STRUCTURE: Final = re.compile(r"""[()\[\]{}'",]""")
 _STRING: Final = re.compile(r"""[\\'"]""")
 _CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
 _WORDS: Final[Mapping[str, object]] = MappingProxyType({"true": True, "false": False, "null": None, "none": None})
@@ -97,14 +98,7 @@ def _call(reader: Reader) -> Wait[Callable[[CallSink], None]]:
         raise Malformed
     yield from reader.space()
     yield from reader.expect(_PARENTHESIS)
-    yield from reader.space()
-    if (yield from reader.accept(_EMPTY)) is not None:
-        arguments = "{}"
-    else:
-        key = yield from reader.span(_NAME)
-        yield from reader.space()
-        yield from reader.expect(_EQUALS)
-        arguments = _converted(f"f({key}=" + (yield from _balanced(reader)))
+    arguments = yield from _arguments(reader)
 
     def give(sink: CallSink) -> None:
         sink.start(name)
@@ -114,12 +108,35 @@ def _call(reader: Reader) -> Wait[Callable[[CallSink], None]]:
     return give
 
 
-def _balanced(reader: Reader) -> Wait[str]:
-    """The text up to the parenthesis that closes the call, with it. Raises Malformed where it is too long or cannot be Python."""
+def _arguments(reader: Reader) -> Wait[str]:
+    """The arguments as JSON, up to the parenthesis that closes the call, with it. Keys are read here and not as Python, which has no
+    `from` or `my-key` there. Raises Malformed where they are too long, and for anything but literals."""
+    written: dict[str, str] = {}
+    room = LIMIT
+    while True:
+        room -= len((yield from reader.space()))
+        if (yield from reader.accept(_EMPTY)) is not None:
+            break
+        key = yield from reader.span(_KEY)
+        yield from reader.space()
+        yield from reader.expect(_EQUALS)
+        if key[:1] in ("", "-", ".") or key in written:
+            raise Malformed
+        room -= len(key)
+        value = yield from _value(reader, room)
+        room -= len(value)
+        written[key] = _converted(value[:-1])
+        if value[-1] == ")":
+            break
+    return "{" + ", ".join(f"{encoded(key)}: {value}" for key, value in written.items()) + "}"
+
+
+def _value(reader: Reader, room: int) -> Wait[str]:
+    """The text up to what ends a value, with it: a comma, or the parenthesis that closes the call. Raises Malformed where it is longer
+    than `room`, or cannot be Python."""
     pieces: list[str] = []
     closers = [")"]
     quote = ""  # that ends the string
-    room = LIMIT
     while True:
         text, at = reader.text, reader.at
         broken = False
@@ -148,12 +165,16 @@ def _balanced(reader: Reader) -> Wait[str]:
             elif char in _CLOSERS:
                 closers.append(_CLOSERS[char])
                 at += 1
+            elif char == ",":
+                at += 1
+                if len(closers) == 1:
+                    closers.pop()
             elif closers.pop() == char:
                 at += 1
             else:
                 broken = True
         if at - reader.at > room:
-            reader.take(reader.at + room)
+            reader.take(reader.at + max(room, 0))
             raise Malformed
         room -= at - reader.at
         pieces.append(reader.take(at))
@@ -164,23 +185,18 @@ def _balanced(reader: Reader) -> Wait[str]:
         yield from reader.more()
 
 
-def _converted(call: str) -> str:
-    """The arguments of a call as JSON. Raises Malformed for anything but literals."""
+def _converted(value: str) -> str:
+    """A value as JSON. Raises Malformed for anything but a literal."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes in the model's strings
-            tree = ast.parse(call, mode="eval").body
-        if not isinstance(tree, ast.Call) or tree.args:
-            raise Malformed
-        return encoded({_key(keyword): _literal(keyword.value) for keyword in tree.keywords})
+            tree = ast.parse(f"[{value}\n]", mode="eval").body  # in brackets blanks and line breaks mean nothing
+        match tree:
+            case ast.List(elts=[item]):
+                return encoded(_literal(item))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Malformed from error
-
-
-def _key(keyword: ast.keyword) -> str:
-    if keyword.arg is None:
-        raise Malformed
-    return keyword.arg
+    raise Malformed
 
 
 def _literal(node: ast.expr) -> Any:

@@ -80,6 +80,6 @@ QWEN3_CODER: Final = ToolFormat(
         begin=("<tool_call>\n<function=", NAME, ">\n"),
         end="</function>\n</tool_call>",
         separator="\n",
-        arguments=TextForm(begin=("<parameter=", NAME, ">\n"), end="\n</parameter>\n"),
+        arguments=TextForm(begin=("<parameter=", NAME, ">\n"), end="\n</parameter>\n", excludes=_VALUE_END.texts),
     ),
 )

@@ -35,11 +35,13 @@ class JsonArguments:
 @dataclass(frozen=True, slots=True)
 class TextArguments:
     """Each parameter is written for itself, in the order of the schema: begin value end. The value of a string is its text, which
-    cannot contain `end`; other values are JSON."""
+    cannot contain `end`, nor what the parser takes for the end of a value or the beginning of something else, `excludes`; other values
+    are JSON."""
 
     begin: Parts
     end: str
     separator: str = ""
+    excludes: tuple[str, ...] = ()
 
 
 ArgumentsForm: TypeAlias = JsonArguments | TextArguments

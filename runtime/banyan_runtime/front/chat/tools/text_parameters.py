@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from banyan_runtime.front.chat.reader import Markers, Reader, Wait
 from banyan_runtime.front.chat.tools.events import CallSink
 from banyan_runtime.front.chat.tools.json_scan import encoded
 from banyan_runtime.front.chat.tools.typed import Parameters, Schema
+
+_QUOTE: Final = re.compile('"')
+_IN_STRING: Final = re.compile(r'["\\\n]')
 
 
 class TextArguments:
@@ -21,11 +27,17 @@ class TextArguments:
         self._first = True  # nothing of the value has come yet
         self._line_break = False  # held back: it may be the last
         self._pieces: list[str] = []
+        self._quotes = Quotes()
 
     def read(self, reader: Reader, key: str, ends: Markers, closer: str) -> Wait[None]:
-        """One parameter, whose value goes up to one of `ends`; `closer` is taken, what belongs to others is left."""
+        """One parameter, whose value goes up to one of `ends`; `closer` is taken, what belongs to others is left. In a string within
+        JSON they are text."""
         self.begin(key)
-        end = yield from reader.until(ends, self.value, take=False)
+        while True:
+            end = yield from reader.until(ends, self.value, take=False)
+            if not self._quotes.open or (yield from _before_line_break(reader, len(end))):
+                break
+            self.value(reader.take(reader.at + len(end)))
         self.close()
         if end == closer:
             yield from reader.accept(ends)
@@ -33,11 +45,13 @@ class TextArguments:
     def begin(self, key: str) -> None:
         """A parameter begins."""
         self._key, self._first, self._line_break, self._pieces = key, True, False, []
-        self._streams = self._parameters.is_text(key)
+        self._streams, self._quotes = self._parameters.is_text(key), Quotes()
         self._sink.args(("{" if self._sink.silent else ", ") + encoded(key) + ": " + ('"' if self._streams else ""))
 
     def value(self, text: str) -> None:
         """A piece of its value."""
+        if not self._streams:
+            self._quotes.feed(text)
         if self._first and self._strip:
             text = text.removeprefix("\n")
         self._first = False
@@ -61,3 +75,42 @@ class TextArguments:
         if not self._sink.silent:
             self._sink.args("}")
         self._sink.end()
+
+
+class Quotes:
+    """Whether a string is open in a text that looks like an object or array. No string of JSON has a line break in it: with one, the
+    text is something else."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self._json: bool | None = None  # None: nothing visible has come
+        self._escaped = False
+
+    def feed(self, text: str) -> None:
+        """More text."""
+        at = 0
+        if self._json is None and (visible := text.lstrip()):
+            at, self._json = len(text) - len(visible), visible[0] in "{["
+        while self._json and at < len(text):
+            if self._escaped:
+                at, self._escaped = at + (text[at] != "\n"), False
+                continue
+            found = (_IN_STRING if self.open else _QUOTE).search(text, at)
+            if found is None:
+                return
+            at, sign = found.end(), found[0]
+            if sign == "\n":
+                self.open = self._json = False
+            elif sign == "\\":
+                self._escaped = True
+            else:
+                self.open = not self.open
+
+
+def _before_line_break(reader: Reader, ahead: int) -> Wait[bool]:
+    """Whether a line break, or the end of the output, comes so many characters further on."""
+    while len(reader.text) <= reader.at + ahead:
+        if reader.ended:
+            return True
+        yield
+    return reader.text[reader.at + ahead] == "\n"
