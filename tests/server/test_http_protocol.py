@@ -91,7 +91,8 @@ def test_headers_below_the_bounds_are_read(server: ServerProcess) -> None:
         head("POST", COMPLETIONS, JSON, CHUNKED) + b"fffffffffffffffff\r\n" + BODY,
     ],
     ids=[
-        "TLS", "HTTP/2", "NUL in the path", "bytes in the path", "NUL in a header", "CONNECT", "no host", "two hosts", "negative length", "the length twice",
+        "TLS", "HTTP/2", "NUL in the path", "bytes in the path", "NUL in a header", "CONNECT", "no host", "two hosts",
+        "negative length", "the length twice",
         "two lengths", "length and chunks", "chunked not last", "another encoding", "two encodings", "space before the colon",
         "bad chunk", "negative chunk", "huge chunk",
     ],
