@@ -65,12 +65,12 @@ async def serve_front(address: str, folder: Path, processes: int = 1) -> None:
     zygote.serve(info)
     parts.context.preparer = pool = PreparerPool(zygote, timeout_s=config.prepare_timeout)
     await pool.warm_up()
-    doors = Doors(parts, early, zygote.fork_for)
+    doors = Doors(parts, early)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         serving = asyncio.create_task(parts.http.serve([listening]))
         workers = max(2, WORKERS // processes)
         told = len(early), config.engine_json(), gate, str(folder), None, tokenizer, info, workers, os.getpid()
-        await doors.open(lambda number: Open(number, *told))
+        await doors.open(lambda number: Open(number, *told), zygote)
         collect_rarely()  # as a server does when it is ready
         parts.state.enter("ready")
         doors.tell_state()

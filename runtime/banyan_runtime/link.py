@@ -35,7 +35,7 @@ class Link:
         self._view = memoryview(self._memory)
         self._begun = bytearray()  # of a message that has not come whole
         self._kept: deque[tuple[memoryview, int | None]] = deque()  # with a descriptor that leaves with the first byte
-        self._descriptors: deque[int] = deque()  # that have come, and nobody has taken
+        self._descriptors: deque[int | None] = deque()  # that have come, and nobody has taken; None: there was no room for it here
         self.ended = False  # nobody is at the other end any more, and all it said has been read
         self._deaf = False  # it takes nothing more: what is sent is dropped; there may still be something to read
         self.more = False  # the last `receive` may have left something to be read
@@ -59,19 +59,19 @@ class Link:
         """How many messages are kept."""
         return len(self._kept)
 
-    def send(self, message: bytes, descriptor: int | None = None) -> None:
+    def send(self, message: bytes, descriptor: int | None = None) -> bool:
         """Send, or keep until there is room. `descriptor`: of an open file, which is given away with the message; the other end has it
-        from `descriptor()` where the messages say so, in the order of the messages."""
+        from `descriptor()` where the messages say so, in the order of the messages. False: nobody is there; it is still the caller's."""
         whole = _LENGTH.pack(len(message)) + message
         if self._deaf:
-            _close(descriptor)
-            return
+            return False
         sent = 0 if self._kept else self._write(whole, descriptor)
-        if sent < len(whole) and not self._deaf:
+        if self._deaf:
+            return sent > 0
+        if sent < len(whole):
             self._kept.append((memoryview(whole)[sent:], None if sent else descriptor))
             self.flush()
-        elif sent < len(whole):
-            _close(None if sent else descriptor)
+        return True
 
     def flush(self) -> None:
         """Send of what is kept as much as there is room for."""
@@ -87,15 +87,17 @@ class Link:
     def receive(self) -> list[bytes]:
         """Messages that have come, in order; after one call there may be `more`."""
         try:
-            size, passed, _, _ = self._socket.recvmsg_into([self._memory], _ROOM, socket.MSG_CMSG_CLOEXEC)
+            size, passed, flags, _ = self._socket.recvmsg_into([self._memory], _ROOM, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             self.more = False
             return []
         except OSError:
-            size, passed = 0, []
+            size, passed, flags = 0, [], 0
         for _, _, raw in passed:
             self._descriptors.extend(array("i", raw[: len(raw) - len(raw) % _DESCRIPTOR_BYTES]))
-        self.more = size == _READ_BYTES or bool(passed)  # a read ends where descriptors come
+        if lost := bool(flags & socket.MSG_CTRUNC) and not passed:
+            self._descriptors.append(None)
+        self.more = size == _READ_BYTES or bool(passed) or lost  # a read ends where a descriptor comes
         if not size:
             self.ended = True
             self._drop()
@@ -107,8 +109,8 @@ class Link:
         self._begun += self._view[:size]
         return self._cut()
 
-    def descriptor(self) -> int:
-        """The descriptor of a message that has come with one."""
+    def descriptor(self) -> int | None:
+        """The descriptor of a message that has come with one. None: this process had no room for one more, and it is lost."""
         return self._descriptors.popleft()
 
     def wait_for_room(self, seconds: float | None = None) -> None:

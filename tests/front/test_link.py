@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import resource
 import socket
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +106,88 @@ def test_to_close_gives_up_on_who_does_not_read(ends: tuple[Link, Link]) -> None
     ends[0].close(0.05)
     found = received(ends[1], 1)
     assert (found, ends[1].ended) == ([], True)
+
+
+def pipe_that_holds(word: bytes) -> int:
+    """The end of a pipe from which this can be read."""
+    ours, theirs = os.pipe()
+    os.write(theirs, word)
+    os.close(theirs)
+    return ours
+
+
+def held(descriptor: int | None) -> bytes:
+    assert descriptor is not None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def open_ones() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@contextlib.contextmanager
+def no_room_for_descriptors() -> Iterator[None]:
+    probe = os.dup(0)
+    os.close(probe)  # the lowest free number
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_descriptors_come_with_their_messages_however_long_these_wait(ends: tuple[Link, Link]) -> None:
+    dice = random.Random(2)
+    with_one = [dice.random() < 0.3 for _ in range(400)]
+    messages = [(b"with %d " if given else b"alone %d ") % at + bytes(dice.randrange(9000)) for at, given in enumerate(with_one)]
+    before = open_ones()
+    for at, (message, given) in enumerate(zip(messages, with_one, strict=True)):
+        assert ends[0].send(message, pipe_that_holds(b"%d" % at) if given else None)
+    assert ends[0].unsent > 0
+    seen = 0
+    while seen < len(messages):
+        for message in ends[1].receive():
+            assert message == messages[seen]
+            if with_one[seen]:
+                assert held(ends[1].descriptor()) == b"%d" % seen
+            seen += 1
+        ends[0].flush()
+    assert open_ones() == before
+
+
+def test_a_descriptor_that_there_is_no_room_for_is_missed_by_its_own_message_alone(ends: tuple[Link, Link]) -> None:
+    long = bytes(400_000)  # read in pieces
+    ends[0].send(long, pipe_that_holds(b"one"))
+    with no_room_for_descriptors():
+        assert ends[1].receive() == []
+    ends[0].flush()
+    while ends[0].unsent:
+        ends[1].receive()
+        ends[0].flush()
+    ends[0].send(b"two", pipe_that_holds(b"two"))
+    found: list[bytes] = []
+    while b"two" not in found:
+        found += ends[1].receive()
+    assert ends[1].descriptor() is None
+    assert held(ends[1].descriptor()) == b"two"
+
+
+def test_a_descriptor_that_nobody_can_be_sent_stays_the_senders(ends: tuple[Link, Link]) -> None:
+    ends[1].close()
+    given = pipe_that_holds(b"mine")
+    assert not ends[0].send(b"x", given)
+    assert not ends[0].send(b"x", given)
+    assert held(given) == b"mine"
+
+
+def test_descriptors_that_are_kept_are_closed_with_the_link(ends: tuple[Link, Link]) -> None:
+    before = open_ones()
+    for _ in range(300):
+        ends[0].send(bytes(5000), pipe_that_holds(b"kept"))
+    assert ends[0].unsent > 0
+    ends[1].receive()
+    ends[0].close()
+    ends[1].close()
+    assert open_ones() == before - 2

@@ -21,10 +21,11 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UnavailableError
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import ChatPlan
-from banyan_runtime.front.prepare.channel import Channel
+from banyan_runtime.front.prepare.channel import Channel, ChannelError
 from banyan_runtime.front.prepare.frames import HELLO, frame
 from banyan_runtime.front.prepare.pool import PreparerPool
 from banyan_runtime.front.prepare.zygote import Zygote
+from banyan_runtime.server.doors.forks import DistantForks
 from tests.front.test_prepare_pool import CHAT, INFO, eventual_plan, on_the_loop, pool_of, processes, refusal, until, until_busy
 
 # About a second of computing on a message that asks for it.
@@ -74,16 +75,16 @@ async def test_a_bug_while_a_worker_is_replaced_loses_no_place(
     tiny_chat: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with pool_of(tiny_chat, workers=1) as pool:
-        fork, tried = pool._zygote.fork, asyncio.Event()
+        fork, tried = pool._forks.fork, asyncio.Event()
 
         async def broken() -> Channel:
             tried.set()
             raise LookupError("nothing there")
 
-        monkeypatch.setattr(pool._zygote, "fork", broken)
+        monkeypatch.setattr(pool._forks, "fork", broken)
         processes(pool)[0].kill()
         await asyncio.wait_for(tried.wait(), 10)  # the pool sees by itself that the worker is gone
-        monkeypatch.setattr(pool._zygote, "fork", fork)
+        monkeypatch.setattr(pool._forks, "fork", fork)
         assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
         assert "nothing there" in caplog.text
 
@@ -119,7 +120,8 @@ async def test_while_no_worker_can_be_had_requests_are_refused_soon_and_it_is_to
         told: asyncio.Queue[str] = asyncio.Queue()
         pool.on_lack = told.put_nowait
         (model / "tokenizer.json").rename(tmp_path / "away")
-        zygote = psutil.Process(pool._zygote.pid)
+        assert isinstance(pool._forks, Zygote)
+        zygote = psutil.Process(pool._forks.pid)
         workers = zygote.children()
         zygote.kill()
         assert not psutil.wait_procs(workers, 10)[1]  # until then one of them may answer
@@ -138,7 +140,8 @@ async def test_while_no_worker_can_be_had_requests_are_refused_soon_and_it_is_to
 @on_the_loop
 async def test_a_process_that_stands_still_while_it_loads_is_replaced(tiny_chat: Path) -> None:
     async with pool_of(tiny_chat) as pool:
-        zygote = pool._zygote
+        zygote = pool._forks
+        assert isinstance(zygote, Zygote)
         first, patience = zygote.pid, zygote._load_s
         zygote._load_s = 1.0
         os.kill(first, signal.SIGKILL)
@@ -224,7 +227,7 @@ async def test_when_every_worker_stands_still_the_request_is_not_blamed(
 ) -> None:
     monkeypatch.setattr("banyan_runtime.front.prepare.exchange.LOOK_EVERY_S", 0.1)
     async with pool_of(tiny_chat, workers=1) as pool:
-        fork = pool._zygote.fork
+        fork = pool._forks.fork
 
         async def suspended() -> Channel:
             channel = await fork()
@@ -233,10 +236,10 @@ async def test_when_every_worker_stands_still_the_request_is_not_blamed(
 
         for worker in processes(pool):
             worker.suspend()
-        monkeypatch.setattr(pool._zygote, "fork", suspended)
+        monkeypatch.setattr(pool._forks, "fork", suspended)
         assert facts(await refusal(pool, CHAT)) == UNAVAILABLE
         assert "did not get on" in caplog.text
-        monkeypatch.setattr(pool._zygote, "fork", fork)
+        monkeypatch.setattr(pool._forks, "fork", fork)
         assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
 
 
@@ -255,3 +258,49 @@ async def test_on_a_busy_machine_a_template_is_judged_by_what_it_computes(tiny_c
         assert not work.done()
         worker.resume()
         assert isinstance(await work, ChatPlan)
+
+
+@on_the_loop
+async def test_a_process_that_forks_for_another_one_no_more_is_replaced(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has not got a worker says so, and the process that stands still is ended, though nobody here needs a worker."""
+    monkeypatch.setattr("banyan_runtime.front.prepare.zygote.HELLO_S", 0.5)
+    zygote = zygote_of(tiny_chat)
+    await zygote.start()
+    zygote.serve(INFO)
+    lacking: list[bool] = []
+
+    def ask(theirs: int) -> bool:
+        zygote.fork_for(os.dup(theirs))
+        return False
+
+    def lack() -> None:
+        lacking.append(True)
+        zygote.doubt()
+
+    forks = DistantForks(ask, lack)
+    try:
+        worker = await forks.fork()
+        assert psutil.Process(worker.pid).ppid() == zygote.pid
+        worker.close()
+        monkeypatch.setattr("banyan_runtime.server.doors.forks.HELLO_S", 0.5)
+        stopped = zygote.pid
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(ChannelError):
+            await forks.fork()
+        assert (lacking, forks.trouble) == ([True], "the process that forks does not answer")
+        await until(lambda: zygote._process is not None and zygote.pid != stopped)
+        monkeypatch.setattr("banyan_runtime.server.doors.forks.HELLO_S", 30.0)
+
+        async def forked() -> bool:
+            try:
+                (await forks.fork()).close()
+            except ChannelError:  # while it starts
+                await asyncio.sleep(0.1)
+                return False
+            return True
+
+        while not await forked():
+            pass
+        assert forks.trouble == ""
+    finally:
+        zygote.close()

@@ -64,7 +64,7 @@ async def pool_of(folder: Path, *, timeout_s: float = 30.0, workers: int = 3, **
 
 def processes(pool: PreparerPool) -> list[psutil.Process]:
     """The workers that are alive."""
-    return psutil.Process(pool._zygote.pid).children()
+    return psutil.Process(pool._forks.pid).children()
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 3), (4, 3), (6, 3), (8, 4), (16, 8), (96, 8)])
@@ -159,31 +159,31 @@ async def test_a_worker_killed_at_work_costs_a_second_try(tiny_chat: Path) -> No
 @on_the_loop
 async def test_the_process_that_forks_is_started_again(tiny_chat: Path) -> None:
     async with pool_of(tiny_chat) as pool:
-        first = pool._zygote.pid
+        first = pool._forks.pid
         workers = processes(pool)
         os.kill(first, signal.SIGKILL)
         _, alive = await asyncio.to_thread(psutil.wait_procs, workers, 10)
         assert not alive, "workers outlive the process that they came from"
         assert isinstance(await eventual_plan(pool), ChatPlan)
-        assert pool._zygote.pid != first
+        assert pool._forks.pid != first
 
 
 @on_the_loop
 async def test_a_process_that_forks_no_more_is_replaced(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banyan_runtime.front.prepare.zygote.HELLO_S", 1.0)
     async with pool_of(tiny_chat) as pool:
-        first = pool._zygote.pid
+        first = pool._forks.pid
         os.kill(first, signal.SIGSTOP)
         for worker in processes(pool):
             worker.kill()
         assert isinstance(await eventual_plan(pool), ChatPlan)
-        assert pool._zygote.pid != first
+        assert pool._forks.pid != first
 
 
 @on_the_loop
 async def test_nothing_is_left_when_the_pool_is_closed(tiny_chat: Path) -> None:
     async with pool_of(tiny_chat) as pool:
-        processes_ = [psutil.Process(pool._zygote.pid), *processes(pool)]
+        processes_ = [psutil.Process(pool._forks.pid), *processes(pool)]
         assert len(processes_) == 4
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes_, 10)
     assert not alive

@@ -37,6 +37,9 @@ class ToldGate(msgspec.Struct, frozen=True):
     admins: ToldKeys | None
     internal: str
 
+    def __repr__(self) -> str:
+        return "ToldGate(...)"  # it may get into a log
+
 
 class Gate:
     """Decides from a request's key and address."""

@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -57,6 +57,11 @@ class BodyBudget:
 
     def __init__(self, limit: int = MAX_UNPREPARED_BYTES) -> None:
         self.left = limit
+
+    @classmethod
+    def shared(cls, processes: int) -> Self:
+        """One of so many processes' part: as much as one large body takes at least, so that many together may take more."""
+        return cls(max(MAX_BODY_BYTES, MAX_UNPREPARED_BYTES // processes))
 
     @contextlib.contextmanager
     def share(self) -> Iterator[BodyShare]:

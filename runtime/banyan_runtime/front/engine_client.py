@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -184,12 +183,15 @@ class EngineClient:
         self._ready.set()
 
     def join(self, number: int) -> socket.socket | None:
-        """Let the engine hear one client more: the connection that is to be given to it. None: no descriptor is left."""
+        """Let the engine hear one client more: the connection that is to be given to it. None: no descriptor is left. Where the engine is
+        gone, so is the connection's other end."""
         try:
             ours, theirs = socket.socketpair()
         except OSError:
             return None
-        self._send(wire.Join(number), theirs.detach())
+        with theirs:
+            if self._send(wire.Join(number), theirs.fileno()):
+                theirs.detach()  # which went there
         return ours
 
     def _stop_listening(self) -> None:
@@ -262,13 +264,10 @@ class EngineClient:
         """It waits no more in the engine's queue."""
         self._unstarted[submission.id in self._open_background].remove(submission.size)
 
-    def _send(self, message: wire.FrontMessage, descriptor: int | None = None) -> None:
-        """Send, or drop what nobody would read. Never waits, never raises: how a request ends is told to its listener."""
-        if self._link is None or self.lost:
-            if descriptor is not None:
-                os.close(descriptor)
-            return
-        self._link.send(wire.encode(message), descriptor)  # what may be outstanding is bounded by max_open
+    def _send(self, message: wire.FrontMessage, descriptor: int | None = None) -> bool:
+        """Send, or drop what nobody would read. Never waits, never raises: how a request ends is told to its listener. What may be
+        outstanding is bounded by max_open."""
+        return self._link is not None and not self.lost and self._link.send(wire.encode(message), descriptor)
 
     def _lose(self, link: LoopLink) -> None:
         """The engine is gone. What it was is for `died` to say, which fails all that is open."""

@@ -36,6 +36,9 @@ class ToldKeys(msgspec.Struct, frozen=True):
     file: str | None
     stamp: tuple[int, int, int] | None
 
+    def __repr__(self) -> str:
+        return "ToldKeys(...)"  # it may get into a log
+
 
 class Keys:
     """The valid keys and whose they are, held as digests. `file` is read again when it changes; a file that went bad keeps the old
@@ -65,12 +68,14 @@ class Keys:
         return _keys(config.admin_api_key, config.admin_api_keys_file, "admin_api_keys_file")
 
     def told(self) -> ToldKeys:
-        """These keys, for `of_told`."""
-        return ToldKeys(self._fixed, self._read_keys, None if self._file is None else str(self._file), self._stamp)
+        """These keys, for `of_told`. What is no file, such as a pipe, is there for this process alone."""
+        return ToldKeys(
+            self._fixed, self._read_keys, str(self._file) if self._file is not None and self._file.is_file() else None, self._stamp
+        )
 
     @classmethod
     def of_told(cls, told: ToldKeys) -> Self:
-        """As another process has them. The file is read when it has changed since: what was a pipe then cannot be read again."""
+        """As another process has them. The file is read when it has changed since."""
         keys = cls((), None)
         keys._fixed, keys._read_keys, keys._stamp = told.fixed, told.read, told.stamp
         keys._file = None if told.file is None else Path(told.file)

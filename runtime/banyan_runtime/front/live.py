@@ -27,6 +27,9 @@ class LiveRequests:
 
     An abort holds for every request that came before it. One that is still read, planned or submitted does not stand here yet, nor
     is its id known; so it is remembered what was aborted when.
+
+    With several processes that answer requests each knows its own: an abort reaches all of them (`on_abort`), but an id that is taken in
+    one is free in the others.
     """
 
     def __init__(self) -> None:

@@ -26,12 +26,13 @@ class LoopLink:
         """How many messages are kept."""
         return self._link.unsent
 
-    def send(self, message: bytes, descriptor: int | None = None) -> None:
+    def send(self, message: bytes, descriptor: int | None = None) -> bool:
         """As `Link.send`. Never waits, never raises."""
-        self._link.send(message, descriptor)
+        taken = self._link.send(message, descriptor)
         if self._link.unsent and not self._waiting:
             self._waiting = True
             self._loop.add_writer(self._link.fileno(), self._flush)
+        return taken
 
     def received(self) -> Iterator[bytes]:
         """All that has come by now."""
@@ -40,7 +41,7 @@ class LoopLink:
             yield from self._link.receive()
             more = self._link.more
 
-    def descriptor(self) -> int:
+    def descriptor(self) -> int | None:
         """As `Link.descriptor`."""
         return self._link.descriptor()
 

@@ -12,9 +12,11 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from banyan_runtime import wire
 from banyan_runtime.link import Link
@@ -53,7 +55,8 @@ class Clients:
                 for raw in link.receive():
                     message = wire.decode_front(raw)
                     if isinstance(message, wire.Join):
-                        self._links[message.client] = Link(socket.socket(fileno=link.descriptor()))
+                        if (descriptor := link.descriptor()) is not None:  # else it sees its other end closed
+                            self._links[message.client] = Link(socket.socket(fileno=descriptor))
                     else:
                         yield message
                 more = link.more
@@ -113,43 +116,55 @@ def recipient(message: wire.EngineMessage) -> int:
 
 def parted(output: wire.StepOutput) -> list[tuple[int, wire.StepOutput]]:
     """What each client is to hear of a step, in the form of a step that had its requests alone."""
-    owners = np.fromiter(map(wire.client_of, output.ids), np.int64, len(output.ids))
-    clients = {*owners.tolist(), *(wire.client_of(each.id) for each in output.finished)}
-    clients |= {wire.client_of(each.id) for each in output.prompt_logprobs} | {wire.client_of(each.id) for each in output.vectors}
-    if len(clients) == 1:
-        return [(clients.pop(), output)]
+    owners = np.array(output.ids, np.int64) >> wire.CLIENT_BITS
+    rows = {int(client): np.flatnonzero(owners == client) for client in np.unique(owners)}
+    told: dict[int, _Told] = {client: _Told() for client in rows}
+    for finish in output.finished:
+        told.setdefault(wire.client_of(finish.id), _Told()).finished.append(finish)
+    for part in output.prompt_logprobs:
+        told.setdefault(wire.client_of(part.id), _Told()).prompt_logprobs.append(part)
+    for vector in output.vectors:
+        told.setdefault(wire.client_of(vector.id), _Told()).vectors.append(vector)
+    if len(told) == 1:
+        return [(next(iter(told)), output)]
     tokens = wire.unpack_ids(output.token_ids)
-    of_tokens = np.repeat(owners, output.counts) if output.counts else owners
-    return [(client, _part(output, client, owners == client, of_tokens == client, tokens)) for client in sorted(clients)]
+    none = np.zeros(0, np.intp)
+    return [(client, _part(output, tokens, rows.get(client, none), more)) for client, more in told.items()]
 
 
-def _part(output: wire.StepOutput, client: int, rows: np.ndarray, ours: np.ndarray, tokens: wire.TokenIds) -> wire.StepOutput:
-    """`rows`: which of the requests are this client's, bool [requests]; `ours`: which tokens, bool [tokens]."""
-    at = np.flatnonzero(rows).tolist()
+@dataclass(slots=True)
+class _Told:
+    """What a step says of one client's requests, beside their tokens."""
+
+    finished: list[wire.Finish] = field(default_factory=list)
+    prompt_logprobs: list[wire.PromptLogprobs] = field(default_factory=list)
+    vectors: list[wire.Vector] = field(default_factory=list)
+
+
+def _part(output: wire.StepOutput, tokens: wire.TokenIds, rows: npt.NDArray[np.intp], told: _Told) -> wire.StepOutput:
+    """`rows`: this client's requests, indices in `ids`, ascending."""
+    ids, listed = output.ids, rows.tolist()
+    counts = [output.counts[row] for row in listed] if output.counts else []
+    ours = rows if not output.counts else np.flatnonzero(np.isin(np.repeat(np.arange(len(ids)), output.counts), rows))
     scored, logprobs = b"", None
     if output.logprobs is not None:
         all_scored = wire.unpack_ids(output.scored)
-        kept = ours[all_scored]
+        kept = np.isin(all_scored, ours)
         if kept.any():
-            scored = wire.pack_ids((np.cumsum(ours) - 1)[all_scored[kept]].astype(np.int32))
-            logprobs = _columns(output.logprobs, kept)
-
-    def own(number: int) -> bool:
-        return wire.client_of(number) == client
-
+            scored, logprobs = wire.pack_ids(np.searchsorted(ours, all_scored[kept]).astype(np.int32)), _columns(output.logprobs, kept)
     return wire.StepOutput(
-        ids=[output.ids[row] for row in at],
+        ids=[ids[row] for row in listed],
         token_ids=wire.pack_ids(tokens[ours]),
-        finished=[each for each in output.finished if own(each.id)],
-        counts=[output.counts[row] for row in at] if output.counts else [],
+        finished=told.finished,
+        counts=counts,
         scored=scored,
         logprobs=logprobs,
-        prompt_logprobs=[each for each in output.prompt_logprobs if own(each.id)],
-        vectors=[each for each in output.vectors if own(each.id)],
+        prompt_logprobs=told.prompt_logprobs,
+        vectors=told.vectors,
     )
 
 
-def _columns(columns: wire.LogprobColumns, kept: np.ndarray) -> wire.LogprobColumns:
+def _columns(columns: wire.LogprobColumns, kept: npt.NDArray[np.bool_]) -> wire.LogprobColumns:
     """`kept`: bool [N]."""
     width = columns.width
     values = np.frombuffer(columns.values, "<f4")[kept]

@@ -160,7 +160,7 @@ class Connection(HttpToolsProtocol):
             connection = os.dup(given.fileno())
         except OSError:  # none is left
             return False
-        if not self._http.elsewhere.take(connection, data):
+        if not self._http.elsewhere.take(connection, data):  # it is still ours
             os.close(connection)
             return False
         self._refused = True
@@ -264,7 +264,7 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._muted:
+        if self._muted or self._refused:
             return
         if self.parser.get_method() == b"CONNECT":
             raise errors.malformed_http("this is no proxy")
@@ -290,9 +290,10 @@ class Connection(HttpToolsProtocol):
     def _leave_unanswered(self) -> None:
         """This request came too early to be passed on, behind one that has not been answered. A server may close a connection behind any
         answer; the client asks again on another."""
+        self._read(Reading.BODY)  # what comes of it is taken, so that the answers before it are not lost
         self._refused = True
         if self._active is None:
-            self.transport.close()
+            self._linger()
         else:
             self.cycle.keep_alive = False
 
@@ -307,7 +308,7 @@ class Connection(HttpToolsProtocol):
             self._pass_by(self.cycle)
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
+        if self.parser.should_upgrade() or self._refused:
             return
         self._read(Reading.NOTHING)
         super().on_message_complete()

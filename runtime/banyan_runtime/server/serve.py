@@ -23,6 +23,7 @@ from banyan_runtime import hub, logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front import errors
+from banyan_runtime.front.body import BodyBudget
 from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.openai.responses.store import ResponseStore
@@ -92,7 +93,8 @@ class Server:
         self._context.responses = ResponseStore(self._batches.storage, config.response_store_seconds)
         self._context.batch_host = self._batches
         self._metrics.more_pages.append(self._batches.counts.page)
-        self._doors = Doors(self._front, early.doors, self._fork_for)
+        self._doors = Doors(self._front, early.doors)
+        self._context.bodies = BodyBudget.shared(1 + len(early.doors))
         self._hold = logs.Hold(logging.getLogger("uvicorn.error"))
         self._engine: EngineChild | None = None
         self._zygote: Zygote | None = None
@@ -192,7 +194,8 @@ class Server:
                 info=info,
                 workers=max(FEWEST_WORKERS, workers_for(cores) // doors),
                 parent=os.getpid(),
-            )
+            ),
+            self._zygote,
         )
         self._note_phase("warmup", since="warming")
         self._metrics.startup_phase("total", time.monotonic() - self._state.started)
@@ -269,12 +272,6 @@ class Server:
     def _on_lack(self, why: str) -> None:
         """No request can be prepared just now, or they can again; what runs goes on."""
         self._state.impaired = why
-        self._doors.tell_state()
-
-    def _fork_for(self, worker: int) -> None:
-        """A door needs a worker, and has sent its end of the socket."""
-        assert self._zygote is not None
-        self._zygote.fork_for(worker)
 
     def _progress(self, phase: str, percent: int, detail: str) -> None:
         """Take over what the parts of the start report."""

@@ -18,7 +18,7 @@ from banyan_runtime import wire
 from banyan_runtime.child import Child
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError, UnavailableError, UserError
-from banyan_runtime.front.errors import unavailable
+from banyan_runtime.front.errors import ApiError, unavailable
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
 from banyan_runtime.front.prepare.process import BOOT, FAILED, FORK, HEAD, INFO, TOKENIZES, Boot, Failure, message
 
@@ -64,6 +64,7 @@ class Zygote:
         self._usable = asyncio.Event()
         self._closed = False
         self._watcher: asyncio.Task[None] | None = None
+        self._doubting: asyncio.Task[None] | None = None
         self._load_s = FIRST_LOAD_S
         self.tokenizer: bytes | None = None  # as the process has loaded it first (`Tokenizer.whole`), for who takes it
         self.trouble = ""  # why there is no process that could fork, as far as is known
@@ -139,9 +140,24 @@ class Zygote:
     def fork_for(self, worker: int) -> None:
         """Have a worker forked that has this end of its socket, for whoever holds the other: who sees it closed where no worker can be
         had just now."""
-        with socket.socket(fileno=worker) as theirs, contextlib.suppress(OSError):
-            if self._control is not None and self._usable.is_set():
+        with socket.socket(fileno=worker) as theirs:
+            if self._control is None or not self._usable.is_set():
+                return
+            try:
                 socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])
+            except (BlockingIOError, ConnectionError):  # it hangs, or has ended and the watcher does not know yet
+                self._drop()
+            except OSError as error:
+                log.error("a process that prepares requests could not be forked for another process: %s", error)
+
+    def doubt(self) -> None:
+        """Somebody has not got a worker: find out whether the process still forks, which ends it if it does not."""
+        if self._doubting is None or self._doubting.done():
+            self._doubting = asyncio.create_task(self._try())
+
+    async def _try(self) -> None:
+        with contextlib.suppress(ChannelError, ApiError):
+            (await self.fork()).close()
 
     def close(self) -> None:
         """End the process; its workers end with it."""

@@ -9,15 +9,16 @@ from typing import Final
 
 from banyan_runtime.front.prepare.channel import Channel, ChannelError
 
-HELLO_S: Final = 30.0
+HELLO_S: Final = 10.0  # a fork takes milliseconds
 
 
 class DistantForks:
     """What a `PreparerPool` asks for workers (`pool.Forks`)."""
 
-    def __init__(self, ask: Callable[[int], None]) -> None:
-        """`ask`: sends a worker's end of its socket to the front."""
+    def __init__(self, ask: Callable[[int], bool], on_lack: Callable[[], None]) -> None:
+        """`ask`: sends a worker's end of its socket to the front. False: that is gone. `on_lack`: called when no worker came."""
         self._ask = ask
+        self._on_lack = on_lack
         self.trouble = ""
 
     async def fork(self) -> Channel:
@@ -27,12 +28,17 @@ class DistantForks:
         except OSError as error:  # no file descriptor is left
             raise ChannelError(str(error)) from error
         channel = Channel(ours)
-        self._ask(theirs.detach())
+        with theirs:
+            if self._ask(theirs.fileno()):
+                theirs.detach()  # which went there
         try:
             async with asyncio.timeout(HELLO_S):
                 await channel.greeting()
-        except TimeoutError:
-            raise ChannelError("the process that forks does not answer") from None
+        except (TimeoutError, ChannelError):
+            self.trouble = "the process that forks does not answer"
+            self._on_lack()
+            raise ChannelError(self.trouble) from None
+        self.trouble = ""
         return channel
 
     def close(self) -> None:

@@ -30,17 +30,16 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
-    """Of the server: fields of `ServerState`."""
+    """Of the server: fields of `ServerState`. Whether requests can be prepared each process knows of itself."""
 
     phase: str
     leaving: bool
     hung: bool
-    impaired: str
     context_length: int | None
 
 
 class Take(msgspec.Struct, frozen=True, tag="take"):
-    """A connection, which comes with this message, and what has been read of its next request."""
+    """A connection, which comes with this message, and what has been read of its next request. Answered by a `Taken`."""
 
     begun: bytes
 
@@ -88,6 +87,22 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     """Connections may come."""
 
 
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """As many `Take`s have come as `Taken`s were said."""
+
+    connections: int  # open now, with this one
+
+
+class Lack(msgspec.Struct, frozen=True, tag="lack"):
+    """Why no request can be prepared here; "" when one can again."""
+
+    why: str
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed"):
+    """The engine is not to be reached from here any more: nothing is to be given to this door."""
+
+
 class Back(msgspec.Struct, frozen=True, tag="back"):
     """As `Take`, the other way: this request is the front's to answer."""
 
@@ -98,11 +113,15 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
     """A worker is to be forked; with the message comes its end of the socket to it."""
 
 
+class Unforked(msgspec.Struct, frozen=True, tag="unforked"):
+    """A worker that was asked for has not come."""
+
+
 class Report(msgspec.Struct, frozen=True, tag="report"):
     """How a door is, and what it has counted since its last report."""
 
     seq: int  # of the newest `Tell`
-    connections: int
+    connections: int  # open
     under_way: int  # exchanges that are not over, probes left aside
     sought: bool  # some client may still ask here (`Http.sought`)
     sequences: int  # open in the engine
@@ -110,7 +129,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     counted: list[Counted]
 
 
-FromDoor = Opened | Back | Fork | Report
+FromDoor = Opened | Taken | Lack | Closed | Back | Fork | Unforked | Report
 
 encode: Final = msgspec.msgpack.Encoder().encode
 to_door: Final = msgspec.msgpack.Decoder(ToDoor)

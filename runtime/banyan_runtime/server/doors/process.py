@@ -20,14 +20,14 @@ import uvloop
 
 from banyan_runtime import logs
 from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import UserError
 from banyan_runtime.front import errors
 from banyan_runtime.front.auth import Gate
-from banyan_runtime.front.body import MAX_BODY_BYTES, MAX_UNPREPARED_BYTES, BodyBudget
+from banyan_runtime.front.body import BodyBudget
 from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.loop_link import LoopLink
 from banyan_runtime.front.prepare.pool import PreparerPool
-from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.link import Link
 from banyan_runtime.process import collect_rarely, die_with
@@ -41,7 +41,7 @@ from banyan_runtime.server.threads import on_thread
 
 log = logging.getLogger("banyan")
 
-WORD_S: Final = 5.0  # without its connection to the engine: for the first process to say why
+WORD_S: Final = 2.0  # without its connection to the engine: for the first process to say why
 
 
 class Door:
@@ -62,23 +62,24 @@ class Door:
         client.adopt(engine, opening.info)
         self._front = Front(config, writer, client, Gate.of_told(opening.gate))
         self._front.http.elsewhere = self
-        self._front.context.bodies = BodyBudget(max(MAX_BODY_BYTES, MAX_UNPREPARED_BYTES // opening.doors))
+        self._front.context.bodies = BodyBudget.shared(opening.doors + 1)
+        self._front.metrics.engine_ready(opening.info)  # on which buckets depend
         self._ledger = self._front.metrics.ledger
-        self._ledger.news()
+        self._ledger.news()  # what is there from the start the first process counts itself
         self._paths = Paths(config)
-        self._lack = ""  # why requests cannot be prepared here
-        self._impaired = ""  # why the server takes none
         self._taking: set[asyncio.Task[None]] = set()
-        self._ended = asyncio.Event()
-        self._told_why = False
+        self._end = asyncio.Event()
+        self._engine_died = False  # as the first process has said
+        self._code = 0
 
-    async def run(self, heard: list[bytes]) -> None:
-        """Serve until the first process says that it is over. `heard`: what it has said already."""
+    async def run(self, heard: list[bytes]) -> int:
+        """Serve until the first process says that it is over; returns the exit code. `heard`: what it has said already. Raises
+        UserError."""
         opening, context, http = self._opening, self._front.context, self._front.http
         serving = asyncio.create_task(http.serve([]))
         folder = None if opening.tokenizer_dir is None else Path(opening.tokenizer_dir)
         context.text = await on_thread(Text.load, self._config, Path(opening.model_dir), folder, None, opening.tokenizer)
-        forks = DistantForks(lambda worker: self._link.send(messages.encode(messages.Fork()), worker))
+        forks = DistantForks(self._ask_for_worker, self._on_unforked)
         pool = PreparerPool(forks, timeout_s=self._config.prepare_timeout, workers=opening.workers)
         pool.on_lack = self._on_lack
         for raw in heard:
@@ -88,7 +89,7 @@ class Door:
         context.preparer = context.request_log.preparer(pool)
         collect_rarely()
         self._link.send(messages.encode(messages.Opened()))
-        ended = asyncio.create_task(self._ended.wait())
+        ended = asyncio.create_task(self._end.wait())
         await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
         if self._front.counter.open:
             await asyncio.sleep(LAST_ANSWERS_S)
@@ -97,6 +98,7 @@ class Door:
         await asyncio.wait({serving}, timeout=CONNECTIONS_CLOSE_S + HANDLERS_END_S + 1)
         pool.close()
         await self._front.last_spans()
+        return self._code
 
     # --- server.http.Elsewhere: what is not for a door ---
 
@@ -107,14 +109,16 @@ class Door:
         return self._paths.asked(method, url)
 
     def take(self, connection: int, begun: bytes) -> bool:
-        self._link.send(messages.encode(messages.Back(begun)), connection)
-        return True
+        return self._link.send(messages.encode(messages.Back(begun)), connection)
 
     # --- what is heard ---
 
     def _heard(self) -> None:
         for raw in self._link.received():
-            self._hear(messages.to_door.decode(raw))
+            try:
+                self._hear(messages.to_door.decode(raw))
+            except Exception:
+                log.exception("a message of the first process could not be handled")
         if self._link.ended:
             logs.exit_now(0)  # the first process is gone
 
@@ -122,13 +126,17 @@ class Door:
         front = self._front
         match message:
             case messages.Take(begun=begun):
-                task = asyncio.create_task(front.http.take(socket.socket(fileno=self._link.descriptor()), begun))
-                self._taking.add(task)
-                task.add_done_callback(self._taking.discard)
+                if (descriptor := self._link.descriptor()) is not None:  # else there was no room for it, and its client is cut off
+                    task = asyncio.create_task(front.http.take(socket.socket(fileno=descriptor), begun))
+                    self._taking.add(task)
+                    task.add_done_callback(self._taking.discard)
+                self._link.send(messages.encode(messages.Taken(self._connections)))
             case messages.Tell(seq=seq):
                 self._link.send(messages.encode(self._report(seq)))
             case messages.State():
-                self._take_state(front.state, message)
+                front.state.context_length = message.context_length
+                front.state.enter(message.phase)  # type: ignore[arg-type]
+                front.state.leaving, front.state.hung = message.leaving, message.hung
             case messages.Abort(id=request_id, by=by):
                 if request_id is None:
                     front.context.live.abort_all()
@@ -137,27 +145,24 @@ class Door:
             case messages.FailOpen(code=code, message=why):
                 front.client.fail_open(code, why)
             case messages.Died(message=why):
-                self._told_why = True
+                self._engine_died = True
                 front.client.died(why)
             case messages.Drain():
                 front.http.drain()
             case messages.End():
-                self._ended.set()
+                self._end.set()
             case messages.Open():
                 raise AssertionError("opened twice")
 
-    def _take_state(self, state: ServerState, told: messages.State) -> None:
-        state.context_length = told.context_length
-        state.enter(told.phase)  # type: ignore[arg-type]
-        state.leaving, state.hung = told.leaving, told.hung
-        self._impaired = told.impaired
-        state.impaired = self._lack or self._impaired
+    @property
+    def _connections(self) -> int:
+        return len(self._front.http.server_state.connections) + len(self._taking)
 
     def _report(self, seq: int) -> messages.Report:
         front = self._front
         return messages.Report(
             seq=seq,
-            connections=len(front.http.server_state.connections) + len(self._taking),
+            connections=self._connections,
             under_way=front.counter.open + len(self._taking),
             sought=front.http.sought,
             sequences=front.client.open_requests,
@@ -165,22 +170,31 @@ class Door:
             counted=self._ledger.news(),
         )
 
+    def _ask_for_worker(self, theirs: int) -> bool:
+        return self._link.send(messages.encode(messages.Fork()), theirs)
+
+    def _on_unforked(self) -> None:
+        self._link.send(messages.encode(messages.Unforked()))
+
     def _on_lack(self, why: str) -> None:
-        self._lack = why
-        self._front.state.impaired = self._lack or self._impaired
+        self._front.state.impaired = why
+        self._link.send(messages.encode(messages.Lack(why)))
 
     def _on_lost(self) -> None:
-        """The engine has ended, which the first process will say; or it has given us up."""
+        """The engine has ended, which the first process will say; or it has cut this process off."""
+        self._link.send(messages.encode(messages.Closed()))
         asyncio.get_running_loop().call_later(WORD_S, self._give_up)
 
     def _give_up(self) -> None:
-        if not self._told_why:
-            log.error("the engine has cut this process off, which had not read what it sent")
-            logs.exit_now(EXIT_INTERNAL)
+        if not self._engine_died and not self._end.is_set():
+            log.error("the engine has cut this process off, which had not read what it sent; it ends")
+            self._front.client.died("the connection to the engine was lost")
+            self._code = EXIT_INTERNAL
+            self._end.set()
 
 
-async def live(control: socket.socket) -> None:
-    """Wait to be opened, and be a door."""
+async def live(control: socket.socket) -> int:
+    """Wait to be opened, and be a door; returns the exit code."""
     link = LoopLink(Link(control))
     come = asyncio.Event()
     link.listen(come.set)
@@ -191,19 +205,25 @@ async def live(control: socket.socket) -> None:
         heard += link.received()
     link.rest()
     if not heard:
-        return  # the first process is gone
+        return 0  # the first process is gone
     opening = messages.to_door.decode(heard[0])
     assert isinstance(opening, messages.Open)
     die_with(opening.parent)
-    await Door(link, opening, socket.socket(fileno=link.descriptor())).run(heard[1:])
+    engine = link.descriptor()
+    assert engine is not None, "this process has opened nothing yet"
+    try:
+        return await Door(link, opening, socket.socket(fileno=engine)).run(heard[1:])
+    except UserError as error:
+        log.error("%s", error)
+        return error.exit_code
 
 
 def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the first process drains, then tells us
         signal.signal(number, signal.SIG_IGN)
     with contextlib.closing(socket.socket(fileno=os.dup(0))) as control, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(live(control))
-    logs.exit_now(0)
+        code = runner.run(live(control))
+    logs.exit_now(code)
 
 
 if __name__ == "__main__":
