@@ -31,6 +31,15 @@ class Channel:
         self._buffer = b""
         self.pid = 0  # of the worker, once it has said hello
 
+    @staticmethod
+    def pair() -> tuple[Channel, socket.socket]:
+        """A channel, and the worker's end of it. Raises ChannelError."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # no file descriptor is left
+            raise ChannelError(str(error)) from error
+        return Channel(ours), theirs
+
     @property
     def gone(self) -> bool:
         """Whether the worker has ended: it alone holds the other end of the connection."""

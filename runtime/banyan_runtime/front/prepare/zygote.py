@@ -109,11 +109,7 @@ class Zygote:
             if self._closed:
                 raise unavailable("The server is shutting down.")
             assert self._control is not None
-            try:
-                ours, theirs = socket.socketpair()
-            except OSError as error:  # no file descriptor is left
-                raise ChannelError(str(error)) from error
-            channel = Channel(ours)
+            channel, theirs = Channel.pair()
             with theirs:
                 try:
                     socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])

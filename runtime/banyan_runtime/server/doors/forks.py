@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -23,11 +22,7 @@ class DistantForks:
 
     async def fork(self) -> Channel:
         """A fresh worker. Raises ChannelError."""
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:  # no file descriptor is left
-            raise ChannelError(str(error)) from error
-        channel = Channel(ours)
+        channel, theirs = Channel.pair()
         with theirs:
             if self._ask(theirs.fileno()):
                 theirs.detach()  # which went there
