@@ -99,3 +99,21 @@ def test_without_configuration_no_key_is_asked_for() -> None:
 )
 def test_a_key_may_stand_where_openai_anthropic_and_azure_put_it(headers: dict[str, str], key: str | None) -> None:
     assert presented_key(Headers(headers)) == key
+
+
+def test_another_process_has_the_same_keys_and_reads_their_file_but_no_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys_module, "LOOK_AGAIN_S", 0.0)
+    file = tmp_path / "keys"
+    file.write_text("ann: first\n")
+    there = Keys.of_told(Keys(["fixed"], file).told())
+    assert [there.owner(key) for key in ("first", "fixed", "other")] == ["ann", "", None]
+    file.write_text("bob: second\n")
+    assert [there.owner(key) for key in ("first", "second")] == [None, "bob"]
+    ours, theirs = os.pipe()
+    os.write(theirs, b"ann: first\n")
+    os.close(theirs)
+    told = Keys([], Path(f"/dev/fd/{ours}")).told()
+    os.close(ours)
+    assert told.file is None
+    assert Keys.of_told(told).owner("first") == "ann"
+    assert "first" not in repr(told)
