@@ -202,8 +202,8 @@ class Ledger:
                     family.cell(*counted.labels).value += counted.value
                 case HistogramFamily() as family:
                     histogram = family.histogram(*counted.labels)
-                    histogram.replace([have + more for have, more in zip(histogram.counts, counted.counts, strict=True)], histogram.sum)
-                    histogram.sum += counted.value
+                    counts = [have + more for have, more in zip(histogram.counts, counted.counts, strict=True)]
+                    histogram.replace(counts, histogram.sum + counted.value)
 
     def _series(self) -> Iterator[tuple[tuple[str, tuple[str, ...]], float, list[int]]]:
         for family in (family for page in self._pages for family in page.families):

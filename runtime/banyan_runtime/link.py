@@ -16,6 +16,7 @@ import struct
 import time
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 _LENGTH: Final = struct.Struct("<I")
@@ -108,6 +109,13 @@ class Link:
                 return [first]
         self._begun += self._view[:size]
         return self._cut()
+
+    def received(self) -> Iterator[bytes]:
+        """All messages that have come by now."""
+        more = True
+        while more:
+            yield from self.receive()
+            more = self.more
 
     def descriptor(self) -> int | None:
         """The descriptor of a message that has come with one. None: this process had no room for one more, and it is lost."""

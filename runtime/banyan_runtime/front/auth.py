@@ -63,7 +63,12 @@ class Gate:
     def told(self) -> ToldGate:
         """For `of_told`. It holds the internal key."""
         users, admins = (None if keys is None else keys.told() for keys in (self._users, self._admins))
-        return ToldGate(users, admins, self._internal.value)
+        return ToldGate(users, admins, self.internal_key)
+
+    @property
+    def internal_key(self) -> str:
+        """What this server's own processes ask with."""
+        return self._internal.value
 
     @property
     def asks_users(self) -> bool:

@@ -38,7 +38,6 @@ class Context:
     state: ServerState
     preparer: Preparer | None = None
     batch_host: Backend | None = None  # None: this process has none
-    internal_key: InternalKey = field(default_factory=InternalKey)
     bodies: BodyBudget = field(default_factory=BodyBudget)
     live: LiveRequests = field(default_factory=LiveRequests)
     request_log: RequestLog = field(default_factory=Discreet)
@@ -52,7 +51,7 @@ class Context:
 
     def __post_init__(self, given_gate: Gate | None) -> None:
         """Raises ConfigError when the API keys cannot be read."""
-        self.gate = Gate.of(self.config, self.internal_key) if given_gate is None else given_gate
+        self.gate = Gate.of(self.config, InternalKey()) if given_gate is None else given_gate
         if self.gate.asks_users:
             self.metrics.key_names(self.gate.names)
         self.probe = GenerationProbe(self.client)

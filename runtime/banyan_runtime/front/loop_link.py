@@ -21,11 +21,6 @@ class LoopLink:
         """Nobody is at the other end any more, and all it said has been read."""
         return self._link.ended
 
-    @property
-    def unsent(self) -> int:
-        """How many messages are kept."""
-        return self._link.unsent
-
     def send(self, message: bytes, descriptor: int | None = None) -> bool:
         """As `Link.send`. Never waits, never raises."""
         taken = self._link.send(message, descriptor)
@@ -35,11 +30,8 @@ class LoopLink:
         return taken
 
     def received(self) -> Iterator[bytes]:
-        """All that has come by now."""
-        more = True
-        while more:
-            yield from self._link.receive()
-            more = self._link.more
+        """As `Link.received`."""
+        return self._link.received()
 
     def descriptor(self) -> int | None:
         """As `Link.descriptor`."""

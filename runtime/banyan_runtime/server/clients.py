@@ -50,16 +50,13 @@ class Clients:
         for client, link in list(self._links.items()):
             if link.unsent:
                 link.flush()
-            more = True
-            while more:
-                for raw in link.receive():
-                    message = wire.decode_front(raw)
-                    if isinstance(message, wire.Join):
-                        if (descriptor := link.descriptor()) is not None:  # else it sees its other end closed
-                            self._links[message.client] = Link(socket.socket(fileno=descriptor))
-                    else:
-                        yield message
-                more = link.more
+            for raw in link.received():
+                message = wire.decode_front(raw)
+                if isinstance(message, wire.Join):
+                    if (descriptor := link.descriptor()) is not None:  # else it sees its other end closed
+                        self._links[message.client] = Link(socket.socket(fileno=descriptor))
+                else:
+                    yield message
             if link.ended and client != FRONT:
                 self._drop(client)
                 yield wire.Left(client)

@@ -16,7 +16,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from banyan_runtime.front import errors
@@ -24,6 +23,7 @@ from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.event_stream import DIRECT_WRITE
 from banyan_runtime.front.routes import OPEN_PATHS
 from banyan_runtime.front.transport import WATCH
+from banyan_runtime.server.answering import answered, too_crowded, without_chunks
 from banyan_runtime.server.flow import Flow
 from banyan_runtime.server.watchers import Watchers
 
@@ -337,11 +337,11 @@ class Connection(HttpToolsProtocol):
             self._asked_from_afar = True
             self._http.asked_from_afar = time.monotonic()
         if self._http.crowded and not probe:
-            app = _too_crowded
+            app = too_crowded
             self._http.on_refused(HTTPStatus.SERVICE_UNAVAILABLE)
         if cycle.scope["http_version"] != "1.1":
-            app = _without_chunks(cycle, app)
-        super()._start_asgi_task(cycle, functools.partial(_answered, cycle, app))
+            app = without_chunks(cycle, app)
+        super()._start_asgi_task(cycle, functools.partial(answered, cycle, app))
 
     def _write_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
         """Write a part of a response's body, which is not empty, as `send` would; False where `send` would wait or drop it."""
@@ -501,37 +501,3 @@ def _state(transport: asyncio.Transport) -> int:
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0]
     except OSError:
         return 0
-
-
-async def _answered(cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer, and let go of what holds the request and is held by it: garbage is looked for too rarely to hold a body in it."""
-    try:
-        await app(scope, receive, send)
-    finally:
-        scope["extensions"].clear()
-        cycle.body = bytearray()
-
-
-def _without_chunks(cycle: RequestResponseCycle, app: Any) -> ASGIApp:
-    """For a client of HTTP/1.0, which reads chunks as text: a body without a length ends with the connection."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        unframed = False
-
-        async def send_plain(message: Message) -> None:
-            nonlocal unframed
-            if message["type"] == "http.response.start":
-                unframed = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
-                if unframed:
-                    cycle.chunked_encoding = False
-            elif unframed:
-                cycle.expected_content_length = len(message.get("body", b""))  # which uvicorn counts down
-            await send(message)
-
-        await app(scope, receive, send_plain)
-
-    return answer
-
-
-async def _too_crowded(scope: Scope, receive: Receive, send: Send) -> None:
-    await errors.too_many_connections().response()(scope, receive, send)

@@ -89,7 +89,7 @@ class Server:
         self._state, self._metrics, self._context = self._front.state, self._front.metrics, self._front.context
         self._counter, self._http = self._front.counter, self._front.http
         self._metrics.downloaded = lambda: (DOWNLOAD.done, DOWNLOAD.size)
-        self._batches = BatchChild(config, own_url(config.host, self._socket.getsockname()[1]), self._context.internal_key.value)
+        self._batches = BatchChild(config, own_url(config.host, self._socket.getsockname()[1]), self._context.gate.internal_key)
         self._context.responses = ResponseStore(self._batches.storage, config.response_store_seconds)
         self._context.batch_host = self._batches
         self._metrics.more_pages.append(self._batches.counts.page)

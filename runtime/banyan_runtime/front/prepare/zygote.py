@@ -108,19 +108,27 @@ class Zygote:
             await self._usable.wait()
             if self._closed:
                 raise unavailable("The server is shutting down.")
-            assert self._control is not None
             channel, theirs = Channel.pair()
             with theirs:
                 try:
-                    socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])
-                except (BlockingIOError, ConnectionError):  # it hangs, or has ended and the watcher does not know yet
-                    channel.close()
-                    self._drop()
-                    continue
+                    asked = self._ask_for(theirs)
                 except OSError as error:
                     channel.close()
                     raise ChannelError(str(error)) from error
-            return await self._greeted(channel, self._process)
+            if asked:
+                return await self._greeted(channel, self._process)
+            channel.close()
+
+    def _ask_for(self, theirs: socket.socket) -> bool:
+        """Ask for a worker that has this end of its socket. False: the process hangs, or has ended and the watcher does not know yet; now
+        it is dropped. Raises OSError where something else is lacking."""
+        assert self._control is not None
+        try:
+            socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])
+        except (BlockingIOError, ConnectionError):
+            self._drop()
+            return False
+        return True
 
     async def _greeted(self, channel: Channel, process: Child | None) -> Channel:
         """Wait until the worker says that it is there. Raises ChannelError."""
@@ -140,9 +148,7 @@ class Zygote:
             if self._control is None or not self._usable.is_set():
                 return
             try:
-                socket.send_fds(self._control, [message(FORK, None)], [theirs.fileno()])
-            except (BlockingIOError, ConnectionError):  # it hangs, or has ended and the watcher does not know yet
-                self._drop()
+                self._ask_for(theirs)
             except OSError as error:
                 log.error("a process that prepares requests could not be forked for another process: %s", error)
 
