@@ -112,8 +112,8 @@ class ServerConfig:
         1,
         check=between(1, 64),
         help="Processes that answer requests (HTTP and text). From 2 on each has connections of its own, about 150 MB and two more "
-        "processes that prepare its requests, and the first process does all else, such as probes; a request id of the client's own is "
-        "then refused as taken only by the process that has it. For small models on fast GPUs, whose hundreds of streams one cannot write.",
+        "processes that prepare its requests, and the first process does all else, such as probes. For small models on fast GPUs, whose "
+        "hundreds of streams one cannot write.",
         group="http",
     )
     prepare_timeout: float = option(

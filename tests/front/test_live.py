@@ -113,3 +113,76 @@ def test_an_abort_reaches_the_sequences_of_a_request_that_are_not_submitted_yet(
         assert await reader.ended is None
 
     play(scenario)
+
+
+class Others:
+    """The claims of other processes."""
+
+    def __init__(self, *theirs: str) -> None:
+        self.theirs = set(theirs)
+        self.ours: list[str] = []
+
+    def take(self, request_id: str) -> bool:
+        if request_id in self.theirs:
+            return False
+        self.ours.append(request_id)
+        return True
+
+    def leave(self, request_id: str) -> None:
+        self.ours.remove(request_id)
+
+
+def test_an_id_is_claimed_until_its_last_sequence_is_removed() -> None:
+    requests = LiveRequests()
+    requests.claims = others = Others()
+    one, two = Sequence(), Sequence()
+    with requests.starting():
+        assert requests.claim("id")
+        assert not requests.claim("id")  # another request of the same moment
+        requests.add("id", one, 0.0)
+        requests.add("id", two, 0.0)
+    requests.remove("id", one)
+    requests.leave("id")
+    assert not requests.claim("id")
+    assert others.ours == ["id"]
+    requests.remove("id", two)
+    assert others.ours == []
+    requests.remove("id", two)  # as closing twice does
+
+
+def test_what_a_request_has_claimed_that_cannot_start_is_free_again() -> None:
+    requests = LiveRequests()
+    requests.claims = others = Others("taken")
+    running = Sequence()
+    with requests.starting():
+        assert requests.claim("running")
+        requests.add("running", running, 0.0)
+    said = []
+    with pytest.raises(ZeroDivisionError), requests.starting():
+        said += map(requests.claim, ["first", "taken", "running"])
+        1 / 0  # noqa: B018
+    assert said == [True, False, False]
+    assert others.ours == ["running"]
+    with requests.starting():
+        assert requests.claim("first")
+
+
+def test_of_many_sequences_that_never_came_to_run_the_ids_are_free_again(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long list is submitted in turns; its client may go before the last."""
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+
+    async def through(world: World) -> None:
+        live = world.context.live
+        live.claims = others = Others()
+        ids = [f"a{index}" for index in range(6)]
+        with live.starting():
+            assert all(map(live.claim, ids))
+            call = Call(endpoint="other", streaming=False, received=time.monotonic())
+            group = GenerationGroup(world.context, call, [request()] * 6, ids, Reader())
+        assert len(live) < len(ids)
+        group.close()
+        async with asyncio.timeout(10):
+            while others.ours:  # noqa: ASYNC110  nothing tells of it
+                await asyncio.sleep(0)
+
+    play(through)

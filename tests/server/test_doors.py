@@ -156,6 +156,42 @@ def test_an_abort_reaches_requests_wherever_they_are(server: ServerProcess) -> N
         assert '"type":"abort"' in running.result(20).replace(" ", "")
 
 
+def test_an_id_that_runs_is_taken_at_every_door_until_its_request_or_its_door_ends(start_server: StartServer) -> None:
+    server = start_server(*FLAGS).ready()
+    body = {"text": "a", "rid": "mine", "stream": True, "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True, "n": 2}}
+
+    def asked() -> set[int]:
+        """What connections are told that lie with all doors."""
+        short = {"text": "a", "rid": "mine", "sampling_params": {"max_new_tokens": 1}}
+        connections = [Raw(server) for _ in range(2 * DOORS)]
+        try:
+            statuses = set()
+            for connection in connections:
+                connection.send(get("/v1/models"))
+                connection.answer()
+            for connection in connections:
+                connection.send(post("/generate", short))
+                statuses.add(connection.answer()[0])
+            return statuses
+        finally:
+            for connection in connections:
+                connection.close()
+
+    with server.slowed():
+        for end in ("abort", "kill"):
+            with Raw(server) as running:
+                holders = {door: connections(door) for door in doors_of(server)}
+                running.send(post("/generate", body))
+                server.eventually(lambda: server.metric("banyan_requests_running") == 2, "running requests")
+                assert asked() == {400}
+                if end == "abort":
+                    server.post("/abort_request", {"rid": "mine"})
+                else:
+                    next(door for door, held in holders.items() if connections(door) > held).kill()
+                server.eventually(lambda: not server.metric("banyan_requests_running"), "the end")
+        server.eventually(lambda: len(doors_of(server)) == DOORS and asked() == {200}, "the id to be free")
+
+
 def test_bounds_are_those_of_one_server(start_server: StartServer) -> None:
     """What one server's memory and queue hold: bodies that are on their way, requests that wait."""
     server = start_server(*FLAGS, "--max-running-requests", "1", "--max-queued-requests", "1").ready()

@@ -45,9 +45,9 @@ P = TypeVar("P")
 W = TypeVar("W", bound="Frame")
 
 
-def check_free(context: Context, request_id: str, own_id: str, param: str) -> None:
-    """Raises ApiError when a request with the id that the client chose is running."""
-    if request_id in context.live:
+def claim(context: Context, request_id: str, own_id: str, param: str) -> None:
+    """The id that the client chose is this request's from here on. Raises ApiError when one with it is running."""
+    if not context.live.claim(request_id):
         raise invalid(param, f"A request with {param} '{own_id}' is already running.")
 
 
@@ -117,9 +117,14 @@ async def answer(
     deadline = Deadline.of(context.config, http, received)
     arrival = Arrival(received=received, deadline=deadline, key=http.scope.get(KEY_NAME))
     # Body and plan get no names in this frame, which lives as long as the request.
-    under_way = start(context, arrival, await deadline.wait(_planned(context, http, endpoint, kind, arrival, enrich)))
+    under_way = _started(context, arrival, await deadline.wait(_planned(context, http, endpoint, kind, arrival, enrich)), start)
     deadline.watch(http, under_way.expire)
     return await under_way.response(http)
+
+
+def _started(context: Context, arrival: Arrival, plan: P, start: Callable[[Context, Arrival, P], Answer]) -> Answer:
+    with context.live.starting():
+        return start(context, arrival, plan)
 
 
 async def _planned(

@@ -75,6 +75,8 @@ class GenerationGroup:
     def _close(self, end: Callable[[Generation], None]) -> None:
         self._over()
         self._unheard()
+        for _, (request_id, _) in self._waiting:
+            self._context.live.leave(request_id)
         self._waiting.clear()
         generations, self._generations = self._generations, []
         in_turns(map(end, generations))

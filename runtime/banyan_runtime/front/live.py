@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,16 @@ class Abortable(Protocol):
         ...
 
 
+class Claims(Protocol):
+    """Which ids of clients' own run in this process, for all processes of the server to know."""
+
+    def take(self, request_id: str) -> bool:
+        """False: another process has it. Taking what is taken here already changes nothing."""
+        ...
+
+    def leave(self, request_id: str) -> None: ...
+
+
 class LiveRequests:
     """The sequences that somebody waits for. Several may share an id: the choices of one request. A request of many sequences
     stands here too where the client has given it an id.
@@ -28,8 +39,8 @@ class LiveRequests:
     An abort holds for every request that came before it. One that is still read, planned or submitted does not stand here yet, nor
     is its id known; so it is remembered what was aborted when.
 
-    With several processes that answer requests each knows its own: an abort reaches all of them (`on_abort`), but an id that is taken in
-    one is free in the others.
+    With several processes that answer requests each knows its own: an abort reaches all of them (`on_abort`), and `claims` tells of an
+    id that one of the others has.
     """
 
     def __init__(self) -> None:
@@ -37,12 +48,44 @@ class LiveRequests:
         self._aborted_at: dict[int, float] = {}  # hash of an id, which may be long, and of who asked: monotonic seconds
         self._all_aborted_at = -math.inf  # monotonic seconds
         self.on_abort: Callable[[str | None, str | None], None] = lambda request_id, by: None  # told of each call; id None: of all
+        self.claims: Claims | None = None
+        self._claimed: set[str] = set()
+        self._starting: list[str] = []  # claimed by the request that is being started
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
 
     def __len__(self) -> int:
         return sum(len(sequences) for sequences in self._by_id.values())
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """A request is started within, without a pause; where that fails, the ids it has claimed are free again."""
+        self._starting = []
+        try:
+            yield
+        except BaseException:
+            for request_id in self._starting:
+                self.leave(request_id)
+            raise
+
+    def claim(self, request_id: str) -> bool:
+        """For a client's own id, before the sequences of its request are added; False: it is taken. It is free again when the last of
+        them is removed, or when `leave` says that there will be none."""
+        if request_id in self._by_id or request_id in self._claimed:
+            return False
+        if self.claims is not None and not self.claims.take(request_id):
+            return False
+        self._claimed.add(request_id)
+        self._starting.append(request_id)
+        return True
+
+    def leave(self, request_id: str) -> None:
+        """No sequence of this id will be added any more."""
+        if request_id in self._claimed and request_id not in self._by_id:
+            self._claimed.remove(request_id)
+            if self.claims is not None:
+                self.claims.leave(request_id)
 
     def add(self, request_id: str, sequence: Abortable, received: float) -> None:
         """A sequence of a request that came at `received`, in monotonic seconds; it is aborted if that was asked for since."""
@@ -58,6 +101,7 @@ class LiveRequests:
         sequences.pop(sequence, None)
         if not sequences:
             self._by_id.pop(request_id, None)
+            self.leave(request_id)
 
     def abort(self, request_id: str, by: str | None = None) -> None:
         """End all sequences of this id; whoever reads them sees them finish with reason abort. No error for an id that is not known, or

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from banyan_runtime import wire
-from banyan_runtime.front.answers import DONE, Answer, Arrival, Cumulative, Outcome, Start, Whole, answer, check_free, to_json
+from banyan_runtime.front.answers import DONE, Answer, Arrival, Cumulative, Outcome, Start, Whole, answer, claim, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.deltas import Delta, Finished
 from banyan_runtime.front.errors import ApiError
@@ -29,8 +29,8 @@ async def generate(context: Context, http: Request) -> Response:
 
 def _start(context: Context, arrival: Arrival, plan: NativePlan) -> Answer:
     assert context.text is not None
-    for rid in filter(None, (*plan.rids, plan.group_rid)):
-        check_free(context, rid, rid, "rid")
+    for rid in dict.fromkeys(filter(None, (*plan.rids, plan.group_rid))):  # choices share theirs
+        claim(context, rid, rid, "rid")
     ids = [rid or (f"{arrival.id}_{index}" if index else arrival.id) for index, rid in enumerate(plan.rids)]
     call = Call(endpoint="other", streaming=plan.stream, received=arrival.received, key=arrival.key, group_id=plan.group_rid)
     start = Start(context, call, plan.requests, ids, plan.ignored)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from banyan_runtime.front.answers import DONE, Arrival, check_free, to_json
+from banyan_runtime.front.answers import DONE, Arrival, claim, to_json
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.deltas import Delta, Finished
 from banyan_runtime.front.errors import ApiError
@@ -27,7 +27,7 @@ class Identity:
         """Raises ApiError when the client's own id is running."""
         request_id = prefix + (envelope.own_id or arrival.id)
         if envelope.own_id is not None:
-            check_free(context, request_id, envelope.own_id, envelope.own_id_param)
+            claim(context, request_id, envelope.own_id, envelope.own_id_param)
         return cls(id=request_id, created=int(time.time()), model=envelope.model)
 
     def head(self, kind: str) -> dict[str, Any]:

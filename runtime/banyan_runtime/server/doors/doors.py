@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
@@ -17,6 +18,7 @@ from banyan_runtime.front.metrics import Elsewhere
 from banyan_runtime.front.prepare.zygote import Zygote
 from banyan_runtime.link import Link
 from banyan_runtime.server.doors import messages
+from banyan_runtime.server.doors.claims import SharedClaims
 from banyan_runtime.server.doors.early import Early
 from banyan_runtime.server.doors.paths import Paths
 from banyan_runtime.server.doors.seen import Seen, least_busy
@@ -68,6 +70,8 @@ class Doors:
             front.metrics.before = self.ask
             front.context.live.on_abort = lambda request_id, by: self._say(messages.Abort(request_id, by))
             front.context.sequences_elsewhere = self._sequences
+            self._ids = SharedClaims.new()
+            front.context.live.claims = SharedClaims(self._ids)
 
     # --- their lives ---
 
@@ -122,6 +126,8 @@ class Doors:
                 door.link.listen(lambda: self._heard(door))
                 if door.link.send(messages.encode(self._opening(door.number)), connection.fileno()):
                     connection.detach()  # which went there
+            if not door.link.send(messages.encode(messages.Ids()), ids := os.dup(self._ids)):
+                os.close(ids)
             door.link.send(messages.encode(self._state()))
             code = await early.process.wait()
             if not self._end.is_set():

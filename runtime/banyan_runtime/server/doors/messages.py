@@ -29,6 +29,10 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     parent: int  # process id of the front
 
 
+class Ids(msgspec.Struct, frozen=True, tag="ids"):
+    """With it comes the file of `SharedClaims`."""
+
+
 class State(msgspec.Struct, frozen=True, tag="state"):
     """Of the server: fields of `ServerState`. Whether requests can be prepared each process knows of itself."""
 
@@ -78,7 +82,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """Give the answers that are under way, as far as clients take them, and exit 0."""
 
 
-ToDoor = Open | State | Take | Abort | FailOpen | Died | Tell | Drain | End
+ToDoor = Open | Ids | State | Take | Abort | FailOpen | Died | Tell | Drain | End
 
 # --- door -> front ---
 

@@ -32,6 +32,7 @@ from banyan_runtime.front.text.text import Text
 from banyan_runtime.link import Link
 from banyan_runtime.process import collect_rarely, die_with
 from banyan_runtime.server.doors import messages
+from banyan_runtime.server.doors.claims import SharedClaims
 from banyan_runtime.server.doors.forks import DistantForks
 from banyan_runtime.server.doors.paths import Paths
 from banyan_runtime.server.front import LAST_ANSWERS_S, Front
@@ -133,6 +134,12 @@ class Door:
                 self._link.send(messages.encode(messages.Taken(self._connections)))
             case messages.Tell(seq=seq):
                 self._link.send(messages.encode(self._report(seq)))
+            case messages.Ids():
+                if (descriptor := self._link.descriptor()) is not None:
+                    try:
+                        front.context.live.claims = SharedClaims(descriptor)
+                    finally:
+                        os.close(descriptor)
             case messages.State():
                 front.state.context_length = message.context_length
                 front.state.enter(message.phase)  # type: ignore[arg-type]
