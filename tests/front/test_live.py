@@ -164,7 +164,7 @@ def test_what_a_request_has_claimed_that_cannot_start_is_free_again() -> None:
             raise ValueError
 
     said: list[bool] = []
-    with pytest.raises(ValueError):  # noqa: PT011
+    with pytest.raises(ValueError):
         fails()
     assert said == [True, False, False]
     assert others.ours == ["running"]
