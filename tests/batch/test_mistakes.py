@@ -28,6 +28,39 @@ def test_an_empty_path_is_named(run: Run, flag: str) -> None:
     assert f"{flag}: the path is empty" in results.words["message"]
 
 
+@pytest.mark.parametrize("flag", ["--output", "--input"])
+def test_an_address_with_one_slash_is_no_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = run([line("a", "hello")], flag, "s3:/bucket/x")
+    assert (results.exit_code, results.words["code"]) == (64, "InvalidSpec")
+    assert not (tmp_path / "s3:").exists()
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--input", "in.jsonl"), ("--output", "out")])
+def test_a_folder_that_this_user_may_not_enter_ends_the_run_as_access_denied(
+    tmp_path: Path, server: ScriptedServer, flag: str, name: str
+) -> None:
+    """As a pod's user: with the code that ends a BatchJob's Job, and with what to do."""
+    (tmp_path / "in.jsonl").write_text(line("a", "hello"))
+    (tmp_path / "locked").mkdir(mode=0)
+    places = {"--input": tmp_path / "in.jsonl", "--output": tmp_path / "out", flag: tmp_path / "locked" / name}
+    arguments = [os.fspath(word) for place in places.items() for word in place]
+    words = tmp_path / "words"
+    powerless = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []  # else root may do everything
+    ended = subprocess.run(
+        [*powerless, *COMMAND, *arguments, "--server", server.url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"BANYAN_TERMINATION_LOG": str(words)},
+    )
+    assert ended.returncode == 77, ended.stderr
+    assert json.loads(words.read_text())["code"] == "AccessDenied"
+    assert f"locked/{name}" in ended.stderr
+    assert f"user {os.geteuid()} needs" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_an_input_that_the_results_would_replace_is_refused(tmp_path: Path, server: ScriptedServer) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

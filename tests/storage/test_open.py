@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from banyan_runtime.storage.open import BadUri, open_together, open_uri
+from banyan_runtime.storage.store import Denied, StoreError, Unreachable
 
 S3 = {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
 
@@ -37,13 +39,38 @@ def test_an_s3_uri_leads_to_bucket_and_key() -> None:
         ("ftp://host/x", "not supported"),
         ("pvc://claim/x", "banyan-operator"),
         ("file://host/x", "three slashes"),
+        ("s3:/bucket/x", "write s3:// (two slashes), or ./s3:/bucket/x"),
+        ("file:/x", "write file:// (two slashes)"),
         ("", "empty"),
     ],
 )
 def test_a_bad_uri_is_explained_without_its_secrets(uri: str, words: str) -> None:
-    with pytest.raises(BadUri, match=words.replace("?", r"\?")) as error:
+    with pytest.raises(BadUri, match=re.escape(words)) as error:
         open_uri(uri, S3)
     assert "SECRETWORD" not in str(error.value)
+
+
+def test_a_folder_that_is_named_as_a_scheme_is_reached_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_uri("./s3:/x").uri == f"file://{tmp_path}/s3:/x"
+
+
+def test_a_path_that_may_not_be_looked_at_is_denied_by_name_user_and_remedy(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0)
+    tmp_path.chmod(0o755)
+    user = os.geteuid()
+    try:
+        os.seteuid(user or 65_532)  # root may read everything
+        with pytest.raises(Denied, match=rf"locked/in\.jsonl: permission denied; user {os.geteuid()} needs read access.*fsGroup"):
+            open_uri(str(tmp_path / "locked" / "in.jsonl"))
+    finally:
+        os.seteuid(user)
+
+
+def test_a_name_that_no_file_can_have_is_an_error_of_the_name(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="file name too long") as error:
+        open_uri(f"{tmp_path}/{'x' * 300}")
+    assert not isinstance(error.value, Unreachable)  # which is tried again
 
 
 @pytest.mark.parametrize("name", ["a b", "p%41", "100%", "ünïcode 日本", "a#b", "a?b=c", "a@b:c+d", os.fsdecode(b"not-\xff-utf8")])

@@ -197,12 +197,17 @@ class LocalStore:
             return StoreError(uri, "there is a folder where a file should be")
         if isinstance(error, FileExistsError):
             return StoreError(uri, "there is a file where a folder should be")
-        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        if isinstance(error, PermissionError):
+            remedy = f"user {os.geteuid()} needs read access to what is read and write access to where results go (fsGroup, or chmod)"
+            return Denied(uri, f"{reason}; {remedy}", reason=reason)
+        if error.errno == errno.EROFS:
             return Denied(uri, reason)
         if isinstance(error, _NoFile):
             return StoreError(uri, f"{error.strerror}; write what comes from it into a file, and give that")
         if error.errno in _NO_DESCRIPTORS:
             return Unreachable(uri, f"{reason}; raise the limit (`ulimit -n`)", reason=reason)
+        if error.errno == errno.ENAMETOOLONG:
+            return StoreError(uri, reason)
         if error.errno == errno.EFBIG:
             return StoreError(uri, f"{reason} for this file system, or for the limit of this process (`ulimit -f`); raise it")
         if error.errno in _FULL:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.patience import Patience
 from banyan_runtime.storage.store import ObjectStore, StoreError
+
+_ONE_SLASH: Final = re.compile(r"([a-z][a-z0-9+.-]*):/")
 
 
 class BadUri(StoreError):
@@ -39,13 +43,16 @@ class Location:
 
 
 def open_uri(uri: str, environment: Mapping[str, str] = os.environ, patience: Patience | None = None) -> Location:
-    """Where `uri` points. Nothing is looked up yet, so this works without a network. `patience`: how its calls wait.
+    """Where `uri` points. Nothing is looked up yet but whether a path is a folder, so this works without a network.
+    `patience`: how its calls wait.
 
     Raises BadUri for a scheme that has no store here, credentials or a query in the URI, or a missing bucket;
-    Denied if the credentials folder lacks its files, StoreError for a bad endpoint or AWS_CA_BUNDLE.
+    Denied if the credentials folder lacks its files or a path may not be looked at, StoreError for a bad endpoint or AWS_CA_BUNDLE.
     """
     scheme, separator, _ = uri.partition("://")
     if not separator:
+        if typo := _ONE_SLASH.match(uri):  # else the results would go to a folder 's3:', where nobody looks for them
+            raise BadUri(uri, f"write {typo[1]}:// (two slashes), or ./{uri} for a folder of that name")
         return _local(uri, patience)
     parts = urlsplit(uri)
     if "@" in parts.netloc or (scheme != "file" and (parts.query or parts.fragment)):
@@ -87,6 +94,10 @@ def _local(path: str, patience: Patience | None) -> Location:
     if not path:
         raise BadUri("", "the path is empty")
     where = Path(path)
-    if path.endswith("/") or where.is_dir():
+    if path.endswith("/"):
         return Location(LocalStore(where, patience), "")
-    return Location(LocalStore(where.parent, patience), where.name)
+    beside = LocalStore(where.parent, patience)
+    with beside.errors(where.name):
+        if where.is_dir():
+            return Location(LocalStore(where, patience), "")
+    return Location(beside, where.name)
