@@ -3,8 +3,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -220,6 +223,53 @@ def test_bad_options_end_with_code_64(argv: list[str], capsys: pytest.CaptureFix
         parse(argv, {})
     assert stop.value.code == 64
     assert "--" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "said"),
+    [
+        ([], {"BANYAN_LOG_LEVEL": "foo"}, "BANYAN_LOG_LEVEL=foo: must be one of debug, info, warning, error"),
+        ([], {"BANYAN_IMAGE_PULL_POLICY": "never"}, "BANYAN_IMAGE_PULL_POLICY=never: must be one of Always, IfNotPresent, Never"),
+        ([], {"BANYAN_PORT": "abc"}, "BANYAN_PORT=abc: must be a whole number, between 0 and 65535"),
+        ([], {"BANYAN_RESYNC_SECONDS": "nan"}, "BANYAN_RESYNC_SECONDS=nan: must be at least 1"),
+        (["--port", "99999"], {}, "--port: '99999': must be between 0 and 65535"),
+        (["--probe-port", "-1"], {"BANYAN_PROBE_PORT": "1"}, "--probe-port: '-1': must be between 0 and 65535"),
+    ],
+)
+def test_a_bad_value_is_named_with_where_it_came_from(
+    argv: list[str], env: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["--runtime-image", "i", *argv], env)
+    assert stop.value.code == 64
+    assert said in capsys.readouterr().err
+
+
+def test_a_flag_wins_over_a_variable_that_makes_no_sense() -> None:
+    assert parse(["--runtime-image", "i", "--port", "1"], {"BANYAN_PORT": "abc"}).port == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        "hello",
+        "[1",
+        "{apiVersion: v1, kind: Config, contexts: [], clusters: []}",
+        "{current-context: x, contexts: [], clusters: []}",
+    ],
+)
+def test_without_a_cluster_it_says_what_to_set_and_ends_with_code_64(tmp_path: Path, content: str | None) -> None:
+    config = tmp_path / "config"
+    if content is not None:
+        config.write_text(content)
+    program = "import sys; from banyan_operator.cli import main; sys.exit(main(['run', '--runtime-image', 'i']))"
+    env = {**os.environ, "KUBECONFIG": str(config)}
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 64, ended.stderr
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert "no cluster: set KUBECONFIG to a kubeconfig with a current context" in ended.stderr
 
 
 def test_of_two_operators_for_the_same_namespaces_the_lease_is_one_wherever_they_are_installed() -> None:

@@ -18,13 +18,13 @@ import kopf
 from banyan_operator import __version__
 from banyan_operator.cluster import connection, handlers
 from banyan_operator.cluster.client import Api
-from banyan_operator.cluster.connection import Connection
+from banyan_operator.cluster.connection import Connection, NoClusterError
 from banyan_operator.cluster.deadman import Deadman
 from banyan_operator.cluster.leader import LeaseLostError
 from banyan_operator.cluster.life import LEASE, Life
 from banyan_operator.cluster.metrics import Metrics
 from banyan_operator.cluster.namespaces import NamespacesChangedError, reachable
-from banyan_operator.cluster.options import Options, parse
+from banyan_operator.cluster.options import EXIT_CONFIG, Options, parse
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,19 @@ LONG_LIFE_S: Final = 600.0  # after so long the next delay is short again
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM (exit code 0) or until the lease is lost (1)."""
+    """Run until SIGTERM (exit code 0) or until the lease is lost (1); 64 where no cluster is named."""
     options = parse(sys.argv[1:] if argv is None else argv, os.environ)
     logging.basicConfig(
         level=options.log_level.upper(), format="[%(asctime)s] %(levelname)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr
     )
     for noisy in ("kopf", "asyncio", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING if options.log_level != "debug" else logging.DEBUG)
+    logging.getLogger("kubernetes").setLevel(logging.ERROR)  # what it warns of, its exceptions say
+    try:
+        connection.check()
+    except NoClusterError as error:
+        print(f"banyan-operator run: {error}", file=sys.stderr)
+        return EXIT_CONFIG
     metrics, failures = Metrics(__version__), 0
     deadman = Deadman()
     while True:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import kopf
+import yaml
 from kubernetes.aio import client as kube_client
 from kubernetes.aio import config as kube_config
 
@@ -26,6 +27,27 @@ Observer = Callable[[str, str, int, float], None]
 """Told of each call: host, method, status (0: no answer), seconds."""
 
 
+class NoClusterError(Exception):
+    """Nothing here says where a cluster is."""
+
+
+def check() -> None:
+    """Whether there is a configuration, without asking anybody. Raises NoClusterError.
+
+    What needs another to answer (an `exec` plugin, the API server) is not tried: that may come later.
+    """
+    config: Any = kube_config  # untyped
+    try:
+        if _in_pod():
+            config.load_incluster_config(client_configuration=kube_client.Configuration())
+        else:
+            config.list_kube_config_contexts()
+    except (OSError, kube_config.ConfigException, yaml.YAMLError, TypeError, AttributeError) as error:  # the last two: it is no mapping
+        said = " ".join(str(error).split()).rstrip(".")
+        remedy = "set KUBECONFIG to a kubeconfig with a current context, or run in a pod with a service account"
+        raise NoClusterError(f"no cluster: {remedy} ({said})") from error
+
+
 async def load() -> kube_client.Configuration:
     """By the pod's service account where there is one, else by $KUBECONFIG or ~/.kube/config, `exec` plugins included.
 
@@ -33,12 +55,16 @@ async def load() -> kube_client.Configuration:
     """
     config: Any = kube_config  # untyped
     configuration = kube_client.Configuration()
-    if "KUBECONFIG" not in os.environ and (_SERVICE_ACCOUNT / "token").exists():
+    if _in_pod():
         config.load_incluster_config(client_configuration=configuration)
     else:
         await config.load_kube_config(client_configuration=configuration)
     configuration.retries = None  # the queue backs off. (False would be read as 0 tries, which the library counts up to for ever.)
     return configuration
+
+
+def _in_pod() -> bool:
+    return "KUBECONFIG" not in os.environ and (_SERVICE_ACCOUNT / "token").exists()
 
 
 class Connection:
