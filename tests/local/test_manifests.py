@@ -169,5 +169,5 @@ def test_a_change_of_what_must_not_change_is_refused(tmp_path: Path) -> None:
     old = Manifests([file], {}).read().objects[key]
     file.write_text(JOB.replace("in.jsonl", "other.jsonl"))
     new = Manifests([file], {}).read().objects[key]
-    with pytest.raises(LocalError, match=r"BatchJob/nightly: spec: spec.input cannot change; make a new BatchJob"):
+    with pytest.raises(LocalError, match=r"BatchJob/nightly: spec.input: cannot change; make a new BatchJob"):
         check_change(new, old)

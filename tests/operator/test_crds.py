@@ -169,7 +169,7 @@ def test_cancel_workers_and_own_server_rules_on_updates():
     assert list(broken_rules(of_kind, running, cancelled)) == ["spec.cancel cannot be unset"]
     one, two = (defaulted(of_kind, an_own_server_batch(server={"model": {"uri": f"pvc://models/{name}"}})) for name in "ab")
     assert list(broken_rules(of_kind, two, one)) == ["spec.server cannot change; make a new BatchJob"]
-    assert python_update(two, one) == "spec: spec.server cannot change; make a new BatchJob"
+    assert python_update(two, one) == "spec.server: cannot change; make a new BatchJob"
     one, two = (defaulted(of_kind, a_batch(output={"uri": "s3://out/x/"}, workers=workers)) for workers in (1, 2))
     assert list(broken_rules(of_kind, two, one)) == []
 

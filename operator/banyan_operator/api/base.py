@@ -104,13 +104,13 @@ class FieldRule:
 
     def _check(self, value: Any) -> Any:
         if not self.rule.holds(value):
-            raise PydanticCustomError("rule", "{rules}", {"rules": self.rule.message})
+            raise PydanticCustomError("rule", "{rules}", {"rules": self.rule.told(value)})
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class IntOrString:
-    """A whole number, or text of a pattern: Kubernetes' quantities, and counts that may be percentages."""
+    """A whole number that is not negative, or text of a pattern: Kubernetes' quantities, and counts that may be percentages."""
 
     pattern: str
     max_length: int
@@ -119,6 +119,9 @@ class IntOrString:
         return core_schema.no_info_plain_validator_function(self._check)
 
     def _check(self, value: Any) -> int | str:
+        negative = value.startswith("-") if isinstance(value, str) else isinstance(value, int) and value < 0
+        if negative:
+            raise PydanticCustomError("int_or_string", "must not be negative")
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         if isinstance(value, str) and len(value) <= self.max_length and re.search(self.pattern, value):

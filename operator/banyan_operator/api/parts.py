@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -179,6 +180,26 @@ class EnvFrom(Model):
 EnvVars = Annotated[tuple[EnvVar, ...], Field(max_length=64), ListType("map", ("name",))]
 PullSecrets = Annotated[tuple[ObjectRef, ...], Field(max_length=8), ListType("map", ("name",))]
 
+_FIELDS: Final = {
+    "model": "model.uri",
+    "model-path": "model.uri",
+    "model-dir": "model.uri",
+    "served-model-name": "model.servedNames",
+    "api-key": "spec.auth.apiKeysSecretRef",
+    "api-keys-file": "spec.auth.apiKeysSecretRef",
+    "tp": "runtime.tensorParallelSize",
+    "tensor-parallel-size": "runtime.tensorParallelSize",
+    "dtype": "runtime.dtype",
+    "context-length": "runtime.contextLength",
+}
+"""In place of which argument which field is there."""
+
+
+def _owned(args: Sequence[str]) -> str:
+    names = [found[1] for arg in args if (found := re.match(_OWNED, arg))]
+    return ", ".join(f"--{name}" + (f" (use {_FIELDS[name]})" if name in _FIELDS else " (leave it out)") for name in names)
+
+
 _OWNED = (
     r"^--(host|port|model|model-path|served-model-name|api-key|api-keys-file|tp|tensor-parallel-size"
     r"|dtype|context-length|metrics-port|model-dir)(=.*)?$"
@@ -188,6 +209,7 @@ _NO_OWNED_OPTION = FieldRule(
         f"self.all(a, !a.matches('{_OWNED}'))",
         "args must not set options that the operator owns (host, port, model, served name, keys, parallelism, dtype, context length)",
         lambda args: not any(re.match(_OWNED, arg) for arg in args),
+        _owned,
     )
 )
 

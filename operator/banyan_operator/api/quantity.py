@@ -7,8 +7,9 @@ import re
 from fractions import Fraction
 from typing import Final
 
-PATTERN: Final = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]{1,2}))?$"
-"""Kubernetes' own, but for exponents: a number of a billion digits would keep whoever computes with it busy for ever."""
+PATTERN: Final = r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]{1,2}))?$"
+"""Kubernetes' own, but for signs, as nothing here is less than nothing, and for exponents: a number of a billion digits would keep
+whoever computes with it busy for ever."""
 
 _SPLIT: Final = re.compile(r"^([+-]?[0-9.]+)(.*)$")
 _SUFFIX: Final = {

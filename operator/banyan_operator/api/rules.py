@@ -14,8 +14,13 @@ class Rule:
     cel: str
     message: str
     holds: Callable[[Any], bool]
+    found: Callable[[Any], str] | None = None
+    """What in the object breaks it, in words that follow the message; the API server does not say it."""
     when_made: bool = False
     """Is asked only when an object is made: one that is there from before the rule can still be changed and finished."""
+
+    def told(self, value: Any) -> str:
+        return self.message + (f": {self.found(value)}" if self.found else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def _of_type(annotation: Any, metadata: Sequence[Any]) -> Schema:
     marker = next((item for item in metadata if isinstance(item, IntOrString | Raw)), None)
     if isinstance(marker, IntOrString):
         schema: Schema = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
-        return schema | {"maxLength": marker.max_length, "pattern": marker.pattern}
+        return schema | {"minimum": 0, "maxLength": marker.max_length, "pattern": marker.pattern}
     if isinstance(marker, Raw):
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     origin = get_origin(annotation)

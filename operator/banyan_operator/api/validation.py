@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from banyan_operator.api.base import Model
 from banyan_operator.api.batchjob import BatchJobSpec
 from banyan_operator.api.inferenceserver import InferenceServerSpec
-from banyan_operator.api.parts import Resources, Runtime
+from banyan_operator.api.parts import DATA_URI, MODEL_URI, URL, Resources, Runtime
 from banyan_operator.api.quantity import amount
 from banyan_operator.api.resources import API_VERSION, KINDS, NAME_RULE, NEW_NAME_RULE, BatchJob, InferenceServer, Metadata, Resource
 from banyan_operator.api.rules import Transition
@@ -75,7 +75,13 @@ def parse(manifest: Mapping[str, Any], *, strict: bool = True) -> Resource:
 def check_update(new: Resource, old: Resource) -> None:
     """Raise SpecError when `new` changes what must not change in `old`. The API server does this in a cluster."""
     broken = [rule.message for rule in new.spec.RULES if isinstance(rule, Transition) and not rule.holds(new.spec, old.spec)]
-    _raise([Problem("spec", message) for message in broken])
+    _raise([_of_change(message) for message in broken])
+
+
+def _of_change(message: str) -> Problem:
+    """'spec.input cannot change', which the API server says of the spec, as a problem of that field."""
+    field, _, text = message.partition(" ")
+    return Problem(field, text) if field.startswith("spec.") else Problem("spec", message)
 
 
 def _kind(manifest: Mapping[str, Any], strict: bool) -> str:
@@ -186,7 +192,11 @@ def _problem(model: type[Model], item: ErrorDetails) -> Problem:
         case "literal_error":
             text = f"{value!r} is not one of {', '.join(_choices(field)) or context['expected']}"
         case "string_pattern_mismatch" | "string_too_short":
-            hint = field.description if field and field.description else f"It must match {context.get('pattern', '.+')}"
+            hint = (
+                _form(str(value), context.get("pattern", ""))
+                or (field.description if field else None)
+                or f"It must match {context.get('pattern', '.+')}"
+            )
             text = f"{value!r} has the wrong form. {hint}"
         case "greater_than_equal":
             text = f"{value} is too small; use at least {context['ge']}"
@@ -201,6 +211,22 @@ def _problem(model: type[Model], item: ErrorDetails) -> Problem:
         case other:
             text = f"{value!r} {_TYPES.get(other, item['msg'])}"
     return Problem(path, text)
+
+
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def _form(value: str, pattern: str) -> str | None:
+    """What is wrong with an address that its field's description does not say."""
+    if pattern in (MODEL_URI, DATA_URI) and value.startswith("s3://"):
+        bucket = value.removeprefix("s3://").partition("/")[0]
+        if not _BUCKET.fullmatch(bucket):
+            return (
+                f"A bucket's name, here {bucket!r}, has 3 to 63 lower case letters, digits, dots and dashes, first and last no dot or dash"
+            )
+    if pattern == URL and not value.startswith(("http://", "https://")):
+        return "It begins with http:// or https://"
+    return None
 
 
 def _field_at(model: type[Model], loc: Sequence[int | str]) -> FieldInfo | None:
