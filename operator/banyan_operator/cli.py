@@ -14,6 +14,7 @@ from banyan_operator import __version__
 
 EXIT_USAGE = 64
 EXIT_GONE = 69
+EXIT_UNMADE = 73
 EXIT_LATER = 75
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
@@ -178,7 +179,7 @@ def _wait(options: argparse.Namespace) -> int:
     """Show progress until what is waited for is there (0) or failed (1); 69 when the operator ends, 75 when time runs out."""
     from banyan_operator.local.errors import NotRunningError
     from banyan_operator.local.prospect import all_done, servers_ready
-    from banyan_operator.local.snapshot import Snapshot, only_running
+    from banyan_operator.local.snapshot import Snapshot, only_running, state_home
     from banyan_operator.local.view import view_for
 
     over_when = servers_ready if options.wait == "ready" else all_done
@@ -209,18 +210,24 @@ def _wait(options: argparse.Namespace) -> int:
             if snapshot.state == "stopped":
                 return _refuse("the operator has ended; its log tells why", EXIT_GONE)
             time.sleep(POLL_S)
+    if not seen_running:
+        where = f"in {options.state_dir}" if options.state_dir else f"below {state_home()}"
+        return _refuse(f"no local mode runs {where}; start it with 'banyan-operator local -f DIR'", EXIT_GONE)
     return _refuse(f"not {options.wait} after {options.timeout:g} s; 'banyan-operator status' shows how far it is", EXIT_LATER)
 
 
 def _crds(options: argparse.Namespace) -> int:
     from banyan_operator.api.crds import manifests
 
-    for name, text in manifests().items():
-        if options.output_dir is None:
-            print(f"---\n{text}", end="")
-        else:
-            options.output_dir.mkdir(parents=True, exist_ok=True)
+    if options.output_dir is None:
+        print("".join(f"---\n{text}" for text in manifests().values()), end="")
+        return 0
+    try:
+        options.output_dir.mkdir(parents=True, exist_ok=True)
+        for name, text in manifests().items():
             (options.output_dir / name).write_text(text)
+    except OSError as error:
+        return _refuse(f"--output-dir={options.output_dir}: cannot be written ({(error.strerror or str(error)).lower()})", EXIT_UNMADE)
     return 0
 
 

@@ -45,6 +45,7 @@ def test_a_document_that_goes_takes_its_processes_with_it_and_a_broken_edit_chan
     write(manifests, server(stand_in))
     operator.wait(lambda: [one["metadata"]["name"] for one in operator.status()["resources"]] == ["chat"])
     operator.wait(lambda: len(operator.status()["pods"]) == 1 and len(operator.processes()) == 2)
+    assert "inferenceserver/other is no longer in the manifests: it is stopped" in operator.log.read_text()
 
 
 WRONG = {

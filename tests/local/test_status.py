@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from rich.console import Console
 from banyan_operator import cli
 from banyan_operator.cli import main
 from banyan_operator.local.prospect import all_done, servers_ready
-from banyan_operator.local.snapshot import Snapshot, state_folder
+from banyan_operator.local.snapshot import LOCK, Snapshot, state_folder
 from banyan_operator.local.table import age, render
 from banyan_operator.local.view import Lines, Screen, label, view_for
 from banyan_operator.times import stamp
@@ -255,11 +256,24 @@ def test_status_prints_whole_objects_as_json_and_yaml(tmp_path: Path, capsys: py
 
 
 def test_waiting_gives_up_after_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    snapshot(server()).write(tmp_path)
-    assert main(["status", "--state-dir", str(tmp_path), "--wait", "ready", "--timeout", "0.3"]) == 75, (
-        "what an earlier run left does not count"
-    )
+    (tmp_path / LOCK).write_text(str(os.getpid()))
+    with (tmp_path / LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        snapshot(server(phase="Pending")).write(tmp_path)
+        assert main(["status", "--state-dir", str(tmp_path), "--wait", "ready", "--timeout", "0.3"]) == 75
     assert "not ready after 0.3 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["nothing was there", "an earlier run left a ready server"])
+def test_where_no_local_mode_was_seen_waiting_says_so_and_where_it_looked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    if left:
+        snapshot(server()).write(tmp_path)
+    for words, where in ((["--state-dir", str(tmp_path)], f"in {tmp_path}"), ([], f"below {tmp_path}/state/banyan")):
+        assert main(["status", *words, "--wait", "ready", "--timeout", "0.3"]) == 69
+        assert f"no local mode runs {where}; start it with" in capsys.readouterr().err
 
 
 def test_every_checkout_has_a_state_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,3 +355,9 @@ def test_crds_are_written_to_a_folder(tmp_path: Path) -> None:
     names = sorted(file.name for file in (tmp_path / "crds").iterdir())
     assert names == ["serving.banyan.dev_batchjobs.yaml", "serving.banyan.dev_inferenceservers.yaml"]
     assert yaml.safe_load((tmp_path / "crds" / names[0]).read_text())["kind"] == "CustomResourceDefinition"
+
+
+def test_a_folder_that_crds_cannot_be_written_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["crds", "--output-dir", str(tmp_path / "file" / "x")]) == 73
+    assert capsys.readouterr().err == f"banyan-operator: --output-dir={tmp_path}/file/x: cannot be written (not a directory)\n"

@@ -88,7 +88,7 @@ def test_work_that_fails_is_published_as_far_as_it_came_and_then_the_batch_has_f
         assert said in condition(over, "Failed")["message"]
         assert "What was done is published" in condition(over, "Failed")["message"]
         assert condition(over, "Accepted")["reason"] == accepted
-        assert over.status["requests"] == "1000/1000"
+        assert (over.status["requests"], over.status["progressPercent"]) == ("1000/1000", 100)
         assert over.apply == ()
 
 

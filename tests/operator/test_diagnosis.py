@@ -155,6 +155,21 @@ def test_a_killed_process_of_local_mode_is_no_memory_matter():
     assert "(killed)" in found["message"]
 
 
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("pvc://models/tiny", "else the folder that 'banyan-runtime models fetch tiny' fills; --volume models=DIR names another"),
+        ("pvc://weights/tiny", "Here claim weights is the folder of that name beside the manifests, else an empty one"),
+    ],
+)
+def test_a_claim_of_local_mode_without_the_model_is_told_as_the_folder_that_it_is(uri, words):
+    server = a_server(model={"uri": uri})
+    missing = pod(server, **crashed(65, "--model-path=/x/tiny: no such folder; give the folder of a model"))
+    found = ready(observe(server, deployment(server), missing, settings=LOCAL))
+    assert (found["reason"], words in found["message"]) == ("ModelInvalid", True), found["message"]
+    assert "Check spec.model.uri and" in ready(observe(server, deployment(server), missing))["message"]
+
+
 def test_the_worst_pod_decides_not_the_newest():
     loading = pod(SERVER, "tiny-new", age=5, phase="Running", containerStatuses=[container(running())])
     broken = pod(SERVER, "tiny-old", age=50, **crashed(64))

@@ -20,14 +20,14 @@ from banyan_operator.kube.objects import Key, is_true, key_of
 from banyan_operator.local.accelerators import Accelerators, find_devices
 from banyan_operator.local.asking import Asking
 from banyan_operator.local.clock import SteadyClock
-from banyan_operator.local.errors import BusyError, LocalError, StateError
+from banyan_operator.local.errors import BusyError, LocalError, NotRunningError, StateError
 from banyan_operator.local.kubelet import Kubelet, Machine
 from banyan_operator.local.manifests import Contents, Manifests, check_change
 from banyan_operator.local.objects import Objects
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.prospect import all_done
 from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, home, phase, state_folder
-from banyan_operator.local.view import View, label
+from banyan_operator.local.view import View, label, label_of
 from banyan_operator.local.volumes import Volumes
 from banyan_operator.local.world import LocalWorld
 from banyan_operator.plan import Manifest, Settings
@@ -161,7 +161,7 @@ class LocalMode:
             while not (self._stops or self._view.gone):
                 self._reread()
                 due = await self._world.turn()
-                self._publish("running")
+                await self._publish("running")
                 if self._options.until_done and (prospect := all_done(self._world.resources())).over:
                     for problem in prospect.problems:
                         self._view.say(problem)
@@ -174,7 +174,7 @@ class LocalMode:
             await self._world.close()
             await self._kubelet.close()
             await self._asking.close()
-            self._publish("stopped")
+            await self._publish("stopped")
         return code
 
     def _stop(self) -> None:
@@ -194,7 +194,7 @@ class LocalMode:
         self._stops = min(self._stops, 1)
         while True:
             due = await self._world.wind_down()
-            self._publish("stopping")
+            await self._publish("stopping")
             if self._kubelet.idle:
                 return
             if self._stops > 1:
@@ -223,7 +223,9 @@ class LocalMode:
                 except LocalError as error:
                     refused.append(str(error))
                     objects[key] = old
-        for key in self._applied.keys() - objects.keys():
+        for key in sorted(self._applied.keys() - objects.keys(), key=str):
+            if key.kind in KINDS:
+                self._view.say(f"{label_of(key)} is no longer in the manifests: it is stopped")
             self._objects.delete(key)
         for key, manifest in objects.items():
             if self._applied.get(key) != manifest:
@@ -241,29 +243,28 @@ class LocalMode:
         self._refused = frozenset(refused)
 
     def _remember_jobs(self, contents: Contents) -> None:
-        """A BatchJob is the same over a restart, as it is in a cluster: one that has ended stays ended, unless its spec is another
-        one, and one that was at work goes on where it was, unless its spec changed in what must not change."""
+        """A BatchJob is the same over a restart, as it is in a cluster: one that has ended stays ended, and one that was at work goes on
+        where it was. What its manifest says by now is an edit like any other.
+
+        Raises StateError where nobody can tell what ran.
+        """
         try:
             before = Snapshot.read(self._folder).resources
-        except LocalError:
+        except NotRunningError:
             return
         for job in before:
-            wanted = contents.objects.get(key_of(job))
-            if job["kind"] != "BatchJob" or wanted is None or not job.get("status"):
+            if job["kind"] != "BatchJob" or key_of(job) not in contents.objects or not job.get("status"):
                 continue
+            status = job["status"]
             if phase(job) in FINISHED:
-                if wanted["spec"] == job["spec"]:
-                    self._objects.restore(wanted, job)
-                    self._view.say(f"{label(job)} has ended {_ago(job)}; start with --fresh to run it again")
-                continue
-            with contextlib.suppress(LocalError):
-                check_change(wanted, job)
-                status = {name: value for name, value in job["status"].items() if name != "jobs"}  # they went with their processes
-                self._objects.restore(wanted, {**job, "status": status})
+                self._view.say(f"{label(job)} has ended {_ago(job)}; start with --fresh to run it again")
+            else:
+                status = {name: value for name, value in status.items() if name != "jobs"}  # they went with their processes
+            self._applied[key_of(job)] = self._objects.restore({**job, "status": status})
 
     # --- what is shown ---
 
-    def _publish(self, state: State) -> None:
+    async def _publish(self, state: State) -> None:
         loading = {label(resource): body for resource in self._world.resources() if (body := self._world.readyz(resource))}
         snapshot = Snapshot(
             state=state,
@@ -274,13 +275,13 @@ class LocalMode:
             loading=loading,
         )
         if snapshot != self._written:
-            self._write(snapshot)
+            await self._write(snapshot)
         self._view.show(snapshot)
 
-    def _write(self, snapshot: Snapshot) -> None:
+    async def _write(self, snapshot: Snapshot) -> None:
         """A status that cannot be written ends no server: it is said once, and written as soon as that works again."""
         try:
-            snapshot.write(self._folder)
+            await asyncio.to_thread(snapshot.write, self._folder)  # meanwhile requests go through the proxies, however slow the disk
         except OSError as error:
             if self._unwritten != str(error):
                 self._view.say(f"the status cannot be written, 'banyan-operator status' shows an old one: {error}")

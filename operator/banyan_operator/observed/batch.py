@@ -68,7 +68,8 @@ def status(one: Observed, written: Written) -> BatchJobStatus:
     over, ended = phase in TERMINAL, seen.now is not None and seen.now.ending is not None
     live = progress if phase == "Running" else None
     total = counted.requests.total
-    percent = 100 if phase == "Succeeded" else min(99, math.floor(100 * counted.done / total)) if total else 0
+    finished = math.floor(100 * counted.done / total) if total else 0
+    percent = 100 if phase == "Succeeded" else finished if over else min(99, finished)  # before its end nothing is published
     last_progress = stamp(now) if counted.moved else prior.get("lastProgressTime")
     eta_s = counted.eta_s if live else None
     uris = _uris(one)

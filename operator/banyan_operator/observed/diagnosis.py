@@ -237,6 +237,9 @@ def _starting(pod: Pod, view: View) -> Diagnosis | None:
 # --- how a process of ours ended ---
 
 _ACCELERATOR_FULL: Final = re.compile(r"accelerator ran out of memory|CUDA\b.{0,20}\bout of memory", re.IGNORECASE)  # ours, and torch's
+_CLAIM: Final = "pvc://"
+_MODELS_CLAIM: Final = "models"  # as in local/volumes.py
+_NO_FOLDER: Final = "no such folder"  # as the runtime says it of --model-path
 _WORD: Final = re.compile(r"[A-Z][a-zA-Z]{1,63}")  # of any image: what is longer no status takes
 
 
@@ -291,10 +294,22 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
         # the worker's own word is finer than its exit code: InputNotFound, OutputExists …
         reason = code if container.name == "worker" and _WORD.fullmatch(code) else known.reason
         what, step = _WORKER_WORDS.get(reason, (known.what, known.step))
+        if view.local and reason == "ModelInvalid" and _NO_FOLDER in text and view.model_uri.startswith(_CLAIM):
+            step = _local_claim(view.model_uri)
         return _at(pod, container, reason, what, text, step, end)
     what = f"the {container.name} ended with exit code {end.exit_code}" + (" (killed)" if end.exit_code == 137 else "")
     step = f"See 'kubectl logs {pod.name} -c {container.name} --previous'" if not view.local else "See its log"
     return _at(pod, container, "CrashLoop", what, text, step, end)
+
+
+def _local_claim(uri: str) -> str:
+    """Which folder of this machine a model's claim is, and how it gets there."""
+    claim, _, path = uri.removeprefix(_CLAIM).partition("/")
+    if claim == _MODELS_CLAIM:
+        otherwise = f"else the folder that 'banyan-runtime models fetch {path.partition('/')[0] or 'NAME'}' fills"
+    else:
+        otherwise = "else an empty one below the state folder"
+    return f"Here claim {claim} is the folder of that name beside the manifests, {otherwise}; --volume {claim}=DIR names another"
 
 
 _ROWS: Final = (

@@ -163,6 +163,7 @@ def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Set
         local=settings.platform == "local",
         sole=True,
         readyz=Readiness.of(world.readyz),
+        model_uri=own.model.uri if own else "",
         events=world.events,
         told=messages(prior),
     )
