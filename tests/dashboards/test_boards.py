@@ -116,6 +116,12 @@ def test_the_prometheus_rule_holds_the_files_rules_without_those_that_the_values
     assert rule() == []
 
 
+def test_a_rule_to_leave_out_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        rule("--set", "metrics.prometheusRule.enabled=true,metrics.prometheusRule.disabled={NoSuch}")
+    assert "there is no rule NoSuch; there are inferenceserver:banyan_requests:rate5m, " in str(refused.value.stderr)
+
+
 def test_helm_renders_the_same_where_the_prometheus_operators_definitions_are_and_where_not() -> None:
     without = helm("--set", CHART_VALUES)
     assert without == helm("--set", CHART_VALUES, "--api-versions", "monitoring.coreos.com/v1")

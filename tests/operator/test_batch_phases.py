@@ -68,6 +68,11 @@ def test_a_batch_is_planned_then_worked_on_then_merged():
     assert ready.status["shards"] == {"total": 4, "completed": 0, "running": 0}
     assert ready.status["planTime"] == stamp(NOW - 5)
     assert (condition(ready, "Planned")["status"], condition(ready, "Planned")["message"]) == ("True", "1000 requests in 4 shards.")
+    one = PLAN_WORDS | {"requestCounts": {"total": 20, "completed": 0, "failed": 0}, "shards": 1}
+    assert (
+        condition(observe(BATCH, job(phase="plan", **COMPLETE), ended(0, one, of="plan")), "Planned")["message"]
+        == "20 requests in 1 shard."
+    )
     assert (condition(ready, "Fenced")["status"], condition(ready, "Fenced")["reason"]) == ("True", "ConditionalWrites")
     working = observe(after(ready, MANY), *plan_over, job(MANY, active=4, ready=4), *map(running, range(4)), progress=PROGRESS)
     assert working.status["phase"] == "Running"

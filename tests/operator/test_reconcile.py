@@ -34,6 +34,7 @@ def test_children_are_applied_in_the_order_in_which_they_are_needed():
     kinds = ["ServiceAccount", "PersistentVolumeClaim", "Service", "Service", "ControllerRevision", "Deployment", "Ingress"]
     assert [child["kind"] for child in plan.apply] == kinds
     assert [event.reason for event in plan.events] == ["Created"]
+    assert plan.events[0].message.endswith(" with 1 replica")
 
 
 def test_nothing_is_written_where_all_is_as_wanted():

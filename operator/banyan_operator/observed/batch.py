@@ -15,7 +15,7 @@ from banyan_operator.kube.objects import condition
 from banyan_operator.observed import answers
 from banyan_operator.observed.answers import Progress
 from banyan_operator.observed.conditions import Finding, conditions, no, unknown, yes
-from banyan_operator.observed.counting import Counted, count
+from banyan_operator.observed.counting import Counted, count, so_many
 from banyan_operator.observed.course import NOTHING_FAILS, UNREPORTED, Course, Known, Wish
 from banyan_operator.observed.failures import kept, last_failure
 from banyan_operator.observed.seen import Seen, view_of
@@ -207,7 +207,8 @@ def _of_the_plan(one: Observed, phase: BatchPhase) -> dict[str, Finding]:
 def _plan_message(words: Mapping[str, Any]) -> str:
     counts, shards = answers.counts(words.get("requestCounts")), answers.whole(words.get("shards"))
     total = counts.total if counts is not None else None
-    return f"{total if total is not None else 'Unknown'} requests in {shards if shards is not None else 'unknown'} shards."
+    requests = "Unknown requests" if total is None else so_many(total, "request")
+    return f"{requests} in {'unknown shards' if shards is None else so_many(shards, 'shard')}."
 
 
 def _running(one: Observed, phase: BatchPhase) -> Finding:

@@ -121,3 +121,8 @@ def _eta_s(requests: RequestCounts, per_hour: int | None, prior: Mapping[str, An
     if finished(requests) < TELLING_REQUESTS or now - began < TELLING_S:
         return None
     return min(answers.MAX_ETA_S, max(0, requests.total - finished(requests)) / per_hour * 3600)
+
+
+def so_many(count: int, noun: str) -> str:
+    """'1 shard', '4 shards'."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

