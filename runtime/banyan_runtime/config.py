@@ -13,7 +13,7 @@ from typing import Any
 
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.hub.address import served_name
-from banyan_runtime.options import Check, at_least, between, chunk_size, flag, json_object, one_of, option, origins, path_prefix
+from banyan_runtime.options import Check, at_least, between, chunk_size, flag, json_object, one_of, option, origins, path_prefix, storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +186,7 @@ class ServerConfig:
     # --- files and batches ---
     file_storage_path: str | None = option(
         None,
+        check=storage,
         metavar="PATH",
         help="Where /v1/files and /v1/batches are kept: a folder, or s3://BUCKET/PREFIX, which replicas must share. "
         "Default: a folder of the model's own below ~/.cache/banyan (BANYAN_CACHE).",

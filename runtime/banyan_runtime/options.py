@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any
@@ -38,6 +39,12 @@ def origins(values: Sequence[str]) -> str | None:
 def path_prefix(value: str) -> str | None:
     good = not value or (value.startswith("/") and not value.endswith("/") and value.isprintable() and not set(value) & set(" ?#%"))
     return None if good else "must be a path like /banyan, without a slash at its end"
+
+
+def storage(value: str) -> str | None:
+    """What of an address shows before anybody opens it."""
+    typo = re.match("([a-z][a-z0-9+.-]*):/(?!/)", value)
+    return f"must be a folder or s3://BUCKET/PREFIX; a folder of that name is ./{value}" if typo else None
 
 
 def json_object(value: str) -> str | None:

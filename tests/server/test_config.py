@@ -62,6 +62,7 @@ def test_an_option_without_effect_is_accepted_and_still_checked(name: str) -> No
         (["--chunked-prefill-size", "40", "--page-size", "16"], "--chunked-prefill-size=40 must be a multiple of --page-size=16"),
         (["--mem-fraction-static", "1.5"], "--mem-fraction-static=1.5 must be between 0.05 and 0.98"),
         (["--json-model-override-args", "[1]"], "--json-model-override-args=[1] must be a JSON object"),
+        (["--file-storage-path", "s3:/b/x"], "--file-storage-path=s3:/b/x must be a folder or s3://BUCKET/PREFIX"),
         (["--schedule-policy", "random"], "--schedule-policy=random must be one of fcfs, lpm"),
         (["--api-key", "a", "--api-keys-file", "b"], "--api-key and --api-keys-file exclude each other"),
         (["--admin-api-key", "a", "--admin-api-keys-file", "b"], "--admin-api-key and --admin-api-keys-file exclude each other"),
