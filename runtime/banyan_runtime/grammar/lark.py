@@ -11,6 +11,7 @@ from typing import Any, Final
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.numbers import held
+from banyan_runtime.grammar.parameters import parameters_of
 from banyan_runtime.grammar.patterns import Alternative, alternatives, without
 from banyan_runtime.grammar.pieces import Piece, Splitter
 from banyan_runtime.grammar.strings import ANY, Both, Either, Length, Listed, Pattern, Rule, value_of
@@ -113,8 +114,8 @@ class LarkWriter:
         self._lines.append(f"{name}: {body}")
         return name
 
-    def _json(self, schema: dict[str, Any]) -> str:
-        return "%json " + json.dumps({**held(schema), "x-guidance": self._json_options})
+    def _json(self, schema: dict[str, Any], path: str = "#") -> str:
+        return "%json " + json.dumps({**held(schema, path), "x-guidance": self._json_options})
 
     def _token(self, token: int | str) -> str:
         if isinstance(token, int):
@@ -180,34 +181,32 @@ class LarkWriter:
         return several if node.at_least_one else f"({several})?"
 
     def _parameters(self, node: structural.Parameters) -> str:
-        schema = node.json_schema
-        properties: Mapping[str, Any] = schema.get("properties") or {}
-        required = schema.get("required") or []
-        if not properties:
-            return self._any_parameters(node) if schema.get("additionalProperties") is not False else EMPTY
+        shape = parameters_of(node.json_schema)
+        if shape.others is not None:
+            return self._any_parameters(node, shape.others, f"{shape.path}/additionalProperties")
         # Behind the first parameter each has the separator before it: `rest` is what may follow from there on.
-        rest, first = "", ""
-        for name, value in reversed(list(properties.items())):
-            body = self._value(node, value if isinstance(value, dict) else {}, f"#/properties/{name}")
+        rest, first = "", EMPTY
+        for name, value in reversed(list(shape.properties.items())):
+            body = self._value(node, value, shape.place(name))
             part = self._rule(f"{self.literal(node.before + name + node.between)} {body}")
-            optional = name not in required
+            optional = name not in shape.required
             begins = f"{part} {rest}".strip()
-            first = f"({begins} | {first or EMPTY})" if optional else begins
+            first = f"({begins} | {first})" if optional else begins
             later = self._rule(f"{self.literal(node.separator)} {part}".strip())
             rest = self._rule(f"{later}{'?' if optional else ''} {rest}".strip())
             first = self._rule(first)
         return first
 
-    def _any_parameters(self, node: structural.Parameters) -> str:
-        """Whatever names and values, as text."""
+    def _any_parameters(self, node: structural.Parameters, schema: Mapping[str, Any], path: str) -> str:
+        """Whatever names, and values of the schema."""
         name = self._terminal("/[A-Za-z_][A-Za-z0-9_-]*/")
-        part = self._rule(f"{self.literal(node.before)} {name} {self.literal(node.between)} {self._bare(node)}")
+        part = self._rule(f"{self.literal(node.before)} {name} {self.literal(node.between)} {self._value(node, schema, path)}")
         return f"({part} ({self.literal(node.separator)} {part})*)?"
 
-    def _value(self, node: structural.Parameters, schema: dict[str, Any], path: str) -> str:
+    def _value(self, node: structural.Parameters, schema: Mapping[str, Any], path: str) -> str:
         """A parameter's value: strings bare, as who reads calls takes them, and others as JSON."""
         value = value_of(schema, node.json_schema, path, (*node.excludes, node.after))
-        told = [] if value.json is None else [f"{self._json(value.json)} {self.literal(node.after)}"]
+        told = [] if value.json is None else [f"{self._json(value.json, path)} {self.literal(node.after)}"]
         if isinstance(value.rule, Listed):
             told += [self.literal(text + node.after) for text in value.rule.texts]
         elif value.rule == ANY:

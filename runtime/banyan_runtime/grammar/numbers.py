@@ -16,10 +16,11 @@ _LOW: Final = ("minimum", "exclusiveMinimum")
 _HIGH: Final = ("maximum", "exclusiveMaximum")
 
 
-def held(schema: Schema) -> Schema:
+def held(schema: Schema, at: str = "#") -> Schema:
     """The schema (it is changed) in numbers that outputs are held to exactly. Bounds that are no such numbers move inwards, to the next
-    ones. Raises GrammarError for what cannot be told apart from something else."""
-    for path, part in parts(schema):
+    ones. `at`: its place. Raises GrammarError for what cannot be told apart from something else."""
+    for path, part in parts(schema, at):
+        written = dict(part)
         for keyword in (*_LOW, *_HIGH):
             bound = part.get(keyword)
             if isinstance(bound, int | float) and abs(bound) > _EXACT:
@@ -28,6 +29,10 @@ def held(schema: Schema) -> Schema:
                 if abs(moved) > _MOST:
                     raise refuse(path, part, keyword, f"is out of the range that numbers can be held to, {-_MOST} to {_MOST}")
                 part[keyword] = moved
+        if part != written and _is_empty(part) and not _is_empty(written):
+            keyword = next(keyword for keyword in (*_LOW, *_HIGH) if part.get(keyword) != written.get(keyword))
+            reason = f"leaves no number: those of more than {_DIGITS} digits are told apart in steps of {_STEP:,}; let it be a string"
+            raise refuse(path, written, keyword, reason)
         for keyword in ("const", "enum"):
             for number in _numbers(part.get(keyword)):
                 if not _is_kept(number):
@@ -42,6 +47,13 @@ def _moved(bound: float, *, beyond: bool) -> int:
         return -_MOST
     whole = int(bound)
     return (whole // _STEP + 1) * _STEP if beyond else -(-whole // _STEP) * _STEP
+
+
+def _is_empty(part: Schema) -> bool:
+    """Whether no number is within its bounds."""
+    lows = [(part[keyword], keyword == "exclusiveMinimum") for keyword in _LOW if type(part.get(keyword)) in (int, float)]
+    highs = [(part[keyword], keyword == "exclusiveMaximum") for keyword in _HIGH if type(part.get(keyword)) in (int, float)]
+    return any(low > high or (low == high and (below or above)) for low, below in lows for high, above in highs)
 
 
 def _numbers(value: Any) -> Iterator[int | float]:

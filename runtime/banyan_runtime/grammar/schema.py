@@ -12,18 +12,17 @@ from typing import Any, Final
 import msgspec
 
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.keywords import COUNTS, LISTS, MAPS, MOST, SINGLE, problem
 from banyan_runtime.grammar.limits import MAX_ALTERNATIVES, MAX_NESTING, MAX_PROPERTIES, MAX_REGEX_BYTES, check_count, check_text
 
 Schema = dict[str, Any]
 
-_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE: Final = ("items", "additionalItems", "additionalProperties")
 _UNENFORCED: Final = (
     "not", "if", "then", "else", "contains", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
     "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
-_ANNOTATIONS: Final = frozenset({"title", "description", "$comment", "examples", "default", "deprecated"})
+DEFINITIONS: Final = ("$defs", "definitions")
+ANNOTATIONS: Final = frozenset({"title", "description", "$comment", "examples", "default", "deprecated"})
 _FORMATS: Final = frozenset({
     "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "idn-email", "idn-hostname",
     "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex",
@@ -44,7 +43,7 @@ def prepare(schema: object) -> str:
     _check_size(schema)
     for path, part in parts(schema):
         _check(path, part)
-    ours: Schema = _copy(schema)
+    ours: Schema = copied(schema)
     ours.pop("x-guidance", None)  # a compiler's own switches
     _neutralise(ours)
     _close(ours)
@@ -53,22 +52,24 @@ def prepare(schema: object) -> str:
     return text
 
 
-def parts(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The schema and all schemas in it, each with its place, such as #/properties/a."""
-    waiting: list[tuple[str, Any]] = [("#", schema)]
+def parts(schema: Schema, at: str = "#") -> Iterator[tuple[str, Schema]]:
+    """The schema and all schemas in it, each with its place, such as #/properties/a. `at`: that of a schema that was taken out of
+    another one, with the definitions of that."""
+    waiting: list[tuple[str, Any]] = [(at, schema)]
     while waiting:
         path, part = waiting.pop()
         if not isinstance(part, dict):
             continue
         yield path, part
-        for name in _MAPS:
+        for name in MAPS:
             if isinstance(found := part.get(name), dict):
-                waiting += [(f"{path}/{name}/{key}", value) for key, value in found.items()]
-        for name in (*_LISTS, *_SINGLE):
+                where = "#" if part is schema and name in DEFINITIONS else path
+                waiting += [(f"{where}/{name}/{key}", value) for key, value in found.items()]
+        for name in (*LISTS, *SINGLE):
             found = part.get(name)
             if isinstance(found, list):
                 waiting += [(f"{path}/{name}/{index}", value) for index, value in enumerate(found)]
-            elif name in _SINGLE:
+            elif name in SINGLE:
                 waiting.append((f"{path}/{name}", found))
 
 
@@ -129,23 +130,22 @@ def _check(path: str, part: Schema) -> None:
             raise refuse(path, part, keyword)
     if part.get("uniqueItems", False) is not False:
         raise refuse(path, part, "uniqueItems")
+    if (wrong := problem(part)) is not None:
+        raise refuse(path, part, *wrong)
     reference = part.get("$ref")
-    if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
+    if "$ref" in part and not (isinstance(reference, str) and reference.startswith("#")):
         raise refuse(path, part, "$ref", "must point into the schema itself ('#/...')")
-    step = part.get("multipleOf")
-    if isinstance(step, int | float) and _remainders(step) > _MAX_REMAINDERS:
+    if _remainders(part.get("multipleOf", 1)) > _MAX_REMAINDERS:
         raise refuse(path, part, "multipleOf", f"has more than {_MAX_REMAINDERS} remainders to tell apart, which is not supported")
-    patterns = [("pattern", part.get("pattern")), *(("patternProperties", name) for name in _mapping(part.get("patternProperties")))]
+    patterns = [("pattern", part.get("pattern", "")), *(("patternProperties", name) for name in part.get("patternProperties", {}))]
     for keyword, pattern in patterns:
-        if isinstance(pattern, str):
-            check_text(pattern, f"'{keyword}' at {path[:200]}", MAX_REGEX_BYTES)
-    # What is no schema at all, the compiler says: it knows the forms of all drafts.
+        check_text(pattern, f"'{keyword}' at {path[:200]}", MAX_REGEX_BYTES)
 
 
 def _takes_all_names(schema: Any) -> bool:
     """Whether a `propertyNames` says no more than that names are strings, as zod's do."""
     return schema is True or (
-        isinstance(schema, dict) and all(name in _ANNOTATIONS or (name, schema[name]) == ("type", "string") for name in schema)
+        isinstance(schema, dict) and all(name in ANNOTATIONS or (name, schema[name]) == ("type", "string") for name in schema)
     )
 
 
@@ -162,10 +162,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _copy(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """JSON, each part of it once for each place where it stands."""
     if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _neutralise(schema: Schema) -> None:
@@ -173,6 +174,10 @@ def _neutralise(schema: Schema) -> None:
     for _, part in parts(schema):
         part.pop("uniqueItems", None)
         part.pop("propertyNames", None)
+        for low, high in COUNTS:
+            part.update({name: int(part[name]) for name in (low, high) if name in part})
+            if part.get(high, 0) > MOST:
+                del part[high]
         name = part.get("format")
         if isinstance(name, str) and name not in _FORMATS:
             if name in _UUIDS:

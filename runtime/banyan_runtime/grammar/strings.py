@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import copy
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
 
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.formats import FORMATS
-from banyan_runtime.grammar.schema import refuse
+from banyan_runtime.grammar.schema import DEFINITIONS, copied, parts, refuse
 
 Schema = Mapping[str, Any]
 
@@ -55,6 +57,9 @@ class Either:
 
 Rule: TypeAlias = Listed | Length | Pattern | Both | Either
 
+_INDEX: Final = re.compile("[0-9]{1,9}")
+_DEFINED: Final = tuple(f"#/{name}/" for name in DEFINITIONS)
+
 ANY: Final = Both(())
 NONE: Final = Listed(())
 
@@ -75,9 +80,8 @@ def value_of(schema: Schema, root: Schema, path: str, markers: Iterable[str]) ->
     rule = rule_of(schema, root, path)
     if rule == ANY:
         return Value(ANY, None, ())
-    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
     if rule == NONE:
-        return Value(NONE, copy.deepcopy({**schema, **shared}), ())
+        return Value(NONE, _alone(schema, root), ())
     kinds = kinds_of(schema, root)
     if not kinds:
         raise GrammarError(f"the schema at {path[:200]} needs a 'type': what is read of a parameter's text depends on it.")
@@ -89,7 +93,19 @@ def value_of(schema: Schema, root: Schema, path: str, markers: Iterable[str]) ->
     rest, others = without_strings(schema, root), tuple(sorted(kinds - {"string"}))
     if rest is None or not others:
         return Value(rule, None, ())
-    return Value(rule, copy.deepcopy({"type": list(others), **rest, **shared}), others)
+    return Value(rule, _alone({"type": list(others), **rest}, root), others)
+
+
+def _alone(schema: Schema, root: Schema) -> dict[str, Any]:
+    """A schema that stood in `root`, with what it refers to there."""
+    alone: dict[str, Any] = copied({**schema, **{name: root[name] for name in DEFINITIONS if name in root}})
+    if all(reference.startswith(_DEFINED) for reference in (part.get("$ref", _DEFINED[0]) for _, part in parts(alone))):
+        return alone
+    alone = copied({**schema, "$defs": {"whole": root}})
+    for _, part in parts(alone):
+        if "$ref" in part:
+            part["$ref"] = "#/$defs/whole" + part["$ref"][1:]
+    return alone
 
 
 def rule_of(schema: Schema, root: Schema | None = None, path: str = "#") -> Rule:
@@ -131,10 +147,8 @@ def _rule(schema: Schema, root: Schema, path: str, within: tuple[int, ...]) -> R
     if isinstance(listed := schema.get("enum"), list):
         rules.append(_listed(listed))
     if "minLength" in schema or "maxLength" in schema:
-        rules.append(Length(_count(schema, "minLength", path) or 0, _count(schema, "maxLength", path)))
+        rules.append(Length(schema.get("minLength", 0), schema.get("maxLength")))
     if "pattern" in schema:
-        if not isinstance(schema["pattern"], str):
-            raise refuse(path, schema, "pattern", "must be a string")
         rules.append(Pattern(schema["pattern"]))
     if "format" in schema:
         if schema["format"] not in FORMATS:
@@ -142,24 +156,21 @@ def _rule(schema: Schema, root: Schema, path: str, within: tuple[int, ...]) -> R
         rules.append(Pattern(f"^{FORMATS[schema['format']]}$"))
     if isinstance(reference := schema.get("$ref"), str):
         if (target := resolved(reference, root)) is None:
-            raise refuse(path, schema, "$ref", "does not exist")
+            named = reference != "#" and not reference.startswith("#/")
+            raise refuse(path, schema, "$ref", "must begin with '#/' where parameters are text" if named else "does not exist")
         rules.append(_rule(target, root, reference, within))
     for word in _LISTS:
         branches = [_rule(branch, root, f"{path}/{word}/{index}", within) for index, branch in enumerate(_branches(schema, word))]
         if word == "allOf":
             rules += branches
+        elif branches and word == "oneOf" and all(isinstance(rule, Listed) for rule in branches):
+            found = Counter(text for rule in branches for text in _texts(rule))
+            rules.append(_listed(text for text, times in found.items() if times == 1))
         elif branches:
-            if word == "oneOf" and sum(rule != NONE for rule in branches) > 1 and not all(isinstance(rule, Listed) for rule in branches):
+            if word == "oneOf" and sum(rule != NONE for rule in branches) > 1:
                 raise refuse(path, schema, "oneOf", "is not supported where a value may fit several of its schemas; use 'anyOf'")
             rules.append(_either(branches))
     return _both(rules)
-
-
-def _count(schema: Schema, keyword: str, path: str) -> int | None:
-    count = schema.get(keyword)
-    if count is not None and (type(count) is not int or count < 0):
-        raise refuse(path, schema, keyword, "must be an integer that is not negative")
-    return count
 
 
 def _listed(values: Iterable[Any]) -> Listed:
@@ -244,9 +255,15 @@ def _branches(schema: Schema, word: str) -> list[Schema]:
 
 def resolved(target: Any, root: Schema) -> Schema | None:
     """What a local reference such as #/$defs/City points to; None: no schema."""
-    if not isinstance(target, str) or not target.startswith("#"):
+    if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
         return None
     found: Any = root
-    for part in target[1:].split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    for part in unquote(target[1:]).split("/")[1:]:
+        found = _inside(found, part.replace("~1", "/").replace("~0", "~"))
     return found if isinstance(found, Mapping) else None
+
+
+def _inside(value: Any, name: str) -> Any:
+    if isinstance(value, list):
+        return value[int(name)] if _INDEX.fullmatch(name) and int(name) < len(value) else None
+    return value.get(name) if isinstance(value, Mapping) else None

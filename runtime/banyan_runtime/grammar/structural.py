@@ -15,6 +15,7 @@ import msgspec
 from banyan_runtime.grammar import schema
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.limits import MAX_REGEX_BYTES, MAX_TAG_BYTES, check_ebnf, check_text
+from banyan_runtime.grammar.parameters import Shape, parameters_of
 from banyan_runtime.wire import Grammar
 
 
@@ -260,8 +261,9 @@ def _prepared(node: Node) -> Node:
         case Parameters(json_schema):
             if not node.after:
                 raise GrammarError("'after' of parameters must not be empty: nothing else ends a value.")
-            _check_names(json_schema)
-            return replace(node, json_schema=_schema(json_schema))
+            checked = _schema(json_schema)
+            _check_names(parameters_of(checked))
+            return replace(node, json_schema=checked)
         case Regex(pattern):
             check_text(pattern, "a regex", MAX_REGEX_BYTES)
             return node
@@ -288,10 +290,9 @@ def _prepared(node: Node) -> Node:
     return node
 
 
-def _check_names(json_schema: dict[str, Any]) -> None:
+def _check_names(shape: Shape) -> None:
     """Names of parameters stand in tags."""
-    properties = json_schema.get("properties")
-    for name in properties if isinstance(properties, dict) else ():
+    for name in shape.properties:
         if len(name) > _MAX_NAME or _NAME.fullmatch(name) is None:
             raise GrammarError(
                 f"the name {name[:60]!r} cannot stand in a tag, as this model writes parameters: it must not be empty, begin or end with "

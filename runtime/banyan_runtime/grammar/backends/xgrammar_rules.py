@@ -3,13 +3,14 @@ anything is compiled. Needs neither xgrammar nor torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.parameters import parameters_of
 from banyan_runtime.grammar.patterns import alternatives, may_hold_bracket
 from banyan_runtime.grammar.pieces import Piece, Splitter
 from banyan_runtime.grammar.schema import parts, refuse
@@ -38,9 +39,10 @@ def check(grammar: Grammar) -> None:
             TagWriter(Splitter({}), json_form).write(structural.decode(grammar.text))
 
 
-def enforced(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema (it is changed) in the keywords that xgrammar enforces. Raises GrammarError for what it would pass over."""
-    for path, part in parts(schema):
+def enforced(schema: dict[str, Any], at: str = "#") -> dict[str, Any]:
+    """The schema (it is changed), which stands at this place, in the keywords that xgrammar enforces. Raises GrammarError for what it would
+    pass over."""
+    for path, part in parts(schema, at):
         kinds = part.get("type")
         if "oneOf" in part:
             raise refuse(path, part, "oneOf", "is not supported by xgrammar; use anyOf")
@@ -167,19 +169,16 @@ class TagWriter:
     def _parameters(self, node: structural.Parameters) -> Form:
         if node.separator:
             return self._separated_parameters(node)
-        schema = node.json_schema
-        properties = schema.get("properties") or {}
-        if not properties:
-            if schema.get("additionalProperties") is False:
-                return _sequence(())
+        shape = parameters_of(node.json_schema)
+        if shape.others is not None:
             key = _regex("[A-Za-z_][A-Za-z0-9_-]*")
-            free = self._ended(self._free(node.excludes), node.after)
-            return {"type": "star", "content": _sequence([*self._pieces(node.before), key, *self._pieces(node.between), free])}
+            body = self._value(node, shape.others, f"{shape.path}/additionalProperties")
+            return {"type": "star", "content": _sequence([*self._pieces(node.before), key, *self._pieces(node.between), body])}
         told: list[Form] = []
-        for name, value in properties.items():
-            body = self._value(node, value if isinstance(value, dict) else {}, f"#/properties/{name}")
+        for name, value in shape.properties.items():
+            body = self._value(node, value, shape.place(name))
             part = _sequence([*self._pieces(node.before + name + node.between), body])
-            told.append(part if name in (schema.get("required") or ()) else {"type": "optional", "content": part})
+            told.append(part if name in shape.required else {"type": "optional", "content": part})
         return _sequence(told)
 
     def _separated_parameters(self, node: structural.Parameters) -> Form:
@@ -189,12 +188,12 @@ class TagWriter:
             raise GrammarError("parameters in this form are not supported by xgrammar.")
         return {"type": "json_schema", "style": "qwen_xml", "json_schema": enforced(node.json_schema), "excludes": [_MARKER]}
 
-    def _value(self, node: structural.Parameters, schema: dict[str, Any], path: str) -> Form:
+    def _value(self, node: structural.Parameters, schema: Mapping[str, Any], path: str) -> Form:
         """A parameter's value, and what ends it: strings bare, as who reads calls takes them, and others as JSON."""
         value = value_of(schema, node.json_schema, path, (*node.excludes, node.after))
         if not isinstance(value.rule, Listed) and set(value.kinds) - {"null"}:
             raise GrammarError(f"strings that must fit a rule, beside other values, at {path[:200]} are not supported by xgrammar.")
-        told = [] if value.json is None else [_sequence([self._json(enforced(value.json)), *self._pieces(node.after)])]
+        told = [] if value.json is None else [_sequence([self._json(enforced(value.json, path)), *self._pieces(node.after)])]
         return _either([*told, *self._ruled(node, value.rule, path)])
 
     def _ruled(self, node: structural.Parameters, rule: Rule, path: str) -> list[Form]:

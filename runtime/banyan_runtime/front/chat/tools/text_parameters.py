@@ -15,14 +15,17 @@ _IN_STRING: Final = re.compile(r'["\\\n]')
 
 
 class TextArguments:
-    """Makes one JSON object. Strings are given out as they come; other values when they are complete."""
+    """Makes one JSON object. Strings are given out as they come; other values when they are complete. Of parameters of one name the
+    first one counts: what has been given out cannot be taken back."""
 
     def __init__(self, sink: CallSink, schema: Schema | None, *, strip_lines: bool) -> None:
         """`strip_lines`: one line break before a value and one behind it belong to the markers."""
         self._sink = sink
         self._parameters = Parameters(schema)
         self._strip = strip_lines
+        self._keys: set[str] = set()
         self._key: str | None = None
+        self._repeated = False  # the name has come before: nothing is given out
         self._streams = False
         self._first = True  # nothing of the value has come yet
         self._line_break = False  # held back: it may be the last
@@ -46,7 +49,9 @@ class TextArguments:
         """A parameter begins."""
         self._key, self._first, self._line_break, self._pieces = key, True, False, []
         self._streams, self._quotes = self._parameters.is_text(key), Quotes()
-        self._sink.args(("{" if self._sink.silent else ", ") + encoded(key) + ": " + ('"' if self._streams else ""))
+        self._repeated = key in self._keys
+        self._keys.add(key)
+        self._args(("{" if self._sink.silent else ", ") + encoded(key) + ": " + ('"' if self._streams else ""))
 
     def value(self, text: str) -> None:
         """A piece of its value."""
@@ -60,15 +65,19 @@ class TextArguments:
         if self._strip and text.endswith("\n"):
             text, self._line_break = text[:-1], True
         if self._streams:
-            self._sink.args(encoded(text)[1:-1])
+            self._args(encoded(text)[1:-1])
         else:
             self._pieces.append(text)
 
     def close(self) -> None:
         """The parameter is complete."""
         assert self._key is not None
-        self._sink.args('"' if self._streams else self._parameters.json(self._key, "".join(self._pieces)))
+        self._args('"' if self._streams else self._parameters.json(self._key, "".join(self._pieces)))
         self._key = None
+
+    def _args(self, fragment: str) -> None:
+        if not self._repeated:
+            self._sink.args(fragment)
 
     def end(self) -> None:
         """The call is complete."""

@@ -48,6 +48,19 @@ class Parameters:
 
 
 def _value(text: str, schema: Schema, root: Schema) -> Any:
+    """The text itself where the schema lists it and not what would be read of it; else that."""
+    value = _typed(text, schema, root)
+    listed = [one for found in _alternatives(schema, root) for one in _listed(found)]
+    return text if text in listed and not any(_same(value, one) for one in listed) else value
+
+
+def _same(value: Any, other: Any) -> bool:
+    """As JSON has it: 1 is 1.0 and no truth."""
+    kinds = {type(value), type(other)}
+    return bool(value == other) if kinds == {int, float} else bool(encoded(value) == encoded(other))
+
+
+def _typed(text: str, schema: Schema, root: Schema) -> Any:
     """The first type of the schema that the text fits."""
     types = set(_types(schema, root))
     bare = text.strip()
@@ -98,13 +111,12 @@ def _member(value: Any, schema: Schema | None, root: Schema) -> Any:
 
 
 def _property(schema: Schema, root: Schema, key: str) -> Schema | None:
-    """The schema of a property: the object's own, else one of its alternatives'."""
-    for found in _alternatives(schema, root):
-        properties = found.get("properties")
-        if isinstance(properties, Mapping) and isinstance(properties.get(key), Mapping):
-            own: Schema = properties[key]
-            return own
-    return None
+    """The schema of a property: the object's own, else one of its alternatives', else that of whatever others there are."""
+    alternatives = list(_alternatives(schema, root))
+    named = [found["properties"] for found in alternatives if isinstance(found.get("properties"), Mapping)]
+    own = [properties[key] for properties in named if key in properties]
+    others = [found.get("additionalProperties") for found in alternatives]
+    return next((found for found in own or others if isinstance(found, Mapping)), None)
 
 
 def _alternatives(schema: Schema, root: Schema) -> Iterator[Schema]:
@@ -137,10 +149,14 @@ def _types(schema: Schema, root: Schema) -> Iterator[str]:
 
 def _types_of_values(schema: Schema) -> Iterator[str]:
     """Of a schema that lists its values instead."""
-    listed = schema.get("enum")
-    values = [*(listed if isinstance(listed, list) else ()), *([schema["const"]] if "const" in schema else ())]
-    for value in values:
+    for value in _listed(schema):
         yield "null" if value is None else next(name for kind, name in _TYPES_OF_VALUES if isinstance(value, kind))
+
+
+def _listed(schema: Schema) -> list[Any]:
+    """Its own values, where it lists them."""
+    listed = schema.get("enum")
+    return [*(listed if isinstance(listed, list) else ()), *([schema["const"]] if "const" in schema else ())]
 
 
 def _standard(name: str) -> str | None:
