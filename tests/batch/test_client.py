@@ -460,3 +460,19 @@ def test_a_servers_file_of_keys_is_not_taken_for_a_key(content: str, tmp_path: P
     with pytest.raises(InvalidSpec, match="holds more than a key") as error:
         options.api_key()
     assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "answers"),
+    [
+        ({"error": {"message": "no route"}}, False),
+        ({"id": "x", "error": "busy"}, False),
+        ({"id": "x", "error": None}, True),
+        ({"choices": [], "error": {"message": "half"}}, True),
+        ({"output": [], "status": "failed", "error": {"code": "server_error"}}, True),
+        ({"data": []}, True),
+    ],
+)
+def test_an_error_with_status_200_is_no_answer(said: dict[str, object], answers: bool) -> None:
+    assert isinstance(read_answer(200, json.dumps(said).encode(), "", None), Answer) == answers
+    assert isinstance(read_answer(400, json.dumps(said).encode(), "", None), Answer)

@@ -253,6 +253,14 @@ def test_a_line_that_is_refused_while_others_pass_ends_with_its_refusal(server: 
     assert server.tries["status 403"] <= 6
 
 
+@pytest.mark.parametrize("status", [301, 302, 401, 405])
+def test_a_line_that_is_refused_when_all_others_are_done_ends_with_its_refusal(server: ScriptedServer, status: int) -> None:
+    lines = [*(body(f"line {n}") for n in range(40)), body(f"status {status}")]
+    began = time.monotonic()
+    assert statuses(send(server, lines, RetryPolicy(max_attempts=3, max_backoff_s=0.1, silence_s=60))) == {200: 40, status: 1}
+    assert time.monotonic() - began < 20
+
+
 def test_lines_that_are_refused_while_earlier_ones_are_being_served_hold_nobody_back(server: ScriptedServer) -> None:
     seen: list[str] = []
 

@@ -157,6 +157,9 @@ class Proxy:
                 if fault and fault.kind == "conflict":
                     self.request.sendall(_error(b"409 Conflict", b"ConditionalRequestConflict"))
                     return
+                if fault and fault.kind in ANSWERS:
+                    self.request.sendall(ANSWERS[fault.kind])
+                    return
                 if fault and fault.kind == "hang":
                     proxy.released.wait()
                     return
@@ -197,6 +200,16 @@ class Proxy:
 def _error(status: bytes, code: bytes) -> bytes:
     body = b"<Error><Code>" + code + b"</Code><Message>made by the proxy</Message></Error>"
     return b"HTTP/1.1 %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (status, len(body), body)
+
+
+ANSWERS = {
+    "denied": _error(b"403 Forbidden", b"InvalidAccessKeyId"),
+    "no bucket": _error(b"404 Not Found", b"NoSuchBucket"),
+    "nothing": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    "refused": _error(b"400 Bad Request", b"Whatever"),
+    "a page": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>",
+}
+"""What a storage that is in order says for a moment, or another server in its place."""
 
 
 def _receive(connection: socket.socket, *, expect_continue: bool) -> bytes:

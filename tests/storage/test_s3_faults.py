@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from banyan_runtime.storage import s3_settings
+from banyan_runtime.storage import s3, s3_settings
 from banyan_runtime.storage.patience import Patience
 from banyan_runtime.storage.probe import Conditions, probe
 from banyan_runtime.storage.s3 import S3Store
@@ -78,7 +78,10 @@ def test_a_create_after_a_conflict_is_carried_out_once(faulty: S3Store, proxy: P
     assert faulty.get("x") == data
 
 
-def test_a_store_that_answers_conflict_for_ever_means_that_the_object_exists(faulty: S3Store, proxy: Proxy) -> None:
+def test_a_store_that_answers_conflict_for_ever_means_that_the_object_exists(
+    faulty: S3Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "CONFLICT_S", 1.0)
     faulty.put("x", b"theirs")
     proxy.faults = [Fault(_publishes(b""), "conflict", times=99)]
     with pytest.raises(Precondition):

@@ -294,6 +294,7 @@ class _Command:
             run=options.run_id,
             allow_unfenced=options.allow_unfenced,
             max_error_percent=options.max_error_percent,
+            begun=options.phase in ("work", "merge"),
             patience=self._patience,
             cut=options.cut,
             pace=options.pace,

@@ -128,6 +128,17 @@ class Client:
 class _Head(msgspec.Struct):
     id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     usage: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    choices: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # one of these three has what was asked for
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    output: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def answers(self) -> bool:
+        """Whether it may be what was asked for: some gateways say 200 to what is an error."""
+        if any(found is not msgspec.UNSET for found in (self.choices, self.data, self.output)):
+            return True
+        return self.error in (msgspec.UNSET, msgspec.Raw(b"null"))
 
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]  # as many as JSON can be sure of
@@ -168,6 +179,9 @@ def read_answer(status: int, body: bytes, request_id: str, retry_after: str | No
             return NoAnswer(Trouble.BROKEN, f"the server answered {status} with something that is not a JSON object")
         said = {"message": body[:1000].decode(errors="replace"), "type": "server_error", "param": None, "code": None}
         return Answer(status, msgspec.json.encode({"error": said}), request_id, None, wait_s)
+    if 200 <= status < 300 and not head.answers:
+        shown = bytes(head.error)[:200].decode(errors="replace") if isinstance(head.error, msgspec.Raw) else ""
+        return NoAnswer(Trouble.BROKEN, f"the server answered {status} with an error: {shown}")
     if nesting.too_deep(body):
         return NoAnswer(Trouble.BROKEN, f"the server answered {status} with JSON that is nested more than {nesting.MOST} deep")
     if b"\n" in body or b"\r" in body:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from banyan_runtime.errors import AccessError, ConfigError, InputError, UnavailableError, UserError
 from banyan_runtime.storage.open import BadUri
-from banyan_runtime.storage.store import Damaged, Denied, NotFound, Stopped, StoreError, Throttled, Unreachable
+from banyan_runtime.storage.store import Damaged, Denied, NotFound, Precondition, Stopped, StoreError, Throttled, Unreachable
 
 
 class InvalidSpec(ConfigError):
@@ -106,7 +106,7 @@ def from_store(error: StoreError, *, reading: bool) -> UserError:
         return Interrupted(str(error))
     if isinstance(error, Denied):
         return AccessDenied(str(error))
-    if isinstance(error, Throttled | Unreachable):
+    if isinstance(error, Throttled | Unreachable | Precondition):  # of the latter nobody knows who writes there; another try may win
         return StorageUnavailable(str(error))
     if isinstance(error, Damaged):
         return ResultsDamaged(str(error))

@@ -30,6 +30,9 @@ class InstrumentedStore:
     def uri(self, key: str) -> str:
         return self._store.uri(key)
 
+    def trust(self) -> None:
+        self._store.trust()
+
     def head(self, key: str) -> ObjectInfo:
         with _counted(self._traffic, "head"):
             return self._store.head(key)

@@ -42,6 +42,7 @@ class Order:
     run: str | None = None  # None: a new one, or the one that the same order has left unfinished
     allow_unfenced: bool = False
     max_error_percent: int = 100
+    begun: bool = False  # by this run's plan, which found the storage in order
     patience: Patience = field(default_factory=Patience)  # of the calls to the storage
     cut: Cut = field(default_factory=Cut)
     pace: Pace = field(default_factory=Pace)

@@ -202,6 +202,7 @@ def claim_output(claim: Claim, gone: Iterable[str] = ()) -> Steps[Claimed | Publ
         if owner is not None:
             published = said is not None and said.complete and said.run == owner.run
             left = claim.run is None and owner.digest == claim.digest and (owner.holder in (None, claim.holder) or owner.holder in gone)
+            left = left and not (owner.damaged and claim.overwrite)
             if manifest is not None and published and left and not owner.finished:  # it died between its manifest and its last word
                 return Published(Manifest.decode(manifest.body))
             finished = owner.finished or published
@@ -239,17 +240,18 @@ def claim_output(claim: Claim, gone: Iterable[str] = ()) -> Steps[Claimed | Publ
             return Claimed(mine, resumed=False)
 
 
-def release_output(owner: Owner, nonce: str, *, finished: bool, unchanged: bool = False) -> Steps[None]:
+def release_output(owner: Owner, nonce: str, *, finished: bool, unchanged: bool = False, damaged: bool = False) -> Steps[None]:
     """Say that nobody works on the run any more: it was left in good order, and the same command may take it up, or it is published.
 
-    `unchanged`: only if nobody has taken the run up since `owner` was read.
+    `damaged`: it was left because its parts cannot be read. `unchanged`: only if nobody has taken the run up since `owner` was read.
     """
     while True:
         held = yield from read(OWNER)
         there = Owner.decode(held.body) if held is not None else None
         if held is None or there is None or there.run != owner.run or (unchanged and there.nonce != owner.nonce):
             return
-        left = msgspec.structs.replace(there, nonce=nonce, holder=None, finished=finished or there.finished)
+        finished, damaged = finished or there.finished, damaged or there.damaged
+        left = msgspec.structs.replace(there, nonce=nonce, holder=None, finished=finished, damaged=damaged)
         if isinstance((yield from write(OWNER, left.encode(), held.tag)), Written):
             return
 

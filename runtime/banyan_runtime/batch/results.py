@@ -10,9 +10,9 @@ import msgspec
 
 from banyan_runtime.batch import entries, ordinals
 from banyan_runtime.batch.documents import Outcome, Plan, Shard, State
-from banyan_runtime.batch.errors import InputChanged
+from banyan_runtime.batch.errors import InputChanged, InputInvalid, InputNotFound
 from banyan_runtime.batch.executor import RUN_METADATA
-from banyan_runtime.batch.lines import LineParser, LineSplitter
+from banyan_runtime.batch.lines import LineParser, LineSplitter, RawLine
 from banyan_runtime.batch.protocol import Assembled
 from banyan_runtime.batch.records import OUTPUT, not_run, record_id
 from banyan_runtime.batch.source import Source, found_again
@@ -91,13 +91,23 @@ class ResultFiles:
         done = {ordinal for part in state.parts for ordinal in ordinals.read(part.lines)} | set(ordinals.read(shard.kept))
         failed = self._finished(state, "error")
         following = next(failed, None)
-        for ordinal, raw in enumerate(self._source.shard(shard)):
+        for ordinal, raw in enumerate(self._raw_lines(shard)):
             if following is not None and following[0] == ordinal:
                 yield following[1]
                 following = next(failed, None)
             elif ordinal not in done:
-                custom_id = self._parser.parse(raw).custom_id
+                custom_id = self._parser.parse(raw).custom_id if raw is not None else None
                 yield not_run(record_id(self._plan.run, shard.first + ordinal), custom_id, outcome).line
+
+    def _raw_lines(self, shard: Shard) -> Iterator[RawLine | None]:
+        """None in place of each that cannot be read any more: that an input was replaced must not cost what was finished."""
+        read = 0
+        try:
+            for raw in self._source.shard(shard):
+                yield raw
+                read += 1
+        except (InputChanged, InputNotFound, InputInvalid):
+            yield from (None for _ in range(shard.lines - read))
 
     def _earlier_lines(self) -> Iterator[bytes]:
         """The lines of the output that is completed."""

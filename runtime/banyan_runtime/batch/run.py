@@ -43,6 +43,8 @@ from banyan_runtime.storage.probe import probe
 from banyan_runtime.storage.store import Denied, NotFound, StoreError
 from banyan_runtime.storage.unfenced import UnfencedStore
 
+CONFIRM_S: Final = (1.0, 5.0, 15.0, 30.0)
+"""Pauses before results that cannot be made of what is in the storage are made again: a part that is gone or damaged may be neither."""
 LEFTOVERS_S: Final = 6 * 3600.0  # uploads and temporary files that began so long ago are of writers that died: a merge takes minutes
 T = TypeVar("T")
 
@@ -91,6 +93,8 @@ class Run:
     async def claim(self) -> Manifest | None:
         """Make the output ours. Returns the manifest if this very run has published already."""
         order = self._order
+        if order.begun:
+            order.output.store.trust()
         with store_errors(reading=False):
             try:
                 found = await self._hands.do(lambda: probe(order.output.store, order.output.child(f"{FOLDER}/").key))
@@ -106,6 +110,7 @@ class Run:
                 order = self._order = dataclasses.replace(order, output=Location(UnfencedStore(order.output.store), order.output.key))
                 self._executor = Executor(order.output, order.patience)
                 self._say(f"warning: {order.output.uri} is in a storage without conditional writes; let no second run write there")
+            order.output.store.trust()
             with contextlib.suppress(StoreError):  # not every store can list them
                 for name in (OUTPUT, ERRORS, MANIFEST, f"{FOLDER}/"):  # a whole bucket is perhaps the output, and others write there
                     await self._hands.do(functools.partial(order.output.store.sweep, order.output.child(name).key, LEFTOVERS_S))
@@ -141,13 +146,20 @@ class Run:
         """Count, check and cut the input, or find the plan that is there."""
         assert self._owner is not None
         keys = Keys(self._owner.run)
+        await self._find_plan(keys)
+        if self._order.input is not None:
+            self._order.input.store.trust()  # it was read
+        return self.the_plan
+
+    async def _find_plan(self, keys: Keys) -> None:
+        assert self._owner is not None
         with store_errors(reading=False):
             found = await self._do(protocol.read(keys.plan))
             if found is not None:
                 self._plan = Plan.decode(found.body, self._owner.run)
                 await self._refuse_another(self._plan)
                 self._source = self._source_of(self._plan)
-                return self._plan
+                return
         try:
             plan = await self._make_plan()
         except (InputInvalid, InputNotFound, InputChanged):
@@ -158,7 +170,6 @@ class Run:
             self._plan = await self._do(protocol.settle_plan(keys, plan))
             await self._refuse_another(self._plan)  # another may have been first
         self._source = self._source_of(self._plan)
-        return self._plan
 
     async def work(self, sender: Sends, grace_s: Callable[[], float] = lambda: 0.0) -> bool:
         """Work on shards until all have ended (True), or until `quit`, or the run is stopped by whoever ends it early (False)."""
@@ -218,24 +229,9 @@ class Run:
                 numbers = range(len(plan.shards))
                 await asyncio.gather(*(self._do(protocol.freeze(keys, shard, identity.nonce())) for shard in numbers))
             results = ResultFiles(self._order.output, plan, self._source, self._parser, self._completed(plan))
-            executor = Executor(self._order.output, self._order.patience, results)
-            make = functools.partial(self._manifest, plan)
-            steps = protocol.merge(keys, self._owner, plan, make, identity.nonce())
-            try:
-                got = await self._hands.do(lambda: executor.run(steps))
-            except entries.DamagedPart as error:
-                await self._do(protocol.release_output(self._owner, identity.nonce(), finished=True))
-                raise ResultsDamaged(
-                    f"{error}; its shard has ended, so nothing can come of run {plan.run} any more: begin a new one (--overwrite)"
-                ) from error
+            got = await self._merged(keys, self._owner, plan, results)
             if isinstance(got, Taken):
                 raise self._taken(got)
-            if isinstance(got, protocol.Removed):
-                await self._do(protocol.release_output(self._owner, identity.nonce(), finished=True))
-                raise ResultsDamaged(
-                    f"{self._order.output.uri}: parts of run {plan.run} are gone; somebody removed them, or the results of a run that "
-                    "was published: begin a new one (--overwrite)"
-                )
             if isinstance(got, protocol.Unfinished):
                 await self._check()
                 raise Unfinished(
@@ -245,6 +241,29 @@ class Run:
         return got.manifest
 
     # --- how ---
+
+    async def _merged(self, keys: Keys, owner: Owner, plan: Plan, results: ResultFiles) -> protocol.Published | Taken | protocol.Unfinished:
+        """Raises ResultsDamaged where parts stay away or damaged. The run stays as it is then: they may come back."""
+        executor = Executor(self._order.output, self._order.patience, results)
+        make = functools.partial(self._manifest, plan)
+        for pause_s in (*CONFIRM_S, None):
+            steps = protocol.merge(keys, owner, plan, make, identity.nonce())
+            try:
+                got = await self._hands.do(functools.partial(executor.run, steps))
+                if not isinstance(got, protocol.Removed):
+                    return got
+                trouble = StoreError(self._order.output.uri, f"parts of run {plan.run} are gone, which somebody has removed")
+            except entries.DamagedPart as error:
+                trouble = error
+            if pause_s is None:
+                break
+            self._say(f"warning: {trouble}; it is read again in {pause_s:.0f} s")
+            await self._hands.do(functools.partial(self._order.patience.pause, min(pause_s, self._order.patience.limit_s), trouble))
+        await self._do(protocol.release_output(owner, identity.nonce(), finished=False, damaged=True))
+        raise ResultsDamaged(
+            f"{trouble}; its shard has ended, so run {plan.run} can publish nothing until it is back as it was (then the same command "
+            "goes on): bring it back, or begin a new run (--overwrite)"
+        )
 
     async def _input_changed(self) -> bool:
         """Whether the run that was left unfinished began with another version of the input."""
@@ -285,7 +304,11 @@ class Run:
     async def _check(self) -> None:
         """Raise if the output is not this run's any more: what it did further would be for nothing."""
         assert self._owner is not None
-        held = await self._do(protocol.read(OWNER))
+        held = None
+        for pause_s in (0.0, *CONFIRM_S[:2]):  # a bucket that is away for a moment looks the same
+            await asyncio.sleep(pause_s)
+            if (held := await self._do(protocol.read(OWNER))) is not None:
+                break
         if held is None:
             raise Unfinished(
                 f"{self._order.output.uri}: what run {self._owner.run} keeps there was removed while it worked; nothing was published, "

@@ -31,7 +31,7 @@ FIRST_PROBE_S: Final = 1.0
 LAST_PROBE_S: Final = 30.0
 TRUST_S: Final = 10.0  # a probe that runs for so long while the server says that it is well holds nobody back
 LONG_S: Final = 30.0  # a try that runs for so long is being served
-OWN: Final = frozenset({403, 404})  # often for what is in the line, and then always the same
+OWN: Final = frozenset({403, 404})  # often for what is in the line, and then always the same; of others a witness must tell
 OWN_ATTEMPTS: Final = 2
 DENIED_S: Final = 60.0  # a server that is well and denies everything for so long means it
 
@@ -161,7 +161,7 @@ class Sender:
             if self._is_unjudged(reply, model, order, tries):
                 trouble = Trouble.REFUSED
             # a key or a model that worked is not lost by a line's fault, whatever the server says of itself
-            own = self._refusals.served and reply.status in OWN and model is None
+            own = self._refusals.served and (reply.status in OWN or self._witness.known) and model is None
             on_word = own and not self._witness.known and (tries.known or not self._refusals.several)
         if trouble is None:
             assert isinstance(reply, Answer)
@@ -221,7 +221,7 @@ class Sender:
             elif await self._asker.ask(since=fault.at):
                 self._gate.healthy()
             judge(tries, self._health, self._gate.breaker.openings)
-        own = isinstance(reply, Answer) and reply.status in OWN
+        own = isinstance(reply, Answer) and (reply.status in OWN or (reply.status in SHARED and self._witness.known))
         policy = replace(self._policy, max_attempts=min(self._policy.max_attempts, OWN_ATTEMPTS)) if own else self._policy
         return hopeless(tries, policy, time.monotonic())
 

@@ -23,7 +23,7 @@ class Conditions:
 
 def probe(store: ObjectStore, prefix: str) -> Conditions:
     """Try it out with an object of a random name below `prefix` ("" or ending in '/'). Also tells whether we may write there:
-    the store's errors come through, Denied among them.
+    the store's errors come through, Denied among them; StoreError for what keeps nothing, such as a web page that says OK to all.
     """
     key = f"{prefix}{NAME}{secrets.token_hex(8)}"
     try:
@@ -34,6 +34,8 @@ def probe(store: ObjectStore, prefix: str) -> Conditions:
             store.delete(key)
         return Conditions(writes=False, deletes=False)
     try:
+        if store.get(key) != b"1":
+            raise StoreError(store.uri(key), "what was written there is not what is read; check the endpoint (AWS_ENDPOINT_URL_S3)")
         created_once = _refused(lambda: store.put(key, b"2", if_none_match=True))
         current = store.put(key, b"3", if_match=tag).tag if created_once else tag
         replaced_once = created_once and current != tag and _refused(lambda: store.put(key, b"4", if_match=tag))

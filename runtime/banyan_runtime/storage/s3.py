@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
@@ -19,11 +20,11 @@ import botocore.exceptions
 from banyan_runtime.storage.patience import Patience, Wait
 from banyan_runtime.storage.s3_errors import Conflict, Expired, NoSuchKey, NoSuchUpload, OutOfRange, origin, server_time, tag_of, translated
 from banyan_runtime.storage.s3_settings import S3Settings
-from banyan_runtime.storage.store import NotFound, ObjectInfo, Precondition, StoreError, Throttled, Unreachable
+from banyan_runtime.storage.store import Denied, NotFound, ObjectInfo, Precondition, StoreError, Throttled, Unreachable
 
 PART_BYTES: Final = 16 << 20  # all parts but the last are equal (R2 asks for it); 10,000 of them hold 160 GB
 MAX_PARTS: Final = 10_000
-CONFLICT_ATTEMPTS: Final = 5  # 409: another conditional write of the same key is under way
+CONFLICT_S: Final = 30.0  # that 409 is waited for: another conditional write of the same key is under way
 CLEANUP_S: Final = 10.0  # how long ending an upload is tried: what stays is swept some day
 NONCE: Final = "banyan-write"
 
@@ -45,6 +46,7 @@ class S3Store:
         self.part_bytes = part_bytes
         self.patience = patience or Patience()
         self._renewed = settings.credentials_dir is not None
+        self._trusted = False
         with translated(self.uri(""), settings.endpoint):
             self.client = settings.client()
         self.where = f"the storage at {origin(self.client.meta.endpoint_url)}"
@@ -52,30 +54,37 @@ class S3Store:
     def uri(self, key: str) -> str:
         return f"s3://{self.bucket}/{key}"
 
+    def trust(self) -> None:
+        self._trusted = True
+
     @contextlib.contextmanager
-    def errors(self, key: str) -> Iterator[None]:
-        """Turns botocore's errors about `key` into the store's own."""
+    def errors(self, key: str, *, optional: bool = False) -> Iterator[None]:
+        """Turns botocore's errors about `key` into the store's own. `optional`: a call that may well be denied, whatever else is not."""
         try:
             with translated(self.uri(key), self.client.meta.endpoint_url):
                 yield
-        except Expired as error:
-            if not self._renewed:
-                raise
+        except StoreError as error:
             # the kubelet brings the files of a renewed Secret up to two minutes later
-            raise Unreachable(self.uri(key), f"{self.where}: {error.reason}", reason=error.reason) from error
+            if (self._renewed and isinstance(error, Expired)) or (self._trusted and not optional and _is_outage(error)):
+                said = str(error).removeprefix(f"{error.key}: ")
+                raise Unreachable(self.uri(key), said, reason=error.reason) from error
+            raise
 
-    def ask(self, key: str, call: Callable[[], T], *, limit_s: float | None = None) -> T:
-        """The answer of one call of the client about `key`, waited for."""
+    def ask(self, key: str, call: Callable[[], T], *, limit_s: float | None = None, optional: bool = False) -> T:
+        """The answer of one call of the client about `key`, waited for. `optional` as `errors`."""
 
         def attempt(_: Wait) -> T:
-            with self.errors(key):
+            with _no_conflict(), self.errors(key, optional=optional):
                 return call()
 
         return self.patience.retry(self.where, attempt, limit_s=limit_s)
 
     def head(self, key: str) -> ObjectInfo:
-        answer = self.ask(key, lambda: self.client.head_object(Bucket=self.bucket, Key=key))
-        return _info(self.uri(key), key, answer["ContentLength"], answer)
+        def look() -> ObjectInfo:
+            answer = self.client.head_object(Bucket=self.bucket, Key=key)
+            return _info(self.uri(key), key, answer["ContentLength"], answer)
+
+        return self.ask(key, look)
 
     def get(self, key: str, *, start: int = 0, end: int | None = None, if_match: str | None = None) -> bytes:
         if end is not None and end <= start:
@@ -87,7 +96,8 @@ class S3Store:
             nonlocal version
             while (answer := self._read(key, start + len(received), end, version)) is not None:
                 length = len(received) + int(answer["ContentLength"])
-                version = version or tag_of(answer, self.uri(key))  # what is resumed must be the same object
+                with self.errors(key):
+                    version = version or tag_of(answer, self.uri(key))  # what is resumed must be the same object
                 try:
                     with contextlib.closing(answer["Body"]) as body:
                         while piece := body.read(1 << 20):
@@ -113,14 +123,14 @@ class S3Store:
         if if_match is not None:
             wanted["IfMatch"] = if_match
         try:
-            with self.errors(key):
+            with _no_conflict(), self.errors(key):
                 answer: dict[str, Any] = self.client.get_object(Bucket=self.bucket, Key=key, **wanted)
+                if start and "ContentRange" not in answer:
+                    answer["Body"].close()
+                    raise StoreError(self.uri(key), "the server ignores Range headers, so large objects can't be read from it")
+                return answer
         except OutOfRange:
             return None
-        if start and "ContentRange" not in answer:
-            answer["Body"].close()
-            raise StoreError(self.uri(key), "the server ignores Range headers, so large objects can't be read from it")
-        return answer
 
     def put(
         self,
@@ -141,7 +151,7 @@ class S3Store:
             answer = self.client.put_object(Bucket=self.bucket, Key=key, Body=data, Metadata=stamped, **conditions)
             return ObjectInfo(key=key, size=len(data), tag=tag_of(answer, self.uri(key)), metadata=metadata)
 
-        return self.write_once(key, nonce, write, conditional=bool(conditions))
+        return self.write_once(key, nonce, write, conditions)
 
     def upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> S3Upload:
         return S3Upload(self, key, dict(metadata or {}))
@@ -149,7 +159,7 @@ class S3Store:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         more: dict[str, str] = {}
         while True:
-            page = self._page(self.client.list_objects_v2, prefix, more)
+            page = self._page(self.client.list_objects_v2, prefix, more, optional=False)
             for entry in page.get("Contents", []):
                 yield ObjectInfo(key=entry["Key"], size=entry["Size"], tag=entry["ETag"])
             if not page.get("IsTruncated"):
@@ -158,7 +168,7 @@ class S3Store:
 
     def delete(self, key: str, *, if_match: str | None = None) -> None:
         try:
-            self.ask(key, lambda: self.client.delete_object(Bucket=self.bucket, Key=key, **_conditions(if_match, False)))
+            self.ask(key, lambda: self.client.delete_object(Bucket=self.bucket, Key=key, **_conditions(if_match, False)), optional=True)
         except NoSuchKey:
             pass
         except Precondition:
@@ -171,7 +181,7 @@ class S3Store:
         removed = 0
         more: dict[str, str] = {}
         while True:
-            page = self._page(self.client.list_multipart_uploads, prefix, more)
+            page = self._page(self.client.list_multipart_uploads, prefix, more, optional=True)
             now = server_time(page) or datetime.datetime.now(datetime.UTC)  # the times in it are by the server's clock
             for upload in page.get("Uploads", []):
                 # what an emulation lists beyond the prefix is not ours to end
@@ -182,41 +192,46 @@ class S3Store:
                 return removed
             more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
-    def _page(self, listing: Callable[..., Any], prefix: str, more: Mapping[str, str]) -> Any:
-        page = self.ask(prefix, lambda: listing(Bucket=self.bucket, Prefix=prefix, **more))
-        if not {"IsTruncated", "Contents", "Uploads"} & page.keys():
-            raise StoreError(self.uri(prefix), f"{self.where} answered with something else than a listing; check the endpoint")
-        return page
+    def _page(self, listing: Callable[..., Any], prefix: str, more: Mapping[str, str], *, optional: bool) -> Any:
+        def listed() -> Any:
+            page = listing(Bucket=self.bucket, Prefix=prefix, **more)
+            if not {"IsTruncated", "Contents", "Uploads"} & page.keys():
+                raise StoreError(self.uri(prefix), f"{self.where} answered with something else than a listing; check the endpoint")
+            return page
+
+        return self.ask(prefix, listed, optional=optional)
 
     def abort(self, key: str, upload_id: str) -> None:
         """End a multipart upload; no error if there is none."""
         where = {"Bucket": self.bucket, "Key": key, "UploadId": upload_id}
         with contextlib.suppress(NotFound):
-            self.ask(key, lambda: self.client.abort_multipart_upload(**where), limit_s=CLEANUP_S)
+            self.ask(key, lambda: self.client.abort_multipart_upload(**where), limit_s=CLEANUP_S, optional=True)
 
-    def write_once(self, key: str, nonce: str, write: Callable[[], ObjectInfo], *, conditional: bool) -> ObjectInfo:
+    def write_once(self, key: str, nonce: str, write: Callable[[], ObjectInfo], conditions: Mapping[str, str]) -> ObjectInfo:
         """Carry out one write whose answer may get lost: when it is refused, an object with our nonce is ours."""
-        conflicts = 0
+        first_conflict: float | None = None  # monotonic seconds
 
         def attempt(_: Wait) -> ObjectInfo:
-            nonlocal conflicts
+            nonlocal first_conflict
             try:
                 with self.errors(key):
                     return write()
             except Conflict as error:
-                conflicts += 1
-                if conflicts < CONFLICT_ATTEMPTS:
+                first_conflict = first_conflict or time.monotonic()
+                if time.monotonic() - first_conflict < CONFLICT_S:
                     raise Unreachable(self.uri(key), "another write of it is under way", reason="another write is under way") from error
                 refused: StoreError = Precondition(self.uri(key), "other writers of this object keep winning")
             except NoSuchKey as error:
                 # AWS answers an if_match on an absent key with 404, others with 412
-                refused = Precondition(self.uri(key), "the object is gone") if conditional else error
+                refused = Precondition(self.uri(key), "the object is gone") if "IfMatch" in conditions else error
             except NoSuchUpload as error:
-                refused = Precondition(self.uri(key), "another writer of this object won") if conflicts else error
+                refused = Precondition(self.uri(key), "another writer of this object won") if first_conflict else error
             except Precondition as error:
                 refused = error
             mine = self._read_back(key, nonce)
             if mine is None:
+                if self._trusted and isinstance(refused, NoSuchKey):  # of a write that needs none
+                    raise Unreachable(self.uri(key), f"{self.where} refused a write (404)", reason="404") from refused
                 raise refused
             return mine
 
@@ -227,11 +242,12 @@ class S3Store:
         try:
             with self.errors(key):
                 answer = self.client.head_object(Bucket=self.bucket, Key=key)
+                info = _info(self.uri(key), key, answer["ContentLength"], answer)
         except (Throttled, Unreachable):
             raise
         except StoreError:
             return None
-        return _info(self.uri(key), key, answer["ContentLength"], answer) if answer["Metadata"].get(NONCE) == nonce else None
+        return info if answer["Metadata"].get(NONCE) == nonce else None
 
 
 class S3Upload:
@@ -274,7 +290,7 @@ class S3Upload:
             )
             return ObjectInfo(key=key, size=self._size, tag=tag_of(answer, store.uri(key)), metadata=self._metadata)
 
-        info = store.write_once(key, self._nonce, finish, conditional=bool(conditions))
+        info = store.write_once(key, self._nonce, finish, conditions)
         self._id = None
         return info
 
@@ -295,10 +311,26 @@ class S3Upload:
             stamped = self._metadata | {NONCE: self._nonce}
             begun = self._store.ask(self._key, lambda: self._store.client.create_multipart_upload(**where, Metadata=stamped))
             self._id = str(begun["UploadId"])
-        answer = self._store.ask(
-            self._key, lambda: self._store.client.upload_part(**where, UploadId=self._id, PartNumber=number, Body=data)
-        )
-        self._parts.append({"PartNumber": number, "ETag": tag_of(answer, self._store.uri(self._key))})
+
+        def send() -> str:
+            answer = self._store.client.upload_part(**where, UploadId=self._id, PartNumber=number, Body=data)
+            return tag_of(answer, self._store.uri(self._key))
+
+        self._parts.append({"PartNumber": number, "ETag": self._store.ask(self._key, send)})
+
+
+def _is_outage(error: StoreError) -> bool:
+    """Whether a storage that is in order says so only for a while: keys that are renewed, another server behind its address."""
+    return isinstance(error, Denied) or type(error) in (StoreError, NotFound)
+
+
+@contextlib.contextmanager
+def _no_conflict() -> Iterator[None]:
+    """Of a call that is no conditional write: the storage is busy with the key, and one may ask again."""
+    try:
+        yield
+    except Conflict as error:
+        raise Unreachable(error.key, str(error).removeprefix(f"{error.key}: "), reason="another write is under way") from error
 
 
 def _conditions(if_match: str | None, if_none_match: bool) -> dict[str, str]:

@@ -84,6 +84,10 @@ class ObjectStore(Protocol):
 
     def uri(self, key: str) -> str: ...
 
+    def trust(self) -> None:
+        """It has shown that it does what is asked of it here. What it says otherwise from now on, that it denies access or that there is
+        no such bucket, is trouble that passes, and waited for."""
+
     def head(self, key: str) -> ObjectInfo: ...
 
     def get(self, key: str, *, start: int = 0, end: int | None = None, if_match: str | None = None) -> bytes:

@@ -84,12 +84,35 @@ def test_an_ended_shard_whose_part_is_damaged_ends_the_run_by_the_files_name(fol
     bench = folder_bench
     first, *_ = _killed_in_the_middle(bench)
     _hurt(first, damage)
-    child = bench.run("--shard-requests", "30", exit_code=65)
-    assert child.words["code"] == "ResultsDamaged"
-    assert (str(first) if damage == "a byte" else first.parent.parent.name) in child.words["message"]
-    assert bench.keys() in ([], ["manifest.json"])
+    for _ in range(2):  # what was not brought back does not come back
+        child = bench.run("--shard-requests", "30", "--storage-timeout", "1", exit_code=65)
+        assert child.words["code"] == "ResultsDamaged"
+        assert (str(first) if damage == "a byte" else first.parent.parent.name) in child.words["message"]
+        assert bench.keys() in ([], ["manifest.json"])
     bench.run("--shard-requests", "30", "--overwrite")
     bench.check()
+
+
+@pytest.mark.parametrize("damage", ["a byte", "gone"])
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_an_ended_shard_whose_part_is_there_again_costs_nothing(folder_bench: Bench, damage: str, meanwhile: bool) -> None:
+    """Storage that was wrong for a moment, seen by the process that publishes or by one after it."""
+    bench = folder_bench
+    first, *_ = _killed_in_the_middle(bench)
+    was = first.read_bytes()
+    _hurt(first, damage)
+    sent = bench.server.tries.total()
+    if meanwhile:
+        child = bench.start("--shard-requests", "30")
+        bench.eventually(lambda: "read again" in child.said)
+        first.write_bytes(was)
+        assert child.wait() == 0
+    else:
+        bench.run("--shard-requests", "30", "--storage-timeout", "1", exit_code=65)
+        first.write_bytes(was)
+        bench.run("--shard-requests", "30")
+    bench.check()
+    assert bench.server.tries.total() - sent < 60
 
 
 def _hurt(path: Path, damage: str) -> None:

@@ -121,3 +121,25 @@ def test_all_bad_lines_are_counted_duplicates_too(bench: Bench) -> None:
     assert bench.keys() == []
     bench.run()
     assert bench.check()["requestCounts"] == {"total": 24, "completed": 20, "failed": 4}
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_an_input_that_is_gone_costs_nothing_of_what_is_finished(bench: Bench, change: str) -> None:
+    bench.give(120)
+    bench.server.delay_s = 0.05
+    worker = bench.start(*JOB, "--phase", "work", JOB_COMPLETION_INDEX="0")
+    bench.eventually(lambda: bench.server.tries.total() > 30)
+    where = bench.place.child("in.jsonl")
+    if change == "replaced":
+        where.store.put(where.key, b"another\n")
+    else:
+        where.store.delete(where.key)
+    assert worker.wait() == 65, worker.said
+    merge = bench.run(*JOB, "--phase", "merge", "--partial", "failed")
+    counts = merge.words["requestCounts"]
+    output, errors = bench.entries("output.jsonl"), bench.entries("errors.jsonl")
+    assert len(output) == counts["completed"] >= 30
+    assert len(output) + len(errors) == counts["total"] == 120
+    assert {entry["error"]["code"] for entry in errors} == {"batch_failed"}
+    assert {entry["custom_id"] for entry in output} == {f"id-{n}" for n in range(len(output))}
+    assert len({entry["id"] for entry in output + errors}) == 120

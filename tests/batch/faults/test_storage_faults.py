@@ -62,6 +62,63 @@ def test_a_burst_of_slow_down_in_the_middle_of_a_run_is_waited_out(proxied: tupl
     assert bench.repeated == 0
 
 
+@pytest.mark.parametrize("kind", ["denied", "no bucket", "refused", "a page", "conflict"])
+def test_what_a_storage_in_order_says_for_a_moment_ends_no_run(proxied: tuple[Bench, Proxy], kind: str) -> None:
+    """Keys that are rotated, a gateway that is set up anew: it was right when the run began."""
+    bench, proxy = proxied
+    bench.give(60)
+    bench.server.delay_s = 0.05
+    child = bench.start(*SMALL)
+    bench.eventually(lambda: bench.server.tries.total() > 10)
+    proxy.faults = [Fault(lambda head: True, kind, times=20)]
+    assert child.wait() == 0, child.said
+    assert proxy.faults[0].times == 0
+    bench.check()
+    assert bench.repeated == 0
+
+
+@pytest.mark.parametrize("kind", ["denied", "no bucket", "a page"])
+@pytest.mark.parametrize("phase", ["work", "merge"])
+def test_a_later_phase_that_a_storage_refuses_from_its_first_word_on_is_tried_again(
+    proxied: tuple[Bench, Proxy], phase: str, kind: str
+) -> None:
+    bench, proxy = proxied
+    bench.give(20)
+    job = [*SMALL, "--run-id", "job", "--storage-timeout", "1"]
+    bench.run(*job, "--phase", "plan")
+    if phase == "merge":
+        bench.run(*job, "--phase", "work", JOB_COMPLETION_INDEX="0")
+    proxy.faults = [Fault(lambda head: True, kind, times=1000)]
+    child = bench.run(*job, "--phase", phase, JOB_COMPLETION_INDEX="0", exit_code=75)
+    assert child.words["code"] == "StorageUnavailable"
+    proxy.faults = []
+    for rest in ("work", "merge"):
+        bench.run(*job, "--phase", rest, JOB_COMPLETION_INDEX="0")
+    bench.check()
+
+
+@pytest.mark.parametrize(("kind", "code"), [("denied", "AccessDenied"), ("no bucket", "OutputNotFound")])
+def test_what_a_storage_refuses_from_the_start_ends_a_run_at_once(proxied: tuple[Bench, Proxy], kind: str, code: str) -> None:
+    bench, proxy = proxied
+    bench.give(20)
+    proxy.faults = [Fault(lambda head: True, kind, times=1000)]
+    child = bench.start(*SMALL)
+    began = time.monotonic()
+    assert child.wait() in (64, 77), child.said
+    assert child.words["code"] == code
+    assert time.monotonic() - began < 10
+
+
+def test_a_part_that_is_not_found_for_a_moment_costs_a_finished_run_nothing(proxied: tuple[Bench, Proxy]) -> None:
+    bench, proxy = proxied
+    bench.give(40)
+    proxy.faults = [Fault(lambda head: head.startswith(b"GET") and b"/parts/" in head.split(b"\r\n")[0], "nothing", times=2)]
+    bench.run(*SMALL)
+    assert proxy.faults[0].times == 0
+    bench.check()
+    assert bench.repeated == 0
+
+
 def test_a_storage_that_hangs_is_named_after_five_seconds_and_the_run_goes_on_when_it_is_back(proxied: tuple[Bench, Proxy]) -> None:
     bench, proxy = proxied
     bench.give(60)
