@@ -22,6 +22,9 @@ from tests.grammar.test_fuzz import assert_valid
 from tests.grammar.walks import Language
 
 pytest.importorskip("xgrammar", reason="xgrammar is not installed (it brings triton along): pip install 'banyan-runtime[xgrammar]'")
+import xgrammar
+from xgrammar.testing import _is_grammar_accept_string
+
 from banyan_runtime.grammar.backends.xgrammar import LocalXgrammar, XgrammarBackend
 
 TEXT = Grammar("json_schema", '{"type":"string"}')
@@ -94,6 +97,82 @@ def test_an_end_comes_only_where_the_output_is_complete_and_can_be_taken_back(sm
 def test_what_it_would_pass_over_is_refused(small: Language, value: dict[str, Any], keyword: str) -> None:
     with pytest.raises(GrammarError, match=f"^'{keyword}'"):
         small.backend.compile(Grammar("json_schema", schema.prepare(value)))
+
+
+NUMBER = {"type": "integer"}
+PASSED_OVER: list[tuple[dict[str, Any], str, str]] = [  # schemas, outputs that xgrammar would admit, and what is refused
+    ({"type": "string", "pattern": '^a"b$'}, '"a"b"', "pattern"),
+    ({"type": "string", "pattern": r"^a\\b$"}, r'"a\b"', "pattern"),
+    ({"type": "string", "pattern": r"^a\tb$"}, '"a\tb"', "pattern"),
+    ({"type": "string", "pattern": "^a\tb$"}, '"a\tb"', "pattern"),
+    ({"type": "string", "pattern": r"^\x22$"}, '"""', "pattern"),
+    ({"type": "string", "pattern": r"^\u0022$"}, '"""', "pattern"),
+    ({"type": "string", "pattern": '^["]{2}$'}, '""""', "pattern"),
+    ({"type": "string", "pattern": r"^[\\]$"}, '"\\"', "pattern"),
+    ({"type": "string", "pattern": r"^[^\x00-!#-\u{10ffff}]$"}, '"""', "pattern"),
+    ({"type": "object", "patternProperties": {'^a"b$': NUMBER}, "additionalProperties": False}, '{"a"b": 1}', "patternProperties"),
+    ({"const": "a", "enum": ["b"]}, '"a"', "const"),
+    ({"enum": [1, 2, 3], "minimum": 3}, "1", "enum"),
+    ({"enum": ["a", "bbb"], "minLength": 2}, '"a"', "enum"),
+    ({"const": 5, "type": "integer", "minimum": 9}, "5", "const"),
+    ({"type": "integer", "enum": ["b", 1]}, '"b"', "enum"),
+    ({"type": "integer", "const": True}, "true", "const"),
+    ({"type": ["integer", "string"], "enum": ["b", 1, None]}, "null", "enum"),
+    ({"type": "integer", "minimum": 5, "anyOf": [{"type": "integer", "maximum": 3}]}, "1", "anyOf"),
+    ({"type": "integer", "anyOf": [{"type": "string"}]}, '"a"', "anyOf"),
+    ({"type": "integer", "minimum": 5, "allOf": [{"maximum": 7}]}, "9", "allOf"),
+    (
+        {"properties": {"a": NUMBER}, "required": ["a"], "anyOf": [{"type": "object", "properties": {"b": NUMBER}, "required": ["b"]}]},
+        '{"b": 1}',
+        "anyOf",
+    ),
+    ({"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 40}, "42", "multipleOf"),
+    ({"type": "integer", "multipleOf": 2000}, "6001", "multipleOf"),
+    ({"type": "integer", "multipleOf": 2.5}, "4", "multipleOf"),
+    ({"minimum": 5}, "1", "minimum"),
+    ({"multipleOf": 5}, "3", "multipleOf"),
+    ({"minLength": 2}, '"a"', "minLength"),
+    ({"pattern": "^a$"}, '"b"', "pattern"),
+    ({"format": "date"}, '"b"', "format"),
+    ({"minItems": 2}, "[1]", "minItems"),
+    ({"minProperties": 2}, '{"a": 1}', "minProperties"),
+    ({"patternProperties": {"^a$": NUMBER}}, '{"a": "x"}', "patternProperties"),
+    ({"type": "array", "prefixItems": [NUMBER], "additionalItems": False}, '[1, "a"]', "additionalItems"),
+    ({"type": "number", "minimum": 0.1234564}, "", "minimum"),
+    ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.000001}, "", "exclusiveMaximum"),
+]
+
+
+@pytest.mark.parametrize(("value", "wrong", "keyword"), PASSED_OVER)
+def test_what_it_passes_over_is_refused_by_its_name(small: Language, value: dict[str, Any], wrong: str, keyword: str) -> None:
+    if wrong and keyword != "multipleOf":
+        its_own = xgrammar.Grammar.from_json_schema(json.dumps(value), strict_mode=False)
+        assert _is_grammar_accept_string(its_own, wrong)  # else it holds to that now, and it may be let through
+    with pytest.raises(GrammarError, match=f"^'{keyword}'"):
+        small.backend.compile(Grammar("json_schema", schema.prepare(value)))
+
+
+@pytest.mark.parametrize(
+    ("value", "good", "bad"),
+    [
+        ({"type": "string", "pattern": "^[!-z]{2,5}$"}, ['"ab"'], ['""""', r'"\\"']),
+        ({"type": "string", "pattern": "^[^a-c]+$"}, ['"d"'], ['"""', '"\n"', '"\\"', '"a"']),
+        ({"type": "string", "pattern": "^.$"}, ['"d"'], ['"""', '"\n"', '"\\"']),
+        ({"type": "string", "pattern": r"^\s\S\W$"}, ['" a-"'], ['"\ta-"', '" "-"', '" a""']),
+        ({"type": "integer", "multipleOf": 500}, ["1500", "0"], ["1501"]),
+        ({"type": "number", "minimum": 1.5, "exclusiveMaximum": 1.7}, ["1.5", "1.69999"], ["1.4", "1.7"]),
+        ({"type": ["integer", "string"], "minimum": 5}, ["6", '"a"'], ["1"]),
+        ({"type": ["string", "null"], "enum": ["a", None]}, ['"a"', "null"], ['"b"']),
+        ({"items": NUMBER, "minItems": 2}, ["[1, 2]"], ["[1]", "1"]),
+        ({"properties": {"a": NUMBER}, "minProperties": 1}, ['{"a": 1}'], ["{}"]),
+        ({"anyOf": [NUMBER, {"type": "null"}], "default": None, "title": "A"}, ["1", "null"], ['"a"']),
+        ({"type": "string", "minLength": 1, "maxLength": 2**32 + 1}, ['"ab"'], ['""']),
+    ],
+)
+def test_what_it_holds_to_is_let_through(small: Language, value: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    grammar = Grammar("json_schema", schema.prepare(value))
+    assert [text for text in good if not small.takes(grammar, text)] == []
+    assert [text for text in bad if small.takes(grammar, text)] == []
 
 
 @pytest.mark.parametrize("text", ["(a", "(?=a)", r"\bx"])

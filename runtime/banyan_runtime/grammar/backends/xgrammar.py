@@ -17,6 +17,7 @@ import xgrammar
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.backend import Words
 from banyan_runtime.grammar.backends import xgrammar_rules
+from banyan_runtime.grammar.backends.xgrammar_schemas import enforced
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.isolated import PATIENCE_S, IsolatedCompiler
 from banyan_runtime.grammar.limits import COMPILE_CPU_S
@@ -108,7 +109,7 @@ class LocalXgrammar:
         blanks = _BLANKS.get(grammar.whitespace, {})
         match grammar.kind:
             case "json_schema":
-                schema = xgrammar_rules.enforced(msgspec.json.decode(grammar.text))
+                schema = enforced(msgspec.json.decode(grammar.text))
                 return self._compiler.compile_json_schema(msgspec.json.encode(schema).decode(), strict_mode=False, **blanks)
             case "json_object":
                 return self._compiler.compile_json_schema('{"type":"object"}', strict_mode=False, **blanks)

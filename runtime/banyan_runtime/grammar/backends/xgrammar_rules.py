@@ -1,5 +1,5 @@
-"""What xgrammar enforces, and in which words. It passes over in silence what it cannot enforce, so such grammars are refused here, before
-anything is compiled. Needs neither xgrammar nor torch."""
+"""Grammars in xgrammar's words. It passes over in silence what it cannot enforce, so such grammars are refused here, before anything is
+compiled. Needs neither xgrammar nor torch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from typing import Any, Final
 import msgspec
 
 from banyan_runtime.grammar import structural
+from banyan_runtime.grammar.backends.xgrammar_schemas import enforced
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.parameters import parameters_of
 from banyan_runtime.grammar.patterns import alternatives, may_hold_bracket
 from banyan_runtime.grammar.pieces import Piece, Splitter
-from banyan_runtime.grammar.schema import parts, refuse
 from banyan_runtime.grammar.strings import ANY, Either, Length, Listed, Pattern, Rule, value_of
 from banyan_runtime.grammar.structural import Node, Tag
 from banyan_runtime.wire import Grammar
-
-_TEXT: Final = frozenset({"minLength", "maxLength"})
-_FORMATS: Final = frozenset({
-    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "uri-reference", "uri-template",
-    "json-pointer", "relative-json-pointer",
-})  # fmt: skip
 
 _MARKER: Final = "\x01"  # what every token beside the vocabulary proper begins with (`xgrammar.py`)
 _QWEN: Final = ("<parameter=", ">\n")
@@ -37,44 +31,6 @@ def check(grammar: Grammar) -> None:
             enforced(msgspec.json.decode(grammar.text))
         case "structural_tag":
             TagWriter(Splitter({}), json_form).write(structural.decode(grammar.text))
-
-
-def enforced(schema: dict[str, Any], at: str = "#") -> dict[str, Any]:
-    """The schema (it is changed), which stands at this place, in the keywords that xgrammar enforces. Raises GrammarError for what it would
-    pass over."""
-    for path, part in parts(schema, at):
-        kinds = part.get("type")
-        if "oneOf" in part:
-            raise refuse(path, part, "oneOf", "is not supported by xgrammar; use anyOf")
-        if len(part.get("allOf", ())) > 1:
-            raise refuse(path, part, "allOf", "of several schemas is not supported by xgrammar")
-        if "$ref" in part and part.keys() - {"$ref", "title", "description", "default", "examples", "$defs", "definitions", "$schema"}:
-            raise refuse(path, part, "$ref", "with keywords beside it is not supported by xgrammar")
-        if "$anchor" in part or (isinstance(reference := part.get("$ref"), str) and reference not in ("#",) and reference[:2] != "#/"):
-            raise refuse(path, part, "$anchor" if "$anchor" in part else "$ref", "is not supported by xgrammar")
-        if "multipleOf" in part and kinds != "integer":
-            raise refuse(path, part, "multipleOf", "of what is no integer is not supported by xgrammar")
-        for keyword in ("pattern", "format"):
-            if keyword in part and part.keys() & _TEXT:
-                raise refuse(path, part, keyword, "together with a length is not supported by xgrammar")
-        if part.keys() & _TEXT:  # as such it would admit control characters, which JSON does not
-            least, most = part.pop("minLength", 0), part.pop("maxLength", "")
-            part["pattern"] = f'^[^"\\\\\\x00-\\x1f]{{{least},{most}}}$'
-        if "format" in part and part["format"] not in _FORMATS:
-            raise refuse(path, part, "format", "is not supported by xgrammar")
-        if "patternProperties" in part and ("properties" in part or len(part["patternProperties"]) > 1):
-            raise refuse(path, part, "patternProperties", "beside other properties is not supported by xgrammar")
-        if isinstance(pattern := part.get("pattern"), str):
-            if any(sign in pattern for sign in ("(?=", "(?!", "(?<")):
-                raise refuse(path, part, "pattern", "with look-around is not supported by xgrammar")
-            if not (pattern.startswith("^") and pattern.endswith("$")):
-                raise refuse(path, part, "pattern", "must begin with ^ and end with $ for xgrammar, which matches whole texts")
-        for name in part.get("required", ()):
-            if name not in part.get("properties", {}):
-                raise refuse(
-                    path, part, "required", f"names {str(name)[:60]!r}, which is not among the properties: not supported by xgrammar"
-                )
-    return schema
 
 
 def json_form(schema: dict[str, Any]) -> Form:
