@@ -24,6 +24,7 @@ from banyan_operator.plan import Manifest
 
 SUFFIXES = (".yaml", ".yml", ".json")
 REFERENCED = ("Secret", "ConfigMap")
+_ANEW = "What is to run anew needs another name, or a start with --fresh, which forgets all that ran"
 _KEY_RULE = "use letters, digits, '-', '_' and '.', 253 at most, not beginning with '..'"
 
 
@@ -157,11 +158,11 @@ def _take(reading: _Reading, path: Path, document: Manifest) -> None:
 
 
 def check_change(new: Manifest, old: Manifest) -> None:
-    """Raises LocalError when a field changed that must not; in a cluster the API server refuses that."""
+    """Raises LocalError when a field changed that must not; in a cluster the API server refuses that. `old` may be of another version."""
     try:
-        check_update(parse(new), parse(old))
+        check_update(parse(new), parse(old, strict=False))
     except SpecError as error:
-        raise LocalError(f"{new['kind']}/{new['metadata']['name']}: {error}") from None
+        raise LocalError(f"{new['kind']}/{new['metadata']['name']}: {error}. {_ANEW}") from None
 
 
 def _unreadable(error: OSError) -> str:

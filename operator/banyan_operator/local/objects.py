@@ -91,11 +91,11 @@ class Objects:
             metadata["generation"] = old["metadata"]["generation"] + 1
         return self._put(key, new)
 
-    def restore(self, manifest: Manifest, before: Manifest) -> None:
-        """Put an object of an earlier run back: `manifest` as the object that it was, with its status."""
-        kept = {name: before["metadata"][name] for name in ("uid", "generation", "creationTimestamp")}
-        restored = {**manifest, "metadata": {**manifest["metadata"], **kept}, "status": before["status"]}
-        self._put(key_of(manifest), copy.deepcopy(restored))
+    def restore(self, before: Manifest) -> Manifest:
+        """Put an object of an earlier run back as it was; the manifest that was last applied to it."""
+        self._put(key_of(before), copy.deepcopy(before))
+        applied = {name: value for name, value in before.items() if name != "status"}
+        return {**applied, "metadata": {name: value for name, value in before["metadata"].items() if name not in _GIVEN}}
 
     def set_status(self, key: Key, status: Manifest) -> bool:
         """Replace the status; says whether that changed anything. An object that is gone is no error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from banyan_operator.kube.objects import condition
+from banyan_operator.kube.objects import condition, key_of
 from banyan_operator.local.errors import LocalError, NotRunningError, StateError
 from banyan_operator.plan import Manifest
 
@@ -21,6 +22,7 @@ FILE = "status.json"
 LOCK = "lock"
 FINISHED = ("Succeeded", "Failed", "Cancelled", "Expired")
 """Phases of a BatchJob that are its last."""
+_REMEDY = "restore it; or start with --fresh, or delete it, and which BatchJobs ran is forgotten"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,23 @@ class Snapshot:
     loading: Mapping[str, Mapping[str, Any]]  # 'Kind/name' of what starts a server → the body of its /readyz
 
     def write(self, folder: Path) -> None:
-        """Into status.json, in one piece: a reader never sees half of it. Raises OSError where the folder cannot be written."""
+        """Into status.json, in one piece: a reader never sees half of it, nor does the next start after a power cut. Waits for the disk.
+
+        Raises OSError where the folder cannot be written.
+        """
         new = folder / f".{FILE}.new"
-        new.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        with new.open("w") as file:
+            file.write(json.dumps(asdict(self), indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         new.replace(folder / FILE)
+        with contextlib.suppress(OSError):  # it is written; some volumes cannot be asked for more
+            _sync_folder(folder)
 
     @staticmethod
     def read(folder: Path) -> Snapshot:
-        """The last one written. Raises NotRunningError where there is none, StateError for one that cannot be read."""
+        """The last one written. Raises NotRunningError where there is none, StateError for one that cannot be read: what ran must not
+        be taken for new."""
         try:
             found = json.loads((folder / FILE).read_text())
             snapshot = Snapshot(
@@ -62,18 +73,29 @@ class Snapshot:
                 pods=tuple(PodLine(**pod) for pod in found["pods"]),
                 loading=found["loading"],
             )
+            for resource in snapshot.resources:
+                key_of(resource)
         except (FileNotFoundError, NotADirectoryError):
             raise NotRunningError(f"{folder}: nothing runs there; start it with 'banyan-operator local -f DIR'") from None
         except OSError as error:
-            raise StateError(f"{folder / FILE} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise StateError(f"{folder / FILE} is not what this version writes ({error!r}); remove it") from None
+            raise StateError(f"{folder / FILE} cannot be read: {error.strerror}; {_REMEDY}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StateError(f"{folder / FILE} is not what this version writes ({error!r}); {_REMEDY}") from None
         if snapshot.state != "stopped" and owner(folder) != snapshot.pid:  # it was killed before it could say so
             return Snapshot(**{**{name: getattr(snapshot, name) for name in Snapshot.__slots__}, "state": "stopped"})
         return snapshot
 
     def of_kind(self, kind: str) -> list[Manifest]:
         return [resource for resource in self.resources if resource["kind"] == kind]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def phase(resource: Manifest) -> str:
