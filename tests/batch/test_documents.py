@@ -13,7 +13,7 @@ from banyan_runtime.storage.store import Damaged
 INPUT = InputObject("in.jsonl", "s3://bucket/in.jsonl", '"tag"', 300)
 PART = Part("p", 10, "0-1", 1, 1, Usage(completion_tokens=4), ordered=False)
 DOCUMENTS = [
-    Owner("run", "n", "digest", "holder", "2026-01-01T00:00:00Z", True, True, ["earlier"]),
+    Owner("run", "n", "digest", "holder", "2026-01-01T00:00:00Z", True, True, ["earlier"], True),
     Plan(
         "run", "n", "d", "/v1/embeddings", [INPUT], [Shard(0, 0, 300, 1, 0, 3, "2", "0")], ["m"], False, Completes("r", INPUT, 1, Usage())
     ),

@@ -19,7 +19,7 @@ from banyan_runtime.storage.patience import Patience
 from banyan_runtime.storage.probe import Conditions, probe
 from banyan_runtime.storage.s3 import S3Store
 from banyan_runtime.storage.s3_settings import S3Settings
-from banyan_runtime.storage.store import Denied, NotFound, Precondition, Stopped, Unreachable
+from banyan_runtime.storage.store import Denied, NotFound, Precondition, Stopped, StoreError, Unreachable
 from banyan_runtime.storage.unfenced import UnfencedStore
 from tests.storage.answering import Answer, Request, answering
 from tests.storage.servers import Fault, Proxy, S3Server, free_port
@@ -258,6 +258,34 @@ def test_a_sweep_ends_no_upload_outside_its_prefix_whatever_the_server_lists() -
     with answering(lambda request: Answer(200, listing) if request.method == "GET" else Answer(204, headers={})) as server:
         assert S3Store("bucket", S3Settings(server.url, "us-east-1", True, "AKID", "SECRET")).sweep("out/", 3600) == 1
     assert [request.target for request in server.requests if request.method == "DELETE"] == ["/bucket/out/x?uploadId=u"]
+
+
+def test_a_web_page_is_no_storage_without_conditions() -> None:
+    with answering(lambda request: Answer(200, b"<html></html>", {"ETag": '"page"', "Content-Type": "text/html"})) as server:
+        store = S3Store("bucket", S3Settings(server.url, "us-east-1", True, "AKID", "SECRET"))
+        with pytest.raises(StoreError, match="check the endpoint") as caught:
+            probe(store, "out/")
+        assert type(caught.value) is StoreError
+
+
+REFUSED = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+
+
+def test_of_a_store_that_is_trusted_denied_access_is_an_outage_but_for_what_it_may_deny() -> None:
+    """A role may write and not delete, nor list uploads."""
+    with answering(lambda _: Answer(403, REFUSED, {"Content-Type": "text/xml"})) as server:
+        store = S3Store("bucket", S3Settings(server.url, "us-east-1", True, "AKID", "SECRET"), Patience(0.3))
+        calls: list[Callable[[], object]] = [lambda: store.get("x"), lambda: store.head("x"), lambda: store.put("x", b"")]
+        for call in calls:
+            with pytest.raises(Denied):
+                call()
+        store.trust()
+        for call in calls:
+            with pytest.raises(Unreachable, match="access denied"):
+                call()
+        for optional in (lambda: store.delete("x"), lambda: store.sweep("", 1.0)):
+            with pytest.raises(Denied):
+                optional()
 
 
 def test_bytes_that_are_not_those_of_the_object_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

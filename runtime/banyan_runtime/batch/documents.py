@@ -49,8 +49,8 @@ class Owner(msgspec.Struct, frozen=True, rename="camel"):
     started_at: str = ""  # RFC 3339, UTC
     overwrite: bool = False  # what other runs left here may be replaced
     finished: bool = False  # its results were published, and its parts may be gone
-    damaged: bool = False  # its results could not be made of its parts: who may overwrite begins anew, others try again
     previous: list[str] = []  # runs that were displaced with --overwrite, the latest first; what they still write may be replaced
+    damaged: bool = False  # its results could not be made of its parts: who may overwrite begins anew, others try again
 
     def encode(self) -> bytes:
         return _encoder.encode(self)
