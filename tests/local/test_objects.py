@@ -22,7 +22,7 @@ from banyan_operator.local.objects import Conflict, Objects, Refused
 from banyan_operator.local.ports import Ports
 from banyan_operator.local.volumes import Volumes
 from banyan_operator.local.world import LocalWorld
-from banyan_operator.plan import Manifest, Outcome, Plan, Report
+from banyan_operator.plan import Event, Manifest, Outcome, Plan, Report
 from tests.operator.conftest import LOCAL, a_server, an_own_server_batch
 
 
@@ -236,3 +236,25 @@ def test_a_conflict_is_reported_as_failed_and_the_next_turn_tries_again(
     assert not objects.of_kind("Deployment")
     turn(there)
     assert objects.of_kind("Deployment")
+
+
+def test_a_trouble_is_told_once_in_ten_minutes_and_what_else_happens_each_time(
+    a_world: tuple[Objects, LocalWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, there = a_world
+    key = key_of(a_stopped_server(objects))
+    said: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr(there, "_say", said.append)
+    monkeypatch.setattr(there, "_clock", lambda: now[0])
+    report = Report(events=(Event("Warning", "CrashLoop", "it ended"), Event("Normal", "Ready", "1/1")))
+    for at, told in ((0.0, 2), (5.0, 3), (599.0, 4), (601.0, 6)):
+        now[0] = at
+        there._tell(key, report)
+        assert len(said) == told
+    there._tell(key, Report(events=(Event("Warning", "CrashLoop", "it ended otherwise"),)))
+    assert len(said) == 7
+    objects.remove(key)
+    assert key_of(a_stopped_server(objects)) == key
+    there._tell(key, report)
+    assert len(said) == 9, "another one of the name"

@@ -18,6 +18,7 @@ from tests.operator.servers import (
     container,
     crashed,
     deployment,
+    ended,
     observe,
     pod,
     ready,
@@ -86,6 +87,41 @@ def test_one_of_two_failing_is_degraded_not_ready():
     assert plan.status["ready"] == "1/2"
     assert conditions(plan)["Degraded"]["reason"] == "SomeReplicasUnavailable"
     assert conditions(plan)["Available"]["status"] == "True"
+
+
+UNREADY = {"phase": "Running", "containerStatuses": [container(running(), started=True)]}
+LOADING = {"phase": "Running", "containerStatuses": [container(running())]}
+RESTARTED = {"phase": "Running", "containerStatuses": [container(running(), lastState=ended(1), restartCount=1)]}
+
+
+def test_a_server_that_took_requests_and_takes_none_is_degraded_one_just_started_is_loading():
+    one = observe(SERVER, deployment(SERVER), pod(SERVER, **READY))
+    one = observe(after(one, SERVER), deployment(SERVER), pod(SERVER, **UNREADY))
+    assert (one.status["phase"], conditions(one)["Degraded"]["reason"], one.events) == ("Degraded", "NotReady", ())
+    assert observe(after(one, SERVER), deployment(SERVER), pod(SERVER, **UNREADY)).report.status is None, "so it stays"
+    one = observe(after(one, SERVER), deployment(SERVER), pod(SERVER, **READY))
+    assert (one.status["phase"], conditions(one)["Degraded"]["status"]) == ("Ready", "False")
+    for status, phase in ((LOADING, "Loading"), (UNREADY, "Loading"), (READY, "Ready")):  # its pod was replaced
+        one = observe(after(one, SERVER), deployment(SERVER), pod(SERVER, "tiny-y", **status))
+        assert one.status["phase"] == phase
+        assert "Degraded" not in [event.reason for event in one.events]
+
+
+def test_one_of_two_that_takes_no_requests_any_more_is_degraded():
+    two = a_server(replicas=2)
+    both = observe(two, deployment(two), pod(two, "tiny-a", **READY), pod(two, "tiny-b", **READY))
+    plan = observe(after(both, two), deployment(two), pod(two, "tiny-a", **READY), pod(two, "tiny-b", **UNREADY))
+    assert (plan.status["phase"], plan.status["ready"]) == ("Degraded", "1/2")
+
+
+def test_a_server_that_crashes_over_and_over_has_one_phase_until_it_comes_up():
+    one, told = observe(SERVER, deployment(SERVER), pod(SERVER, **LOADING)), []
+    for status in (crashed(1), RESTARTED, crashed(1), RESTARTED):
+        one = observe(after(one, SERVER), deployment(SERVER), pod(SERVER, **status))
+        assert (one.status["phase"], conditions(one)["Degraded"]["reason"]) == ("Degraded", "CrashLoop")
+        told += [event.reason for event in one.events]
+    assert told == ["CrashLoop"]
+    assert observe(after(one, SERVER), deployment(SERVER), pod(SERVER, **READY)).status["phase"] == "Ready"
 
 
 def test_restarts_and_the_last_failure_are_kept_after_the_pod_is_gone():

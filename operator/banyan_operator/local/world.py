@@ -23,10 +23,12 @@ from banyan_operator.local.ports import Ports
 from banyan_operator.local.services import HOST, Proxy
 from banyan_operator.local.translate import port_number
 from banyan_operator.local.view import label_of
-from banyan_operator.plan import Manifest, Outcome, Plan, Ref, Report, Settings, World
+from banyan_operator.plan import Event, Manifest, Outcome, Plan, Ref, Report, Settings, World
 from banyan_operator.reconcile import decide
 
 BUG_S: Final = 30.0
+REPEAT_S: Final = 600.0
+"""The same trouble is not told again for so long; in a cluster it raises the count of an Event."""
 ROUNDS = 20
 """A turn goes round until nothing changes any more; a deletion with all its consequences takes about six rounds."""
 _NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -59,6 +61,7 @@ class LocalWorld:
         self._say = say
         self._proxies: dict[tuple[Key, int], Proxy] = {}
         self._not_here: set[str] = set()
+        self._troubles: dict[tuple[str, str, str], float] = {}  # uid, reason and message of what was told, and when
         self._bugs: dict[Key, float] = {}  # resources that met one, and when they are tried again
 
     def resources(self) -> list[Manifest]:
@@ -209,7 +212,15 @@ class LocalWorld:
         if report.status is not None:
             self._objects.set_status(resource, dict(report.status))
         for event in report.events:
-            self._say(f"{label_of(resource)}: {event.reason}: {event.message}")
+            if event.type != "Warning" or self._is_news(resource, event):
+                self._say(f"{label_of(resource)}: {event.reason}: {event.message}")
+
+    def _is_news(self, resource: Key, event: Event) -> bool:
+        """Whether a trouble was not told lately: what fails over and over does so in the same words."""
+        now, live = self._clock(), self._objects.get(resource)
+        self._troubles = {what: at for what, at in self._troubles.items() if now - at < REPEAT_S}
+        what = (uid_of(live) if live is not None else "", event.reason, event.message)
+        return self._troubles.setdefault(what, now) == now
 
     def _tell_what_is_not_here(self, manifest: Manifest) -> None:
         """Say once of each kind of thing that a cluster would enforce and this machine does not."""

@@ -79,7 +79,7 @@ def status(
         "Available": _available(seen),
         "Progressing": _progressing(server, accepted, seen, written),
         "Ready": _ready(accepted, seen, route),
-        "Degraded": _degraded(seen),
+        "Degraded": _degraded(seen, str(prior.get("phase"))),
         **written.found,
     }
     if route is not None:
@@ -273,13 +273,17 @@ def _ready(accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
     return yes("Ready", f"{seen.ready_any} of {seen.wanted} replicas take requests.")
 
 
-def _degraded(seen: Seen) -> Finding:
+def _degraded(seen: Seen, was: str) -> Finding:
+    """`was`: the phase before. What takes no requests just behind its start has not failed, as it has where it took some."""
     if seen.diagnosis is not None and seen.diagnosis.reason == "OOMKilled":
         return yes("OOMKilled", seen.diagnosis.message)
     if seen.diagnosis is not None and seen.diagnosis.end is not None and seen.restarts >= RESTART_LOOP:
         return yes("RestartLoop", f"{seen.restarts} restarts. {seen.diagnosis.message}")
     if seen.ready_any and seen.diagnosis is not None and seen.diagnosis.reason not in diagnosis.EARLY:
         return yes("SomeReplicasUnavailable", seen.diagnosis.message)
+    fell = seen.diagnosis is not None and seen.diagnosis.reason == "NotReady" and was in ("Ready", "Degraded")
+    if seen.diagnosis is not None and (fell or seen.diagnosis.end is not None):
+        return yes(seen.diagnosis.reason, seen.diagnosis.message)
     if seen.strangers:
         names = ", ".join(seen.strangers[:5]) + (", …" if len(seen.strangers) > 5 else "")
         text = f"pods that are not of this server carry its labels, so its Service sends them requests: {names}"
@@ -302,6 +306,8 @@ def _phase(server: InferenceServer, found: Mapping[str, Finding], seen: Seen) ->
         return "Updating"
     if seen.deployment is not None and seen.ready_current >= seen.wanted:
         return "Ready"
+    if found["Degraded"].status == "True" and found["Degraded"].reason != "ForeignPods":
+        return "Degraded"  # through all restarts, as long as it has not come up again
     running = any(container.running_since and not pod.lost for pod in seen.current for container in pod.containers)
     return "Loading" if running else "Pending"
 
