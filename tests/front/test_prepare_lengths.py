@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from banyan_runtime import wire
+from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import Endpoint
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.text.tokenizer import Tokenizer
-from tests.front.planning import completion, planner_of, refused
+from tests.front.planning import USER, completion, planner_of, refused
 
 
 @pytest.mark.parametrize("content", ["", []])
@@ -68,3 +70,24 @@ def test_of_a_long_prompt_that_may_be_cut_the_beginning_is_kept(tiny_chat: Path,
     tokenizer = cut._served.text.needed_tokenizer
     whole = tokenizer.encode(text, add_special_tokens=True)
     assert completion(cut, prompt=text, max_tokens=1).requests[0].token_ids == wire.pack_ids(whole[: cut._served.info.max_req_input_len])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "param"),
+    [
+        ("chat", {"max_tokens": 2**31}, "max_tokens"),
+        ("chat", {"max_completion_tokens": 2**31}, "max_completion_tokens"),
+        ("completions", {"max_tokens": 2**31}, "max_tokens"),
+        ("responses", {"input": "Hello", "max_output_tokens": 2**31}, "max_output_tokens"),
+        ("generate", {"text": "Hello", "sampling_params": {"max_new_tokens": 2**31}}, "max_new_tokens"),
+    ],
+)
+def test_more_tokens_than_the_context_has_are_the_fault_of_who_asks_for_them(
+    planner: Planner, endpoint: Endpoint, body: dict[str, Any], param: str
+) -> None:
+    known = b'{"id":"resp_1"}\n' if endpoint == "responses" else b""
+    whole = {"messages": USER, **body} if endpoint == "chat" else {"prompt": "Hello", **body} if endpoint == "completions" else body
+    with pytest.raises(ApiError) as caught:
+        planner.plan(endpoint, known + json.dumps(whole).encode(), "request")
+    error = caught.value
+    assert (error.code, (error.param or "").rpartition(".")[2]) == ("context_length_exceeded", param)

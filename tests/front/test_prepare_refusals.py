@@ -41,7 +41,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"repetition_penalty": 1e-38}, "repetition_penalty", "must be in [0.01, 2]"),
         ({"stop": "s" * 1025}, "stop", "at most 1024 characters"),
         ({"stop_token_ids": [5] * 1025}, "stop_token_ids", "at most 1024 stop token ids"),
-        ({"max_tokens": 10**50}, "messages", "a number of more than 40 digits"),
+        ({"max_tokens": 10**50}, "max_tokens", "a number of more than 40 digits"),
         ({"rid": "a\nb"}, "rid", "printable"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from banyan_runtime.front.prepare.constraints import Constraints
 from banyan_runtime.front.prepare.planner import Planner
 from tests.front.planning import chat, planner_of, refused
 
@@ -68,3 +69,28 @@ def test_functions_are_tools_in_older_words(tiny_chat: Path, call: str | None) -
     newer = chat(planner, tools=tools, tool_choice=call, parallel_tool_calls=False)
     assert chat(planner, **older) == msgspec.structs.replace(newer, functions=True)
     assert newer.envelope.ignored == ()
+
+
+EASY = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+AT_FAULT: list[tuple[dict[str, Any], str]] = [
+    ({"type": "object", "properties": {"a": {"not": {}}}}, "'not' ({}) at #/properties/a is not supported."),  # found as it is read
+    ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "the regex '(': unclosed group"),  # as it is compiled
+]
+
+
+@pytest.mark.parametrize(("parameters", "reason"), AT_FAULT)
+@pytest.mark.parametrize(
+    "more",
+    [{"tool_choice": "required"}, {"tool_choice": "auto"}, {"response_format": {"type": "json_object"}}],
+    ids=["required", "auto", "json"],
+)
+def test_of_several_tools_the_one_at_fault_is_named(tiny_chat: Path, parameters: dict[str, Any], reason: str, more: dict[str, Any]) -> None:
+    constrained = planner_of(tiny_chat, Constraints.load("llguidance", tiny_chat, [2]), tool_call_parser="hermes")
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
+        for name, schema, strict in (("loose", parameters, False), ("fine", EASY, True), ("wrong", parameters, True))
+    ]
+    error = refused(constrained, "chat", tools=tools, **more)
+    assert (error.code, error.param) == ("invalid_json_schema", "tools[2].function.parameters")
+    assert error.message == f"Invalid schema for function 'wrong': {reason}"
+    chat(constrained, tools=tools[:2], **more)

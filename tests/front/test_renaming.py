@@ -139,7 +139,7 @@ def test_a_message_that_is_refused_names_its_own_fields(planner: Planner, option
     ("options", "param", "words"),
     [
         ({"input": [{"role": "clown", "content": "x"}], "instructions": "Hi"}, "input[0].role", "'input[0].role'"),
-        ({"max_output_tokens": 100_000}, "input", "in the input, 100000 in the completion"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens", "in the input, 100000 in the completion"),
         ({"min_tokens": 7, "max_output_tokens": 5}, "min_tokens", "max_output_tokens"),
         ({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function"}]}},
          "tool_choice.tools[0].name", "'tool_choice.tools[0].name'"),

@@ -95,7 +95,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
             "messages",
             "Model only supports text input; received unsupported content type 'image_url'.",
         ),
-        (CHAT, {"messages": USER, "max_tokens": 5000}, "context_length_exceeded", "messages", "maximum context length is 2048 tokens"),
+        (CHAT, {"messages": USER, "max_tokens": 5000}, "context_length_exceeded", "max_tokens", "maximum context length is 2048 tokens"),
         (
             CHAT,
             {"messages": [{"role": "user", "content": "word " * 3000}]},

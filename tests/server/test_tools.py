@@ -150,7 +150,7 @@ def test_of_a_tool_that_is_not_strict_what_cannot_be_enforced_is_not(client: ope
     json_or_call = ask(client, tools=[search], response_format={"type": "json_object"}, extra_body=body)
     assert json_or_call.choices[0].finish_reason in ("stop", "tool_calls", "length")
     search["function"]["strict"] = True
-    with pytest.raises(openai.BadRequestError, match="Invalid schema for tools"):
+    with pytest.raises(openai.BadRequestError, match="Invalid schema for function 'search': "):
         ask(client, tools=[search, TOOL], **options)
 
 

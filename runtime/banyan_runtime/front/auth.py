@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.front.errors import ApiError, bad_key, forbidden
+from banyan_runtime.front.errors import ApiError, bad_key, forbidden, no_key
 from banyan_runtime.front.keys import InternalKey, Keys, ToldKeys, fingerprint, presented_key
 
 INTERNAL: Final = "banyan.internal"  # in the scope, True: a process of this server asks
@@ -103,10 +103,11 @@ class Gate:
         if access is Access.INTERNAL and key is not None and self._internal.valid(key):
             scope[INTERNAL], scope[OWNER] = True, None
             return None
+        refused = no_key() if key is None else bad_key()
         if access is Access.ADMIN and self._admins is not None:
-            return bad_key() if user is None else forbidden("this path takes an admin key")
+            return refused if user is None else forbidden("this path takes an admin key")
         if self._users is not None and user is None:
-            return bad_key()
+            return refused
         if access is Access.ADMIN and not _on_this_machine(scope):
             return forbidden("without --admin-api-keys-file this path answers on the loopback address only")
         return None

@@ -143,6 +143,11 @@ def wrong_method(method: str, path: str, allowed: str) -> ApiError:
     return ApiError(405, f"Invalid URL ({method} {path[:_ECHOED]}){hint}", headers={"Allow": allowed} if allowed else None)
 
 
+def no_key() -> ApiError:
+    message = "You didn't provide an API key: send it as 'Authorization: Bearer KEY'."
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
 def bad_key() -> ApiError:
     return ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
@@ -177,6 +182,12 @@ def waited_too_long() -> ApiError:
 
 def ran_too_long() -> ApiError:
     return ApiError(504, "Request running timeout reached.", code="timeout", headers=NO_RETRY)
+
+
+def bad_tool(index: int, name: str, reason: str) -> ApiError:
+    """The arguments of one of a request's tools cannot be held to its schema."""
+    reason = " ".join(reason.split())[:1000]
+    return invalid(f"tools[{index}].function.parameters", f"Invalid schema for function '{name}': {reason}", "invalid_json_schema")
 
 
 def bad_grammar(param: str, what: str, name: str, reason: str) -> ApiError:

@@ -112,6 +112,7 @@ class SamplingParams:
     min_tokens: int
     min_tokens_name: str  # the client's word for it
     max_tokens: int | None
+    max_tokens_name: str  # likewise
     seed: int | None
     n: int
     stops: tuple[str, ...]
@@ -187,6 +188,7 @@ def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: froz
         min_tokens=min_tokens,
         min_tokens_name=min_name,
         max_tokens=max_tokens,
+        max_tokens_name=max_name,
         seed=fields.seed,
         n=fields.n or 1,
         stops=_stops(fields),

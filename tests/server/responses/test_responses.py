@@ -225,7 +225,7 @@ CALL: Final = {"type": "function_call", "call_id": "a", "name": "f", "arguments"
         ({"metadata": {"k": 1}}, "metadata.k", "invalid_type"),
         ({"background": True, "store": False}, "background", "invalid_value"),
         ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
-        ({"max_output_tokens": 5000}, "input", "context_length_exceeded"),
+        ({"max_output_tokens": 5000}, "max_output_tokens", "context_length_exceeded"),
         ({"top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
         ({"temperature": 3}, "temperature", "decimal_above_max_value"),
         ({"model": "x"}, "model", "model_not_found"),

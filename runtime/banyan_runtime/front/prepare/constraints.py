@@ -106,18 +106,30 @@ class Constraints:
             return False
         return True
 
+    def problem(self, grammar: Grammar) -> str | None:
+        """Why `check` does not take it."""
+        try:
+            if self._trial is not None:
+                self._try(self._trial, Asked(grammar, "tools"))
+        except GrammarError as error:
+            return str(error)
+        return None
+
     def check(self, asked: Asked) -> None:
         """Raises ApiError for a grammar that cannot be used."""
         if self._trial is None:
             raise unsupported(asked.param, self._lacking.rstrip("."))
         try:
-            if self._trial.knows(asked.grammar):
-                self._trial.check(asked.grammar)
-            else:
-                with self.guard(asked.refusal(f"it could not be compiled within {TRIAL_CPU_S:g} s.")):
-                    self._trial.check(asked.grammar)
+            self._try(self._trial, asked)
         except GrammarError as error:
             raise asked.refusal(str(error)) from None
+
+    def _try(self, trial: Tried, asked: Asked) -> None:
+        if trial.knows(asked.grammar):
+            trial.check(asked.grammar)
+            return
+        with self.guard(asked.refusal(f"it could not be compiled within {TRIAL_CPU_S:g} s.")):
+            trial.check(asked.grammar)
 
 
 def asked_of(asked: object) -> Asked | None:

@@ -65,11 +65,26 @@ def _answer(tag: ToolTag, tools: Sequence[Tool], *, several: bool, usable: Usabl
     return tags.Answer(calls, tag.opening, tag.closing, tag.separator, several)
 
 
+def problem(tag: ToolTag, tool: Tool, tried: Callable[[Grammar], str | None]) -> str | None:
+    """Why the arguments of a strict tool cannot be held to its schema. `tried`: why a grammar cannot be used."""
+    if not tool.function.strict:
+        return None
+    try:
+        return tried(_alone(tag, tool.function.parameters or {}))
+    except GrammarError as error:
+        return str(error)
+
+
 def _enforceable(tag: ToolTag, schema: Mapping[str, Any], usable: Usable) -> bool:
     try:
-        return usable(tags.Answer([tags.Call(("{",), _arguments(tag, schema), "}")]).forced())
+        return usable(_alone(tag, schema))
     except GrammarError:
         return False
+
+
+def _alone(tag: ToolTag, schema: Mapping[str, Any]) -> Grammar:
+    """Of nothing but a call with such arguments. Raises GrammarError."""
+    return tags.Answer([tags.Call(("{",), _arguments(tag, schema), "}")]).forced()
 
 
 def _arguments(tag: ToolTag, schema: Mapping[str, Any]) -> Node:

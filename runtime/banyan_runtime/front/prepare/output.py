@@ -12,13 +12,13 @@ from banyan_runtime import wire
 from banyan_runtime.front.chat.reasoning import HarmonyFormat, ReasoningFormat, Start
 from banyan_runtime.front.chat.reasoning.harmony import CALL
 from banyan_runtime.front.chat.tools.harmony import HARMONY
-from banyan_runtime.front.errors import ApiError, invalid
+from banyan_runtime.front.errors import ApiError, bad_tool, invalid
 from banyan_runtime.front.openai.schema import ChatRequest
 from banyan_runtime.front.openai.tools import ToolChoice
 from banyan_runtime.front.plan import ReasoningStart, ToolUse
 from banyan_runtime.front.prepare.channels import free_in_channels, in_channels
 from banyan_runtime.front.prepare.constraints import Asked, asked_of
-from banyan_runtime.front.prepare.forced import ARRAY, Usable, forced, loose, strict, tag_of
+from banyan_runtime.front.prepare.forced import ARRAY, Usable, forced, loose, problem, strict, tag_of
 from banyan_runtime.front.prepare.sequences import Served
 from banyan_runtime.front.prepare.thinking import behind_thoughts, marked_by_tokens
 from banyan_runtime.front.text.text import Text
@@ -55,7 +55,7 @@ def _speaks_harmony(text: Text) -> bool:
     return text.reasoning is not None and isinstance(text.reasoning.form, HarmonyFormat)
 
 
-def _tried(served: Served, demanded: Callable[[Usable], Asked | None]) -> Asked | None:
+def _tried(served: Served, asked: ChatRequest, choice: ToolChoice, demanded: Callable[[Usable], Asked | None]) -> Asked | None:
     """What is demanded, where it can be used; tools that are not strict are held to those schemas that can be. Raises ApiError."""
     found = demanded(lambda grammar: True)  # trying the schemas one by one is for those where the whole fails
     if found is None:
@@ -65,7 +65,10 @@ def _tried(served: Served, demanded: Callable[[Usable], Asked | None]) -> Asked 
     except ApiError:
         found = demanded(served.constraints.usable)
         assert found is not None
-        served.constraints.check(found)
+        try:
+            served.constraints.check(found)
+        except ApiError as error:
+            raise _bad_tool(served, asked, choice) or error from None
     return found
 
 
@@ -74,13 +77,14 @@ def _in_channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: 
     own = asked_of(asked)
     if own is not None and choice.mode != "required":
         served.constraints.check(own)  # as the client wrote it, so that an error is about that
-    found = _tried(served, lambda usable: _channels(served.text, asked, choice, start, own, usable))
+    found = _tried(served, asked, choice, lambda usable: _channels(served, asked, choice, start, own, usable))
     if found is None:
         return None
     return found.constraint(kind="" if own is None or choice.mode == "required" else own.grammar.kind)
 
 
-def _channels(text: Text, asked: ChatRequest, choice: ToolChoice, start: Start, own: Asked | None, usable: Usable) -> Asked | None:
+def _channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start, own: Asked | None, usable: Usable) -> Asked | None:
+    text = served.text
     tools = [tool for tool in asked.tools if tool.function.name in choice.names]
     tag = HARMONY.tag
     assert tag is not None
@@ -96,12 +100,13 @@ def _channels(text: Text, asked: ChatRequest, choice: ToolChoice, start: Start, 
             return None
         return Asked(free_in_channels(start, loose(tag, tools, several=several)), "tools")
     except GrammarError as error:
-        raise _bad_tools(error) from None
+        whole = invalid("tools", f"Invalid schema for tools: {error}", "invalid_json_schema")
+        raise _bad_tool(served, asked, choice) or whole from None
 
 
 def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start) -> wire.Constraint | None:
     """The model may think freely before it obeys. Raises ApiError."""
-    text, found = served.text, _tried(served, lambda usable: _demanded(served, asked, choice, usable))
+    text, found = served.text, _tried(served, asked, choice, lambda usable: _demanded(served, asked, choice, usable))
     if found is None:
         return None
     if text.reasoning is None or start is Start.CONTENT:
@@ -138,11 +143,21 @@ def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice, usable: Us
             return own
         return dataclasses.replace(own, grammar=forced(tag, tools, several=several, usable=usable).or_json(own.grammar))
     except GrammarError as error:
-        raise _bad_tools(error) from None
+        whole = invalid("tools", f"Invalid schema for tools: {error}", "invalid_json_schema")
+        raise _bad_tool(served, asked, choice) or whole from None
 
 
-def _bad_tools(error: GrammarError) -> ApiError:
-    return invalid("tools", f"Invalid schema for tools: {error}", "invalid_json_schema")
+def _bad_tool(served: Served, asked: ChatRequest, choice: ToolChoice) -> ApiError | None:
+    """The error for the first tool whose schema alone is at fault."""
+    if choice.mode == "none":
+        return None
+    tag = HARMONY.tag if _speaks_harmony(served.text) else tag_of(served.text.tools, served.text.needed_tokenizer.added)
+    assert tag is not None
+    for index, tool in enumerate(asked.tools):
+        name = tool.function.name
+        if name in choice.names and (reason := problem(tag, tool, served.constraints.problem)) is not None:
+            return bad_tool(index, name, reason)
+    return None
 
 
 def _tools(text: Text, asked: ChatRequest, choice: ToolChoice) -> ToolUse | None:

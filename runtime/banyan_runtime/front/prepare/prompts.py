@@ -27,12 +27,13 @@ def check_ids(ids: Sequence[int], info: wire.EngineInfo, param: str) -> None:
 
 
 def fit(
-    ids: list[int], asked: int | None, default: int | None, info: wire.EngineInfo, param: str, *, truncate: bool
+    ids: list[int], asked: int | None, default: int | None, info: wire.EngineInfo, param: str, *, truncate: bool, limit: str = ""
 ) -> tuple[list[int], int]:
     """The prompt that is computed, and how many tokens may follow it.
 
     `asked` is the request's own limit, `default` (None: the rest of the context) what holds without one. Raises ApiError
-    context_length_exceeded; the wording is matched by clients.
+    context_length_exceeded; the wording is matched by clients. `limit`: the field that `asked` comes from, which is at fault where no
+    prompt would be short enough.
     """
     longest = info.max_model_len
     beside = 0 if asked == 0 else 1  # without a limit of its own a request wants a token at least
@@ -48,7 +49,7 @@ def fit(
         raise _exceeded(
             f"This model's maximum context length is {longest} tokens. However, you requested {shown(length + asked)} tokens "
             f"({length} in the {param}, {shown(asked)} in the completion). Please reduce the length of the {param} or completion.",
-            param,
+            limit if limit and asked > longest else param,
         )
     return ids, asked
 

@@ -81,7 +81,8 @@ def sequences(
     if not ids:
         raise invalid(frame.param, f"Prompt cannot be empty: '{frame.param}' makes no tokens.", "empty_array")
     check_ids(ids, info, frame.param)
-    ids, max_new = fit(ids, params.max_tokens, frame.default_max_tokens, info, frame.param, truncate=config.allow_auto_truncate)
+    limit, default, truncate = params.max_tokens_name, frame.default_max_tokens, config.allow_auto_truncate
+    ids, max_new = fit(ids, params.max_tokens, default, info, frame.param, truncate=truncate, limit=limit)
     packed = wire.pack_ids(ids)
     logprobs = scores.request(len(ids), max_new)
     return [
