@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="stop when all servers were ready and all BatchJobs have ended; exit code 1 if one failed",
     )
-    local.add_argument("--fresh", action="store_true", help="run BatchJobs again that an earlier run has finished")
+    local.add_argument("--fresh", action="store_true", help="forget which BatchJobs ran, finished or not: they begin anew")
     local.add_argument("--plain", action="store_true", help="print lines, also on a terminal")
 
     status = commands.add_parser("status", help="show what runs on this machine, as 'kubectl get' does")
