@@ -50,6 +50,7 @@ def fit(
             f"This model's maximum context length is {longest} tokens. However, you requested {shown(length + asked)} tokens "
             f"({length} in the {param}, {shown(asked)} in the completion). Please reduce the length of the {param} or completion.",
             limit if limit and asked > longest else param,
+            beside=[param],
         )
     return ids, asked
 
@@ -62,6 +63,6 @@ def too_long(length: int, info: wire.EngineInfo, param: str, about: str = "") ->
     )
 
 
-def _exceeded(message: str, param: str) -> ApiError:
+def _exceeded(message: str, param: str, beside: Sequence[str] = ()) -> ApiError:
     # LangChain finds the condition by this word in the message.
-    return ApiError(400, f"{message} (context_length_exceeded)", code="context_length_exceeded", param=param)
+    return ApiError(400, f"{message} (context_length_exceeded)", code="context_length_exceeded", param=param, beside=beside)
