@@ -367,5 +367,5 @@ def test_parameters_that_are_text_are_held_to_their_schema_or_refused(start_serv
     properties["day"]["format"] = "iri"
     with pytest.raises(openai.BadRequestError) as refused:
         ask(client, ASK, tools=[note], **options)
-    assert refused.value.param == "tools"
+    assert refused.value.param == "tools[0].function.parameters"
     assert "'format' (\"iri\") at #/properties/day is not supported; use 'pattern', or leave it out." in refused.value.message
