@@ -67,11 +67,22 @@ class Batch:
 
     def write(self, **spec: Any) -> Path:
         self._spec |= spec
-        batch = {"apiVersion": SERVER["apiVersion"], "kind": "BatchJob", "metadata": {"name": "nightly"}, "spec": self._spec}
+        return self._write(
+            SERVER, {"apiVersion": SERVER["apiVersion"], "kind": "BatchJob", "metadata": {"name": "nightly"}, "spec": self._spec}
+        )
+
+    def remove(self) -> None:
+        self._write(SERVER)
+
+    def _write(self, *manifests: dict[str, Any]) -> Path:
         new = self._folder / "new"
-        new.write_text(yaml.safe_dump_all([SERVER, batch]))
+        new.write_text(yaml.safe_dump_all(manifests))
         new.replace(self._folder / "all.yaml")
         return self._folder
+
+    @property
+    def output(self) -> dict[str, Any]:
+        return dict(self._spec["output"])
 
     def published(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The lines of output.jsonl and of errors.jsonl; each line of the input is in one of them, once."""
@@ -159,3 +170,25 @@ def test_what_was_done_is_kept_over_a_suspension_and_a_restart_and_published_by_
     assert counts["completed"] == len(output) > before >= 10
     assert {one["error"]["code"] for one in errors} == {"batch_cancelled"}
     assert len(output) + len(errors) == LINES
+
+
+def test_what_a_deleted_batch_has_finished_another_goes_on_with(start: Any) -> None:
+    batch, operator = start("resumed")
+    run, before = status(operator)["runID"], done(operator)
+    batch.remove()
+    operator.wait(lambda: not workers(operator) and "metadata" not in operator.resource("nightly"), 60)
+    batch.write()
+    operator.wait(lambda: operator.phase("nightly") == "Failed", 120)
+    told = str(status(operator)["conditions"])
+    assert "OutputExists" in told
+    assert run in told
+    assert "spec.output.resume" in told
+    batch.remove()
+    operator.wait(lambda: "metadata" not in operator.resource("nightly"), 60)
+    batch.write(output={**batch.output, "resume": run})
+    operator.wait(lambda: done(operator) > 0, 120)
+    assert status(operator)["runID"] == run
+    assert done(operator) >= before
+    operator.wait(lambda: operator.phase("nightly") == "Succeeded", 240)
+    output, errors = batch.published()
+    assert (len(output), errors) == (LINES, [])

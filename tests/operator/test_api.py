@@ -171,6 +171,7 @@ BAD_BATCHES: list[tuple[dict[str, Any], str, str]] = [
     ({"output": {"uri": "file:///out/"}, "workers": 2}, "spec", "several workers need an s3:// output"),
     ({"output": {"uri": "s3://out/x/", "allowUnfenced": True}, "workers": 2}, "spec", "output.allowUnfenced allows one worker"),
     ({"endpoint": "/v1/chat"}, "spec.endpoint", "is not one of /v1/chat/completions"),
+    ({"output": {"uri": "s3://out/x/", "resume": "../other"}}, "spec.output.resume", "../other"),
     ({"deadlineSeconds": 5}, "spec.deadlineSeconds", "use at least 60"),
     ({"s3": {"endpoint": "http://minio:port"}}, "spec.s3.endpoint", "Endpoint URL"),
     ({"s3": {"endpoint": "http://[::1"}}, "spec.s3.endpoint", "Endpoint URL"),

@@ -277,6 +277,14 @@ def test_what_the_spec_says_reaches_the_worker():
     assert env["AWS_CA_BUNDLE"] == "/config/s3-ca/ca.crt"
 
 
+@pytest.mark.parametrize("resume", [None, "0f3a-run.7"])
+def test_every_phase_names_the_run_that_is_gone_on_with(resume):
+    manifest = a_batch(output={"uri": "s3://batches/out/", **({"resume": resume} if resume else {})})
+    for phase in ("plan", "work", "merge"):
+        env = {one["name"]: one.get("value") for one in pod_spec(render(manifest), phase)["containers"][0]["env"]}
+        assert env["BANYAN_RUN_ID"] == (resume or manifest["metadata"]["uid"].replace("-", "")[:12])
+
+
 def test_what_the_spec_says_of_the_work_as_a_whole_reaches_each_phase():
     manifest = a_batch(
         input={"uri": None, "failedOf": "s3://batches/before/"},

@@ -110,6 +110,11 @@ class Output(Model):
         "Below .banyan/ in it lies how far the work is."
     )
     overwrite: bool = Field(default=False, description="Accept a prefix that holds results of another job.")
+    resume: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", min_length=1, max_length=64)] | None = Field(
+        default=None,
+        description="Run to go on with, of a BatchJob with this input and output that was deleted before it had published: its "
+        "status.runID, which the reason OutputExists tells as well. What it has finished is kept. Default: a run of its own.",
+    )
     allow_unfenced: bool = Field(
         default=False,
         description="Accept a storage without conditional writes, which cannot keep a worker that was given up for lost from writing. "

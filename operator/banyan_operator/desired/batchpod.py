@@ -38,8 +38,9 @@ class Place:
 
 
 def run_id(job: BatchJob) -> str:
-    """Names the run in storage: the same for every attempt of this BatchJob, another one for a new BatchJob of its name."""
-    return job.metadata.uid.replace("-", "")[:12]
+    """Names the run in storage: the same for every attempt of this BatchJob, another one for a new BatchJob of its name, unless it is to go
+    on with the one before."""
+    return job.spec.output.resume or job.metadata.uid.replace("-", "")[:12]
 
 
 def template(

@@ -274,7 +274,8 @@ _WORKER_WORDS: Final = {  # finer than its exit code; what its message calls an 
     "InputNotFound": ("the input cannot be read", "Correct spec.input in a new BatchJob"),
     "OutputExists": (
         "the output cannot be used",
-        "Name another spec.output.uri in a new BatchJob; spec.output.overwrite there takes this one from whoever has it, results included",
+        "Name another spec.output.uri in a new BatchJob; spec.output.resume there goes on with a run that was left, by its name; "
+        "spec.output.overwrite takes the output from whoever has it, results included",
     ),
 }
 
