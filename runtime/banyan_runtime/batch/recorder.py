@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from banyan_runtime.batch import entries
 from banyan_runtime.batch.documents import Part
 from banyan_runtime.batch.entries import Tally
 from banyan_runtime.batch.records import Record
-from banyan_runtime.storage.local import LocalStore
+from banyan_runtime.storage.local import LocalStore, sync_folder
 from banyan_runtime.storage.open import Location
 from banyan_runtime.storage.patience import Patience
 from banyan_runtime.storage.store import StoreError
@@ -98,7 +97,7 @@ class Journal:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            _sync(self._path.parent)
+            sync_folder(self._path.parent)
         return self._file
 
 
@@ -132,12 +131,3 @@ def _write_all(file: int, data: bytearray, at: int) -> None:
     while rest:
         written = os.pwrite(file, rest, at)
         rest, at = rest[written:], at + written
-
-
-def _sync(folder: Path) -> None:
-    """Make a new name durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -99,7 +99,7 @@ class Run:
             try:
                 found = await self._hands.do(lambda: probe(order.output.store, order.output.child(f"{FOLDER}/").key))
             except (Denied, NotFound) as error:  # the name of the object that was tried out tells nobody anything
-                raise type(error)(f"{order.output.uri} (--output)", str(error).removeprefix(f"{error.key}: ")) from error
+                raise type(error)(f"{order.output.uri} (--output)", error.message) from error
             self._progress.fenced = found.writes
             if not found.writes and not order.allow_unfenced:
                 raise ConditionalWritesUnsupported(

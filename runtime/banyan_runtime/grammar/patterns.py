@@ -92,6 +92,6 @@ def may_need_escapes(pattern: str) -> bool:
             return True
         code = sign["x"] or sign["u"] or sign["long"]
         number = int(code, 16) if code else ord(sign["plain"] or "a")
-        if number < ord(" ") or chr(min(number, ord("a"))) in '"\\':
+        if number < ord(" ") or number in (ord('"'), ord("\\")):
             return True
     return False

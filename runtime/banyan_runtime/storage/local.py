@@ -262,7 +262,7 @@ class LocalUpload:
         with self._store.errors(self._key):
             with self._store.locked():
                 self._publish(if_match, if_none_match)
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         return info
 
     def _seal(self) -> ObjectInfo:
@@ -403,8 +403,8 @@ def _remove_stale(folder: Path, older_than_s: float, begin: str = "") -> int:
     return removed
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
+def sync_folder(folder: Path) -> None:
+    """Make a new name in it durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -66,8 +66,7 @@ class S3Store:
         except StoreError as error:
             # the kubelet brings the files of a renewed Secret up to two minutes later
             if (self._renewed and isinstance(error, Expired)) or (self._trusted and not optional and _is_outage(error)):
-                said = str(error).removeprefix(f"{error.key}: ")
-                raise Unreachable(self.uri(key), said, reason=error.reason) from error
+                raise Unreachable(self.uri(key), error.message, reason=error.reason) from error
             raise
 
     def ask(self, key: str, call: Callable[[], T], *, limit_s: float | None = None, optional: bool = False) -> T:
@@ -330,7 +329,7 @@ def _no_conflict() -> Iterator[None]:
     try:
         yield
     except Conflict as error:
-        raise Unreachable(error.key, str(error).removeprefix(f"{error.key}: "), reason="another write is under way") from error
+        raise Unreachable(error.key, error.message, reason="another write is under way") from error
 
 
 def _conditions(if_match: str | None, if_none_match: bool) -> dict[str, str]:

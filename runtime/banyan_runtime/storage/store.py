@@ -18,6 +18,7 @@ class StoreError(Exception):
     def __init__(self, key: str, message: str, *, reason: str | None = None) -> None:
         super().__init__(f"{key}: {message}")
         self.key = key
+        self.message = message
         self.reason = message if reason is None else reason
 
 

@@ -100,8 +100,7 @@ def _channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Sta
             return None
         return Asked(free_in_channels(start, loose(tag, tools, several=several)), "tools")
     except GrammarError as error:
-        whole = invalid("tools", f"Invalid schema for tools: {error}", "invalid_json_schema")
-        raise _bad_tool(served, asked, choice) or whole from None
+        raise _bad_tools(served, asked, choice, error) from None
 
 
 def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start) -> wire.Constraint | None:
@@ -143,8 +142,12 @@ def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice, usable: Us
             return own
         return dataclasses.replace(own, grammar=forced(tag, tools, several=several, usable=usable).or_json(own.grammar))
     except GrammarError as error:
-        whole = invalid("tools", f"Invalid schema for tools: {error}", "invalid_json_schema")
-        raise _bad_tool(served, asked, choice) or whole from None
+        raise _bad_tools(served, asked, choice, error) from None
+
+
+def _bad_tools(served: Served, asked: ChatRequest, choice: ToolChoice, error: GrammarError) -> ApiError:
+    whole = invalid("tools", f"Invalid schema for tools: {error}", "invalid_json_schema")
+    return _bad_tool(served, asked, choice) or whole
 
 
 def _bad_tool(served: Served, asked: ChatRequest, choice: ToolChoice) -> ApiError | None:
