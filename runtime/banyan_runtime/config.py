@@ -108,12 +108,12 @@ class ServerConfig:
         "Default: no limit, also for responses in the background.",
         group="http",
     )
-    tokenizer_worker_num: int = option(
-        1,
+    tokenizer_worker_num: int | None = option(
+        None,
         check=between(1, 64),
         help="Processes that answer requests (HTTP and text). From 2 on each has connections of its own, about 150 MB and two more "
         "processes that prepare its requests, and the first process does all else, such as probes. For small models on fast GPUs, whose "
-        "hundreds of streams one cannot write.",
+        "hundreds of streams one cannot write. Default: on a GPU one for four processors and 4 GB, 4 at most; on a CPU 1.",
         group="http",
     )
     prepare_timeout: float = option(

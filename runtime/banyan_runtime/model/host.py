@@ -20,6 +20,11 @@ def cores() -> int:
     """Compute threads worth starting: the affinity mask, cut by the CPU quota; OMP_NUM_THREADS wins over both."""
     if (wanted := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(wanted) > 0:
         return int(wanted)
+    return processors()
+
+
+def processors() -> int:
+    """That this process may use: the affinity mask, cut by the CPU quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for folder in _groups("cpu") if (quota := _quota(folder)) is not None]
     return max(1, min([allowed, *(math.ceil(quota) for quota in quotas)]))

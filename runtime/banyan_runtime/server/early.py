@@ -15,6 +15,7 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.front.prepare import zygote
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.process import without_collection
+from banyan_runtime.server.doors import count
 from banyan_runtime.server.doors import early as doors
 from banyan_runtime.server.engine_child import EngineChild
 
@@ -26,10 +27,11 @@ class Early:
         """Raises UnavailableError."""
         self.engine = EngineChild()
         self.doors: list[doors.Early] = []
+        doors_wanted = count.wanted(config)
         try:
             self.zygote = zygote.Early(tokenizes=not config.skip_tokenizer_init)
             try:
-                for _ in range(config.tokenizer_worker_num if config.tokenizer_worker_num > 1 else 0):
+                for _ in range(doors_wanted if doors_wanted > 1 else 0):
                     self.doors.append(doors.Early())
             except BaseException:
                 self.zygote.process.kill()
@@ -65,6 +67,7 @@ def prepare(argv: Sequence[str]) -> Callable[[], int]:
     if {"--help", "-h"} & set(argv):
         return _help
     config = with_environment(arguments.parse(argv), argv)
+    config = dataclasses.replace(config, tokenizer_worker_num=count.wanted(config))
     hub.check(config.model_path, config.revision)  # a mistyped name gets one line, not the log of a start
     isolate()
     early = Early(config)
