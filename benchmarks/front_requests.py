@@ -63,7 +63,8 @@ async def serve_front(address: str, folder: Path, processes: int = 1) -> None:
     tokenizer, gate = zygote.tokenizer, parts.context.gate.told()
     parts.context.text = Text.load(config, folder)
     zygote.serve(info)
-    parts.context.preparer = pool = PreparerPool(zygote, timeout_s=config.prepare_timeout)
+    pool = PreparerPool(zygote, timeout_s=config.prepare_timeout)
+    parts.context.preparer = parts.at_once(pool)
     await pool.warm_up()
     doors = Doors(parts, early)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:

@@ -16,6 +16,9 @@ from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.ops.http import HttpCounter
+from banyan_runtime.front.plan import Preparer
+from banyan_runtime.front.prepare.at_once import AtOnce
+from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.request_log import request_log
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.tracing import Traced, Tracing
@@ -46,6 +49,12 @@ class Front:
         self.counter = HttpCounter(app if self._tracing is None else Traced(app, self._tracing), self.metrics, app.routes)
         self.http = Http(self.counter)
         self.http.on_refused = self.metrics.http_refused
+
+    def at_once(self, beside: Preparer) -> Preparer:
+        """One that has plans made by `beside`, but for those that take no time. The model's text and the engine must be there."""
+        context, client = self.context, self.client
+        assert context.text is not None, "asked for before it was loaded"
+        return AtOnce(beside, Planner(context.config, context.text, client.info), lambda: client.open_requests)
 
     async def last_spans(self) -> None:
         """Have the traces exported that are left, as far as that goes."""

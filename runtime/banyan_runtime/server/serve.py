@@ -171,7 +171,7 @@ class Server:
         pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout, workers=WORKERS if doors else workers_for(cores))
         pool.on_lack = self._on_lack
         await pool.warm_up()
-        self._context.preparer = self._context.request_log.preparer(pool)
+        self._context.preparer = self._context.request_log.preparer(self._front.at_once(pool))
         self._state.context_length = info.context_len
         self._client.max_open = max(self._client.max_open, info.most_requests)
         quantization = config.quantization or ("gguf" if find(model_dir) else "none")

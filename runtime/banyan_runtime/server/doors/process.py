@@ -87,7 +87,7 @@ class Door:
             self._hear(messages.to_door.decode(raw))
         self._link.listen(self._heard)
         await pool.warm_up()
-        context.preparer = context.request_log.preparer(pool)
+        context.preparer = context.request_log.preparer(self._front.at_once(pool))
         collect_rarely()
         self._link.send(messages.encode(messages.Opened()))
         ended = asyncio.create_task(self._end.wait())
