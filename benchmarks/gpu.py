@@ -1,5 +1,5 @@
-"""Steps of models with random weights on a GPU: decode at several sizes of batch, ends of prompts whose beginning is cached, and a long
-prompt, beside the limit by arithmetic.
+"""Steps of models with random weights on a GPU: decode at several sizes of batch, ends of prompts whose beginning is cached, short prompts,
+and a long one, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
                              [--also persistent no-dependent no-light no-turn no-few no-ways no-graphs] [--only-also]
@@ -9,9 +9,10 @@ No server and no scheduler: what the runner takes for a step that samples greedi
 step in flight does. Weights, keys and values read once and every multiplication done once are the limit, at what this GPU copied and
 multiplied in the same minute. Beside it how long the host took to launch a step: where that is as long as the step, it is the host's
 time that is measured. `--profile`: what of a step of so many rows the GPU was busy with, with which kernels, and where it waited
-(`gpu_trace.py`); `--traces` keeps what that was read from. `--also`: the cases of few tokens again, with --enable-persistent-decode,
-without dependent launches, with attention of few programs computed as that of many, with heads turned in a launch of their own, without
-our products of few rows, without the ways that a start measures and chooses (the log says which), or without graphs.
+(`gpu_trace.py`), 0: of one of short prompts, and of one of a long one; `--traces` keeps what that was read from. `--also`: the cases of
+few tokens again, with --enable-persistent-decode, without dependent launches, with attention of few programs computed as that of many,
+with heads turned in a launch of their own, without our products of few rows, without the ways that a start measures and chooses (the log
+says which), or without graphs.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ STEPS: Final = 50
 PROFILED: Final = 5  # steps: each has thousands of events
 END: Final = 32  # tokens of a prompt behind what is cached
 ENDS: Final = (1, 16)  # of so many prompts
+SHORT: Final = (32, 128)  # prompts of so many tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class Case:
     name: str
     rows: int
     count: int  # tokens of each
+    before: int  # tokens of each that are cached
     taken: Callable[[], Taken]
 
 
@@ -178,8 +181,8 @@ class Bench:
 
         return self.taken(play, rounds, steps)
 
-    def prefill(self) -> Taken:
-        return self.taken(lambda: self.launch(self.step(1, 0, PROMPT, told=True)).result(), 3)
+    def prefill(self, rows: int, count: int) -> Taken:
+        return self.taken(lambda: self.launch(self.step(rows, 0, count, told=True)).result(), 3)
 
     def end(self, rows: int) -> Taken:
         """The ends of so many prompts."""
@@ -187,9 +190,16 @@ class Bench:
 
     def cases(self, running: list[int], *, few: bool = False) -> list[Case]:
         """All, or those of `few` tokens."""
-        decode = [Case(f"{rows} running", rows, 1, partial(self.decode, rows)) for rows in running if not few or rows <= ENDS[-1]]
-        ends = [Case(f"{rows} x {END} behind", rows, END, partial(self.end, rows)) for rows in ENDS if rows <= self.running]
-        return decode + ends + ([] if few else [Case(f"prompt {PROMPT}", 1, PROMPT, self.prefill)])
+        context = self.context
+        decode = [Case(f"{rows} running", rows, 1, context, partial(self.decode, rows)) for rows in running if not few or rows <= ENDS[-1]]
+        ends = [Case(f"{rows} x {END} behind", rows, END, context, partial(self.end, rows)) for rows in ENDS if rows <= self.running]
+        prompts = [Case(f"{rows} x {count}", rows, count, 0, partial(self.prefill, rows, count)) for rows, count in self.prompts]
+        return decode + ends + ([] if few else prompts)
+
+    @property
+    def prompts(self) -> list[tuple[int, int]]:
+        """Prompts of steps of nothing else, and tokens of each."""
+        return [(rows, count) for rows, count in (SHORT, (1, PROMPT)) if rows <= self.running]
 
     def bounds(self, machine: Machine) -> Callable[[Case], float]:
         shape = self.shape
@@ -200,19 +210,16 @@ class Bench:
         head = shape["vocab_size"] * hidden
         kv = layers * 2 * kv_heads * dim * 2
 
-        context = self.context
-
         def of(case: Case) -> float:
             tokens = case.rows * case.count
-            before = 0 if case.count == PROMPT else context
-            seen = tokens * (before + case.count / 2)  # pairs of a token and a key
-            read = 2 * (block + head) + case.rows * before * kv
+            seen = tokens * (case.before + case.count / 2)  # pairs of a token and a key
+            read = 2 * (block + head) + case.rows * case.before * kv
             computed = 2 * block * tokens + 2 * head * case.rows + 4 * layers * heads * dim * seen
             return max(read / machine.bytes_s, computed / machine.flop_s)
 
         return of
 
-    def profile(self, running: int, kept: Path) -> str:
+    def profile(self, name: str, work: Callable[..., Taken], kept: Path) -> str:
         """The trace goes to the file `kept`."""
         launch = self.runner.launch
 
@@ -220,14 +227,14 @@ class Bench:
             with torch.profiler.record_function(gpu_trace.STEP):
                 return launch(step)
 
-        self.decode(running)
+        work()
         activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
         with mock.patch.object(self.runner, "launch", marked), torch.profiler.profile(activities=activities) as found:
-            seconds = self.decode(running, steps=PROFILED, rounds=1).seconds
+            seconds = work().seconds
         table: str = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=60)
         found.export_chrome_trace(str(kept))
         busy = gpu_trace.table(gpu_trace.read(kept), 14)
-        return f"{running} running, {1e3 * seconds:.2f} ms a step under the profiler\n{table}\n{busy}"
+        return f"{name}, {1e3 * seconds:.2f} ms a step under the profiler\n{table}\n{busy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +270,13 @@ def measured(name: str, backend: str, how: str, machine: Machine, options: argpa
         del case  # which holds the model
         if how in ("", "persistent"):
             traces = options.traces or Path(scratch)
-            for rows in sorted({min(rows, bench.running) for rows in options.profile if not how or rows == 1}):
-                print(bench.profile(rows, traces / f"{'-'.join(filter(None, (name, backend, how)))}-{rows}.json.gz"))
+            file = "-".join(filter(None, (name, backend, how)))
+            for rows in sorted({min(rows, bench.running) for rows in options.profile if rows and (not how or rows == 1)}):
+                work = partial(bench.decode, rows, steps=PROFILED, rounds=1)
+                print(bench.profile(f"{rows} running", work, traces / f"{file}-{rows}.json.gz"))
+            for rows, count in bench.prompts if 0 in options.profile and not how else ():
+                work = partial(bench.prefill, rows, count)
+                print(bench.profile(f"{rows} x {count}", work, traces / f"{file}-{rows}x{count}.json.gz"))
         del bench
         torch.cuda.empty_cache()
 

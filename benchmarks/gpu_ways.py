@@ -170,8 +170,10 @@ class Bench:
         found = [Way("as served", running)]
         least, several = [rows for rows in running if rows <= fused_products.MOST_ROWS], [rows for rows in running if rows in SIZES]
         if "attention" in kinds:
-            for keys, warps, stages, ahead in ((64, 2, 5, False), (64, 2, 3, False), (64, 4, 3, False), (64, 4, 3, True), (64, 4, 5, False),
-                                               (64, 8, 3, False), (64, 8, 3, True), (128, 4, 3, False), (32, 2, 5, False)):  # fmt: skip
+            for keys, warps, stages, ahead in ((64, 2, 5, False), (64, 2, 3, False), (64, 2, 7, False), (64, 4, 3, False),
+                                               (64, 4, 3, True), (64, 4, 5, False), (64, 4, 7, False), (64, 8, 3, False),
+                                               (64, 8, 3, True), (128, 4, 3, False), (128, 4, 5, False), (32, 2, 5, False),
+                                               (32, 2, 9, False), (32, 1, 5, False)):  # fmt: skip
                 name = f"{keys} keys, {warps} warps, {stages} stages{', ahead' if ahead else ''}"
                 found.append(Way(name, running, partial(attention, keys, warps, stages, ahead)))
             found += [Way(f"64 keys, 2 warps, cut into {cut}", several, partial(attention, 64, 2, 5, cut=cut)) for cut in (1, 2, 4)]
