@@ -37,6 +37,7 @@ SAME_MACHINE: Final = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # and no other o
 _TCP_CLOSE: Final = 7  # the state of a socket that was reset
 _TCP_CLOSE_WAIT: Final = 8  # of one whose other end has ended, maybe behind what is not read yet
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATUS: Final = b"HTTP/1.1 "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +70,48 @@ class Reading(enum.Enum):
 
 
 class _Answering:
-    """The transport as a cycle has it. Closed with unread bytes, a connection is reset, and the answer lost: this is closed later."""
+    """The transport as a cycle has it. An answer's head leaves with what is written in the same turn of the loop: one packet, and one call
+    of the system, less. Closed with unread bytes, a connection is reset, and the answer lost: this is closed later."""
 
     def __init__(self, connection: Connection) -> None:
-        self.write = connection.transport.write
+        self._transport = connection.transport
+        self._loop = connection.loop
+        self._close: Callable[[], None] = connection.close_answered
         self.is_closing = connection.transport.is_closing
-        self.close: Callable[[], None] = connection.close_answered
+        self.head = b""  # written, and still here
+
+    def write(self, data: bytes) -> None:
+        if self.head:
+            head, self.head = self.head, b""
+            self._transport.write(head + data)
+        elif data.startswith(_STATUS):  # a body that begins so leaves no later
+            self.head = data
+            self._loop.call_soon(self.flush)
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        if self.head and not self._transport.is_closing():
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._close()
+
+    def forget(self) -> None:
+        """The connection is over: no cycle for the garbage collector."""
+        self._close = self._transport.close
+
+
+class _LoggedLater:
+    """uvicorn's logger of answers, which writes of one before its head: here behind what leaves in the same turn of the loop."""
+
+    def __init__(self, logger: logging.Logger, loop: asyncio.AbstractEventLoop) -> None:
+        self._logger = logger
+        self._loop = loop
+
+    def info(self, words: str, *values: object) -> None:
+        self._loop.call_soon(functools.partial(self._logger.info, words, *values))
 
 
 class Connection(HttpToolsProtocol):
@@ -83,6 +120,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, http: Http, begun: bytes = b"", **kwargs: Any) -> None:
         """`begun`: what another process had read of it."""
         super().__init__(*args, **kwargs)
+        self.access_logger: Any = _LoggedLater(self.access_logger, self.loop)
         self._http = http
         self._taken_over = begun
         self._limits = http.limits
@@ -229,7 +267,7 @@ class Connection(HttpToolsProtocol):
         if self._asked_from_afar:
             self._http.asked_from_afar = time.monotonic()
         super().connection_lost(exc)
-        self._answering.close = self.transport.close  # no cycle for the garbage collector
+        self._answering.forget()
 
     def shutdown(self) -> None:
         if self._close_at is None:
@@ -347,7 +385,7 @@ class Connection(HttpToolsProtocol):
         """Write a part of a response's body, which is not empty, as `send` would; False where `send` would wait or drop it."""
         if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        (self._answering if self._answering.head else self.transport).write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
     def _watch(self, cycle: RequestResponseCycle, gone: Callable[[], None], half_closed: Callable[[], None]) -> Callable[[], None]:
@@ -366,6 +404,7 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
+        self._answering.flush()
         self._active = None
         self._watchers.forget()
         if self._reading is Reading.NOTHING:
