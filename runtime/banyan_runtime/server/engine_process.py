@@ -134,7 +134,7 @@ def read_boot() -> Boot:
 
 
 def start(
-    boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog, stages: Stages, wake: Wake
+    boot: Boot, config: ServerConfig, send: Send, watchdog: Watchdog, stages: Stages, wake: Wake, lines: Lines
 ) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
     """Load the model and build the engine over it. Progress goes to the front, and keeps the stack dump away."""
 
@@ -161,7 +161,7 @@ def start(
         counted = CountedRunner(runner, stages)
         if not grammars:
             grammars.append(grammars_of(config, Path(boot.model_dir), Path(boot.tokenizer_dir), known, wake))
-        engine = Engine(counted, limits, time.monotonic, log.info, grammars[0])
+        engine = Engine(counted, limits, time.monotonic, lines, grammars[0])
         return engine, counted, msgspec.structs.replace(limits.engine_info(counted.info), software=software())
 
     try:
@@ -197,11 +197,30 @@ class Send:
         self._clients.send(message)
 
 
+class Lines:
+    """What the loop has to say to the log, kept until it is about to look for messages: the thread that writes the log takes Python's lock
+    from a loop that launches a step or sends tokens."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._kept: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        self._kept.append(line)
+
+    def tell(self) -> None:
+        if self._kept:
+            kept, self._kept = self._kept, []
+            for line in kept:
+                self._log(line)
+
+
 class Receive:
     """What the engine's loop takes messages from, once a turn; so here the watchdog learns that the loop turns."""
 
-    def __init__(self, clients: Clients, wake: Wake, runner: CountedRunner, watchdog: Watchdog, stages: Stages) -> None:
+    def __init__(self, clients: Clients, wake: Wake, runner: CountedRunner, watchdog: Watchdog, stages: Stages, lines: Lines) -> None:
         self._clients = clients
+        self._lines = lines
         self._wake = wake
         self._runner = runner
         self._watchdog = watchdog
@@ -209,6 +228,7 @@ class Receive:
 
     def __call__(self, wait: bool) -> Iterator[wire.FrontMessage]:
         """What has come; with `wait` not before something has, though it may be no message but a grammar that is ready."""
+        self._lines.tell()
         self._stages.end(OUTPUT)
         if wait:
             self._watchdog.rest()
@@ -232,21 +252,23 @@ def main() -> NoReturn:
     clients = Clients(Link.connect(boot.address))
     wake = Wake(lambda: clients.links)
     stages = Stages()
-    send = Send(clients, stages)
+    send, lines = Send(clients, stages), Lines(log.info)
     try:
         watchdog = Watchdog(config.watchdog_timeout, Pulse(Path(boot.pulse)))
-        engine, runner, info = start(boot, config, send, watchdog, stages, wake)
+        engine, runner, info = start(boot, config, send, watchdog, stages, wake, lines)
         collect_rarely()
         writer.flush()  # the front writes its lines behind ours
         send(wire.Ready(info))
         send(engine.stats(time.monotonic()))
         stages.begin()
-        engine.run(Receive(clients, wake, runner, watchdog, stages), send)
+        engine.run(Receive(clients, wake, runner, watchdog, stages, lines), send)
         code = 0
     except UserError as error:
+        lines.tell()
         send(wire.Fatal(str(error), error.exit_code))
         code = error.exit_code
     except Exception as error:
+        lines.tell()
         log.exception("the engine failed")
         send(wire.Fatal(f"{type(error).__name__}: {error}", EXIT_INTERNAL))
         code = EXIT_INTERNAL
