@@ -130,8 +130,9 @@ def ways(case: Case) -> Iterator[Way]:
                 yield Way(each, part, warps, max(2, min(6, fused_products.Tile.ROOM // stage + (tile.rows < 64))), splits)
         return
     if case.kind == "prompt":
-        now_prompt = triton_paged.Way.of(dim, BF16, triton_paged.TILE_ROWS, kv_heads * PROMPT, single=False, shared=SHARED)
-        yield Way(now_prompt.keys, triton_paged.TILE_ROWS, now_prompt.warps, now_prompt.stages, 0)
+        most = triton_paged.NARROW_ROWS if dim <= 64 else triton_paged.TILE_ROWS
+        now_prompt = triton_paged.Way.of(dim, BF16, most, kv_heads * PROMPT, single=False, shared=SHARED)
+        yield Way(now_prompt.keys, most, now_prompt.warps, now_prompt.stages, 0)
         for keys, rows, warps, stages in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3, 4)):
             if not (warps == 4 and rows == 128 and dim == 128):
                 yield Way(keys, rows, warps, stages, 0)

@@ -12,7 +12,7 @@ import torch
 
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import capture, fused, fused_products, graphs, kernels, torch_forward
-from banyan_runtime.model.attention import backends, triton_paged
+from banyan_runtime.model.attention import Held, backends, triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.graphs import Sizes
@@ -145,6 +145,21 @@ def test_a_broken_key_breaks_those_who_see_it_and_nobody_else() -> None:
     broken = [not torch.isfinite(values).all() for values in found[0]]
     assert broken == [False] * 20 + [True] * 20
     assert torch.isfinite(found[1]).all()
+
+
+def test_tiles_without_queries_are_the_last_to_be_computed() -> None:
+    """Programs take them from the last one on. A decode step's own stay where their rows are."""
+    texts = room([40, 70, 9])
+    assert isinstance(texts.attention, TritonAttention)
+    texts.attention.reserve(texts.shape)
+    prompts, rows = Held.empty(160, texts.pool.device, 8), Held.empty(8, texts.pool.device)
+    for held, work in ((prompts, [(0, 0, 40), (1, 3, 70), (2, 0, 9)]), (rows, [(0, 39, 40), (1, 69, 70), (2, 8, 9)])):
+        step = texts.step(work)
+        counts = texts.attention.fill(step, texts.table, held)[3, : texts.attention._tiles_held(held)]
+        assert counts.sum() == len(step.token_ids)
+        asked = counts > 0
+        assert 0 < asked.sum() < len(asked)
+        assert asked.tolist() == sorted(asked.tolist(), reverse=held is rows)
 
 
 def test_a_gpu_alone_does_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
