@@ -59,8 +59,9 @@ def main(argv: Sequence[str]) -> int:
     progress = Progress()
     try:
         options = parse(argv)
-        done = uvloop.run(_Command(options, progress).until_signal())
-        return _publish_words(done, options) if isinstance(done, Manifest) else _say_words(done)
+        command = _Command(options, progress)
+        done = uvloop.run(command.until_signal())
+        return _publish_words(done, options, command.reason) if isinstance(done, Manifest) else _say_words(done)
     except UserError as error:
         words = _words(progress, type(error).__name__, str(error))
         if isinstance(error, _PublishedFailure):
@@ -80,7 +81,8 @@ class _PublishedFailure(UserError):
     words: dict[str, Any]
 
 
-def _publish_words(manifest: Manifest, options: Options) -> int:
+def _publish_words(manifest: Manifest, options: Options, reason: str | None) -> int:
+    """`reason`: why the first line failed, where all did and it is known."""
     counts, usage = msgspec.to_builtins(manifest.request_counts), msgspec.to_builtins(manifest.usage)
     told = manifest.request_counts
     message = f"{told.completed} of {told.total} requests completed, {told.failed} failed"
@@ -94,7 +96,7 @@ def _publish_words(manifest: Manifest, options: Options) -> int:
         message += f": more than --max-error-percent={options.max_error_percent}"
     elif manifest.outcome == "completed" and told.completed == 0:
         code, exit_code = AllLinesFailed.__name__, AllLinesFailed.exit_code
-        message += f"; the first reasons are in {manifest.errors.uri}"
+        message += f"{'' if reason is None else f'; the first: {reason}'}; all reasons are in {manifest.errors.uri}"
     elif manifest.outcome == "failed":
         exit_code = 0  # whoever asked for a partial merge knows that the run failed
     termination.write_termination({"code": code, "message": message, **files, "requestCounts": counts, "usage": usage})
@@ -115,12 +117,17 @@ def _words(progress: Progress, code: str, message: str) -> dict[str, Any]:
     return {"code": code, "message": message, "requestCounts": counts, "usage": usage}
 
 
+def _so_many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 class _Command:
     """One execution of the command."""
 
     def __init__(self, options: Options, progress: Progress) -> None:
         self._options = options
         self._progress = progress
+        self.reason: str | None = None
         self._shown: Display = display()
         self._patience = Patience(min(FIRST_S, options.storage_timeout), self._notice)
         self._hands = Hands(THREADS, "batch-storage")
@@ -218,7 +225,7 @@ class _Command:
         if options.phase == "plan":
             plan = await self._show_while(run.plan())
             progress.total = plan.total
-            words = _words(progress, "Planned", f"{plan.total} requests in {len(plan.shards)} shards")
+            words = _words(progress, "Planned", f"{_so_many(plan.total, 'request')} in {_so_many(len(plan.shards), 'shard')}")
             return words | {"shards": len(plan.shards), "fenced": progress.fenced}
         if options.phase != "merge":
             await self._work(run, api_key)
@@ -232,6 +239,8 @@ class _Command:
         counts = manifest.request_counts  # of all workers; a process that only merges has worked on no line
         progress.completed, progress.failed = counts.completed, counts.failed
         self._shown.working(progress)
+        if counts.failed and not counts.completed:
+            self.reason = await self._show_while(run.first_reason())
         return manifest
 
     async def _work(self, run: Run, api_key: str | None) -> None:

@@ -13,6 +13,7 @@ from banyan_runtime.storage.store import Damaged
 OUTPUT: Final = "output.jsonl"
 ERRORS: Final = "errors.jsonl"
 MANIFEST: Final = "manifest.json"
+REASON: Final = 300  # characters of what a server said, at most
 
 T = TypeVar("T")
 
@@ -72,6 +73,16 @@ class _Error(msgspec.Struct):
     line: int | None = None
 
 
+class _Reason(msgspec.Struct):
+    message: str = ""
+
+
+class _Told(msgspec.Struct):
+    """A server's answer that is an error: OpenAI's envelope, or what others write."""
+
+    error: _Reason | str = ""
+
+
 class _Line(msgspec.Struct):
     id: str
     custom_id: str | None
@@ -102,6 +113,19 @@ def invalid(record: str, line: Invalid) -> Record:
     """The line was never sent."""
     error = _Error(line.code, line.message, line.param, line.number)
     return Record("error", _encoder.encode(_Line(record, line.custom_id, None, error)) + b"\n")
+
+
+def reason(errors: bytes) -> str | None:
+    """Why the first line of errors.jsonl failed, in a few words, of the beginning of that file; None: it does not say."""
+    try:
+        line = msgspec.json.decode(errors.partition(b"\n")[0], type=_Line)
+        if line.response is None:
+            return None if line.error is None else f"{line.error.code}: {line.error.message}"[:REASON]
+        told = msgspec.json.decode(line.response.body, type=_Told)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    words = told.error.message if isinstance(told.error, _Reason) else told.error
+    return f"{line.response.status_code}: {words}"[:REASON] if words else f"{line.response.status_code}"
 
 
 class InputFile(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from banyan_runtime.batch import entries, identity, protocol
+from banyan_runtime.batch import entries, identity, protocol, records
 from banyan_runtime.batch.documents import FOLDER, OWNER, InputObject, Keys, Outcome, Owner, Plan, Reason, State, Stop
 from banyan_runtime.batch.earlier import Earlier
 from banyan_runtime.batch.errors import (
@@ -43,6 +43,7 @@ from banyan_runtime.storage.probe import probe
 from banyan_runtime.storage.store import Denied, NotFound, StoreError
 from banyan_runtime.storage.unfenced import UnfencedStore
 
+FIRST_BYTES: Final = 1 << 16  # of errors.jsonl, which its first line is looked for in
 CONFIRM_S: Final = (1.0, 5.0, 15.0, 30.0)
 """Pauses before results that cannot be made of what is in the storage are made again: a part that is gone or damaged may be neither."""
 LEFTOVERS_S: Final = 6 * 3600.0  # uploads and temporary files that began so long ago are of writers that died: a merge takes minutes
@@ -239,6 +240,13 @@ class Run:
                 )
             await self._published(plan.run)
         return got.manifest
+
+    async def first_reason(self) -> str | None:
+        """Why the first line failed that is in errors.jsonl, for whoever reads no file; None: it cannot be told."""
+        output = self._order.output
+        with contextlib.suppress(StoreError):
+            return records.reason(await self._hands.do(lambda: output.store.get(output.child(ERRORS).key, end=FIRST_BYTES)))
+        return None
 
     # --- how ---
 

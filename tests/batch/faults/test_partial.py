@@ -107,7 +107,9 @@ def test_a_run_whose_every_line_failed_has_failed_and_says_where_the_reasons_are
     bench.give([line(f"id-{i}", "status 400") for i in range(20)])
     child = bench.run(exit_code=65)
     assert child.words["code"] == "AllLinesFailed"
-    assert "errors.jsonl" in child.words["message"]
+    assert child.words["message"].startswith("0 of 20 requests completed, 20 failed; the first: 400: ")
+    assert "; all reasons are in " in child.words["message"]
+    assert child.words["message"].endswith("errors.jsonl")
     bench.check()
 
 
