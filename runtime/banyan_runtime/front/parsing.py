@@ -140,8 +140,7 @@ def _unknown(model: BaseModel, known: Set[str], where: str) -> Iterator[str]:
         # Clients send back the messages they got, with fields that are there and empty.
         if name not in known and _NAME.fullmatch(name) and not (where and value in (None, "", [], {})):
             yield where + name
-    for name in type(model).model_fields:
-        value = getattr(model, name)
+    for name, value in vars(model).items():  # the fields, and nothing else
         if isinstance(value, BaseModel):
             yield from _unknown(value, _silent(value), f"{where}{name}.")
         elif isinstance(value, list):
