@@ -7,12 +7,13 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -23,7 +24,6 @@ from banyan_runtime import __version__
 from banyan_runtime.front import docs
 from banyan_runtime.front.answers import grammar_failure, rejection
 from banyan_runtime.front.anthropic.errors import error_response
-from banyan_runtime.front.application import Application, PlainRoute
 from banyan_runtime.front.auth import KEY_NAME, OWNER, Access
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.current import current
@@ -54,7 +54,7 @@ def create_app(context: Context) -> FastAPI:
         middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), expose_headers=_EXPOSED, **cors))
     if not context.gate.asks_users:
         middleware.append(Middleware(Origins, allowed=origins))
-    app = Application(
+    app = FastAPI(
         title="Banyan",
         version=__version__,
         middleware=middleware,
@@ -64,7 +64,7 @@ def create_app(context: Context) -> FastAPI:
     )
     if config.root_path:
         app.add_middleware(_Under, root=config.root_path)  # outermost
-    app.router.route_class = PlainRoute
+    app.router.route_class = _Plain
     for route in ROUTES:
         if route.when(config):
             _add(app, context, route)
@@ -72,6 +72,14 @@ def create_app(context: Context) -> FastAPI:
     models = [route.body for route in ROUTES if isinstance(route.body, type)]
     app.openapi = functools.cache(functools.partial(docs.describe, app, models, CHAT_FIELDS))  # type: ignore[method-assign]
     return app
+
+
+class _Plain(APIRoute):
+    """A route whose endpoint takes the request as it is: there is nothing to be injected, nor an answer to be made of a value."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return endpoint
 
 
 def _add(app: FastAPI, context: Context, route: Route) -> None:
