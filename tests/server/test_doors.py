@@ -192,6 +192,16 @@ def test_an_id_that_runs_is_taken_at_every_door_until_its_request_or_its_door_en
         server.eventually(lambda: len(doors_of(server)) == DOORS and asked() == {200}, "the id to be free")
 
 
+def test_the_probe_of_the_engine_sees_that_it_is_busy_for_the_doors(start_server: StartServer) -> None:
+    """Its own request waits behind theirs, so it hears of no token."""
+    server = start_server(*FLAGS, "--max-running-requests", "1", program=("-m", "tests.server.impatient")).ready()
+    with server.slowed(), Raw(server) as running:
+        running.send(post("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}}))
+        server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request")
+        assert server.get("/health_generate").status_code == 200
+        assert not running.answered
+
+
 def test_bounds_are_those_of_one_server(start_server: StartServer) -> None:
     """What one server's memory and queue hold: bodies that are on their way, requests that wait."""
     server = start_server(*FLAGS, "--max-running-requests", "1", "--max-queued-requests", "1").ready()

@@ -48,7 +48,7 @@ class EngineClient:
         self.max_open = max_open
         self.stats: wire.Stats | None = None  # the newest snapshot
         self.last_heard = 0.0  # monotonic seconds of the newest message
-        self.last_step = 0.0  # monotonic seconds of the newest tokens
+        self.last_step = 0.0  # monotonic seconds of the newest tokens, or of the newest snapshot that tells of steps, whoever they were for
         self.on_startup_progress: Callable[[wire.StartupProgress], None] = lambda phase: None
         self.on_inter_token_latency: LatencyObserver = lambda gap, requests: None
         self.fatal: wire.Fatal | None = None  # why the engine said it would exit
@@ -322,6 +322,8 @@ class EngineClient:
             case wire.StepOutput():
                 self._step(message)
             case wire.Stats():
+                if self.stats is not None and _steps(message) > _steps(self.stats):
+                    self.last_step = self.last_heard
                 self.stats = message
             case wire.Failed():
                 if (submission := self._close(message.id)) is not None:
@@ -401,6 +403,10 @@ class EngineClient:
                 if submission.logprobs is None:
                     submission.logprobs = []
                 submission.logprobs.append(row)
+
+
+def _steps(stats: wire.Stats) -> int:
+    return stats.prefill.steps + stats.decode.steps
 
 
 def _cut(tokens: list[int], counts: list[int]) -> list[list[int]]:
