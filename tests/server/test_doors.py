@@ -192,6 +192,34 @@ def test_an_id_that_runs_is_taken_at_every_door_until_its_request_or_its_door_en
         server.eventually(lambda: len(doors_of(server)) == DOORS and asked() == {200}, "the id to be free")
 
 
+def test_an_abort_holds_for_what_came_before_it_and_a_door_has_not_read(server: ServerProcess) -> None:
+    """And its answer waits for the door: what is sent behind that under the same id is another request."""
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 1000, "ignore_eos": True}}
+    short = {"text": "a", "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
+    with Raw(server) as known, Raw(server) as new, ThreadPoolExecutor(1) as pool:
+        known.send(post("/generate", short))
+        known.answer()
+        for way in ({"rid": "known"}, {"abort_all": True}):
+            doors = doors_of(server)
+            for door in doors:
+                door.suspend()
+            try:
+                known.send(post("/generate", {**body, "rid": "known"}))
+                new.send(post("/generate", {**body, "rid": "new"}))
+                time.sleep(0.3)
+                asked = [pool.submit(server.post, "/abort_request", way), pool.submit(server.post, "/abort_request", {"rid": "new"})]
+                time.sleep(0.3)
+                assert not any(each.done() for each in asked)
+            finally:
+                for door in doors:
+                    door.resume()
+            assert [each.result(10).status_code for each in asked] == [200, 200]
+            for raw, request_id in ((known, "known"), (new, "new")):
+                assert json.loads(raw.answer()[2])["meta_info"]["finish_reason"]["type"] == "abort"
+                raw.send(post("/generate", {**short, "rid": request_id}))
+                assert json.loads(raw.answer()[2])["meta_info"]["finish_reason"]["type"] == "length"
+
+
 def test_the_probe_of_the_engine_sees_that_it_is_busy_for_the_doors(start_server: StartServer) -> None:
     """Its own request waits behind theirs, so it hears of no token."""
     server = start_server(*FLAGS, "--max-running-requests", "1", program=("-m", "tests.server.impatient")).ready()

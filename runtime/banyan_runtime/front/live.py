@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Protocol
 
 from banyan_runtime.front.current import current
@@ -39,8 +39,8 @@ class LiveRequests:
     An abort holds for every request that came before it. One that is still read, planned or submitted does not stand here yet, nor
     is its id known; so it is remembered what was aborted when.
 
-    With several processes that answer requests each knows its own: an abort reaches all of them (`on_abort`), and `claims` tells of an
-    id that one of the others has.
+    With several processes that answer requests each knows its own: an abort reaches all of them (`on_abort`), who asked for it is
+    answered when they have heard of it (`heard`), and `claims` tells of an id that one of the others has.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,7 @@ class LiveRequests:
         self._aborted_at: dict[int, float] = {}  # hash of an id, which may be long, and of who asked: monotonic seconds
         self._all_aborted_at = -math.inf  # monotonic seconds
         self.on_abort: Callable[[str | None, str | None], None] = lambda request_id, by: None  # told of each call; id None: of all
+        self.heard: Callable[[], Awaitable[None]] | None = None  # waits for the other processes
         self.claims: Claims | None = None
         self._claimed: set[str] = set()
         self._starting: list[str] = []  # claimed by the request that is being started

@@ -75,17 +75,23 @@ async def abort_request(context: Context, request: Request) -> Response:
         context.live.abort_all()
     elif asked.rid:
         _abort(context, request, asked.rid)
-    return Response(status_code=200)
+    return await _heard(context)
 
 
 async def abort_requests(context: Context, request: Request) -> Response:
     """vLLM's way to end requests by their ids."""
     for rid in parse(AbortRequests, await read_command(request)).request_ids:
         _abort(context, request, rid)
-    return Response(status_code=200)
+    return await _heard(context)
 
 
 def _abort(context: Context, request: Request, rid: str) -> None:
     """`rid`: the client's own, or what it was answered with."""
     for prefix in _PREFIXES:
         context.live.abort(prefix + rid, request.scope[OWNER])
+
+
+async def _heard(context: Context) -> Response:
+    if context.live.heard is not None:  # what comes behind the answer is not meant
+        await context.live.heard()
+    return Response(status_code=200)

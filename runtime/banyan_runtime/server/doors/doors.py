@@ -28,6 +28,7 @@ log = logging.getLogger("banyan")
 
 READY_S: Final = 20.0  # that a start waits for all doors to open; then it goes on with those that are there
 TELL_S: Final = 0.1  # for a report that somebody waits for
+HEARD_S: Final = 1.0  # for what somebody who is told that it is done relies on
 LOOK_EVERY_S: Final = 2.0
 END_S: Final = 3.0
 BACKOFF_S: Final = (0.5, 30.0)  # the first and the longest pause between two lives
@@ -42,6 +43,7 @@ class _Door(Seen):
         self.number = number
         self.process = early.process
         self.link = LoopLink(Link(early.control))
+        self.heard = 0  # number of the newest `Heard` that it has answered
 
 
 class Doors:
@@ -62,6 +64,7 @@ class Doors:
         self._gone = Elsewhere()  # what doors that have ended had counted of themselves
         self._numbers = 0
         self._tells = 0
+        self._asked_heard = 0
         self._news = asyncio.Event()  # a door has opened, reported or ended
         self._draining = False
         self._end = asyncio.Event()
@@ -69,6 +72,7 @@ class Doors:
             front.metrics.elsewhere = self._elsewhere
             front.metrics.before = self.ask
             front.context.live.on_abort = lambda request_id, by: self._say(messages.Abort(request_id, by))
+            front.context.live.heard = self._heard_all
             front.context.sequences_elsewhere = self._sequences
             self._ids = SharedClaims.new()
             front.context.live.claims = SharedClaims(self._ids)
@@ -200,6 +204,17 @@ class Doors:
                     self._news.clear()
                     await self._news.wait()
 
+    async def _heard_all(self) -> None:
+        """Have all that was said to them be done, where they get to it within HEARD_S."""
+        self._asked_heard += 1
+        asked = self._asked_heard
+        self._say(messages.Heard(asked))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEARD_S):
+                while any(door.open and door.heard < asked for door in self._doors):
+                    self._news.clear()
+                    await self._news.wait()
+
     @property
     def sought(self) -> bool:
         """As `Http.sought`, as of the newest `ask`; a door that has not answered may well be."""
@@ -264,6 +279,9 @@ class Doors:
                 door.taken(connections)
             case messages.Lack(why=why):
                 door.lack = why
+            case messages.HeardAll(seq=seq):
+                door.heard = seq
+                self._news.set()
             case messages.Closed():
                 door.open = False
             case messages.Back(begun=begun):

@@ -49,10 +49,16 @@ class Take(msgspec.Struct, frozen=True, tag="take"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """As `LiveRequests.abort`; without an id `abort_all`."""
+    """As `LiveRequests.abort`; without an id `abort_all`. What has come here is read first."""
 
     id: str | None
     by: str | None
+
+
+class Heard(msgspec.Struct, frozen=True, tag="heard"):
+    """Answered by a `HeardAll` when what came before is done."""
+
+    seq: int
 
 
 class FailOpen(msgspec.Struct, frozen=True, tag="fail"):
@@ -82,7 +88,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """Give the answers that are under way, as far as clients take them, and exit 0."""
 
 
-ToDoor = Open | Ids | State | Take | Abort | FailOpen | Died | Tell | Drain | End
+ToDoor = Open | Ids | State | Take | Abort | Heard | FailOpen | Died | Tell | Drain | End
 
 # --- door -> front ---
 
@@ -101,6 +107,12 @@ class Lack(msgspec.Struct, frozen=True, tag="lack"):
     """Why no request can be prepared here; "" when one can again."""
 
     why: str
+
+
+class HeardAll(msgspec.Struct, frozen=True, tag="heard"):
+    """All that was said before the `Heard` of this number is done."""
+
+    seq: int
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
@@ -133,7 +145,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     counted: list[Counted]
 
 
-FromDoor = Opened | Taken | Lack | Closed | Back | Fork | Unforked | Report
+FromDoor = Opened | Taken | Lack | HeardAll | Closed | Back | Fork | Unforked | Report
 
 encode: Final = msgspec.msgpack.Encoder().encode
 to_door: Final = msgspec.msgpack.Decoder(ToDoor)

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -42,6 +43,7 @@ from banyan_runtime.server.threads import on_thread
 
 log = logging.getLogger("banyan")
 
+READ_TURNS: Final = 3  # of the loop, until a request has begun of which something lay here unread
 WORD_S: Final = 2.0  # without its connection to the engine: for the first process to say why
 
 
@@ -69,6 +71,7 @@ class Door:
         self._ledger.news()  # what is there from the start the first process counts itself
         self._paths = Paths(config)
         self._taking: set[asyncio.Task[None]] = set()
+        self._aborting: set[asyncio.Task[None]] = set()
         self._end = asyncio.Event()
         self._engine_died = False  # as the first process has said
         self._code = 0
@@ -128,9 +131,7 @@ class Door:
         match message:
             case messages.Take(begun=begun):
                 if (descriptor := self._link.descriptor()) is not None:  # else there was no room for it, and its client is cut off
-                    task = asyncio.create_task(front.http.take(socket.socket(fileno=descriptor), begun))
-                    self._taking.add(task)
-                    task.add_done_callback(self._taking.discard)
+                    _start(front.http.take(socket.socket(fileno=descriptor), begun), self._taking)
                 self._link.send(messages.encode(messages.Taken(self._connections)))
             case messages.Tell(seq=seq):
                 self._link.send(messages.encode(self._report(seq)))
@@ -144,11 +145,10 @@ class Door:
                 front.state.context_length = message.context_length
                 front.state.enter(message.phase)  # type: ignore[arg-type]
                 front.state.leaving, front.state.hung = message.leaving, message.hung
-            case messages.Abort(id=request_id, by=by):
-                if request_id is None:
-                    front.context.live.abort_all()
-                else:
-                    front.context.live.abort(request_id, by)
+            case messages.Abort():
+                _start(self._abort(message), self._aborting)
+            case messages.Heard(seq=seq):
+                _start(self._heard_all(seq, set(self._aborting)), self._aborting)
             case messages.FailOpen(code=code, message=why):
                 front.client.fail_open(code, why)
             case messages.Died(message=why):
@@ -160,6 +160,23 @@ class Door:
                 self._end.set()
             case messages.Open():
                 raise AssertionError("opened twice")
+
+    async def _abort(self, message: messages.Abort) -> None:
+        """It is meant for requests that came before it, and they may lie here unread."""
+        if self._taking:
+            await asyncio.wait(set(self._taking))
+        for _ in range(READ_TURNS):
+            await asyncio.sleep(0)
+        live = self._front.context.live
+        if message.id is None:
+            live.abort_all()
+        else:
+            live.abort(message.id, message.by)
+
+    async def _heard_all(self, seq: int, before: set[asyncio.Task[None]]) -> None:
+        if before:
+            await asyncio.wait(before)
+        self._link.send(messages.encode(messages.HeardAll(seq)))
 
     @property
     def _connections(self) -> int:
@@ -198,6 +215,12 @@ class Door:
             self._front.client.died("the connection to the engine was lost")
             self._code = EXIT_INTERNAL
             self._end.set()
+
+
+def _start(work: Coroutine[None, None, None], under_way: set[asyncio.Task[None]]) -> None:
+    task = asyncio.create_task(work)
+    under_way.add(task)
+    task.add_done_callback(under_way.discard)
 
 
 async def live(control: socket.socket) -> int:
