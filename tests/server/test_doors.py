@@ -256,6 +256,19 @@ def test_bounds_are_those_of_one_server(start_server: StartServer) -> None:
         each.close()
 
 
+def test_what_a_server_says_of_itself_it_says_once(start_server: StartServer) -> None:
+    server = start_server(*FLAGS, "--log-requests").ready()
+    asked = post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2})
+    with Raw(server) as one, Raw(server) as other:
+        for raw in (one, other):
+            raw.send(asked)
+        for raw in (one, other):
+            assert raw.answer()[0] == 200
+    server.eventually(lambda: server.log.count("Answered ") == 2, "two answers in the log")
+    said = [line for line in server.lines if line.startswith("WARNING") or "Uvicorn" in line]
+    assert len(said) == len(set(said)) == 2, said
+
+
 @pytest.mark.parametrize("peer", ["sglang", "vllm"])
 def test_counts_of_all_processes_are_one_servers(start_server: StartServer, peer: str) -> None:
     server = start_server(*FLAGS, "--metrics-compat", peer).ready()

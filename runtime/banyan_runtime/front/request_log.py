@@ -57,8 +57,6 @@ class Written:
     def __init__(self, level: int) -> None:
         self._level = level
         log.setLevel(logging.INFO)  # whatever --log-level says: it was asked for by name
-        if level >= BEGINNINGS:
-            log.warning("--log-requests: the texts of requests and answers go to the log")
 
     def preparer(self, preparer: Preparer) -> Preparer:
         return _Prepared(preparer, self)
@@ -144,6 +142,12 @@ class _Answer:
             "tools": json.dumps(tools, ensure_ascii=False) if tools else "",
         }
         self._written.answered(self._request, self._ids[index], reason, parts)
+
+
+def warn(config: ServerConfig) -> None:
+    """Say once what the log of a server is going to hold."""
+    if config.log_requests and config.log_requests_level >= BEGINNINGS:
+        log.warning("--log-requests: the texts of requests and answers go to the log")
 
 
 def request_log(config: ServerConfig) -> RequestLog:

@@ -22,7 +22,7 @@ import uvloop
 from banyan_runtime import hub, logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError, UserError
-from banyan_runtime.front import errors
+from banyan_runtime.front import errors, request_log
 from banyan_runtime.front.body import BodyBudget
 from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
@@ -115,6 +115,7 @@ class Server:
             log.info("Listening on %s", self._url)
         if self._config.host not in ("127.0.0.1", "::1", "localhost") and not (self._config.api_key or self._config.api_keys_file):
             log.warning("listening on %s without a key: everybody who reaches this address can use the model", self._config.host)
+        request_log.warn(self._config)
         http = asyncio.create_task(self._http.serve([self._socket]))
         live = asyncio.create_task(self._live())
         stop = asyncio.create_task(self._stop.wait())
