@@ -14,7 +14,7 @@ from banyan_runtime.front.chat.events import ToolArgs, ToolEnd, ToolStart
 from banyan_runtime.front.deltas import Delta, Finished
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import GenerateRequest
-from banyan_runtime.front.request_log import BEGINNING, LOGGER, Discreet, RequestLog, request_log
+from banyan_runtime.front.request_log import BEGINNING, LOGGER, Discreet, RequestLog, request_log, warn
 
 PROMPT = "prompt " * BEGINNING
 END = Finished("stop", None, 0, 0, None)
@@ -44,7 +44,11 @@ def requests(number: int) -> list[GenerateRequest]:
 
 
 def written(level: int) -> RequestLog:
-    return request_log(ServerConfig(model_path="tiny", log_requests=True, log_requests_level=level))
+    return request_log(config(level))
+
+
+def config(level: int) -> ServerConfig:
+    return ServerConfig(model_path="tiny", log_requests=True, log_requests_level=level)
 
 
 def said(caplog: pytest.LogCaptureFixture, kind: str) -> list[str]:
@@ -78,7 +82,12 @@ def test_level_2_shows_beginnings_and_level_3_everything(level: int, shown: str,
     assert said(caplog, "Answered")[0].endswith(
         ', reasoning: "thought", content: "so far", tools: "[{\\"name\\": \\"look\\", \\"arguments\\": \\"{\\\\\\"a\\\\\\":1}\\"}]"'
     )
-    assert [record.levelno for record in caplog.records if "go to the log" in record.getMessage()] == [logging.WARNING]
+
+
+@pytest.mark.parametrize(("level", "levels"), [(1, []), (2, [logging.WARNING]), (3, [logging.WARNING])])
+def test_that_texts_are_written_a_server_warns_of(level: int, levels: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    warn(config(level))
+    assert [record.levelno for record in caplog.records if "go to the log" in record.getMessage()] == levels
 
 
 def test_a_sequence_that_fails_or_that_nobody_waits_for_is_told_once_with_what_there_was(caplog: pytest.LogCaptureFixture) -> None:
