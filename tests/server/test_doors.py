@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.server.conftest import MODEL, ServerProcess, StartServer
+from tests.server.test_event_loop import LIMIT_MS, TRIES, Probed
 
 DOORS = 2
 FLAGS = ("--tokenizer-worker-num", str(DOORS))
@@ -218,6 +219,16 @@ def test_an_abort_holds_for_what_came_before_it_and_a_door_has_not_read(server: 
                 assert json.loads(raw.answer()[2])["meta_info"]["finish_reason"]["type"] == "abort"
                 raw.send(post("/generate", {**short, "rid": request_id}))
                 assert json.loads(raw.answer()[2])["meta_info"]["finish_reason"]["type"] == "length"
+
+
+def test_many_ids_to_abort_are_told_to_the_doors_in_turns(start_server: StartServer, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    server = start_server(*FLAGS, environment={"PROBE_LOG": str(log)}, program=("-m", "tests.server.probed")).ready()
+    body = json.dumps({"request_ids": [f"{at:04d}" for at in range(8000)]}).encode()
+    with Probed(server, log) as probed:
+        told = [probed.worst_ms("/abort_requests", body) for _ in range(TRIES)]
+    assert {status for status, _ in told} == {200}
+    assert min(took for _, took in told) < LIMIT_MS, told
 
 
 def test_the_probe_of_the_engine_sees_that_it_is_busy_for_the_doors(start_server: StartServer) -> None:

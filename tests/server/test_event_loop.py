@@ -104,6 +104,7 @@ REQUESTS: Final[dict[str, tuple[str, Callable[[], bytes], set[int]]]] = {
         lambda: b'{"previous_response_id":"resp_x","input":[' + b"[0]," * 3_500_000 + b"[]]}",
         {404},
     ),
+    "8,000 ids to abort": ("/abort_requests", lambda: json.dumps({"request_ids": [f"{at:04d}" for at in range(8000)]}).encode(), {200}),
     "a long command": ("/abort_request", lambda: b'{"rid":[' + b"[]," * 5_000_000 + b"[]]}", {413}),
 }
 

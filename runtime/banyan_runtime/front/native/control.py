@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from banyan_runtime.front.transport import while_connected
 
 MAX_WAIT_S: Final = 300.0
 _POLL_S: Final = 0.1
+AT_ONCE: Final = 100  # ids that are aborted in one turn of the loop
 _PREFIXES: Final = ("", "chatcmpl-", "cmpl-", "embd-", "score-", "rerank-")  # of the ids of answers, before a client's own
 
 
@@ -74,21 +76,22 @@ async def abort_request(context: Context, request: Request) -> Response:
             raise refusal
         context.live.abort_all()
     elif asked.rid:
-        _abort(context, request, asked.rid)
+        await _abort(context, request, [asked.rid])
     return await _heard(context)
 
 
 async def abort_requests(context: Context, request: Request) -> Response:
     """vLLM's way to end requests by their ids."""
-    for rid in parse(AbortRequests, await read_command(request)).request_ids:
-        _abort(context, request, rid)
+    await _abort(context, request, parse(AbortRequests, await read_command(request)).request_ids)
     return await _heard(context)
 
 
-def _abort(context: Context, request: Request, rid: str) -> None:
-    """`rid`: the client's own, or what it was answered with."""
-    for prefix in _PREFIXES:
-        context.live.abort(prefix + rid, request.scope[OWNER])
+async def _abort(context: Context, request: Request, rids: Sequence[str]) -> None:
+    """`rids`: the client's own, or what it was answered with."""
+    for at in range(0, len(rids), AT_ONCE):
+        ids = [prefix + rid for rid in rids[at : at + AT_ONCE] for prefix in _PREFIXES]
+        context.live.abort_each(ids, request.scope[OWNER])
+        await asyncio.sleep(0)  # what else there is to do comes in between
 
 
 async def _heard(context: Context) -> Response:

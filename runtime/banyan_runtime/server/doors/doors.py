@@ -71,7 +71,7 @@ class Doors:
         if early:
             front.metrics.elsewhere = self._elsewhere
             front.metrics.before = self.ask
-            front.context.live.on_abort = lambda request_id, by: self._say(messages.Abort(request_id, by))
+            front.context.live.on_abort = lambda ids, by: self._say(messages.Abort(None if ids is None else list(ids), by))
             front.context.live.heard = self._heard_all
             front.context.sequences_elsewhere = self._sequences
             self._ids = SharedClaims.new()

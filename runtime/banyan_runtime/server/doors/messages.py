@@ -49,9 +49,9 @@ class Take(msgspec.Struct, frozen=True, tag="take"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """As `LiveRequests.abort`; without an id `abort_all`. What has come here is read first."""
+    """As `LiveRequests.abort_each`; without ids `abort_all`. What has come here is read first."""
 
-    id: str | None
+    ids: list[str] | None
     by: str | None
 
 

@@ -72,6 +72,7 @@ class Door:
         self._paths = Paths(config)
         self._taking: set[asyncio.Task[None]] = set()
         self._aborting: set[asyncio.Task[None]] = set()
+        self._aborts = asyncio.Lock()  # one a turn
         self._end = asyncio.Event()
         self._engine_died = False  # as the first process has said
         self._code = 0
@@ -168,10 +169,12 @@ class Door:
         for _ in range(READ_TURNS):
             await asyncio.sleep(0)
         live = self._front.context.live
-        if message.id is None:
-            live.abort_all()
-        else:
-            live.abort(message.id, message.by)
+        async with self._aborts:
+            if message.ids is None:
+                live.abort_all()
+            else:
+                live.abort_each(message.ids, message.by)
+            await asyncio.sleep(0)
 
     async def _heard_all(self, seq: int, before: set[asyncio.Task[None]]) -> None:
         if before:
