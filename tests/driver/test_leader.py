@@ -49,6 +49,25 @@ def test_one_holds_the_lease_and_the_other_waits_until_it_expires() -> None:
     run(scenario)
 
 
+def test_who_let_one_lease_expire_holds_none() -> None:
+    """However many namespaces there are: each would be waited for in turn, since a clock begins when a lease is first looked at."""
+
+    async def go() -> None:
+        server, clock = ApiServer(), Clock()
+        async with connected(server) as api:
+            seen = set[str]()
+            gone, other = ([Lease(api, place, "banyan-operator", name, clock) for place in ("a", "b", "c")] for name in ("gone", "other"))
+            mine = [Lease(api, place, "banyan-operator", "mine", clock, gone=seen) for place in ("a", "b", "c")]
+            for lease in (*gone[:2], other[2]):
+                assert await lease._try()
+            assert not await mine[0]._try()
+            clock.now += DURATION_S
+            assert [await lease._try() for lease in mine] == [True, True, False]  # who holds the last one may well live
+            assert seen == {"gone"}
+
+    asyncio.run(go())
+
+
 def test_a_lease_that_was_let_go_is_taken_at_once() -> None:
     async def scenario(server: ApiServer, clock: Clock, first: Lease, second: Lease) -> None:
         assert await first._try()

@@ -162,6 +162,30 @@ def test_an_ingress_without_an_address_keeps_the_server_from_being_ready():
     assert "no effect in local mode" in conditions(local)["Accepted"]["message"]
 
 
+def test_the_longest_names_that_a_spec_may_have_can_be_told():
+    resource = "accelerators.internal.platform.example-corporation.com/" + "g" * 73
+    host, path = ".".join(["h" * 62] * 4) + ".x", "/" + "p" * 255
+    server = a_server(
+        accelerator={"count": 1, "resourceName": resource},
+        ingress={"hosts": [host], "path": path, "tlsSecretName": "tls", "className": "nginx"},
+    )
+    ingress = next(child for child in render(server) if child["kind"] == "Ingress")
+    ingress["status"] = {"loadBalancer": {"ingress": [{"ip": "10.0.0.1"}]}}
+    plan = observe(server, deployment(server), pod(server, **READY), ingress)
+    assert plan.status["accelerator"] == f"1 x {resource}"
+    assert plan.status["url"] == f"https://{host}{path}"
+
+
+def test_a_server_all_of_which_runs_tells_of_a_service_that_is_being_deleted():
+    service = next(child for child in render(SERVER) if child["kind"] == "Service" and child["metadata"]["name"] == "tiny")
+    leaving = merge(service, {"metadata": {"deletionTimestamp": stamp(NOW), "uid": "s"}})
+    plan = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), leaving)
+    progressing = conditions(plan)["Progressing"]
+    assert (progressing["status"], progressing["reason"]) == ("True", "Recreating")
+    assert "runs everywhere. Service tiny is being deleted; it is made again" in progressing["message"]
+    assert ready(plan)["status"] == "True"
+
+
 def test_a_load_balancers_address_is_shown():
     server = a_server(service={"type": "LoadBalancer", "port": 8080})
     service = next(child for child in render(server) if child["kind"] == "Service" and child["metadata"]["name"] == "tiny")

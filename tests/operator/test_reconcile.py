@@ -261,6 +261,34 @@ def test_a_resource_that_is_being_deleted_is_left_to_the_garbage_collector(manif
     assert (plan.apply, plan.delete, plan.status) == ((), (), {"observedGeneration": 1, "phase": "Terminating"})
 
 
+def progressing(plan: Turn) -> dict[str, Any]:
+    return next(one for one in plan.status["conditions"] if one["type"] == "Progressing")
+
+
+def test_a_deployment_that_was_paused_by_hand_is_put_back():
+    """It would hold every rollout, and Kubernetes keeps no deadline meanwhile."""
+    children = [merge(child, {"spec": {"paused": True}}) if child["kind"] == "Deployment" else child for child in live(a_server())]
+    assert [(child["kind"], child["spec"]["paused"]) for child in observe(a_server(), *children).apply] == [("Deployment", False)]
+    left_out = [merge(child, {"spec": {"paused": None}}) if child["kind"] == "Deployment" else child for child in live(a_server())]
+    assert not observe(a_server(), *left_out).apply
+
+
+@pytest.mark.parametrize("finalizers", [[], ["example.com/lb-cleanup"]])
+def test_what_is_to_go_before_it_is_made_again_is_told(finalizers):
+    gone = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": finalizers}}
+    children = [
+        merge(child, gone) if child["kind"] == "Service" and child["metadata"]["name"] == "tiny" else child for child in live(a_server())
+    ]
+    plan = observe(a_server(), *children)
+    kept = " (finalizers: example.com/lb-cleanup)" if finalizers else ""
+    assert progressing(plan)["message"].endswith(f"Service tiny is being deleted{kept}; it is made again as soon as that is gone.")
+    earlier = [merge(child, {"metadata": {"uid": "before"}}) for child in live(a_batch())]
+    for child in earlier:
+        child["metadata"]["ownerReferences"] = [{**one, "uid": "gone"} for one in child["metadata"]["ownerReferences"]]
+    running = next(one for one in observe(a_batch(), *earlier).status["conditions"] if one["type"] == "Running")
+    assert "belongs to an earlier resource of this name; it is made again as soon as that is gone." in running["message"]
+
+
 def test_a_changed_spec_starts_a_rollout_and_says_so():
     plan = observe(a_server(runtime={"contextLength": 4096}, replicas=2), *live(a_server()))
     assert "Deployment" in [child["kind"] for child in plan.apply]

@@ -34,9 +34,12 @@ class LastFailure(Model):
     count: Int32 | None = None
 
 
+Url = Annotated[str, Field(max_length=1024)]  # a host and a path as long as the spec has them, and more
+
+
 class Address(Model):
     type: Literal["Internal", "LoadBalancer", "Ingress"]
-    url: Annotated[str, Field(max_length=512)]
+    url: Url
 
 
 class ServedModel(Model):
@@ -72,14 +75,14 @@ class InferenceServerStatus(Model):
     selector: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None, description="Label selector of the pods, for the scale subresource."
     )
-    url: Annotated[str, Field(max_length=512)] | None = Field(default=None, description="First external URL, else the in-cluster one.")
+    url: Url | None = Field(default=None, description="First external URL, else the in-cluster one.")
     addresses: Annotated[tuple[Address, ...], Field(max_length=16), ListType("atomic")] = Field(
         default=(), description="Where requests can be sent: in the cluster first."
     )
     served_names: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=8), ListType("atomic")] = Field(
         default=(), description="Names that the model field of requests may have."
     )
-    accelerator: Annotated[str, Field(max_length=64)] | None = Field(
+    accelerator: Annotated[str, Field(max_length=160)] | None = Field(
         default=None, description="For printing, for example 2 x nvidia.com/gpu."
     )
     model: ServedModel | None = Field(default=None, description="What is served.")

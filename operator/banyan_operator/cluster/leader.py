@@ -134,10 +134,14 @@ class Lease:
         identity: str,
         clock: Callable[[], float] = time.monotonic,
         unix: Callable[[], float] = time.time,
+        gone: set[str] | None = None,
     ) -> None:
+        """`gone`: holders of which a lease was seen to expire, shared by the leases of one candidate. Who does not renew one is over as
+        a whole (`hold`, the dead man's timer), so none of its others need be waited for."""
         self._api = api
         self._namespace, self._name, self._identity = namespace, name, identity
         self._clock, self._unix = clock, unix
+        self._gone = set[str]() if gone is None else gone
         self._observed: Observed | None = None
         self._mine: Manifest | None = None  # as last written: the next renewal needs no look
         self._renewed: float | None = None
@@ -226,7 +230,9 @@ class Lease:
         holder = _holder(found)
         if self._observed is None or self._observed.version != version:
             self._observed = Observed(version, now, holder)
-        return holder in ("", self._identity) or self._observed.expired(now)
+        if holder and self._observed.expired(now):
+            self._gone.add(holder)
+        return holder in ("", self._identity) or holder in self._gone
 
     def _holder(self) -> str:
         return self._observed.holder if self._observed is not None else ""

@@ -83,7 +83,8 @@ class Life:
         )
         self._relist = Relist(self._store, api, metrics, options.namespaces, self._concerns, options.resync_s)
         identity = f"{options.namespace}/{os.environ.get('POD_NAME') or os.uname().nodename}_{uuid.uuid4()}"
-        self._leases = [Lease(api, namespace, LEASE, identity) for namespace in options.leases] if options.leader_election else []
+        places, gone = options.leases if options.leader_election else (), set[str]()
+        self._leases = [Lease(api, namespace, LEASE, identity, gone=gone) for namespace in places]
         self._rivals = Rivals(api, LEASE, options.namespaces, options.lease_namespace, options.namespace)
         self._health = Health(metrics, self.trouble, self._unready)
         self.login = KopfLogin(connection, metrics.observe_call, self._relist.listed)

@@ -69,6 +69,7 @@ def deployment(server: InferenceServer, settings: Settings, revision: Revision) 
                 "strategy": strategy,
                 "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
                 "revisionHistoryLimit": spec.rollout.revision_history_limit,
+                "paused": False,  # by hand ('kubectl rollout pause') it would hold every rollout, without a word and without a deadline
                 "template": revision.template,
             }
         },

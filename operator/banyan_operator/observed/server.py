@@ -213,6 +213,8 @@ def _available(seen: Seen) -> Finding:
 
 def _progressing(server: InferenceServer, accepted: Finding, seen: Seen, written: Written) -> Finding:
     found = _rollout(server, accepted, seen)
+    if written.waiting and found.reason == "UpToDate":
+        found = yes("Recreating", found.message)
     return replace(found, message=f"{found.message} {written.pending}") if written.pending else found
 
 

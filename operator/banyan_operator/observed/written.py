@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,19 +21,32 @@ class Written:
     """What is to be told of the writes beside what the world shows."""
 
     complete: bool = True  # everything was carried out
-    pending: str = ""  # what could not be written for now, as a sentence
+    pending: str = ""  # what could not be written for now, in sentences
+    waiting: bool = False  # some of that because what has its name is to go first
     found: Mapping[str, Finding] = field(default_factory=dict)  # conditions that are there only where they have something to say
 
 
-def written(mine: Owner, optional: Iterable[Ref], world: World, outcome: Outcome, prior: Mapping[str, Any]) -> Written:
-    """`mine`: the resource. `optional`: the wanted objects of kinds that a cluster may lack."""
+def written(
+    mine: Owner, optional: Iterable[Ref], waiting: Sequence[Ref], world: World, outcome: Outcome, prior: Mapping[str, Any]
+) -> Written:
+    """`mine`: the resource. `optional`: the wanted objects of kinds that a cluster may lack. `waiting`: `Difference.waiting`."""
     found: dict[str, Finding] = {}
     if refs := tuple(optional):
         found["Monitored"] = _monitored(mine, refs, world, outcome)
     if fight := _contested(outcome, prior, world.now):
         found["Contested"] = fight
     names = "; ".join(f"{ref.kind} {ref.name} ({said})" for ref, said in sorted(outcome.failed.items(), key=str))
-    return Written(outcome.complete, f"Could not be written for now, and is tried again: {names}." if names else "", found)
+    pending = [f"Could not be written for now, and is tried again: {names}."] if names else []
+    pending += [_leaving(ref, world) for ref in waiting]
+    return Written(outcome.complete, " ".join(pending), bool(waiting), found)
+
+
+def _leaving(ref: Ref, world: World) -> str:
+    """Of an object that has to go before what is wanted can be made, with what keeps it."""
+    live = find_object(world.children, ref) or {"metadata": {}}
+    kept = ", ".join(live["metadata"].get("finalizers") or ())
+    leaving = "is being deleted" if live["metadata"].get("deletionTimestamp") else "belongs to an earlier resource of this name"
+    return f"{ref.kind} {ref.name} {leaving}{f' (finalizers: {kept})' if kept else ''}; it is made again as soon as that is gone."
 
 
 def _monitored(mine: Owner, refs: tuple[Ref, ...], world: World, outcome: Outcome) -> Finding:

@@ -84,7 +84,7 @@ class BatchDecision:
         one = self.observed
         wish = replace(one.wish, accepted=carried_out(one.wish.accepted, self.changes, outcome))
         one = replace(one, wish=wish)
-        came = written(owner(one.job), wanted_optional(one.job), one.world, outcome, one.prior)
+        came = written(owner(one.job), wanted_optional(one.job), self.changes.waiting, one.world, outcome, one.prior)
         status = observed_batch.status(one, came).dump()
         return Report(
             status=if_changed(status, self.stored),

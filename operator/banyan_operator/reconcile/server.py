@@ -70,7 +70,7 @@ class ServerDecision:
 
     def report(self, outcome: Outcome) -> Report:
         accepted = carried_out(self.accepted, self.changes, outcome)
-        came = written(owner(self.server), wanted_optional(self.server), self.world, outcome, self.prior)
+        came = written(owner(self.server), wanted_optional(self.server), self.changes.waiting, self.world, outcome, self.prior)
         status = observed_server.status(self.server, accepted, self.wanted, came, self.world, self.prior, self.settings).dump()
         told = [*self.changes.events, *self._rollout_events(outcome)] if self.acts else []
         return Report(
