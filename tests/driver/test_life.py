@@ -373,6 +373,34 @@ def test_a_namespace_that_takes_no_lease_stops_none_of_the_others(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_who_may_not_watch_is_not_ready_until_it_may(tmp_path: Path) -> None:
+    """Kopf tries again and again, and what happens there meanwhile nobody sees."""
+    said = 'batchjobs is forbidden: User "x" cannot watch resource "batchjobs"'
+    blind = (503, "batchjobs can not be watched (403): give the operator's ServiceAccount the rights of the chart's RBAC")
+
+    async def scenario() -> None:
+        server = ApiServer()
+        refused = kinds.BATCH_JOB.path(None)
+        server.answer = lambda call: refusal(403, "Forbidden", said) if call.watches and call.path == refused else None
+        code = "import banyan_operator.cluster.handlers as h\nh.EndlessBackoffs.FIRST = (0.2,) * 1000"
+        async with operator(tmp_path, server, code=code) as found:
+
+            async def comes_to(page: tuple[int, str]) -> None:
+                for _ in range(int(PATIENCE_S / 0.05)):
+                    if (answer := await found.page("/readyz")) == page:
+                        return
+                    await asyncio.sleep(0.05)
+                pytest.fail(f"{answer} instead of {page}")
+
+            await comes_to(blind)
+            server.answer = lambda _: None
+            await comes_to((200, "ok"))
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0
+
+    asyncio.run(scenario())
+
+
 def test_who_may_not_see_whether_another_leads_is_not_ready_and_does_not_lead_until_it_may(tmp_path: Path) -> None:
     said = 'leases.coordination.k8s.io is forbidden: User "x" cannot list resource "leases"'
 

@@ -26,6 +26,7 @@ from tests.operator.batches import (
     job,
     observe,
     planned,
+    pod,
     published,
     reasons,
     running,
@@ -103,6 +104,17 @@ def test_what_went_wrong_before_a_plan_succeeded_is_not_told_of_the_work():
     failed = merge(ended(1, {}, of="plan", index=0), {"metadata": {"name": "nightly--plan-0-y", "creationTimestamp": stamp(NOW - 30)}})
     plan = observe(BATCH, job(phase="plan", **COMPLETE), failed, ended(0, PLAN_WORDS, of="plan"))
     assert condition(plan, "Running")["reason"] == "Starting"
+
+
+@pytest.mark.parametrize(("age", "suspend", "told"), [(59, False, False), (300, False, True), (300, True, False)])
+@pytest.mark.parametrize("stamped", ["startTime", "creationTimestamp"])
+def test_a_job_that_nobody_makes_a_pod_for_is_told(age: int, suspend: bool, told: bool, stamped: str) -> None:
+    begun = job(phase="plan", suspend=suspend, **({"startTime": stamp(NOW - age)} if stamped == "startTime" else {}))
+    begun["metadata"]["creationTimestamp"] = stamp(NOW - age)
+    said = condition(observe(BATCH, begun), "Running")["message"]
+    assert ("kubectl -n team annotate job nightly--plan looked-at=1" in said) == told
+    assert ("Job nightly--plan began 5m ago and has no pod" in said) == told
+    assert "annotate" not in condition(observe(BATCH, begun, pod({"waiting": {}}, "Pending", of="plan")), "Running")["message"]
 
 
 def test_a_plan_that_is_remembered_is_not_made_again_when_its_job_is_gone():

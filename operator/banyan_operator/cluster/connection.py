@@ -101,9 +101,12 @@ class Connection:
 class KopfLogin:
     """Gives kopf sessions with the connection's configuration. Kopf asks for one at first and after each 401."""
 
-    def __init__(self, connection: Connection, observe: Observer, listed: Callable[[str], None]) -> None:
-        """`listed` is told the path of each list that kopf has got."""
-        self._connection, self._observe, self._listed = connection, observe, listed
+    def __init__(
+        self, connection: Connection, observe: Observer, listed: Callable[[str], None], watched: Callable[[str, bool], None]
+    ) -> None:
+        """`listed` is told the path of each list that kopf has got; `watched` that of each watch, and whether it was allowed: kopf tries
+        one that is refused again and again, and tells nobody but the log."""
+        self._connection, self._observe, self._listed, self._watched = connection, observe, listed, watched
         self._given: kube_client.Configuration | None = None
 
     async def __call__(self) -> kopf.AiohttpSession:
@@ -127,8 +130,11 @@ class KopfLogin:
 
         async def ended(_: aiohttp.ClientSession, call: Any, done: aiohttp.TraceRequestEndParams) -> None:
             self._observe(done.url.authority, done.method, done.response.status, time.monotonic() - call.began)
-            if done.method == "GET" and "watch" not in done.url.query and done.response.status == 200:
-                self._listed(done.url.path.removeprefix(prefix))
+            watch, path, status = "watch" in done.url.query, done.url.path.removeprefix(prefix), done.response.status
+            if done.method == "GET" and not watch and status == 200:
+                self._listed(path)
+            if done.method == "GET" and (status == 403 or (watch and status == 200)):
+                self._watched(path, status == 200)
 
         async def failed(_: aiohttp.ClientSession, call: Any, done: aiohttp.TraceRequestExceptionParams) -> None:
             self._observe(done.url.authority, done.method, 0, time.monotonic() - call.began)

@@ -44,16 +44,27 @@ class Relist:
         self._wanted: set[Kind] = set()
         self._news = asyncio.Event()
         self._failed: dict[Kind, str] = {}
+        self._refused: set[str] = set()  # paths of watches
 
     @property
     def trouble(self) -> str | None:
-        """What could not be listed when it was last tried, or None."""
-        return "; ".join(f"{kind.plural} can not be listed: {said}" for kind, said in self._failed.items()) or None
+        """What could not be listed or watched when it was last tried, or None."""
+        told = [f"{kind.plural} can not be listed: {said}" for kind, said in self._failed.items()]
+        blind = sorted({self._paths[path].plural for path in self._refused} - {kind.plural for kind in self._failed})
+        told += [
+            f"{plural} can not be watched (403): give the operator's ServiceAccount the rights of the chart's RBAC" for plural in blind
+        ]
+        return "; ".join(told) or None
 
     def listed(self, path: str) -> None:
         """Kopf has listed what is at this path: list it soon, too."""
         if (kind := self._paths.get(path)) is not None:
             self._ask(kind)
+
+    def watched(self, path: str, allowed: bool) -> None:
+        """Kopf has begun to watch what is at this path, or was refused to: it is blind there then, whatever was listed."""
+        if path in self._paths:
+            (self._refused.discard if allowed else self._refused.add)(path)
 
     async def everything(self) -> None:
         """List every kind, and keep trying until each could be listed: nothing may be decided before."""

@@ -26,6 +26,7 @@ from banyan_operator.times import rough, seconds, stamp
 TERMINAL: Final = ("Succeeded", "Failed", "Cancelled", "Expired")
 BAR_CELLS: Final = 10  # a row of `kubectl get` is to fit in 80 columns
 STALLED_S: Final = 1800.0
+WITHOUT_POD_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def _plan_message(words: Mapping[str, Any]) -> str:
     counts, shards = answers.counts(words.get("requestCounts")), answers.whole(words.get("shards"))
     total = counts.total if counts is not None else None
     requests = "Unknown requests" if total is None else so_many(total, "request")
-    return f"{requests} in {'unknown shards' if shards is None else so_many(shards, 'shard')}."
+    return f"{requests}." if shards is None else f"{requests} in {so_many(shards, 'shard')}."
 
 
 def _running(one: Observed, phase: BatchPhase) -> Finding:
@@ -239,7 +240,26 @@ def _running(one: Observed, phase: BatchPhase) -> Finding:
         return no("Merging", "Results are put together and published.")
     if stage is seen.plan and seen.running:
         return no("Planning", "The input is read and cut into shards.")
-    return no("Starting", "Waiting for the worker's pod.")
+    return no("Starting", _without_pod(one) or "Waiting for the worker's pod.")
+
+
+def _without_pod(one: Observed) -> str:
+    """Of a Job that nothing holds, and that nobody makes a pod for. Kubernetes' own controller forgets one now and then that follows
+    another of its name, until something of it changes."""
+    stage = one.seen.now
+    if stage is None or stage.pods or not stage.begun or one.settings.platform == "local":
+        return ""
+    told = stage.job.get("status") or {}
+    made = None if told.get("conditions") else stage.job["metadata"].get("creationTimestamp")  # it may have been suspended since
+    since = seconds(told.get("startTime") or made)
+    waited = 0.0 if since is None else one.world.now - since
+    if waited < WITHOUT_POD_S:
+        return ""
+    name, namespace = stage.job["metadata"]["name"], one.job.metadata.namespace
+    return (
+        f"Job {name} began {rough(waited)} ago and has no pod, although nothing holds it. Kubernetes' kube-controller-manager makes it; "
+        f"'kubectl -n {namespace} annotate job {name} looked-at=1' has it look again."
+    )
 
 
 def _at_work(one: Observed) -> Finding:
