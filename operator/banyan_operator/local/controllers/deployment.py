@@ -38,7 +38,8 @@ def decide(deployment: Manifest, replicasets: Sequence[Manifest], now: float) ->
 def _check(spec: Mapping[str, Any]) -> None:
     """Assert that the Deployment is of the form that this controller carries out: all that the operator renders, and no more."""
     fields = ("replicas", "selector", "strategy", "progressDeadlineSeconds", "revisionHistoryLimit", "template")
-    knows("Deployment.spec", spec, *fields, needs=fields)
+    going_on = ("paused",) if spec.get("paused") is False else ()
+    knows("Deployment.spec", spec, *fields, *going_on, needs=fields)
     knows("Deployment.spec.selector", spec["selector"], "matchLabels", needs=("matchLabels",))
     knows("Deployment.spec.strategy", spec["strategy"], "type", "rollingUpdate", needs=("type",))
     assert spec["strategy"]["type"] in ("RollingUpdate", "Recreate"), spec["strategy"]
