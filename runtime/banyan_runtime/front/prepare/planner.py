@@ -66,15 +66,20 @@ class Planner:
 
     def plan(self, endpoint: Endpoint, body: Body, request_id: str) -> Plan:
         """Raises ApiError for whatever is wrong with the request."""
+        self._check(endpoint)  # whatever it asks for
         try:
             asked = _with_history(body) if endpoint in _WITH_HISTORY else decode_object(body)
-            return self.plan_of(endpoint, asked, request_id)
+            return _PLANS[endpoint](self._served, asked, request_id)
         except MemoryError:
             raise ApiError(413, "The request takes too much memory to read.", code="request_too_large") from None
 
     def plan_of(self, endpoint: Endpoint, asked: Mapping[str, Any], request_id: str) -> Plan:
         """As `plan`, of a body that is read already."""
+        self._check(endpoint)
+        return _PLANS[endpoint](self._served, asked, request_id)
+
+    def _check(self, endpoint: Endpoint) -> None:
+        """Raises ApiError where the server is not for it."""
         if not self._served.config.serves_text and endpoint not in _WITHOUT_TEXT:
             message = "This server serves vectors instead of text (--is-embedding); --enable-embeddings would have it serve both."
             raise ApiError(400, message, code="unsupported")
-        return _PLANS[endpoint](self._served, asked, request_id)
