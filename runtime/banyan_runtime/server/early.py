@@ -27,11 +27,11 @@ class Early:
         """Raises UnavailableError."""
         self.engine = EngineChild()
         self.doors: list[doors.Early] = []
-        doors_wanted = count.wanted(config)
+        assert config.tokenizer_worker_num is not None, "it is settled before"
         try:
             self.zygote = zygote.Early(tokenizes=not config.skip_tokenizer_init)
             try:
-                for _ in range(doors_wanted if doors_wanted > 1 else 0):
+                for _ in range(config.tokenizer_worker_num if config.tokenizer_worker_num > 1 else 0):
                     self.doors.append(doors.Early())
             except BaseException:
                 self.zygote.process.kill()

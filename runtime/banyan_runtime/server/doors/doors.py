@@ -89,11 +89,7 @@ class Doors:
         self._lives = [asyncio.create_task(self._supervise(each)) for each in early]
         self._looking = asyncio.create_task(self._look_after())
         self._front.http.elsewhere = self
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READY_S):
-                while sum(door.open for door in self._doors) < len(early):
-                    self._news.clear()
-                    await self._news.wait()
+        await self._until(lambda: sum(door.open for door in self._doors) >= len(early), READY_S)
         there = sum(door.open for door in self._doors)
         if there == len(early):
             log.info("%d processes take connections", there)
@@ -198,20 +194,20 @@ class Doors:
     async def ask(self) -> None:
         """Hear how each is and what it has counted, as far as they answer within TELL_S."""
         asked = self._tell()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TELL_S):
-                while any(door.open and not door.told(asked) for door in self._doors):
-                    self._news.clear()
-                    await self._news.wait()
+        await self._until(lambda: all(door.told(asked) for door in self._doors if door.open), TELL_S)
 
     async def _heard_all(self) -> None:
         """Have all that was said to them be done, where they get to it within HEARD_S."""
         self._asked_heard += 1
         asked = self._asked_heard
         self._say(messages.Heard(asked))
+        await self._until(lambda: all(door.heard >= asked for door in self._doors if door.open), HEARD_S)
+
+    async def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Wait for doors to open, report or end, until it is done, so many seconds at most."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HEARD_S):
-                while any(door.open and door.heard < asked for door in self._doors):
+            async with asyncio.timeout(seconds):
+                while not done():
                     self._news.clear()
                     await self._news.wait()
 
