@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +45,8 @@ class ApiServer:
     prefix: str = ""  # of all paths, as behind another server
     silent: bool = False  # takes requests, and never answers (for the rest of its life)
     deaf_watches: bool = False  # watches show nothing: what has happened is missed for good
+    withdrawn: set[kinds.Kind] = field(default_factory=set)  # kinds whose definition was deleted; see `withdraw`
+    unlisted: set[kinds.Kind] = field(default_factory=set)  # kinds that are served, but not yet told to be
     _log: list[tuple[int, str, Manifest]] = field(default_factory=list)  # (revision, type, object), for watches
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -62,8 +64,10 @@ class ApiServer:
             await asyncio.Event().wait()
         if (scripted := self.answer(call)) is not None:
             return scripted
-        if call.method == "GET" and (found := _discovered(call.path)) is not None:
+        if call.method == "GET" and (found := _discovered(call.path, self.withdrawn | self.unlisted)) is not None:
             return web.json_response(found)
+        if any(_in_namespace(call.path).startswith(kind.path(None)) for kind in self.withdrawn):
+            return unserved()
         if call.method == "GET" and _in_namespace(call.path) in _COLLECTIONS:
             return await self._watch(request, call) if call.watches else self._list(call)
         return self._one(call)
@@ -138,9 +142,11 @@ class ApiServer:
         told = int(call.query.get("resourceVersion") or self.revision)
         before: set[str] = set()  # what the selector has shown
         deadline = asyncio.get_running_loop().time() + float(call.query.get("timeoutSeconds") or 3600)
-        while (left := deadline - asyncio.get_running_loop().time()) > 0:
+        while (left := deadline - asyncio.get_running_loop().time()) > 0 and _COLLECTIONS[_in_namespace(call.path)] not in self.withdrawn:
             for revision, type_, manifest in self._log[self._after(told) :]:
                 told = revision
+                if type_ == "ERROR" and not call.path.endswith(f"/{(manifest.get('details') or {}).get('kind', '')}".rstrip("/")):
+                    continue
                 place = (
                     f"{kinds.of(manifest).path(manifest['metadata']['namespace'], manifest['metadata']['name'])}"
                     if type_ != "ERROR"
@@ -162,10 +168,18 @@ class ApiServer:
                 break
         return response
 
-    def interrupt_watches(self, code: int, reason: str) -> None:
-        """Each watch shows an ERROR event."""
+    def interrupt_watches(self, code: int, reason: str, kind: kinds.Kind | None = None) -> None:
+        """Each watch, or each one of `kind`, shows an ERROR event."""
         self.revision += 1
-        self._tell("ERROR", {"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": reason})
+        told: Manifest = {"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": reason}
+        self._tell("ERROR", told if kind is None else {**told, "details": {"kind": kind.plural}})
+
+    def withdraw(self, kind: kinds.Kind) -> None:
+        """Its CustomResourceDefinition is deleted: its objects go, its watches end, and nothing of it is served any more."""
+        for place in [place for place in self.objects if _lies_in(place, kind.path(None))]:
+            self.remove(place)
+        self.withdrawn.add(kind)
+        self._wake()
 
     def _after(self, told: int) -> int:
         first = len(self._log)
@@ -175,6 +189,9 @@ class ApiServer:
 
     def _tell(self, type_: str, manifest: Manifest) -> None:
         self._log.append((self.revision, type_, manifest))
+        self._wake()
+
+    def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -227,7 +244,7 @@ def _patched(target: Any, patch: Any) -> Any:
     return result
 
 
-def _discovered(path: str) -> Manifest | None:
+def _discovered(path: str, hidden: Collection[kinds.Kind]) -> Manifest | None:
     groups = {kind.group for kind in kinds.TABLE if kind.group and not kind.optional}
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
@@ -242,7 +259,7 @@ def _discovered(path: str) -> Manifest | None:
     for kind in kinds.TABLE:
         if path == kind.path(None).rpartition("/")[0] and not kind.optional:
             verbs = ["get", "list", "watch", "create", "patch", "delete"]
-            found = [k for k in kinds.TABLE if (k.group, k.version) == (kind.group, kind.version)]
+            found = [k for k in kinds.TABLE if (k.group, k.version) == (kind.group, kind.version) and k not in hidden]
             resources = [
                 {"name": k.plural, "singularName": k.kind.lower(), "kind": k.kind, "namespaced": True, "verbs": verbs} for k in found
             ]

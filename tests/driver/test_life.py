@@ -59,6 +59,15 @@ class Operator:
         except aiohttp.ClientError:
             return 0, ""
 
+    async def comes_to(self, path: str, page: tuple[int, str]) -> None:
+        answer = None
+        for _ in range(int(PATIENCE_S / 0.05)):
+            assert self.process.returncode is None, f"the operator has ended: {self.said()}"
+            if (answer := await self.page(path)) == page:
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail(f"{answer} instead of {page}")
+
     async def until(self, what: Callable[[], bool], why: str) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -153,6 +162,72 @@ def test_an_error_in_a_watch_ends_that_life_whole_and_the_next_begins_in_the_sam
             found.process.send_signal(signal.SIGTERM)
             assert await found.ended() == 0
             assert found.holder() == ""
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [True, False])
+def test_an_error_in_one_watch_alone_ends_no_more_than_that_life(tmp_path: Path, error: bool) -> None:
+    """The others are well, and busy: pods come and go while that life ends. Without an error its CRD was deleted: the next life waits for
+    it, and says so."""
+    labels = {"app.kubernetes.io/managed-by": "banyan-operator", "serving.banyan.dev/server": "smollm2"}
+    missing = (
+        503,
+        "inferenceservers can not be listed: 404 page not found. "
+        "The definition inferenceservers.serving.banyan.dev is missing: kubectl apply --server-side -f crds/",
+    )
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        async with operator(tmp_path, server) as found:
+
+            async def busy() -> None:
+                for number in range(1000):
+                    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"p{number}", "labels": labels}, "spec": {}}
+                    server.store(kinds.POD.path("team", f"p{number}"), pod)
+                    await asyncio.sleep(0.2)
+
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+            first = found.holder()
+            watches = lambda: [call.path for call in server.calls if call.watches]
+            await found.until(lambda: INFERENCE_SERVER.path(None) in watches(), "it does not watch")
+            others = asyncio.create_task(busy())
+            if error:
+                server.interrupt_watches(500, "etcdserver: leader changed", INFERENCE_SERVER)
+            else:
+                server.withdraw(INFERENCE_SERVER)
+                await found.comes_to("/readyz", missing)
+                assert await found.page("/livez") == (200, "ok")
+                assert found.holder() == ""
+                server.withdrawn.clear()
+            await found.until(lambda: found.holder() not in ("", first), "no other life leads")
+            await found.comes_to("/readyz", (200, "ok"))
+            server.store(INFERENCE_SERVER.path("team", "second"), {**SERVER, "metadata": {"name": "second"}})
+            await found.until(lambda: DEPLOYMENT.path("team", "second") in server.objects, "it works no more")
+            others.cancel()
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0, found.said()
+
+    asyncio.run(scenario())
+
+
+def test_a_kind_that_kopf_has_not_found_is_watched_by_the_next_life(tmp_path: Path) -> None:
+    """A CRD has just been applied: it can be listed, but the pages that say what is served do not have it yet."""
+
+    async def scenario() -> None:
+        server = ApiServer(unlisted={INFERENCE_SERVER})
+        async with operator(tmp_path, server, code="from banyan_operator.cluster import relist; relist.BEGUN_S = 2.0") as found:
+            await found.leads()
+            await found.until(lambda: any(call.watches for call in server.calls), "it does not watch")
+            server.unlisted.clear()
+            await found.until(lambda: "inferenceservers can be listed, but no watch has begun" in found.said(), "it does not see that")
+            await found.until(
+                lambda: any(call.watches and call.path == INFERENCE_SERVER.path(None) for call in server.calls), "it does not watch them"
+            )
+            await found.leads()
+            server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
 
     asyncio.run(scenario())
 
@@ -384,17 +459,9 @@ def test_who_may_not_watch_is_not_ready_until_it_may(tmp_path: Path) -> None:
         server.answer = lambda call: refusal(403, "Forbidden", said) if call.watches and call.path == refused else None
         code = "import banyan_operator.cluster.handlers as h\nh.EndlessBackoffs.FIRST = (0.2,) * 1000"
         async with operator(tmp_path, server, code=code) as found:
-
-            async def comes_to(page: tuple[int, str]) -> None:
-                for _ in range(int(PATIENCE_S / 0.05)):
-                    if (answer := await found.page("/readyz")) == page:
-                        return
-                    await asyncio.sleep(0.05)
-                pytest.fail(f"{answer} instead of {page}")
-
-            await comes_to(blind)
+            await found.comes_to("/readyz", blind)
             server.answer = lambda _: None
-            await comes_to((200, "ok"))
+            await found.comes_to("/readyz", (200, "ok"))
             found.process.send_signal(signal.SIGTERM)
             assert await found.ended() == 0
 

@@ -236,5 +236,5 @@ def _error(status: int, raw: bytes, retry_after: str | None) -> ApiError:
     causes = [f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in details.get("causes") or ()]
     unserved = status == 404 and not (details.get("kind") or details.get("name"))
     wait = float(retry_after) if retry_after and retry_after.isdigit() else None
-    message = body.get("message") or raw[:512].decode(errors="replace") or f"HTTP {status}"
+    message = body.get("message") or raw[:512].decode(errors="replace").strip() or f"HTTP {status}"
     return ApiError(status, body.get("reason") or str(status), message, causes, wait, unserved=unserved)

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 LEASE: Final = "banyan-operator"
 LOST_S: Final = 4.0  # for everything to end, once the lease is lost
-STOP_S: Final = 5.0  # for the writes in progress, once asked to stop
+STOP_S: Final = 5.0  # for the writes in progress, and for kopf's watches, once asked to stop
+WATCHES: Final = "watcher for "  # how kopf calls the tasks of its watches
 WORK_LIMIT_S: Final = 120.0  # one key is at work for longer only if something is stuck
 
 
@@ -115,12 +116,14 @@ class Life:
         self._deadman.arm(STOP_S + RELEASE_S + 2, "not everything could be stopped in time")
         while self._collectors:  # first: the next life registers its own, whatever fails here
             self._metrics.registry.unregister(self._collectors.pop())
+        watches = asyncio.create_task(_end_watches())
         if self._task is not None:
             await self._driver.drain(STOP_S if self.error is None else 0.0)
             self._task.cancel()
             await asyncio.wait((self._task,), timeout=1.0)
         await asyncio.gather(*(lease.release() for lease in self._leases))
         self._metrics.leader.set(0)
+        await watches
         await self._pods.close()
         await self._api.close()
         await self._health.stop()
@@ -144,6 +147,7 @@ class Life:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._relist.run())
+                group.create_task(self._relist.all_watched())
                 group.create_task(watch(self._api, self._options.namespaces, self._absent, LEASE if self._leases else None))
                 if self._leases:
                     await self._win(group)
@@ -188,6 +192,16 @@ class Life:
 
     def _concerns(self, keys: Iterable[Key]) -> None:
         self._driver.concerns(keys)
+
+
+async def _end_watches() -> None:
+    """End those that kopf has left. It ends them by itself where it is told to stop, but not where one of them failed (a CRD that is
+    deleted, say): then it gives the others 5 s, cancels them together with the tasks that they need for their end, and waits for ever."""
+    left = [task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHES)]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=STOP_S)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -23,6 +23,11 @@ log = logging.getLogger(__name__)
 
 SETTLE_S: Final = 1.0  # the objects of one of kopf's lists come one by one
 AGAIN_S: Final = 5.0  # after a list that failed
+BEGUN_S: Final = 30.0  # kopf finds out what is served with some forty calls, and watches all of it at once
+
+
+class UnwatchedError(Exception):
+    """Kopf does not watch everything that it was told to."""
 
 
 class Relist:
@@ -45,6 +50,7 @@ class Relist:
         self._news = asyncio.Event()
         self._failed: dict[Kind, str] = {}
         self._refused: set[str] = set()  # paths of watches
+        self._unwatched = {path for path, kind in self._paths.items() if not kind.optional}  # whose watch has not begun yet
 
     @property
     def trouble(self) -> str | None:
@@ -65,6 +71,17 @@ class Relist:
         """Kopf has begun to watch what is at this path, or was refused to: it is blind there then, whatever was listed."""
         if path in self._paths:
             (self._refused.discard if allowed else self._refused.add)(path)
+            self._unwatched.discard(path)
+
+    async def all_watched(self) -> None:
+        """Return when every watch should have begun, or was refused. Raises UnwatchedError where one has not.
+
+        Kopf looks once for what is served, and passes over what is not. That is told by other pages than the lists that were asked
+        before, and of a kind that has just come (its CRD was applied) they tell later.
+        """
+        await asyncio.sleep(BEGUN_S)
+        if left := sorted({self._paths[path].plural for path in self._unwatched}):
+            raise UnwatchedError(f"{', '.join(left)} can be listed, but no watch has begun within {BEGUN_S:.0f} s")
 
     async def everything(self) -> None:
         """List every kind, and keep trying until each could be listed: nothing may be decided before."""
@@ -109,8 +126,8 @@ class Relist:
             except ApiError as error:
                 if kind.optional and (error.unserved or error.forbidden):  # told where one is wanted
                     break
-                self._failed[kind] = str(error)
-                log.warning("%s can not be listed: %s", kind.plural, error)
+                self._failed[kind] = f"{error}{_remedy(kind, error)}"
+                log.warning("%s can not be listed: %s", kind.plural, self._failed[kind])
                 return False
             self._metrics.last_event.labels(kind.kind).set_to_current_time()
             concerned, repaired = self._store.note_list(kind, namespace, items, version)
@@ -120,3 +137,10 @@ class Relist:
                 log.info("relist: %d %s that the watches had not shown", repaired, kind.plural)
         self._failed.pop(kind, None)
         return True
+
+
+def _remedy(kind: Kind, error: ApiError) -> str:
+    """What is to be done where a kind of ours is not served: all others come with Kubernetes."""
+    if not error.unserved or kind.role is not Role.RESOURCE:
+        return ""
+    return f". The definition {kind.plural}.{kind.group} is missing: kubectl apply --server-side -f crds/"
