@@ -1,6 +1,6 @@
 """Decode steps of models with random weights on a GPU, whole and captured, computed in other ways than the runtime's.
 
-    python benchmarks/gpu_ways.py [--models 0.5b 8b] [--running 1 2 4 8 16 64 256] [--layers 8] [--ways attention few tiles context]
+    python benchmarks/gpu_ways.py [--models 0.5b 8b] [--running 1 2 4 8 16 64 256] [--layers 8] [--ways attention few staged tiles context]
 
 What a kernel takes back to back (`gpu_kernels.py`) says little of a step, where the next begins while it ends, and its programs may crowd
 where others still run. Keys lie in slots of each row's own, 512 of them. No head and no sampling: those are `gpu.py`'s. The first line of
@@ -36,14 +36,14 @@ from banyan_runtime.model.fused_products import Tile
 from banyan_runtime.model.kernels import FEWEST_ROWS
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchForward
-from banyan_runtime.model.ways import SIZES, Product
+from banyan_runtime.model.ways import SIZES, Memory, Option, Product, Staged
 
 CONTEXT: Final = 512
 ROUNDS: Final = 9
 REPLAYS: Final = 3
 VOCABULARY: Final = 4096
 BRIEF: Final = 2  # layers, where a model is made only for its kernels to be compiled
-KINDS: Final = ("attention", "few", "tiles", "context")
+KINDS: Final = ("attention", "few", "staged", "tiles", "context")
 
 
 @contextmanager
@@ -90,6 +90,13 @@ def tiles(trying: dict[int, frozenset[Product]], bench: Bench, **changes: Any) -
         return replace(known(rows, product, shared), **changes)
 
     with mock.patch.object(bench.forward.decoder.kernels.ways, "current", trying), mock.patch.object(Tile, "of", of):
+        yield
+
+
+@contextmanager
+def options(bench: Bench, *chosen: Option) -> Iterator[None]:
+    """In steps of any number of rows."""
+    with mock.patch.object(bench.forward.decoder.kernels.ways, "current", dict.fromkeys(SIZES, frozenset(chosen))):
         yield
 
 
@@ -151,7 +158,8 @@ class Bench:
         with way.within():
             self.tell(rows, way.context or CONTEXT)
             torch.cuda.synchronize()
-            replay = CudaRecorder().record(partial(self._graphs._compute, self._held[rows]))
+            with self.forward.decoder.kernels.capturing(rows):
+                replay = CudaRecorder().record(partial(self._graphs._compute, self._held[rows]))
         replay()
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         found: list[float] = []
@@ -186,6 +194,14 @@ class Bench:
                 trying = dict.fromkeys(SIZES, frozenset([product]))
                 for change in ({}, {"bring": 0}, {"bring": 64}, {"late": True}, {"outputs": 32}, {"outputs": 64}, {"stages": 3}):
                     found.append(Way(f"{name} in tiles {change}", several, partial(tiles, trying, self, **change)))
+        if "staged" in kinds:
+            offered = self.forward.decoder.kernels.ways.options
+            fit = {name: Staged(product) for name, product in self.products.items() if Staged(product) in offered}
+            some = [rows for rows in running if rows <= fused_products.MOST_STAGED]
+            for memory in ((), (Memory.SHARED,)):
+                suffix = ", shared memory first" if memory else ""
+                found += [Way(f"{name} staged{suffix}", some, partial(options, self, one, *memory)) for name, one in fit.items()]
+                found.append(Way(f"all staged{suffix}", some, partial(options, self, *fit.values(), *memory)))
         if "context" in kinds:
             found += [Way(f"context of {context}", running, context=context) for context in (64, 128, 256, 640)]
         return found

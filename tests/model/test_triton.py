@@ -305,6 +305,7 @@ def test_turned_and_attended_in_one_launch(
     row has nothing before it, another one's value is broken, and a third is padding, whose key nobody keeps."""
     monkeypatch.setattr(triton_paged, "PROGRAMS", programs)
     monkeypatch.setattr(triton_paged, "LIGHT", light)
+    monkeypatch.setattr(triton_paged, "FEWEST", light)
     lengths, dtype = [1, 16, 17, 64, 65, 100, 9, 40], torch.float32
     shape = dataclasses.replace(spec(window, dim), qk_norm=dim == 24)
     heads, rope = shape.heads + 2 * shape.kv_heads, Rope(shape, dtype, torch.device(DEVICE))

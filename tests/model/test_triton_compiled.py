@@ -14,7 +14,7 @@ import torch
 from banyan_runtime.model import fused_products
 from banyan_runtime.model.attention.triton_paged import Way
 from banyan_runtime.model.fused_products import Tile
-from banyan_runtime.model.kernels import paged_attention as kernels, power_of_two, products, rows, tiles
+from banyan_runtime.model.kernels import paged_attention as kernels, power_of_two, products, rows, staged, tiles
 from banyan_runtime.model.ways import SIZES, Product
 
 POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32",
@@ -25,7 +25,8 @@ POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": 
 TURNED = {**dict.fromkeys(("qkv", "cos", "sin", "q_weight", "k_weight"), "*bf16"), "stride": "i32", "eps": "fp32"}
 
 # What they read first was there before the step began.
-EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, tiles.tile, rows.begin, rows.place, rows.rms_norm)
+EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, staged.staged, tiles.tile,
+         rows.begin, rows.place, rows.rms_norm)
 
 def check(function, constants, warps=4, stages=3, room=227 << 10, maxnreg=None, **changes):
     options = {"num_warps": warps, "num_stages": stages} | ({} if maxnreg is None else {"maxnreg": maxnreg})
@@ -79,6 +80,12 @@ for gated in (False, True):
                 way = fused_products.cut(few, Product(outputs, width, gated), 2, whole=not entry)
                 warps, most = way.pop("num_warps"), way.pop("maxnreg", None)
                 check(products.product, constants | way, warps, maxnreg=most, **product_types)
+for width, rows, gated in itertools.product((64, 896, 2048), (1, 8, 16), (False, True)):
+    for entry in (False, True) if rows == 1 else (False,):
+        constants = {"ADDED": entry, "NORMED": entry, "BIASED": gated, "GATED": gated, "WIDTH": width, "BLOCK": power_of_two(width)}
+        parts = fused_products.warps_of(width)
+        # The smallest shared memory of GPUs whose kernels begin before others end.
+        check(staged.staged, constants | {"ROWS": rows, "PARTS": parts}, parts, room=99 << 10, **product_types, rows="i32")
 counted = {**product_types, "parts": "*fp32", "arrived": "*i32", "rows": "i32"}
 for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864, 896, True), (6144, 4096, False), (14336, 4096, True)]):
     for tile, room in {Tile.of(rows, product, room): room for rows in SIZES for room in (227 << 10, 99 << 10)}.items():
@@ -121,3 +128,27 @@ def test_the_sweep_of_kernels_calls_them_as_they_are(tmp_path: Path) -> None:
     """What is measured on a GPU is written down where there is none."""
     found = compiled.run(f"BENCHMARKS = {str(BENCHMARKS)!r}\n{SWEEP}", tmp_path)
     assert set(found.split()) == {"decode", "prompt", "product", "tile"}
+
+
+TIMELINE = """
+import sys
+import tempfile
+from pathlib import Path
+sys.path.insert(0, BENCHMARKS)
+import gpu_timeline as timeline
+
+scratch = Path(tempfile.mkdtemp())
+rows, staged = (timeline.with_ends(module, scratch) for module in (timeline.rows, timeline.staged))
+types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "out", "norm", "bias")}
+types |= {"rows": "i32", "stride": "i32", "delta_stride": "i32", "outputs": "i32", "eps": "fp32"}
+known = {"ADDED": True, "NORMED": True, "BIASED": False, "GATED": True, "WIDTH": 896, "BLOCK": 1024, "DEPENDENT": 1 << 46}
+for kernel, constants in ((rows.rms_norm, {}), (staged.staged, {"ROWS": 1, "PARTS": 4})):
+    own = {name: value for name, value in (known | constants).items() if name in kernel.arg_names}
+    text = made(kernel, types, own).asm["ptx"]
+    before, waiting, behind = text.partition("griddepcontrol.wait")
+    assert waiting and before.count("%clock64") == 1 and behind.count("%clock64") == 2 and behind.count("%globaltimer") == 1
+"""
+
+
+def test_kernels_that_note_what_they_do_when(tmp_path: Path) -> None:
+    compiled.run(f"BENCHMARKS = {str(BENCHMARKS)!r}\n{TIMELINE}", tmp_path)

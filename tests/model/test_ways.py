@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,12 @@ from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.contest import Contest
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_products import FusedLinear, Tile, cut
-from banyan_runtime.model.kernels import SMALL, tiles
+from banyan_runtime.model.kernels import SMALL, carveout, dependent, tiles
 from banyan_runtime.model.layers import PlainKernels
 from banyan_runtime.model.pool import cell_bytes
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchForward
-from banyan_runtime.model.ways import GAIN, Product, Ways, fastest
+from banyan_runtime.model.ways import GAIN, Memory, Option, Product, Staged, Ways, fastest
 from banyan_runtime.step import TableShape
 
 from . import conftest
@@ -54,9 +55,10 @@ ONE, OTHER = numbered(0), numbered(1)
 def test_what_makes_a_step_faster_is_chosen(gains: list[float], before: float) -> None:
     """Where each gains or loses by itself."""
 
-    def timed(rows: int, chosen: frozenset[Product]) -> float:
+    def timed(rows: int, chosen: frozenset[Option]) -> float:
         seconds = before
         for option in chosen:
+            assert isinstance(option, Product)
             seconds *= 1 - gains[option.outputs]
         return seconds
 
@@ -137,6 +139,70 @@ def test_products_of_some_rows_are_the_products(width: int, outputs: int, gated:
         assert_near(layer(x), expected)
     counters = layer._arrived._counters
     assert counters is None or not counters.any()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 13, 16])
+@pytest.mark.parametrize(("width", "outputs", "gated", "biased"), [(64, 40, False, True), (896, 21, True, False), (1544, 33, True, True)])
+def test_products_whose_weights_wait_are_the_products(
+    width: int, outputs: int, gated: bool, biased: bool, rows: int, dtype: torch.dtype
+) -> None:
+    """Of rows that lie beside others; of very few with the sum and the norm before them."""
+    weight = some(outputs * (2 if gated else 1), width, dtype=dtype) / width**0.5
+    bias = some(len(weight), dtype=dtype) if biased else None
+    wide = some(rows, 2 * width, dtype=dtype)
+    h, delta = wide[:, width:], some(rows, 2 * width, dtype=dtype)[:, width:]
+    plain, kernels = PlainKernels(), FusedKernels()
+    gain = some(width, dtype=dtype) + 1
+    sums, normed = plain.norm(gain, 1e-5).added(h, delta)
+    made = (plain.gated if gated else plain.linear)(weight.float(), None if bias is None else bias.float())
+    layer = (kernels.gated if gated else kernels.linear)(weight, bias)
+    assert isinstance(layer, FusedLinear)
+    size = ways.of(rows)
+    assert size is not None
+    assert layer.stages(size)
+    assert not layer.stages(32)
+    kernels.ways.current = {size: frozenset([Staged(layer.product)])}
+    assert_near(layer(h), made(h.float()).to(dtype))
+    found = kernels.entry(kernels.norm(gain, 1e-5), layer)(h, delta)
+    torch.testing.assert_close(found[0], sums)
+    assert_near(found[1], made(normed.float()).to(dtype))
+
+
+def test_weights_wait_where_kernels_begin_before_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where sixteen lines of one fit beside those of others."""
+    for begin_early in (False, True):
+        monkeypatch.setattr(dependent, "options", lambda device, there=begin_early: {"DEPENDENT": there})
+        for shape, dtype, fit in (
+            ((40, 64), torch.float16, True), ((40, 2048), torch.bfloat16, True), ((40, 2176), torch.float16, False),
+            ((40, 32), torch.float16, False), ((40, 68), torch.float16, False), ((40, 64), torch.float32, False),
+        ):  # fmt: skip
+            kernels = FusedKernels()
+            for _ in range(2):
+                kernels.linear(some(*shape, dtype=dtype), None)
+            offered = {option for option in kernels.ways.options if not isinstance(option, Product)}
+            assert offered == ({Staged(Product(*shape, gated=False)), Memory.SHARED} if fit and begin_early else set())
+            assert all(not kernels.ways.possible(option, 32) for option in offered)
+
+
+def test_a_graph_keeps_how_memory_was_divided_when_it_was_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are loaded meanwhile too; behind it the driver divides as it did."""
+    told: list[tuple[int, int]] = []
+    driver = SimpleNamespace(cuFuncSetAttribute=lambda function, attribute, value: told.append((function.value, value.value)))
+    monkeypatch.setattr(carveout, "_driver", lambda: driver)
+    monkeypatch.setattr(carveout, "_loaded", set())
+    kernels = FusedKernels()
+    with kernels.capturing(1):
+        carveout._note(None, 7, "a kernel", (), "its hash")
+    assert not told
+    kernels.ways.current = {1: frozenset([Memory.SHARED])}
+    with kernels.capturing(2):
+        assert not told, "chosen for one row"
+    with kernels.capturing(1):
+        carveout._note(None, 8, "another one", (), "its hash")
+        assert sorted(told) == [(7, 100), (8, 100)]
+        told.clear()
+    assert sorted(told) == [(7, -1), (8, -1)]
 
 
 def test_one_that_does_not_agree_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -21,7 +22,7 @@ from banyan_runtime.model.capture import Recorder
 from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.pool import KvPool, cell_bytes
 from banyan_runtime.model.table import SlotTable
-from banyan_runtime.model.ways import Product, Ways
+from banyan_runtime.model.ways import Option, Ways
 from banyan_runtime.step import Ragged, RowUpdates, Step, TableShape
 
 log = logging.getLogger("banyan")
@@ -43,13 +44,15 @@ class Contest:
         recorder: Recorder,
         compute: Callable[[Held], None],
         clock: Callable[[], float],
+        capturing: Callable[[int], AbstractContextManager[None]] = lambda rows: nullcontext(),
     ) -> None:
-        """`compute`: the step that a `Held` tells by then; it can be captured. `clock`: seconds."""
+        """`compute`: the step that a `Held` tells by then; it can be captured. `capturing`: as Kernels.capturing. `clock`: seconds."""
         self._ways = ways
         self._attention = attention
         self._shape = shape
         self._recorder = recorder
         self._compute = compute
+        self._capturing = capturing
         self._clock = clock
         self._until = clock() + CONTEST_S
         self._failed: set[str] = set()
@@ -66,7 +69,7 @@ class Contest:
             return  # FlashInfer's plans belong to the steps that are captured for good
         started = self._clock()
         # Those that matter most first: the fewest, the most, and those in the middle.
-        order = sorted(sizes, key=lambda size: (size not in (4, 16, 64, max(sizes)), size))
+        order = sorted(sizes, key=lambda size: (size not in (1, 4, 16, 64, max(sizes)), size))
         reach = {size: sizes[size].size for size in order}
         try:
             largest = sizes[max(sizes)]
@@ -101,7 +104,8 @@ class Contest:
         held.tell(step, self._attention.fill(step, self._table, held), self._bring)
         trying = self._ways.current.get(size)
         try:
-            seconds = self._recorder.seconds(partial(self._compute, held))
+            with self._capturing(held.size):
+                seconds = self._recorder.seconds(partial(self._compute, held))
         except Exception as error:
             if not trying:
                 raise  # there is no other way
@@ -118,7 +122,7 @@ class Contest:
         told = RowUpdates(blank_step.rows, np.zeros(rows, np.int32), Ragged(slots, (count * np.arange(rows + 1)).astype(np.int32)))
         return replace(blank_step, out_slots=slots[count - 1 :: count].copy(), updates=told)
 
-    def _possible(self, option: Product, rows: int) -> bool:
+    def _possible(self, option: Option, rows: int) -> bool:
         if self._clock() > self._until:
             return False
         try:

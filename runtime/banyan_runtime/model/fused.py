@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from banyan_runtime.model.attention import Attention, Held
 from banyan_runtime.model.attention.triton_paged import TritonAttention
-from banyan_runtime.model.fused_products import Arrived, FusedGated, FusedLinear
+from banyan_runtime.model.fused_products import MOST_STAGED, Arrived, FusedGated, FusedLinear
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads, joined
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
@@ -20,6 +21,7 @@ from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.model.spec import ModelSpec
+from banyan_runtime.model.ways import Memory, Staged
 from banyan_runtime.step import PADDING_SLOT, Pulse
 
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
@@ -57,7 +59,17 @@ class FusedKernels(PlainKernels):
     def _noted(self, layer: FusedLinear) -> FusedLinear:
         if layer.tileable:
             self.ways.add(layer.product, layer.agrees)
+        if layer.stageable:
+            self.ways.add(Staged(layer.product), layer.stages)
+            self.ways.add(Memory.SHARED, lambda rows: rows <= MOST_STAGED)
         return layer
+
+    def capturing(self, rows: int) -> AbstractContextManager[None]:
+        if self.ways.taken(Memory.SHARED, rows) is None:
+            return super().capturing(rows)
+        from banyan_runtime.model.kernels import carveout
+
+        return carveout.shared_memory_first()
 
     def begin(self, embed: Tensor, rope: Rope) -> Begin:
         return _FusedBegin(embed, rope)
@@ -160,6 +172,6 @@ class FusedHeads(Heads):
 class _FusedEntry(Entry):
     def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         assert isinstance(self.layer, FusedLinear)
-        if self.layer.few(h.shape[0]):
+        if self.layer.enters(h.shape[0]):
             return self.layer.of_few(h, delta, self.norm)
         return super().__call__(h, delta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,10 +12,13 @@ from torch.nn import functional as F
 
 from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE, power_of_two, shared_bytes
 from banyan_runtime.model.layers import RmsNorm
-from banyan_runtime.model.ways import Product, Ways
+from banyan_runtime.model.ways import Product, Staged, Ways
 
 MOST_ROWS: Final = 2
 """Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
+MOST_STAGED: Final = 16
+"""Rows of a product whose weights wait for them: as many as one of its programs multiplies, which reads them all."""
+_STAGED_COLUMNS: Final = 2048  # at most: sixteen lines of 64 KB, of which three programs' fit into a processor
 MOST_BYTES: Final = 32 << 20
 """Of a weight that more than one row reads so. A step of two rows of Llama-3.1-8B's shape took 5.3 ms on an H200, one of four, computed
 otherwise, 4.4; of Qwen2.5-0.5B's 0.66 and 0.85."""
@@ -53,6 +57,11 @@ def cut(rows: int, product: Product, itemsize: int, *, whole: bool) -> dict[str,
         each *= 2
     way = {"OUTPUTS": each, "COLUMNS": min(_COLUMNS, power_of_two(width)), "WHOLE": False, "num_warps": 4}
     return way | ({"maxnreg": _REGISTERS} if itemsize == 2 else {})
+
+
+def warps_of(width: int) -> int:
+    """That multiply lines of a product whose weights wait, each some of their columns."""
+    return 4 if width <= 1024 else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,7 @@ class FusedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, ways: Ways | None = None, arrived: Arrived | None = None) -> None:
         """`ways`: those of a product that a layer of each block has."""
-        from banyan_runtime.model.kernels import dependent, products, tiles
+        from banyan_runtime.model.kernels import dependent, products, staged, tiles
 
         assert weight.is_contiguous()
         self.weight = weight
@@ -140,7 +149,9 @@ class FusedLinear:
         self._ways = Ways() if ways is None else ways
         self._arrived = Arrived() if arrived is None else arrived
         self._aligned = weight.data_ptr() % 16 == 0 and weight.shape[1] * weight.itemsize % 16 == 0
-        self._kernel, self._tiles = products.product, tiles.tile
+        self._kernel, self._staged, self._tiles = products.product, staged.staged, tiles.tile
+        self._lines = staged.LINES.value // (2 if self.gated else 1)  # outputs of one of its programs
+        self._parts = warps_of(weight.shape[1])
         self._options, self._shared = dependent.options(weight.device), shared_bytes(weight.device)
         self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": power_of_two(weight.shape[1])}
 
@@ -153,21 +164,41 @@ class FusedLinear:
         """Whether `of_few` computes so many rows."""
         return 0 < rows <= (MOST_ROWS if self.weight.nbytes <= MOST_BYTES else min(1, MOST_ROWS))  # which a benchmark sets to none
 
+    def enters(self, rows: int) -> bool:
+        """Whether `of_few` computes what comes before such a product of so many rows, too."""
+        return self.few(rows) and (rows == 1 or not self._is_staged(rows))
+
     def agrees(self, rows: int) -> bool:
         """Whether `of_some` gives for so many random rows what torch's product does, but for rounding."""
-        if self.few(rows):
-            return False
+        return not self.few(rows) and self._agrees(rows, lambda x: self.of_some(x, self._tile(rows)))
+
+    @property
+    def stageable(self) -> bool:
+        """Whether `of_staged` computes it, and does so sooner: kernels begin before others end."""
+        block = power_of_two(self.weight.shape[1])
+        return self.weight.itemsize == 2 and self._aligned and 64 <= block <= _STAGED_COLUMNS and self._options["DEPENDENT"]
+
+    def stages(self, rows: int) -> bool:
+        """Likewise of `of_staged`."""
+        return rows <= MOST_STAGED and self._agrees(rows, lambda x: self.of_staged(x)[1])
+
+    def _agrees(self, rows: int, way: Callable[[Tensor], Tensor]) -> bool:
         x = torch.randn(rows, self.weight.shape[1], dtype=self.weight.dtype, device=self.weight.device)
-        found, expected = self.of_some(x, self._tile(rows)).float(), self.of_many(x).float()
+        found, expected = way(x).float(), self.of_many(x).float()
         return bool((found - expected).abs().max() <= _ROUNDING * expected.abs().max())
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
+        if self._is_staged(rows):
+            return self.of_staged(x)[1]
         if self.few(rows):
             return self.of_few(x)[1]
         if rows and (most := self._ways.taken(self.product, rows)) is not None:
             return self.of_some(x, self._tile(most))
         return self.of_many(x)
+
+    def _is_staged(self, rows: int) -> bool:
+        return rows > 0 and self._ways.taken(Staged(self.product), rows) is not None
 
     def _tile(self, rows: int) -> Tile:
         return Tile.of(rows, self.product, self._shared)
@@ -178,6 +209,8 @@ class FusedLinear:
     def of_few(self, x: Tensor, delta: Tensor | None = None, norm: RmsNorm | None = None) -> tuple[Tensor, Tensor]:
         """x + delta, and what comes of its norm; of itself without one."""
         rows = x.shape[0]
+        if self._is_staged(rows):
+            return self.of_staged(x, delta, norm)
         out = torch.empty((rows, self.outputs), dtype=x.dtype, device=x.device)
         sums, more = (x, x) if delta is None else (torch.empty(x.shape, dtype=x.dtype, device=x.device), delta)
         assert x.stride(1) == more.stride(1) == 1
@@ -186,6 +219,22 @@ class FusedLinear:
             x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
             x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
             ADDED=delta is not None, NORMED=norm is not None, **way, **self._shape, **self._options,
+        )  # fmt: skip
+        return sums, out
+
+    def of_staged(self, x: Tensor, delta: Tensor | None = None, norm: RmsNorm | None = None) -> tuple[Tensor, Tensor]:
+        """As `of_few`; of more than one row nothing comes first."""
+        rows = x.shape[0]
+        assert rows == 1 or (delta is None and norm is None)
+        out = torch.empty((rows, self.outputs), dtype=x.dtype, device=x.device)
+        sums, more = (x, x) if delta is None else (torch.empty(x.shape, dtype=x.dtype, device=x.device), delta)
+        assert x.stride(1) == more.stride(1) == 1
+        each = 1 if rows == 1 else FEWEST_ROWS // 2 if rows <= FEWEST_ROWS // 2 else FEWEST_ROWS
+        self._staged[(-(-rows // each), -(-self.outputs // self._lines))](
+            x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
+            rows, x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
+            ADDED=delta is not None, NORMED=norm is not None, ROWS=each, PARTS=self._parts, num_warps=self._parts,
+            **self._shape, **self._options,
         )  # fmt: skip
         return sums, out
 

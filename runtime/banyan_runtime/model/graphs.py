@@ -13,6 +13,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -107,7 +108,7 @@ class StepGraphs:
         rows = max(sizes.rows, default=0)
         self._post = decoder.mail.post(max(graph.held.told.numel() for graph in graphs), self._settings.numel(), rows, device)
         attention.hold([graph.held for graph in graphs])
-        contest = Contest(decoder.kernels.ways, attention, shape, recorder, self._compute, clock)
+        contest = Contest(decoder.kernels.ways, attention, shape, recorder, self._compute, clock, decoder.kernels.capturing)
         contest.settle([graph.held for graph in decodes if self._by_itself(graph.held) is None])
         free = _free(device)
         started = clock()
@@ -118,11 +119,13 @@ class StepGraphs:
         for graph in tqdm(graphs, desc="Capturing batches", disable=not sys.stderr.isatty()):
             if clock() - started > CAPTURE_S:
                 break
-            replay = recorder.record(partial(self._begin, graph.held))
-            if graph.held.sequences is None:
-                graph.likeliest = recorder.record(partial(self._pick, graph.held, None))
-                if decoder.sampler.settings:
-                    graph.drawn = recorder.record(partial(self._pick, graph.held, self._settings[: graph.held.size]))
+            decoding = graph.held.sequences is None
+            with decoder.kernels.capturing(graph.held.size) if decoding else nullcontext():
+                replay = recorder.record(partial(self._begin, graph.held))
+                if decoding:
+                    graph.likeliest = recorder.record(partial(self._pick, graph.held, None))
+                    if decoder.sampler.settings:
+                        graph.drawn = recorder.record(partial(self._pick, graph.held, self._settings[: graph.held.size]))
             graph.replay = replay
         self.begin()
         self._decodes, self._prompts = _captured(decodes), _captured(prompts)

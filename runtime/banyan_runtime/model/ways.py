@@ -8,9 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final, NamedTuple
 
-SIZES: Final = (4, 8, 16, 32, 64, 128, 256)
+SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Rows of the steps that are measured: what is found holds down to the one before. From 16 on each takes some
 kernels more to be compiled."""
 GAIN: Final = 0.005  # of a step's time: what gains less is not told from chance, which is some two thousandths of a captured step
@@ -32,8 +33,28 @@ class Product(NamedTuple):
         return f"{self.outputs}x{self.width}{' gated' if self.gated else ''}"
 
 
+class Staged(NamedTuple):
+    """A product whose weights wait for what they are multiplied with (`kernels/staged.py`)."""
+
+    product: Product
+
+    def __str__(self) -> str:
+        return f"{self.product} staged"
+
+
+class Memory(Enum):
+    """How a processor's memory is divided where it need not be as the driver does it (`kernels/carveout.py`)."""
+
+    SHARED = "shared memory first"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+Option = Product | Staged | Memory
+"""Of a product by itself: that it is computed in tiles (`kernels/tiles.py`)."""
 Possible = Callable[[int], bool]
-Timed = Callable[[int, frozenset[Product]], float | None]
+Timed = Callable[[int, frozenset[Option]], float | None]
 """Seconds of a decode step of so many rows, computed so; None: it cannot be."""
 
 
@@ -41,7 +62,7 @@ Timed = Callable[[int, frozenset[Product]], float | None]
 class Found:
     """Of steps of some rows."""
 
-    chosen: frozenset[Product]
+    chosen: frozenset[Option]
     before: float  # seconds without any of them
     after: float
 
@@ -50,24 +71,24 @@ class Found:
 class Ways:
     """What there is to choose from, and what was chosen. Nothing is before `settle`."""
 
-    seen: dict[Product, list[Possible]] = field(default_factory=dict)
+    seen: dict[Option, list[Possible]] = field(default_factory=dict)
     found: dict[int, Found] | None = None
-    current: Mapping[int, frozenset[Product]] = field(default_factory=dict)  # of each size: what is tried, and once settled what was chosen
+    current: Mapping[int, frozenset[Option]] = field(default_factory=dict)  # of each size: what is tried, and once settled what was chosen
     reach: Mapping[int, int] = field(default_factory=dict)  # of each size the rows that were measured; nothing is chosen for more
 
-    def add(self, option: Product, possible: Possible = lambda rows: True) -> None:
+    def add(self, option: Option, possible: Possible = lambda rows: True) -> None:
         """`possible`: whether it is one for steps of so many rows."""
         self.seen.setdefault(option, []).append(possible)
 
     @property
-    def options(self) -> list[Product]:
+    def options(self) -> list[Option]:
         """Those of every block. What occurs once in a step is not worth a choice."""
         return [option for option, each in self.seen.items() if len(each) > 1]
 
-    def possible(self, option: Product, rows: int) -> bool:
+    def possible(self, option: Option, rows: int) -> bool:
         return self.seen[option][0](rows)
 
-    def taken(self, option: Product, rows: int) -> int | None:
+    def taken(self, option: Option, rows: int) -> int | None:
         """The number of rows of SIZES that it was chosen for, of which so many are a part; None: it was not."""
         size = of(rows)
         return size if size is not None and option in self.current.get(size, ()) and rows <= self.reach.get(size, size) else None
@@ -77,12 +98,12 @@ class Ways:
         self.found = {}
         self.current = {}
 
-    def settle(self, reach: Mapping[int, int], seconds: Callable[[int], float | None], possible: Callable[[Product, int], bool]) -> None:
+    def settle(self, reach: Mapping[int, int], seconds: Callable[[int], float | None], possible: Callable[[Option, int], bool]) -> None:
         """`seconds`: what a step of a size takes as things are, None where it cannot be computed so or there is no time to try.
         `possible`: as the method."""
         self.reach = reach
 
-        def timed(rows: int, chosen: frozenset[Product]) -> float | None:
+        def timed(rows: int, chosen: frozenset[Option]) -> float | None:
             self.current = {rows: chosen}
             return seconds(rows)
 
@@ -107,10 +128,10 @@ def of(rows: int) -> int | None:
     return SIZES[at] if at < len(SIZES) else None
 
 
-def fastest(rows: int, options: Sequence[Product], timed: Timed) -> Found | None:
+def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
     """Of all and of none what is faster; and then each option in turn the other way, which stays if it is faster so: of several small gains
     each may be too small to be seen. What comes of it is measured twice more, in turn with none."""
-    none: frozenset[Product] = frozenset()
+    none: frozenset[Option] = frozenset()
     if not options or (before := timed(rows, none)) is None:
         return None
     chosen, best = none, before

@@ -37,7 +37,8 @@ EVEN: Final = 2  # times the mean context that the longest is then, at most
 RESIDENT: Final = 396  # programs that a large GPU holds at once, three on a processor
 LIGHT: Final = 16
 """Programs of a decode step, uncut, at most: so few wait for themselves and not for memory, so more warps share what each executes. The
-first keys of wide heads are read before what comes before is waited for; those of narrow ones come as soon when they are asked for."""
+first keys of wide heads are read before what comes before is waited for."""
+FEWEST: Final = 4  # programs likewise, of which those of narrow heads are too: of 32 that was slower, and nobody has measured others
 TOGETHER: Final = 16  # stretches that are joined at once
 FEW_QUERIES: Final = 16  # of the longest sequence of a step: its tiles are as small as they can be
 
@@ -56,7 +57,7 @@ class Way:
         """For heads so wide, tiles of so many rows, and so many programs before the context is cut; `single` as in `_Tiles`, and `shared`
         the bytes of shared memory that a program may have."""
         light = single and rows <= FEWEST_ROWS and width <= 128 and programs <= LIGHT
-        ahead = light and width > 64
+        ahead = light and (width > 64 or programs <= FEWEST)
         if dtype == torch.float32:
             return cls(KEYS if width < 256 else FEWEST_ROWS, 4, 3, ahead)
         if single and rows > FEWEST_ROWS and shared < LARGE:  # room for a token's own key is left
@@ -68,7 +69,7 @@ class Way:
         if rows > FEWEST_ROWS or width > 128:
             return cls(KEYS, 4, 3)
         if light:
-            return cls(KEYS, 8 if ahead else 4, 3, ahead)
+            return cls(KEYS, 8 if width > 64 else 4, 3, ahead)
         return cls(KEYS, 2, 5 if width <= 64 or programs <= RESIDENT else 3)
 
 
@@ -233,7 +234,7 @@ class TritonAttention:
         one = torch.full((4,), KEYS, dtype=torch.int32, device=device)
         for rows in sorted({self._rows(longest) for longest in range(1, FEW_QUERIES + 2)}):
             ways = {}  # each with the fewest programs that go it, for where kernels are interpreted many take long
-            for number, single in itertools.product((RESIDENT, LIGHT, 0), (False, True)):
+            for number, single in itertools.product((RESIDENT, LIGHT, FEWEST, 0), (False, True)):
                 way = Way.of(self._width, dtype, rows, number + spec.kv_heads, single=single, shared=self._shared)
                 ways[way, single] = 1 + number // spec.kv_heads
             for ((_, single), tiles), stretches in itertools.product(ways.items(), (1, 2)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from banyan_runtime.model.kernels.dependent import await_earlier
+from banyan_runtime.model.kernels.dependent import await_earlier, bring_up_next
 from banyan_runtime.model.kernels.rows import finite, marked
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -145,6 +145,8 @@ def turn_and_attend(
 ):
     """`rows.place` and `attend` of a decode step. A token's own key and value come from registers, and go to their slot."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
+    if AHEAD:  # the next kernel has as long to ask for its weights as this one for its keys
+        bring_up_next(DEPENDENT)
     turn, stretch = tl.program_id(0), tl.program_id(1)
     head, tile = turn % KV_HEADS, tl.num_programs(0) // KV_HEADS - 1 - turn // KV_HEADS
     count, position = tl.load(counts + tile), tl.load(positions + tile)
@@ -156,6 +158,9 @@ def turn_and_attend(
         begin = stretch * length
         newest &= (begin <= position) & (position < begin + length)
         end = tl.minimum(end, begin + length)
+        unasked = begin > position
+        if unasked:  # who waits for this kernel waits for its other programs, one of which is never unasked
+            return
     begin = seen_from(begin, position, WINDOW, KEYS, WINDOW > 0)
     own_slots = table + table_row * table_stride
     shift = head.to(tl.int64) * head_stride
@@ -171,11 +176,7 @@ def turn_and_attend(
     across = (dims + DIM // 2) % DIM  # the other half's number, which a number is turned with
     q_gain, q_across = _gains(q_weight, dims, across, inside, NORMED)
     k_gain, k_across = _gains(k_weight, dims, across, inside, NORMED)
-    await_earlier(DEPENDENT)
-    if SPLIT:
-        unasked = stretch * length > position
-        if unasked:
-            return
+    await_earlier(DEPENDENT, AHEAD)
     at = tl.cast(tile, tl.int64)
     # Whatever is there once is read for each row of a tile: what lies spread over threads in another way would have to change its place.
     cosines, sines = _spread(cos + at * DIM, dims, rows, inside), _spread(sin + at * DIM, dims, rows, inside)
@@ -315,6 +316,24 @@ def over(
                 queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, False, False, PRECISION
             )
         begin = whole
+    if AHEAD:  # of what follows only programs with more keys wait for the first reads
+        if begin < end:
+            high, mass, sums = _turns(
+                queries, at, keys, values, own_slots, begin, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, WINDOWED, PRECISION
+            )
+    else:
+        high, mass, sums = _turns(
+            queries, at, keys, values, own_slots, begin, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, WINDOWED, PRECISION
+        )
+    return high, mass, sums
+
+
+@triton.jit
+def _turns(
+    queries, at, keys, values, own_slots, begin, end, scale, window, high, mass, sums,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Keys of which not every query sees all."""
     for start in range(begin, end, KEYS):
         high, mass, sums = _turn(
             queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, True, WINDOWED, PRECISION

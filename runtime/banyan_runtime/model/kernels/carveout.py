@@ -1,0 +1,62 @@
+"""How each of a GPU's processors divides its memory between cache and shared memory while a kernel runs.
+
+The driver chooses for each kernel by itself, as little shared memory as lets it run, and a processor that is divided otherwise has to be
+idle before it is divided anew. Kernels that should run side by side, of which one keeps much in shared memory, are told of the same
+division; a graph keeps what they were told when it was captured. Hints: they change no number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+_PREFERRED: Final = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in hundredths
+_DRIVERS_OWN: Final = -1
+_ALL: Final = 100
+
+_loaded: set[int] = set()
+_now = _DRIVERS_OWN
+
+
+@cache
+def watch() -> None:
+    """Know Triton's kernels that are loaded from now on."""
+    from triton import knobs
+
+    hook: Any = getattr(knobs.runtime, "kernel_load_end_hook", None)
+    if hasattr(hook, "add"):  # else it is a Triton that tells nobody
+        hook.add(_note)
+
+
+@contextmanager
+def shared_memory_first() -> Iterator[None]:
+    """What is captured meanwhile runs with as much shared memory as there is."""
+    global _now
+    _now = _ALL
+    _tell(_loaded)
+    try:
+        yield
+    finally:
+        _now = _DRIVERS_OWN
+        _tell(_loaded)
+
+
+def _note(module: Any, function: int, *others: Any) -> None:
+    _loaded.add(function)
+    if _now != _DRIVERS_OWN:
+        _tell({function})
+
+
+def _tell(functions: set[int]) -> None:
+    if functions:
+        driver = _driver()
+        for function in functions:
+            driver.cuFuncSetAttribute(ctypes.c_void_p(function), ctypes.c_int(_PREFERRED), ctypes.c_int(_now))
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")

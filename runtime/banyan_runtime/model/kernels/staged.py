@@ -1,0 +1,96 @@
+"""Products of few rows with a matrix whose weights are all on their way, and wait in shared memory, before it is known what they are
+multiplied with; and then are multiplied by tensor cores, of which one instruction does what takes a hundred others.
+
+Of a small model's step of one row a product takes as long as its weights' bytes where they are asked for when it begins, and as long as its
+instructions where they are there by then (`products.py` executes three for each weight).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from banyan_runtime.model.kernels.dependent import await_earlier
+
+LINES: tl.constexpr = tl.constexpr(16)  # of a weight that a program multiplies, as few as tensor cores take
+ALIKE: tl.constexpr = tl.constexpr(8)  # columns of what they are multiplied with, likewise: one row fills them all
+
+
+@triton.jit(do_not_specialize=["rows"])
+def staged(
+    x,  # [rows, WIDTH], `stride` apart
+    delta,  # likewise; ADDED: what is added first
+    norm,  # [WIDTH]; NORMED: the weight of the norm that comes first (rows.rms_norm)
+    weight,  # [outputs, WIDTH]; GATED: gates, then as many ups
+    bias,  # BIASED: one number for each of its rows
+    sums,  # [rows, WIDTH]; ADDED
+    out,  # [rows, outputs]
+    rows,
+    stride,
+    delta_stride,
+    outputs,
+    eps,
+    ADDED: tl.constexpr,
+    NORMED: tl.constexpr,
+    BIASED: tl.constexpr,
+    GATED: tl.constexpr,  # silu(gate) * up, as rows.silu_times
+    DEPENDENT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,  # WIDTH, or the next power of two
+    ROWS: tl.constexpr,  # that a program multiplies; more than 1: there may be fewer
+    PARTS: tl.constexpr,  # of the columns, each of which one warp multiplies
+):
+    """LINES of the weight, of some rows."""
+    tl.static_assert(ROWS == 1 or not (ADDED or NORMED))
+    kind = out.dtype.element_ty
+    EACH: tl.constexpr = BLOCK // PARTS
+    OUTPUTS: tl.constexpr = LINES // 2 if GATED else LINES
+    first = tl.program_id(1) * OUTPUTS
+    columns = tl.arange(0, PARTS)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    inside = columns < WIDTH
+    number = tl.arange(0, LINES)
+    # Lines there are not are read as the last one: masks would cut what is read at once into pieces.
+    line = tl.minimum(first + number % OUTPUTS, outputs - 1).to(tl.int64) + (number // OUTPUTS).to(tl.int64) * outputs
+    weights = tl.load(
+        weight + line[None, :, None] * WIDTH + columns[:, None, :], mask=inside[:, None, :] & (line >= 0)[None, :, None], other=0.0
+    )
+    gain = tl.zeros((PARTS, EACH), kind)
+    if NORMED:
+        gain = tl.load(norm + columns, mask=inside, other=0.0).to(kind)
+    biases = tl.zeros((LINES,), tl.float32)
+    if BIASED:
+        biases = tl.load(bias + line).to(tl.float32)
+    await_earlier(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    if ROWS == 1:
+        values = tl.load(x + row * stride + columns, mask=inside, other=0.0)
+        if ADDED:
+            more = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+            values = (values.to(tl.float32) + more.to(tl.float32)).to(kind)
+            tl.store(sums + row * WIDTH + columns, values, mask=inside & (tl.program_id(1) == 0))
+        if NORMED:
+            wide = values.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(tl.sum(wide * wide, 1), 0) / WIDTH + eps)
+            values = (wide * scale).to(kind) * gain
+        factor = tl.broadcast_to(values[:, :, None], (PARTS, EACH, ALIKE))
+        each_row = row + tl.arange(0, ALIKE)
+        written = tl.arange(0, ALIKE) == 0
+    else:
+        each_row = row * ROWS + tl.arange(0, ROWS)
+        written = each_row < rows
+        at = tl.arange(0, BLOCK)
+        values = tl.load(
+            x + tl.minimum(each_row, rows - 1)[:, None] * stride + at[None, :],
+            mask=(at < WIDTH)[None, :] & (each_row >= 0)[:, None], other=0.0,
+        )  # fmt: skip
+        factor = tl.permute(tl.reshape(values, (ROWS, PARTS, EACH)), (1, 2, 0))
+    result = tl.sum(tl.dot(weights, factor), 0) + biases[:, None]
+    if GATED:
+        halves = tl.reshape(result.to(kind), (2, OUTPUTS, result.shape[1]))
+        gates, ups = tl.split(tl.permute(halves, (1, 2, 0)))
+        wide_gates = gates.to(tl.float32)
+        found = (wide_gates * tl.sigmoid(wide_gates)).to(kind) * ups
+    else:
+        found = result.to(kind)
+    each = first + tl.arange(0, OUTPUTS)
+    tl.store(out + each_row[None, :] * outputs + each[:, None], found, mask=(each < outputs)[:, None] & written[None, :])
