@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import lzma
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -153,7 +154,7 @@ def test_byte_order_mark_windows_line_ends_blank_lines_and_no_last_newline_are_f
     assert [entry["custom_id"] for entry in results.output] == ["ä", "b"]
 
 
-def test_the_seeds_lines_with_a_short_url_are_accepted(run: Run) -> None:
+def test_lines_with_a_short_or_a_whole_url_are_accepted(run: Run) -> None:
     lines = [line(f"request-{i}", "hello", url="/chat/completions") for i in (1, 2)]
     lines.append(line("request-3", "hello", url="https://api.openai.com/v1/chat/completions"))
     assert len(run(lines).output) == 3
@@ -336,6 +337,32 @@ def test_a_job_that_cannot_work_says_why_with_its_exit_code(run: Run, arguments:
     results = run([line("a", "hello")], *arguments)
     assert (results.exit_code, results.words["code"]) == (exit_code, code)
     assert not (results.folder / "output.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (gzip.compress(line("a", "hello").encode()), "a name that ends in .gz"),
+        (lzma.compress(line("a", "hello").encode()), "packed by xz"),
+        (b"\x28\xb5\x2f\xfd" + bytes(20), "packed by zstd"),
+        (b"PK\x03\x04" + bytes(20), "a zip archive"),
+        (line("a", "hello").encode("utf-16"), "iconv -f UTF-16 "),
+        (line("a", "hello").encode("utf-16-le"), "iconv -f UTF-16LE "),
+        (b"\xfe\xff" + line("a", "hello").encode("utf-16-be"), "iconv -f UTF-16 "),
+    ],
+)
+def test_an_input_that_is_something_else_is_called_by_its_name(
+    run: Run, server: ScriptedServer, tmp_path: Path, data: bytes, said: str
+) -> None:
+    """It was told of each of its lines that it is no JSON, in a run that was complete."""
+    results = run(data)
+    assert (results.exit_code, results.words["code"]) == (65, "InputInvalid")
+    assert said in results.words["message"]
+    assert not server.tries
+    if data.startswith(b"\xff\xfe"):
+        packed = tmp_path / "other.jsonl.gz"
+        packed.write_bytes(gzip.compress(data))
+        assert said in run([], "--input", str(packed)).words["message"]
 
 
 def test_an_empty_input_is_refused(run: Run) -> None:

@@ -102,7 +102,7 @@ class Source:
 
     def _lines(self, number: int, blocks: Iterator[bytes]) -> Iterator[RawLine]:
         one = self._objects[number]
-        return _split(LineSplitter(), _unzip(one.uri, blocks) if is_packed(one.key) else blocks)
+        return _split(LineSplitter(), _text(one.uri, _unzip(one.uri, blocks) if is_packed(one.key) else blocks))
 
     def _digested(self, number: int) -> Iterator[bytes]:
         digest = hashlib.sha256()
@@ -177,6 +177,35 @@ def _split(splitter: LineSplitter, blocks: Iterable[bytes]) -> Iterator[RawLine]
     for block in blocks:
         yield from splitter.feed(block)
     yield from splitter.finish()
+
+
+_OTHERS: Final = {
+    b"\x1f\x8b": "it is gzip; give it a name that ends in .gz, or unpack it",
+    b"\x28\xb5\x2f\xfd": "it is packed by zstd; unpack it, or pack it with gzip",
+    b"\xfd7zXZ\0": "it is packed by xz; unpack it, or pack it with gzip",
+    b"BZh": "it is packed by bzip2; unpack it, or pack it with gzip",
+    b"PK\x03\x04": "it is a zip archive; unpack it",
+    b"\xff\xfe": "it is UTF-16, and JSONL is UTF-8; iconv -f UTF-16 -t UTF-8 makes it so",
+    b"\xfe\xff": "it is UTF-16, and JSONL is UTF-8; iconv -f UTF-16 -t UTF-8 makes it so",
+    b"{\0": "it is UTF-16, and JSONL is UTF-8; iconv -f UTF-16LE -t UTF-8 makes it so",
+    b"\0{": "it is UTF-16, and JSONL is UTF-8; iconv -f UTF-16BE -t UTF-8 makes it so",
+}
+"""What is no JSONL as a whole, by how it begins, and what helps: line by line it would be said of each that it is no JSON."""
+_LONGEST: Final = max(map(len, _OTHERS))
+
+
+def _text(uri: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """These, if they do not begin as something else does."""
+    begin = b""
+    for block in blocks:
+        begin += block
+        if len(begin) >= _LONGEST:
+            break
+    for magic, words in _OTHERS.items():
+        if begin.startswith(magic):
+            raise InputInvalid(f"{uri}: {words}")
+    yield begin
+    yield from blocks
 
 
 def _unzip(uri: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
