@@ -55,6 +55,28 @@ def test_a_plan_that_fails_fails_the_batch_and_says_whose_turn_it_is(code, words
     assert not plan.apply
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "s3://b/out/: run 12ab writes here and has not published yet. Let it end; or, if it runs no more, go on with it "
+            "(--run-id 12ab) or replace it (--overwrite)",
+            "go on with it (spec.output.resume: 12ab) or replace it (spec.output.overwrite: true). Name another",
+        ),
+        ("s3://b/out/x of run 1 exists; choose another output, or allow overwriting (--overwrite)", "(spec.output.overwrite: true)."),
+        ("--input=s3://b/in: run 1 is of s3://b/other; give the same, or another --run-id", "spec.input.uri: s3://b/in: run 1"),
+        ("--on-invalid-line record puts them into errors.jsonl", "spec.input.onInvalidLine: Record puts"),
+        ("s3://b/a--input--output-x is not there (--allow-unfenced)", "s3://b/a--input--output-x is not there (spec.output.allowUnf"),
+    ],
+)
+def test_what_a_worker_says_of_its_options_is_told_by_the_fields_of_the_spec(said: str, told: str) -> None:
+    plan = observe(BATCH, job(phase="plan", **FAILED), ended(65, {"code": "OutputExists", "message": said}, of="plan"))
+    message = condition(plan, "Failed")["message"]
+    assert told in message
+    assert " --" not in message
+    assert "(--" not in message
+
+
 def test_a_plan_that_failed_before_it_counted_shows_no_numbers():
     words = {"code": "InputNotFound", "message": "s3://b/x", "requestCounts": {"total": 0, "completed": 0, "failed": 0}}
     status = observe(BATCH, job(phase="plan", **FAILED), ended(65, words, of="plan")).status

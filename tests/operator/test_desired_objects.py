@@ -133,6 +133,27 @@ def test_a_spread_constraint_without_what_the_api_server_asks_for_is_told_with_i
             render(manifest)
 
 
+def test_workers_of_a_batch_prefer_different_nodes_unless_the_spec_says_how_they_are_spread():
+    many: dict[str, Any] = {"workers": 4, "output": {"uri": "s3://out/x/"}}
+    own = {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    of_server = an_own_server_batch(server={"scheduling": {"topologySpreadConstraints": [own]}})
+    for manifest in (a_batch(**many), a_batch(), an_own_server_batch(**many)):  # one may become four
+        (job,) = render(manifest)["Job"]
+        pod = job["spec"]["template"]
+        (constraint,) = pod["spec"]["topologySpreadConstraints"]
+        chosen = constraint.pop("labelSelector")["matchLabels"]
+        assert constraint == {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+        assert chosen.items() <= pod["metadata"]["labels"].items()
+        assert chosen["app.kubernetes.io/component"] == "work"
+    for manifest in (a_batch(**many, scheduling={"topologySpreadConstraints": [own]}), of_server):
+        (job,) = render(manifest)["Job"]
+        (constraint,) = job["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert constraint["topologyKey"] == "zone"
+    for order in (Order("plan"), Order("merge")):
+        children = batch.children(api.parse(a_batch()), SETTINGS, (order,), server_url="http://x")
+        assert not any("topologySpreadConstraints" in one["spec"]["template"]["spec"] for one in children if one["kind"] == "Job")
+
+
 def test_a_batchs_policy_and_monitor_are_of_all_its_pods():
     """Those that plan and merge reach the storage too, and say how far they are."""
     manifest = a_batch(metrics={"podMonitor": {"enabled": True}})

@@ -25,6 +25,21 @@ Partial = Literal["cancelled", "expired", "failed", "too-many-errors"]
 CONTAINER: Final = "worker"
 SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh")
 _SCRIPT_FLAG: Final = re.compile("-[a-z]*c")
+FIELDS: Final = {
+    "--run-id": "spec.output.resume",
+    "--overwrite": "spec.output.overwrite",
+    "--allow-unfenced": "spec.output.allowUnfenced",
+    "--input": "spec.input.uri",
+    "--retry-failed": "spec.input.failedOf",
+    "--on-invalid-line": "spec.input.onInvalidLine",
+    "--output": "spec.output.uri",
+    "--endpoint": "spec.endpoint",
+    "--workers": "spec.workers",
+    "--api-key-file": "spec.apiKeySecretRef",
+    "--server-timeout": "spec.server.probes.startupTimeoutSeconds",
+    "--max-error-percent": "spec.maxErrorPercent",
+}
+"""What the worker calls by an option of its command line is this field here: users of a BatchJob have never seen that line."""
 RUN_ID: Final = "BANYAN_RUN_ID"
 GRACE_S: Final = 120  # after SIGTERM the worker takes what is in flight, and says how far it came
 
@@ -75,7 +90,8 @@ def template(
             scheduling, where = own.scheduling, "spec.server.scheduling"
     pod["containers"] = [worker]
     pod["volumes"] = podspec.volumes(server_mounts, worker_mounts)
-    pod |= podspec.placement(scheduling, accelerator, labels(job, phase), spread=False, path=where)
+    # as with spec.workers: 1, too: that may grow, and the Job keeps its template
+    pod |= podspec.placement(scheduling, accelerator, labels(job, phase), spread=phase == "work", path=where)
     if pull_secrets := podspec.pull_secrets(*secrets, settings.image_pull_secrets):
         pod["imagePullSecrets"] = pull_secrets
     found = merged({"metadata": {"labels": labels(job, phase)}, "spec": pod}, spec.pod_template)

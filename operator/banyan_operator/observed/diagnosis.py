@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from banyan_operator.desired.batchpod import CONTAINER, FIELDS
 from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.pods import Container, End, LastWords, Pod, age_s
 from banyan_operator.plan import Manifest
@@ -18,6 +19,9 @@ STUCK_AFTER_S: Final = 60.0  # past the end of the grace period
 PULL_REASONS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 START_REASONS: Final = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
 _BACK_OFF: Final = re.compile(r'(Back-off pulling image "[^"]*"|ImagePullBackOff)[.]?')
+_OPTION: Final = re.compile(
+    rf"(?<![\w-])({'|'.join(FIELDS)})(?![\w-])((?:=|(?<=--run-id) |(?<=--on-invalid-line) )\S+?(?=[:;,.)]*(?:\s|$)))?"
+)
 EARLY: Final = frozenset({"Starting", "Loading", "NotReady"})
 """Reasons that a healthy pod passes through."""
 
@@ -283,6 +287,8 @@ _WORKER_WORDS: Final = {  # finer than its exit code; what its message calls an 
 def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     """Why a container ended as it did."""
     text, code = _words(end), end.words.code
+    if container.name == CONTAINER:
+        text = _OPTION.sub(_as_field, text)
     if code == "cuda_oom" or "cuda_oom" in text or _ACCELERATOR_FULL.search(text):
         step = "Lower spec.runtime.memoryPercent or contextLength, or use larger accelerators"
         return _at(pod, container, "AcceleratorOutOfMemory", "the accelerator's memory is full", text, step, end)
@@ -355,6 +361,15 @@ def _at(pod: Pod, container: Container, reason: str, what: str, text: str, step:
     if end is not None and container.running_since:
         message += " It has been started again."
     return Diagnosis(reason, f"{message} {step}." if step else message, pod.name, container.name, end, container.restarts)
+
+
+def _as_field(option: re.Match[str]) -> str:
+    """`--run-id ab12` is `spec.output.resume: ab12`, and what has no value is switched on."""
+    name, given = option[1], option[2] or ""
+    if name in ("--overwrite", "--allow-unfenced"):
+        return f"{FIELDS[name]}: true"
+    value = given[1:].capitalize() if name == "--on-invalid-line" else given[1:]
+    return f"{FIELDS[name]}: {value}" if given else FIELDS[name]
 
 
 def _short(text: str) -> str:
