@@ -104,6 +104,18 @@ def test_hostile_json_is_only_invalid(text: str) -> None:
     assert isinstance(PARSER.parse(RawLine(1, text.encode())), Invalid)
 
 
+@pytest.mark.parametrize(("custom_id", "known"), [("a", "a"), ("", ""), ("a\\udc00", None)])
+def test_half_a_character_is_named_with_the_request_that_has_it(custom_id: str, known: str | None) -> None:
+    text = line("REQUEST", "hello").replace("hello", "cut in two: \\ud83d").replace("REQUEST", custom_id)
+    outcome = PARSER.parse(RawLine(7, text.encode()))
+    assert isinstance(outcome, Invalid)
+    assert (outcome.number, outcome.custom_id, outcome.code) == (7, known, "invalid_json_line")
+    assert "half of a surrogate pair" in outcome.message
+    broken = PARSER.parse(RawLine(7, text.encode()[:-1]))
+    assert isinstance(broken, Invalid)
+    assert (broken.custom_id, "half" in broken.message) == (None, False)
+
+
 def test_invalid_utf8_is_not_json() -> None:
     outcome = PARSER.parse(RawLine(1, line("a", "hello").encode().replace(b"hello", b"\xff\xfe")))
     assert isinstance(outcome, Invalid)

@@ -5,6 +5,7 @@ Nothing here reads or sends. The split holds at most one line of `MAX_LINE_BYTES
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from banyan_runtime import nesting
+from banyan_runtime import halves, nesting
 
 MAX_LINE_BYTES: Final = 16 << 20
 PREFIX_BYTES: Final = 256  # of a prompt, by which lines are put beside each other
@@ -123,6 +124,7 @@ _body = msgspec.json.Decoder(_Body)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _string = msgspec.json.Decoder(str)
 _encoder = msgspec.json.Encoder()
+_HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class LineParser:
         except RecursionError:
             return self._too_deep(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return Invalid(raw.number, None, "invalid_json_line", "This line is not parseable as valid JSON.")
+            return self._unreadable(raw.number, raw.data)
         if nesting.too_deep(raw.data):
             return self._too_deep(raw)
         custom_id = _text(envelope.custom_id)
@@ -156,6 +158,15 @@ class LineParser:
         assert custom_id is not None
         assert isinstance(envelope.body, msgspec.Raw)
         return Request(raw.number, custom_id, self._amended(envelope.body, head), _prefix(head), self.model or _text(head.model))
+
+    def _unreadable(self, number: int, data: bytes) -> Invalid:
+        """Who wrote half a character somewhere is told which request it was."""
+        message, custom_id = "This line is not parseable as valid JSON.", None
+        if (loose := halves.read(data)) is not None:
+            message = f"This line is not parseable as valid JSON: {halves.WORDS}."
+            if isinstance(loose, dict) and isinstance(told := loose.get("custom_id"), str) and not _HALF.search(told):
+                custom_id = told
+        return Invalid(number, custom_id, "invalid_json_line", message)
 
     def _too_deep(self, raw: RawLine) -> Invalid:
         return Invalid(raw.number, None, "invalid_json_line", f"This line is nested more than {nesting.MOST} deep.")

@@ -4,15 +4,13 @@ is read at once."""
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 from collections.abc import Iterator
 from typing import Any, Final, Self
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from banyan_runtime import nesting
+from banyan_runtime import halves, nesting
 from banyan_runtime.front.errors import ClientGone, content_encoding, malformed_json, media_type, too_large, too_many_bodies
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
@@ -20,9 +18,6 @@ MAX_COMMAND_BYTES: Final = 64 * 1024
 MAX_UNPREPARED_BYTES: Final = 256 << 20  # of all bodies together
 FREE_BYTES: Final = 64 << 10  # of each body; as much as its connection holds unread anyway
 _BOM: Final = b"\xef\xbb\xbf"  # some programs put it before UTF-8
-_LOOKED_AT: Final = 1 << 20  # bytes of a body that cannot be decoded
-_ESCAPED: Final = re.compile(rb"\\u[dD]")
-_HALF: Final = "a string has half of a surrogate pair, such as \\ud83d alone, which is no character"
 _DEEP: Final = f"it is nested more than {nesting.MOST} deep"
 
 
@@ -105,20 +100,6 @@ async def read_command(request: Request) -> dict[str, Any]:
     return decode_object(await read_body(request, MAX_COMMAND_BYTES))
 
 
-def _has_half_a_character(body: bytes | bytearray | memoryview) -> bool:
-    """Of what cannot be decoded: whether that is what is wrong with it. JavaScript writes such text where it cuts an emoji in two."""
-    told = bytes(body[:_LOOKED_AT])
-    if len(body) > _LOOKED_AT or not _ESCAPED.search(told):
-        return False
-    try:
-        json.dumps(json.loads(told), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    except (ValueError, RecursionError):
-        pass
-    return False
-
-
 def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     """Raises ApiError for anything but a JSON object."""
     if not body:
@@ -126,7 +107,7 @@ def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise malformed_json(_HALF if _has_half_a_character(body) else str(error)) from None
+        raise malformed_json(str(error) if halves.read(body) is None else halves.WORDS) from None
     except RecursionError:
         raise malformed_json(_DEEP) from None
     if nesting.too_deep(bytes(body) if isinstance(body, memoryview) else body):
