@@ -154,3 +154,48 @@ def test_a_sighting_costs_the_same_whatever_else_is_known() -> None:
         return counted
 
     assert steps(10_000) < 1.5 * steps(10), "but for a few keys whose hashes collide"
+
+
+BATCH = Key("BatchJob", "team", "nightly")
+OVER = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+
+def of_batch(kind: str, name: str, version: int, uid: str, **rest: Any) -> dict[str, Any]:
+    api = {"Job": "batch/v1", "Pod": "v1"}[kind]
+    return {**manifest(kind, name, version, uid, {"serving.banyan.dev/batchjob": "nightly"}, **rest), "apiVersion": api}
+
+
+def test_what_had_ended_when_it_went_is_kept_until_its_batch_is_over() -> None:
+    store = Store()
+    store.note(manifest("BatchJob", "nightly", 1))
+    store.note(of_batch("Job", "nightly--work", 2, "j", status={"active": 1}))
+    store.note_gone(of_batch("Pod", "p", 4, "p", status={"phase": "Succeeded"}))  # no watch has shown it before
+    assert store.note_gone(of_batch("Job", "nightly--work", 5, "j", status=OVER)) == {BATCH}
+    store.note_gone(of_batch("Job", "nightly--plan", 6, "k", status={"active": 1}))
+    store.note_gone(of_batch("Pod", "q", 7, "q", status={"phase": "Running"}))
+    assert [one["metadata"]["uid"] for one in store.remains(BATCH)] == ["p", "j"]
+    assert store.children(BATCH) == ()
+    store.note(manifest("BatchJob", "nightly", 8, status={"phase": "Succeeded"}))
+    assert store.remains(BATCH) == ()
+    store.note_gone(of_batch("Job", "nightly--merge", 9, "m", status=OVER))
+    assert store.remains(BATCH) == ()
+
+
+def test_what_had_ended_is_kept_where_a_list_shows_no_more_of_it_and_goes_with_its_batch() -> None:
+    store = Store()
+    store.note(manifest("BatchJob", "nightly", 1))
+    store.note(of_batch("Job", "nightly--work", 2, "j", status=OVER))
+    store.note_list(kinds.JOB, None, [], 10)
+    assert [one["metadata"]["uid"] for one in store.remains(BATCH)] == ["j"]
+    store.note_gone(manifest("BatchJob", "nightly", 11))
+    assert store.remains(BATCH) == ()
+
+
+def test_of_a_batch_whose_pods_come_and_go_some_are_kept_and_every_job() -> None:
+    store = Store()
+    store.note(manifest("BatchJob", "nightly", 1))
+    store.note_gone(of_batch("Job", "nightly--work", 2, "j", status=OVER))
+    for number in range(200):
+        store.note_gone(of_batch("Pod", f"p{number}", 3 + number, f"p{number}", status={"phase": "Failed"}))
+    kept = [one["metadata"]["uid"] for one in store.remains(BATCH)]
+    assert (kept[0], kept[-1], len(kept)) == ("j", "p199", 65)

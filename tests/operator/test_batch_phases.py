@@ -340,6 +340,46 @@ def test_a_job_that_is_deleted_by_hand_is_made_again_three_times(phase):
     assert "deleted 4 times" in condition(over, "Failed")["message"]
 
 
+# --- what is removed as soon as it has ended (ttlSecondsAfterFinished: 0, somebody's or a policy's) ---
+
+
+def test_a_batch_whose_jobs_are_removed_as_soon_as_they_have_ended_goes_on_and_succeeds():
+    gone = [job(phase="plan", **COMPLETE), ended(0, PLAN_WORDS, of="plan")]
+    plan = observe(BATCH, remains=tuple(gone))
+    assert list(made(plan)) == ["work"]
+    assert condition(plan, "Planned")["message"] == "1000 requests in 4 shards."
+    gone += [job(**COMPLETE), ended(0, WORKED)]
+    plan = observe(after(plan), remains=tuple(gone))
+    assert (list(made(plan)), plan.status["phase"]) == (["merge"], "Merging")
+    gone += published()
+    plan = observe(after(plan), remains=tuple(gone))
+    assert (made(plan), plan.status["phase"], plan.status["progressPercent"]) == ({}, "Succeeded", 100)
+    assert plan.status["requestCounts"]["completed"] == 988
+
+
+def test_a_merge_that_was_made_as_often_as_it_may_be_and_has_published_is_a_success():
+    now = planned()
+    now["status"]["jobs"]["merge"] = ["a", "b", "c", "d"]
+    over = observe(now, remains=published())
+    assert (made(over), over.status["phase"]) == ({}, "Succeeded")
+    assert observe(now).status["phase"] == "Failed", "nobody knows that it has published"
+
+
+def test_a_job_that_failed_and_was_removed_has_failed_for_its_own_reason():
+    gone = (job(phase="plan", **FAILED), ended(65, {"code": "InputNotFound", "message": "no such object"}, of="plan"))
+    over = observe(BATCH, remains=gone)
+    assert (made(over), over.status["phase"], condition(over, "Failed")["reason"]) == ({}, "Failed", "InputNotFound")
+
+
+def test_a_job_that_is_there_counts_and_not_one_that_went_nor_that_of_an_earlier_batch():
+    before = (job(phase="plan", **FAILED), ended(1, {}, of="plan"))
+    again = merge(job(phase="plan", active=1), {"metadata": {"uid": "again"}})
+    assert observe(BATCH, again, remains=before).status["phase"] != "Failed"
+    others = merge(before[0], {})
+    others["metadata"]["ownerReferences"][0]["uid"] = "of-another"
+    assert list(made(observe(BATCH, remains=(others,)))) == ["plan"]
+
+
 def test_work_is_not_made_again_once_there_is_a_merge():
     assert made(observe(planned(), job(phase="merge", active=1), running(of="merge"))) == {}
 

@@ -67,7 +67,7 @@ class Driver:
         applied = await self._applier.apply(resource, decision.plan, unseen)
         if applied.unseen and applied.error is None:  # what is to become of them is decided with them
             unseen = self._unseen((unseen | applied.unseen).items())
-            world = replace(world, children=(*self._store.children(key), *unseen.values()))
+            world = replace(world, children=(*self._store.children(key), *unseen.values()), remains=self._store.remains(key))
             decision = self._decide(resource, world, self._settings)
             applied = await self._applier.apply(resource, decision.plan, unseen)
         self._metrics.refused(key.kind, len(applied.refused) + len(applied.forbidden))

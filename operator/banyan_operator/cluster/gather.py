@@ -169,7 +169,7 @@ class Gatherer:
         if (parsed := _parsed(resource)) is not None:
             missing = await self._references.missing(resource, parsed)
             absent = await self._optional.absent(key, resource, parsed)
-        children = self._store.children(key)
+        children, remains = self._store.children(key), self._store.remains(key)
         if key.kind == kinds.BATCH_JOB.kind:
             children = (*children, *await self._unshown_jobs(resource, children, _to_find(resource, parsed, children)))
         readyz, progress = None, dict[str, Mapping[str, Any]]()
@@ -181,6 +181,7 @@ class Gatherer:
         return World(
             now=self._clock(),
             children=children,
+            remains=remains,
             missing=missing,
             absent=absent,
             server=server,

@@ -3,7 +3,8 @@
     plan → work → merge
 
 Each is a Job that is made when the one before it is over, and none is ever unmade: a merge that exists, with the reason in its
-arguments why it publishes what is not done, is what was decided. So this follows from what is seen alone, whoever looks.
+arguments why it publishes what is not done, is what was decided. So this follows from what is seen alone, whoever looks. A Job that
+was seen to end has ended, whoever has removed it since; one that went before is made again.
 """
 
 from __future__ import annotations
@@ -110,6 +111,12 @@ def _made(prior: Mapping[str, Any], seen: Seen) -> MadeJobs:
 
 def course(job: BatchJob, seen: Seen, memory: Known, wish: Wish, now: float) -> Course:
     """The next step. `now`: unix seconds."""
+    found = _step(job, seen, memory, wish, now)
+    gone = {stage.phase for stage in seen.stages if stage.gone}
+    return replace(found, orders=tuple(order for order in found.orders if order.phase not in gone))
+
+
+def _step(job: BatchJob, seen: Seen, memory: Known, wish: Wish, now: float) -> Course:
     if seen.merge is not None:
         return _merging(job, seen, seen.merge, wish, now)
     if seen.work is not None and seen.work.alone:

@@ -33,6 +33,7 @@ class Stage:
     job: Manifest
     pods: tuple[Pod, ...]  # of that Job, newest first
     ending: Ending | None  # None while it goes on
+    gone: bool = False  # somebody removed it when it had ended: what it did is done, and nothing of it is left to be changed
 
     @property
     def alone(self) -> bool:
@@ -175,6 +176,10 @@ def _stage(job: BatchJob, phase: Phase, world: World) -> Stage | None:
         if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
             pods = pods_of([one], world.children)
             return Stage(phase, one, pods, ending(one, pods))
+    for one in reversed(world.remains):
+        if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
+            pods = pods_of([one], (*world.children, *world.remains))
+            return Stage(phase, one, pods, ending(one, pods), gone=True)
     return None
 
 
