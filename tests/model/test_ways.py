@@ -87,6 +87,24 @@ def test_what_does_not_show_again_is_not_chosen(again: tuple[float | None, ...])
     assert not found.chosen
 
 
+@pytest.mark.parametrize("tiles_gain", [False, True])
+@pytest.mark.parametrize("waiting_gains", [False, True])
+def test_tiles_are_measured_where_weights_do_not_wait(waiting_gains: bool, tiles_gain: bool) -> None:
+    """With a third one that gains, so that all together do; and without one that changes nothing."""
+    asked: list[frozenset[Option]] = []
+
+    def timed(rows: int, chosen: frozenset[Option]) -> float:
+        asked.append(chosen)
+        waits, tiled = (0.9 if waiting_gains else 1.1), (0.95 if tiles_gain else 1.05)
+        return (0.5 if OTHER in chosen else 1.0) * (waits if Staged(ONE) in chosen else tiled if ONE in chosen else 1.0)
+
+    found = fastest(4, [ONE, Staged(ONE), OTHER], timed)
+    assert found is not None
+    assert found.chosen == {OTHER, *([Staged(ONE)] if waiting_gains else [ONE] if tiles_gain else [])}
+    beside = [chosen for chosen in asked if {ONE, Staged(ONE)} <= chosen]
+    assert all(len(chosen ^ beside[0]) == 1 for chosen in beside[1:]), "but for all together, they are not measured beside each other"
+
+
 def test_what_cannot_be_measured_stays_as_it_was() -> None:
     assert fastest(4, [ONE], lambda rows, chosen: None) is None
     found = fastest(4, [ONE, OTHER], lambda rows, chosen: None if ONE in chosen else 1.0 - 0.5 * len(chosen))
