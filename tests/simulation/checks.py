@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PLAN_EVENTS = ("Created", "RolloutStarted", "Scaled")
 RACE_S = 2.0
+BEGUN_S = 15.0  # lists that a new operator makes may show that a Job has gone before watches show that it had ended
 SETTLED_S = 30.0  # after a deadline
 PATIENCE_S = 60.0  # for last words that do not come
 
@@ -96,6 +97,9 @@ class Checks:
             self.sim.fail(f"{name} is made, and nothing was planned")
         if any(job.phase is None and not job.gone for _, job in works) and phase != "work":
             self.sim.fail(f"{name} is made for work of a release that had no phases")
+        done = [job for _, job in self._jobs(batch) if job.phase == phase and job.finished and job.finished_at > BEGUN_S]
+        if done and self.sim.attentive and batch in self.server.uids:
+            self.sim.fail(f"{name} is made, and that was done already")
         if phase != "merge":
             return
         if partial_of(made) is None and batch not in self.sim.cluster.worked:
@@ -264,7 +268,8 @@ class Checks:
         parsed = api.parse(resource, strict=False)
         missing = frozenset(ref for ref in references(parsed) if self.server.get(ref.key(key.namespace)) is None)
         url = pods_url(server) if server is not None else None
-        world = World(now=self.server.now(), children=store.children(key), missing=missing, server=server, server_url=url)
+        children, remains = store.children(key), self.sim.operator.store.remains(key)  # of what has gone only the operator knows
+        world = World(now=self.server.now(), children=children, remains=remains, missing=missing, server=server, server_url=url)
         decision = decide(resource, world, self.sim.operator.settings)
         taken, left = {}, []
         for manifest in decision.plan.apply:

@@ -5,6 +5,7 @@ They act on what is the case, not on what a watch shows: the lag between kinds i
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -73,6 +74,8 @@ class Cluster:
         self._templates: dict[str, Manifest] = {}  # uid of a ReplicaSet → the template it was made from
         self._began: dict[str, float] = {}  # uid of a worker's pod → when it began
         self._named = 0
+        # with a chance of its own, so that other schedules stay as they are
+        self.sweeps = random.Random(f"{sim.seed} sweeps").random() < 0.1  # a Job goes with its pods in the moment in which it ends
         self.server.changes.append(self._changed)
 
     # --- what sets them off ---
@@ -238,6 +241,17 @@ class Cluster:
         self.server.set_status(key_of(live), status)
         if not truth.finished and ("SuccessCriteriaMet" in conditions or "FailureTarget" in conditions):
             self._soon("job", key_of(live))
+        if truth.finished and self.sweeps:
+            self.loop.call_later(self.speed["gone"] / 10, self._swept, key_of(live), uid_of(live))
+
+    def _swept(self, key: Key, uid: str) -> None:
+        """What ttlSecondsAfterFinished: 0 does."""
+        live = self.server.get(key)
+        if live is not None and uid_of(live) == uid:
+            self.sim.saw("a Job is swept away")
+            for pod in self.server.controlled(kinds.POD, uid):
+                self.server.delete(key_of(pod))
+            self.server.delete(key)
 
     def _finish(
         self,

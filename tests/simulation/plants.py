@@ -208,6 +208,10 @@ def told_before_it_is_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Reporter, "write", write)
 
 
+def what_went_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Store, "remains", lambda self, key: ())
+
+
 PLANTS = (
     Plant("2: what pods run is rendered anew by each operator", rendered_anew, "pods are restarted", 2000, seed=3935348976),
     Plant("3: a Job's end is taken for all of it", ends_on_a_partial_view, "Succeeded with|Failed with|may still run|goes on", 2000),
@@ -252,5 +256,6 @@ PLANTS = (
     Plant("12: pods of nobody count", pods_by_label, "", 2000, seed=403123852),
     Plant("a list of kopf's is taken for exact", kopfs_lists_are_trusted, "", 2000, seed=2907042365),
     Plant("a late sighting counts as news", late_sightings_count, "", 2000),
+    Plant("13: a Job that has ended and was removed is made again", what_went_is_forgotten, "was done already", 2000),
     Plant("Events before what they tell of", told_before_it_is_written, "was told", 2000, seed=2896894571),
 )

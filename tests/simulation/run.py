@@ -184,6 +184,12 @@ class Simulation:
     def repairs(self) -> float:
         return _repairs() - self._repairs_before
 
+    @property
+    def attentive(self) -> bool:
+        """Whether one operator has seen everything so far: none was killed, and no watch has missed anything."""
+        missed = self.watch_trouble or any(self.seen[what] for what in ("stalls_a_watch", "loses_a_watch", "strips_labels"))
+        return not (self.kills or missed)
+
     def saw(self, what: str) -> None:
         self.seen[what] += 1
 

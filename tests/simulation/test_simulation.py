@@ -36,6 +36,7 @@ def test_a_run_goes_every_way() -> None:
         "loses_a_watch",
         "refuses",
         "work of the release before",
+        "a Job is swept away",
     }
     answers = {"ok", "0", "403", "404", "409", "422", "429", "500"}
     phases = {
