@@ -8,7 +8,8 @@ the clock of its processor, which is set against the clock that all share. A lin
 since the kernel was let go, which is when its first program was:
 
     after    since the one before it in the list was
-    early    how many of its programs waited by then, and how long the first and the median one had
+    early    how many of its programs waited by then, and how long the first and the median one had (those that have nothing to do and
+             leave at once note nothing)
     last     when the last program was let go, or begun
     done     the median and the last program
     long     the median and the longest that a program took from being let go to having done

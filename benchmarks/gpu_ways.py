@@ -176,7 +176,8 @@ class Bench:
     def ways(self, kinds: list[str], running: list[int]) -> list[Way]:
         """That of the runtime first."""
         found = [Way("as served", running)]
-        least, several = [rows for rows in running if rows <= fused_products.MOST_ROWS], [rows for rows in running if rows in SIZES]
+        least = [rows for rows in running if rows <= fused_products.MOST_ROWS]
+        several = [rows for rows in running if rows in SIZES and rows not in least]
         if "attention" in kinds:
             for keys, warps, stages, ahead in ((64, 2, 5, False), (64, 2, 3, False), (64, 2, 7, False), (64, 4, 3, False),
                                                (64, 4, 3, True), (64, 4, 5, False), (64, 4, 7, False), (64, 8, 3, False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import capture, fused, fused_products, graphs, kernels, torch_forward
 from banyan_runtime.model.attention import Held, backends, triton_paged
-from banyan_runtime.model.attention.triton_paged import TritonAttention
+from banyan_runtime.model.attention.triton_paged import TritonAttention, Way
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.graphs import Sizes
+from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE
 from banyan_runtime.model.layers import PackedKernels, PlainKernels, RmsNorm
 from banyan_runtime.model.pool import Cells, KvPool
 from banyan_runtime.model.rope import Rope
@@ -181,6 +183,16 @@ def test_a_gpu_alone_does_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal() is None
     monkeypatch.setattr(kernels.sysconfig, "get_path", lambda name: f"/no/{name}")
     assert refusal() == "Triton finds no Python.h in /no/include, which Debian has in python3-dev"
+
+
+def test_every_way_of_decode_steps_is_compiled_at_the_start() -> None:
+    """Of whatever number of KV heads: each number of rows goes a way that a start launches."""
+    for kv_heads, width, dtype in itertools.product(range(1, 65), (16, 64, 128), (torch.bfloat16, torch.float32)):
+
+        def way(tiles: int, kv_heads: int = kv_heads, width: int = width, dtype: torch.dtype = dtype) -> Way:
+            return Way.of(width, dtype, FEWEST_ROWS, tiles * kv_heads, single=True, shared=LARGE)
+
+        assert {way(tiles) for tiles in range(1, 513)} == {way(tiles) for tiles in triton_paged.compiled_tiles(kv_heads)}
 
 
 def test_on_the_cpu_it_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,18 @@ def test_what_does_not_show_again_is_not_chosen(again: tuple[float | None, ...])
     found = fastest(4, [ONE], lambda rows, chosen: next(times))
     assert found is not None
     assert not found.chosen
+
+
+def test_what_gains_only_beside_others_is_found() -> None:
+    """As memory that is divided for weights that wait; and one of them makes all together slower than none."""
+
+    def timed(rows: int, chosen: frozenset[Option]) -> float:
+        memory = (-0.1 if Staged(ONE) in chosen else 0.1) if Memory.SHARED in chosen else 0.0
+        return 1.0 + 0.3 * (Staged(OTHER) in chosen) + memory
+
+    found = fastest(1, [Memory.SHARED, Staged(ONE), Staged(OTHER)], timed)
+    assert found is not None
+    assert found.chosen == {Memory.SHARED, Staged(ONE)}
 
 
 @pytest.mark.parametrize("tiles_gain", [False, True])
@@ -179,12 +192,30 @@ def test_products_whose_weights_wait_are_the_products(
     size = ways.of(rows)
     assert size is not None
     assert layer.stages(size)
+    entry = kernels.entry(kernels.norm(gain, 1e-5), layer)
+    assert layer.stages(size)
     assert not layer.stages(32)
     kernels.ways.current = {size: frozenset([Staged(layer.product)])}
     assert_near(layer(h), made(h.float()).to(dtype))
-    found = kernels.entry(kernels.norm(gain, 1e-5), layer)(h, delta)
+    found = entry(h, delta)
     torch.testing.assert_close(found[0], sums)
     assert_near(found[1], made(normed.float()).to(dtype))
+
+
+def test_one_row_is_compared_with_what_comes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = FusedKernels()
+    layer = kernels.linear(some(8, 64, dtype=torch.float16), None)
+    assert isinstance(layer, FusedLinear)
+    kernels.entry(kernels.norm(some(64, dtype=torch.float16), 1e-5), layer)
+    of_staged = layer.of_staged
+
+    def wrong(x: torch.Tensor, delta: torch.Tensor | None = None, norm: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        sums, found = of_staged(x, delta, norm)
+        return sums, found if norm is None else found * 0.9
+
+    monkeypatch.setattr(layer, "of_staged", wrong)
+    assert layer.stages(8)
+    assert not layer.stages(1)
 
 
 def test_weights_wait_where_kernels_begin_before_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,11 +235,18 @@ def test_weights_wait_where_kernels_begin_before_others_end(monkeypatch: pytest.
 
 
 def test_a_graph_keeps_how_memory_was_divided_when_it_was_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that are loaded meanwhile too; behind it the driver divides as it did."""
+    """Kernels that are loaded meanwhile too; behind it each is told what it was before."""
     told: list[tuple[int, int]] = []
-    driver = SimpleNamespace(cuFuncSetAttribute=lambda function, attribute, value: told.append((function.value, value.value)))
+
+    def get(found: Any, attribute: Any, function: Any) -> int:
+        found._obj.value = 60 if function.value == 8 else -1
+        return int(function.value == 9)  # of which it cannot say
+
+    driver = SimpleNamespace(
+        cuFuncSetAttribute=lambda function, attribute, value: told.append((function.value, value.value)), cuFuncGetAttribute=get
+    )
     monkeypatch.setattr(carveout, "_driver", lambda: driver)
-    monkeypatch.setattr(carveout, "_loaded", set())
+    monkeypatch.setattr(carveout, "_loaded", {})
     kernels = FusedKernels()
     with kernels.capturing(1):
         carveout._note(None, 7, "a kernel", (), "its hash")
@@ -218,9 +256,13 @@ def test_a_graph_keeps_how_memory_was_divided_when_it_was_captured(monkeypatch: 
         assert not told, "chosen for one row"
     with kernels.capturing(1):
         carveout._note(None, 8, "another one", (), "its hash")
-        assert sorted(told) == [(7, 100), (8, 100)]
+        carveout._note(None, 9, "a third one", (), "its hash")
+        assert sorted(told) == [(7, 100), (8, 100), (9, 100)]
         told.clear()
-    assert sorted(told) == [(7, -1), (8, -1)]
+    assert sorted(told) == [(7, -1), (8, 60), (9, -1)]
+    kernels.ways.current = {32: frozenset([Memory.SHARED])}
+    with kernels.capturing(32):
+        assert len(told) == 3, "of so many rows no weight waits"
 
 
 def test_one_that_does_not_agree_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,9 +390,10 @@ def started(
         launched.append(f"{executor.fn.__module__.rpartition('.')[2]}.{executor.fn.__name__}")
         return launch(executor, *arguments)
 
-    def measured(recorder: Any, body: Callable[[], None]) -> float:
+    def measured(recorder: Any, body: Callable[[], None], capturing: AbstractContextManager[None]) -> float:
         before = len(launched)
-        record(recorder, body)
+        with capturing:
+            record(recorder, body)
         return seconds(launched[before:].count("tiles.tile"))
 
     monkeypatch.setattr(gpu, "launch", noted)

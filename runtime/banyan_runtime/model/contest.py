@@ -104,8 +104,7 @@ class Contest:
         held.tell(step, self._attention.fill(step, self._table, held), self._bring)
         trying = self._ways.current.get(size)
         try:
-            with self._capturing(held.size):
-                seconds = self._recorder.seconds(partial(self._compute, held))
+            seconds = self._recorder.seconds(partial(self._compute, held), self._capturing(held.size))
         except Exception as error:
             if not trying:
                 raise  # there is no other way

@@ -65,7 +65,7 @@ class FusedKernels(PlainKernels):
         return layer
 
     def capturing(self, rows: int) -> AbstractContextManager[None]:
-        if self.ways.taken(Memory.SHARED, rows) is None:
+        if rows > MOST_STAGED or self.ways.taken(Memory.SHARED, rows) is None:
             return super().capturing(rows)
         from banyan_runtime.model.kernels import carveout
 
@@ -170,6 +170,11 @@ class FusedHeads(Heads):
 
 
 class _FusedEntry(Entry):
+    def __init__(self, norm: RmsNorm, layer: Layer) -> None:
+        super().__init__(norm, layer)
+        assert isinstance(layer, FusedLinear)
+        layer.behind = norm
+
     def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         assert isinstance(self.layer, FusedLinear)
         if self.layer.enters(h.shape[0]):

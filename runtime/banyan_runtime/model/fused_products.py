@@ -18,7 +18,7 @@ MOST_ROWS: Final = 2
 """Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
 MOST_STAGED: Final = 16
 """Rows of a product whose weights wait for them: as many as one of its programs multiplies, which reads them all."""
-_STAGED_COLUMNS: Final = 2048  # at most: sixteen lines of 64 KB, of which three programs' fit into a processor
+_STAGED_COLUMNS: Final = 2048  # at most: sixteen lines of 64 KB, of which with one row three programs' fit into a processor
 MOST_BYTES: Final = 32 << 20
 """Of a weight that more than one row reads so. A step of two rows of Llama-3.1-8B's shape took 5.3 ms on an H200, one of four, computed
 otherwise, 4.4; of Qwen2.5-0.5B's 0.66 and 0.85."""
@@ -153,6 +153,7 @@ class FusedLinear:
         self._lines = staged.LINES.value // (2 if self.gated else 1)  # outputs of one of its programs
         self._parts = warps_of(weight.shape[1])
         self._options, self._shared = dependent.options(weight.device), shared_bytes(weight.device)
+        self.behind: RmsNorm | None = None  # the norm that it is an entry with
         self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": power_of_two(weight.shape[1])}
 
     @property
@@ -179,13 +180,22 @@ class FusedLinear:
         return self.weight.itemsize == 2 and self._aligned and 64 <= block <= _STAGED_COLUMNS and self._options["DEPENDENT"]
 
     def stages(self, rows: int) -> bool:
-        """Likewise of `of_staged`."""
-        return rows <= MOST_STAGED and self._agrees(rows, lambda x: self.of_staged(x)[1])
+        """Likewise of `of_staged`, of one row with what comes before it."""
+        if rows > MOST_STAGED:
+            return False
+        if rows > 1 or self.behind is None:
+            return self._agrees(rows, lambda x: self.of_staged(x)[1])
+        h, norm = self._some(rows), self.behind
+        sums, normed = norm.added(h, h)
+        kept, found = self.of_staged(h, h, norm)
+        return torch.equal(kept, sums) and _near(found, self.of_many(normed))
 
     def _agrees(self, rows: int, way: Callable[[Tensor], Tensor]) -> bool:
-        x = torch.randn(rows, self.weight.shape[1], dtype=self.weight.dtype, device=self.weight.device)
-        found, expected = way(x).float(), self.of_many(x).float()
-        return bool((found - expected).abs().max() <= _ROUNDING * expected.abs().max())
+        x = self._some(rows)
+        return _near(way(x), self.of_many(x))
+
+    def _some(self, rows: int) -> Tensor:
+        return torch.randn(rows, self.weight.shape[1], dtype=self.weight.dtype, device=self.weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
@@ -198,7 +208,7 @@ class FusedLinear:
         return self.of_many(x)
 
     def _is_staged(self, rows: int) -> bool:
-        return rows > 0 and self._ways.taken(Staged(self.product), rows) is not None
+        return 0 < rows <= MOST_STAGED and self._ways.taken(Staged(self.product), rows) is not None
 
     def _tile(self, rows: int) -> Tile:
         return Tile.of(rows, self.product, self._shared)
@@ -255,6 +265,10 @@ class FusedLinear:
             num_warps=tile.warps, num_stages=tile.stages, **self._options,
         )  # fmt: skip
         return out
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    return bool((found.float() - expected.float()).abs().max() <= _ROUNDING * expected.float().abs().max())
 
 
 class FusedGated(FusedLinear):

@@ -129,21 +129,26 @@ def of(rows: int) -> int | None:
 
 
 def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
-    """Of all and of none what is faster; and then each option in turn the other way, which stays if it is faster so: of several small gains
-    each may be too small to be seen. Tiles come last: where a product's weights wait they change nothing. What comes of it is measured
-    twice more, in turn with none."""
+    """From all on, each option in turn the other way, which stays if it is faster so: of several small gains each may be too small to be
+    seen, and some gain beside others only. From none on where all cannot be measured. What comes of it is measured against none, and
+    twice more, in turn with it."""
     none: frozenset[Option] = frozenset()
     if not options or (before := timed(rows, none)) is None:
         return None
-    chosen, best = none, before
-    each = [frozenset([option]) for option in sorted(options, key=lambda option: isinstance(option, Product))]
-    for change in dict.fromkeys([frozenset(options), *each]):
-        if change in each and change <= _idle(chosen | change):
+    chosen = frozenset(options)
+    best = timed(rows, chosen)
+    if best is None:
+        chosen, best = none, before
+    for option in sorted(options, key=_turn):
+        change = frozenset([option])
+        if chosen == change or change <= _idle(chosen | change):
             continue
         now = timed(rows, chosen ^ change)
         if now is not None and now < best * (1 - GAIN):
             chosen, best = chosen ^ change, now
     chosen -= _idle(chosen)
+    if best >= before * (1 - GAIN):
+        chosen = none
     if chosen:
         pairs = [(timed(rows, none), timed(rows, chosen)) for _ in range(2)]
         known = [(again, after) for again, after in pairs if again is not None and after is not None]
@@ -152,6 +157,11 @@ def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
             if after < again * (1 - GAIN):
                 return Found(chosen, again, after)
     return Found(none, before, before)
+
+
+def _turn(option: Option) -> int:
+    """Tiles change nothing where a product's weights wait, and how memory is divided depends on all others."""
+    return (Staged, Product, Memory).index(type(option))
 
 
 def _idle(chosen: frozenset[Option]) -> frozenset[Option]:

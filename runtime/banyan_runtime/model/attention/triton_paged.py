@@ -234,9 +234,9 @@ class TritonAttention:
         one = torch.full((4,), KEYS, dtype=torch.int32, device=device)
         for rows in sorted({self._rows(longest) for longest in range(1, FEW_QUERIES + 2)}):
             ways = {}  # each with the fewest programs that go it, for where kernels are interpreted many take long
-            for number, single in itertools.product((RESIDENT, LIGHT, FEWEST, 0), (False, True)):
-                way = Way.of(self._width, dtype, rows, number + spec.kv_heads, single=single, shared=self._shared)
-                ways[way, single] = 1 + number // spec.kv_heads
+            for tiles, single in itertools.product(compiled_tiles(spec.kv_heads), (False, True)):
+                way = Way.of(self._width, dtype, rows, tiles * spec.kv_heads, single=single, shared=self._shared)
+                ways[way, single] = tiles
             for ((_, single), tiles), stretches in itertools.product(ways.items(), (1, 2)):
                 nothing = torch.zeros((4, -(-tiles // 4) * 4), dtype=torch.int32, device=device)  # aligned as a step's
                 self._planned = _Tiles(nothing[:, :tiles], nothing[0], one, rows, stretches, single)
@@ -323,6 +323,11 @@ class TritonAttention:
                 **self._options,
             )  # fmt: skip
         return out
+
+
+def compiled_tiles(kv_heads: int) -> list[int]:
+    """Numbers of tiles of which each is the fewest that go some way, the most first."""
+    return [1 + number // kv_heads for number in (RESIDENT, LIGHT, FEWEST, 0)]
 
 
 def most_stretches(programs: int) -> int:

@@ -17,8 +17,8 @@ _PREFERRED: Final = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in 
 _DRIVERS_OWN: Final = -1
 _ALL: Final = 100
 
-_loaded: set[int] = set()
-_now = _DRIVERS_OWN
+_loaded: dict[int, int] = {}  # of each function what it was told before
+_first = False  # whether shared memory comes first now
 
 
 @cache
@@ -34,27 +34,28 @@ def watch() -> None:
 @contextmanager
 def shared_memory_first() -> Iterator[None]:
     """What is captured meanwhile runs with as much shared memory as there is."""
-    global _now
-    _now = _ALL
-    _tell(_loaded)
+    global _first
+    _first = True
+    for function in tuple(_loaded):
+        _tell(function, _ALL)
     try:
         yield
     finally:
-        _now = _DRIVERS_OWN
-        _tell(_loaded)
+        _first = False
+        for function, before in tuple(_loaded.items()):
+            _tell(function, before)
 
 
 def _note(module: Any, function: int, *others: Any) -> None:
-    _loaded.add(function)
-    if _now != _DRIVERS_OWN:
-        _tell({function})
+    found = ctypes.c_int(_DRIVERS_OWN)  # Triton itself asks for much where a kernel needs much
+    failed = _driver().cuFuncGetAttribute(ctypes.byref(found), ctypes.c_int(_PREFERRED), ctypes.c_void_p(function))
+    _loaded[function] = _DRIVERS_OWN if failed else found.value
+    if _first:
+        _tell(function, _ALL)
 
 
-def _tell(functions: set[int]) -> None:
-    if functions:
-        driver = _driver()
-        for function in functions:
-            driver.cuFuncSetAttribute(ctypes.c_void_p(function), ctypes.c_int(_PREFERRED), ctypes.c_int(_now))
+def _tell(function: int, hundredths: int) -> None:
+    _driver().cuFuncSetAttribute(ctypes.c_void_p(function), ctypes.c_int(_PREFERRED), ctypes.c_int(hundredths))
 
 
 @cache

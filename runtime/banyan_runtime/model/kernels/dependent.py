@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a kernel is brought up while the one before it ends, which spares about a microsecond of each.
 
 A kernel that is launched so calls `await_earlier` before it reads what kernels before it wrote, or writes anything. It may have read
-weights, and what a step is told, which is brought to the device before the step's first kernel begins (`post.py`).
+weights, keys of earlier steps, and what a step is told, which is brought to the device before the step's first kernel begins (`post.py`).
+Some programs of each kernel wait, so that it has not ended before those before it have: whoever waits for it relies on that.
 """
 
 from __future__ import annotations
