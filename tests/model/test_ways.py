@@ -260,6 +260,9 @@ def test_a_graph_keeps_how_memory_was_divided_when_it_was_captured(monkeypatch: 
         assert sorted(told) == [(7, 100), (8, 100), (9, 100)]
         told.clear()
     assert sorted(told) == [(7, -1), (8, 60), (9, -1)]
+    monkeypatch.setattr(carveout, "_driver", lambda: None)
+    carveout._note(None, 10, "where there is no driver", (), "its hash")
+    assert 10 not in carveout._loaded
     kernels.ways.current = {32: frozenset([Memory.SHARED])}
     with kernels.capturing(32):
         assert len(told) == 3, "of so many rows no weight waits"

@@ -47,17 +47,25 @@ def shared_memory_first() -> Iterator[None]:
 
 
 def _note(module: Any, function: int, *others: Any) -> None:
+    driver = _driver()
+    if driver is None:
+        return
     found = ctypes.c_int(_DRIVERS_OWN)  # Triton itself asks for much where a kernel needs much
-    failed = _driver().cuFuncGetAttribute(ctypes.byref(found), ctypes.c_int(_PREFERRED), ctypes.c_void_p(function))
+    failed = driver.cuFuncGetAttribute(ctypes.byref(found), ctypes.c_int(_PREFERRED), ctypes.c_void_p(function))
     _loaded[function] = _DRIVERS_OWN if failed else found.value
     if _first:
         _tell(function, _ALL)
 
 
 def _tell(function: int, hundredths: int) -> None:
-    _driver().cuFuncSetAttribute(ctypes.c_void_p(function), ctypes.c_int(_PREFERRED), ctypes.c_int(hundredths))
+    driver = _driver()
+    assert driver is not None, "what was noted was asked for by it"
+    driver.cuFuncSetAttribute(ctypes.c_void_p(function), ctypes.c_int(_PREFERRED), ctypes.c_int(hundredths))
 
 
 @cache
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
+def _driver() -> Any | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:  # somewhere else; a hint must not keep a kernel from being loaded
+        return None
