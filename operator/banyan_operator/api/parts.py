@@ -332,7 +332,9 @@ class Scheduling(Model):
     )
     affinity: RawObject | None = Field(default=None, description="Kubernetes Affinity, passed through.")
     topology_spread_constraints: Annotated[tuple[RawObject, ...], Field(max_length=8), ListType("atomic")] = Field(
-        default=(), description="Kubernetes TopologySpreadConstraint items; labelSelector defaults to the pods of this resource."
+        default=(),
+        description="Kubernetes TopologySpreadConstraint items; labelSelector defaults to the pods of this resource. Default: servers, and "
+        "workers of a batch, prefer different nodes.",
     )
     priority_class_name: ObjectName | None = Field(default=None, description="PriorityClass of the pods.")
     runtime_class_name: ObjectName | None = Field(default=None, description="RuntimeClass, for example nvidia.")
