@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.cluster.batches import MODEL, Bucket, batch_job, request, secret
 from tests.cluster.conftest import inference_server
-from tests.cluster.kubectl import Kubectl, condition, is_true, phase
+from tests.cluster.kubectl import Kubectl, KubectlError, Manifest, condition, is_true, phase
 from tests.storage.servers import S3Server
 
 BAD_LINE = '{"custom_id": "broken", "method": "POST"'
@@ -102,3 +104,42 @@ def test_a_batch_waits_for_its_server_and_says_so(team: Kubectl, s3: S3Server, b
     server("late")
     job = team.until("bj/early", phase("Succeeded", "Failed"), 120)
     assert job["status"]["phase"] == "Succeeded", job["status"]
+
+
+def test_batches_whose_jobs_are_removed_as_soon_as_they_have_ended_succeed(
+    team: Kubectl, ready_server: str, s3: S3Server, bucket: Bucket
+) -> None:
+    """Somebody sets ttlSecondsAfterFinished: 0 on every Job: it goes with its pods in the moment in which it ends."""
+    bucket.put("in.jsonl", "\n".join(request(number) for number in range(10)) + "\n")
+    team.apply(secret("store"))
+    names = [f"swept-{number}" for number in range(4)]
+    for name in names:
+        output = {"uri": f"s3://{bucket.name}/{name}/"}
+        team.apply(batch_job(name, bucket, s3, serverRef={"name": ready_server}, output=output))
+    deadline, jobs = time.monotonic() + 150, list[Manifest]()
+    while not (jobs and all((one.get("status") or {}).get("phase") in ("Succeeded", "Failed") for one in jobs)):
+        assert time.monotonic() < deadline, [one.get("status") for one in jobs]
+        for one in team.items("jobs"):
+            if one["metadata"]["name"].startswith("swept-") and one["spec"].get("ttlSecondsAfterFinished") != 0:
+                with contextlib.suppress(KubectlError):  # it has gone since
+                    team.patch(f"job/{one['metadata']['name']}", {"spec": {"ttlSecondsAfterFinished": 0}})
+        jobs = [team.get(f"bj/{name}") for name in names]
+    assert [one["status"]["phase"] for one in jobs] == ["Succeeded"] * 4, [one["status"]["conditions"] for one in jobs]
+    assert [one["status"]["requestCounts"]["completed"] for one in jobs] == [10] * 4
+    made = {name: {phase: len(uids) for phase, uids in one["status"]["jobs"].items()} for name, one in zip(names, jobs, strict=True)}
+    assert made == {key: {"plan": 1, "work": 1, "merge": 1} for key in names}, "what has ended is not done again"
+    left = [one["metadata"]["name"] for one in team.items("jobs") if one["metadata"]["name"].startswith("swept-")]
+    assert len(left) < 12, "the test removed nothing"
+
+
+def test_the_workers_of_a_batch_are_on_both_nodes(team: Kubectl, ready_server: str, s3: S3Server, bucket: Bucket) -> None:
+    bucket.put("in.jsonl", "".join(f"{request(number, 64, exactly=True)}\n" for number in range(400)))
+    cut = {"targetRequests": 10}
+    team.apply(secret("store"), batch_job("wide", bucket, s3, serverRef={"name": ready_server}, workers=4, sharding=cut))
+    deadline, nodes = time.monotonic() + 90, list[str]()
+    while len(nodes) < 4:
+        assert time.monotonic() < deadline, nodes
+        pods = team.items("pods", "serving.banyan.dev/batchjob=wide,app.kubernetes.io/component=work")
+        nodes = [pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")]
+    assert sorted(nodes.count(node) for node in set(nodes)) == [2, 2], nodes
+    team("delete", "bj", "wide")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cluster.conftest import MODEL, inference_server
+from tests.cluster.conftest import DEPLOYMENT, MODEL, ROOT, inference_server
 from tests.cluster.kubectl import Kubectl, KubectlError, condition, is_true, reason
 from tests.cluster.volumes import claim
 
@@ -145,3 +145,26 @@ def test_secrets_do_not_reach_status_or_events(team: Kubectl, server: Callable[.
     assert "sk-very-secret" not in json.dumps(team.get(f"isrv/{name}")) + team("describe", "isrv", name) + team(
         "logs", f"deployment/{name}"
     )
+
+
+def test_a_definition_that_is_deleted_ends_no_operator_and_is_named_until_it_is_back(
+    system: Kubectl, team: Kubectl, server: Callable[..., str]
+) -> None:
+    def restarts() -> dict[str, int]:
+        pods = system.items("pods", "app.kubernetes.io/component=operator")
+        return {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
+
+    team.until(f"deployment/{server('before', replicas=0)}", lambda _: True, 30)
+    before = restarts()
+    system("delete", "crd", "inferenceservers.serving.banyan.dev", "--timeout=60s")
+    try:
+        system.until(f"deployment/{DEPLOYMENT}", lambda one: not one["status"].get("readyReplicas"), 60)
+        time.sleep(15)  # the dead man's timer has 9 s, and a restart its time
+        said = "The definition inferenceservers.serving.banyan.dev is missing: kubectl apply --server-side -f crds/"
+        assert said in system("logs", f"deployment/{DEPLOYMENT}")
+        assert restarts() == before
+    finally:
+        system("apply", "--server-side", "--force-conflicts", "--field-manager=helm", "-f", str(ROOT / "crds"))
+    system.until(f"deployment/{DEPLOYMENT}", lambda one: one["status"].get("readyReplicas"), 60)
+    team.until(f"deployment/{server('after', replicas=0)}", lambda _: True, 60)
+    assert restarts() == before
