@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from . import compiled
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -34,7 +36,9 @@ def check(function, constants, warps=4, stages=3, room=227 << 10, maxnreg=None, 
     assert kernel.metadata.shared <= room, (constants, kernel.metadata.shared)
     before, waiting, behind = kernel.asm["ptx"].partition("griddepcontrol.wait")
     assert waiting and "st.global" not in before and ("ld.global" in before) == (function in EARLY), function
+"""
 
+ATTENTION = """
 SHAPES = [(7, 64, 16, 512, 0), (7, 64, 128, 0, 0), (7, 64, 128, 512, 0), (4, 128, 16, 512, 0), (4, 128, 128, 0, 4096)]
 SHAPES += [(4, 256, most, 0, 0) for most in (16, 32, 64, 128)]
 for group, dim, most, stretch, window in SHAPES:
@@ -58,6 +62,11 @@ for group, dim in ((32, 256), (64, 128)):  # of which a token's own key is a sma
         own = {"GROUP": group, "HEADS": group, "DIM": dim, "WIDTH": dim, "ROWS": group, "SPLIT": True, "WINDOW": 0, "PRECISION": "tf32"}
         own |= {"KEYS": way.keys, "NORMED": False, "AHEAD": way.ahead, "PADDING": 0, "LARGEST": 448.0, "NARROW": False}
         check(kernels.turn_and_attend, own, way.warps, way.stages, room, **TURNED, parts="*fp32")
+check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
+check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})
+"""
+
+PRODUCTS = """
 rows_types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "both", "qkv", "cos", "sin", "q_weight", "k_weight", "queries")}
 rows_types |= {"stride": "i32", "delta_stride": "i32", "inner": "i32", "eps": "fp32", "slots": "*i64"}
 for yes in (False, True):
@@ -80,26 +89,27 @@ for gated in (False, True):
                 way = fused_products.cut(few, Product(outputs, width, gated), 2, whole=not entry)
                 warps, most = way.pop("num_warps"), way.pop("maxnreg", None)
                 check(products.product, constants | way, warps, maxnreg=most, **product_types)
-for width, rows, gated in itertools.product((64, 896, 2048), (1, 8, 16), (False, True)):
-    for entry in (False, True) if rows == 1 else (False,):
-        constants = {"ADDED": entry, "NORMED": entry, "BIASED": gated, "GATED": gated, "WIDTH": width, "BLOCK": power_of_two(width)}
-        parts = fused_products.warps_of(width)
-        # The smallest shared memory of GPUs whose kernels begin before others end.
-        check(staged.staged, constants | {"ROWS": rows, "PARTS": parts}, parts, room=99 << 10, **product_types, rows="i32")
+for width, rows, gated, entry in ((896, 1, True, True), (896, 8, True, False), (2048, 1, False, True), (2048, 16, False, False),
+                                  (4864, 1, False, False), (4864, 16, False, False)):
+    stretch = fused_products.stretch_of(width)
+    splits, parts = -(-width // stretch), fused_products.warps_of(stretch)
+    constants = {"ADDED": entry, "NORMED": entry, "BIASED": gated, "GATED": gated, "WIDTH": width, "BLOCK": stretch}
+    constants |= {"ROWS": rows, "PARTS": parts, "SPLITS": splits}
+    # The smallest shared memory of GPUs whose kernels begin before others end.
+    check(staged.staged, constants, parts, room=99 << 10, **product_types, rows="i32", shares="*fp32", arrived="*i32")
 counted = {**product_types, "parts": "*fp32", "arrived": "*i32", "rows": "i32"}
 for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864, 896, True), (6144, 4096, False), (14336, 4096, True)]):
     for tile, room in {Tile.of(rows, product, room): room for rows in SIZES for room in (227 << 10, 99 << 10)}.items():
         constants = {"BIASED": True, "GATED": product.gated, "WIDTH": product.width, "ROWS": tile.rows, "LATE": tile.late}
         constants |= {"OUTPUTS": tile.outputs, "COLUMNS": tile.columns, "SPLITS": tile.splits, "BRING": tile.bring}
         check(tiles.tile, constants, tile.warps, tile.stages, room, **counted)
-check(kernels.note, {}, **{name: "*i32" for name in ("rows", "positions", "slots", "counts")})
-check(kernels.join, {"HEADS": 14, "DIM": 64, "WIDTH": 64, "TOGETHER": 16})
 """
 
 
-def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", [ATTENTION, PRODUCTS], ids=["attention", "products"])
+def test_every_kernel_compiles_for_a_gpu(kernels: str, tmp_path: Path) -> None:
     """Which takes none."""
-    compiled.run(COMPILE, tmp_path)
+    compiled.run(COMPILE + kernels, tmp_path)
 
 
 SWEEP = """
@@ -140,9 +150,9 @@ import gpu_timeline as timeline
 scratch = Path(tempfile.mkdtemp())
 rows, staged = (timeline.with_ends(module, scratch) for module in (timeline.rows, timeline.staged))
 types = {name: "*bf16" for name in ("x", "delta", "weight", "sums", "out", "norm", "bias")}
-types |= {"rows": "i32", "stride": "i32", "delta_stride": "i32", "outputs": "i32", "eps": "fp32"}
+types |= {"shares": "*fp32", "arrived": "*i32", "rows": "i32", "stride": "i32", "delta_stride": "i32", "outputs": "i32", "eps": "fp32"}
 known = {"ADDED": True, "NORMED": True, "BIASED": False, "GATED": True, "WIDTH": 896, "BLOCK": 1024, "DEPENDENT": 1 << 46}
-for kernel, constants in ((rows.rms_norm, {}), (staged.staged, {"ROWS": 1, "PARTS": 4})):
+for kernel, constants in ((rows.rms_norm, {}), (staged.staged, {"ROWS": 1, "PARTS": 4, "SPLITS": 1})):
     own = {name: value for name, value in (known | constants).items() if name in kernel.arg_names}
     text = made(kernel, types, own).asm["ptx"]
     before, waiting, behind = text.partition("griddepcontrol.wait")

@@ -174,11 +174,15 @@ def test_products_of_some_rows_are_the_products(width: int, outputs: int, gated:
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 13, 16])
-@pytest.mark.parametrize(("width", "outputs", "gated", "biased"), [(64, 40, False, True), (896, 21, True, False), (1544, 33, True, True)])
+@pytest.mark.parametrize(
+    ("width", "outputs", "gated", "biased"),
+    [(64, 40, False, True), (896, 21, True, False), (1544, 33, True, True), (2600, 40, False, True)],
+)
 def test_products_whose_weights_wait_are_the_products(
     width: int, outputs: int, gated: bool, biased: bool, rows: int, dtype: torch.dtype
 ) -> None:
-    """Of rows that lie beside others; of very few with the sum and the norm before them."""
+    """Of rows that lie beside others; of one with the sum and the norm before it, if one program has all columns. Lines in stretches, too,
+    twice over the same counters."""
     weight = some(outputs * (2 if gated else 1), width, dtype=dtype) / width**0.5
     bias = some(len(weight), dtype=dtype) if biased else None
     wide = some(rows, 2 * width, dtype=dtype)
@@ -192,11 +196,17 @@ def test_products_whose_weights_wait_are_the_products(
     size = ways.of(rows)
     assert size is not None
     assert layer.stages(size)
-    entry = kernels.entry(kernels.norm(gain, 1e-5), layer)
-    assert layer.stages(size)
-    assert not layer.stages(32)
     kernels.ways.current = {size: frozenset([Staged(layer.product)])}
-    assert_near(layer(h), made(h.float()).to(dtype))
+    for _ in range(2):
+        assert_near(layer(h), made(h.float()).to(dtype))
+    counters = layer._arrived._counters
+    assert (counters is not None) == (width > 2048)
+    assert counters is None or not counters.any()
+    entry = kernels.entry(kernels.norm(gain, 1e-5), layer)
+    assert layer.stages(size) == (rows > 1 or width <= 2048)
+    assert not layer.stages(32)
+    if not layer.stages(size):
+        return
     found = entry(h, delta)
     torch.testing.assert_close(found[0], sums)
     assert_near(found[1], made(normed.float()).to(dtype))
@@ -223,7 +233,8 @@ def test_weights_wait_where_kernels_begin_before_others_end(monkeypatch: pytest.
     for begin_early in (False, True):
         monkeypatch.setattr(dependent, "options", lambda device, there=begin_early: {"DEPENDENT": there})
         for shape, dtype, fit in (
-            ((40, 64), torch.float16, True), ((40, 2048), torch.bfloat16, True), ((40, 2176), torch.float16, False),
+            ((40, 64), torch.float16, True), ((40, 2048), torch.bfloat16, True), ((2048, 4160), torch.float16, False),
+            ((40, 4160), torch.float16, True),
             ((40, 32), torch.float16, False), ((40, 68), torch.float16, False), ((40, 64), torch.float32, False),
         ):  # fmt: skip
             kernels = FusedKernels()

@@ -59,9 +59,15 @@ def cut(rows: int, product: Product, itemsize: int, *, whole: bool) -> dict[str,
     return way | ({"maxnreg": _REGISTERS} if itemsize == 2 else {})
 
 
-def warps_of(width: int) -> int:
-    """That multiply lines of a product whose weights wait, each some of their columns."""
-    return 4 if width <= 1024 else 8
+def stretch_of(width: int) -> int:
+    """Columns of a product whose weights wait that one program multiplies."""
+    block = power_of_two(width)
+    return block if block <= _STAGED_COLUMNS else _STAGED_COLUMNS // 2
+
+
+def warps_of(stretch: int) -> int:
+    """That multiply so many columns of lines, each some of them."""
+    return 4 if stretch <= 1024 else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +156,11 @@ class FusedLinear:
         self._arrived = Arrived() if arrived is None else arrived
         self._aligned = weight.data_ptr() % 16 == 0 and weight.shape[1] * weight.itemsize % 16 == 0
         self._kernel, self._staged, self._tiles = products.product, staged.staged, tiles.tile
-        self._lines = staged.LINES.value // (2 if self.gated else 1)  # outputs of one of its programs
-        self._parts = warps_of(weight.shape[1])
+        self._outcome = staged.LINES.value  # lines of one of its programs
+        self._lines = self._outcome // (2 if self.gated else 1)  # outputs likewise
+        self._stretch = stretch_of(weight.shape[1])  # columns that each of them multiplies
+        self._stretches = -(-weight.shape[1] // self._stretch)
+        self._parts = warps_of(self._stretch)
         self._options, self._shared = dependent.options(weight.device), shared_bytes(weight.device)
         self.behind: RmsNorm | None = None  # the norm that it is an entry with
         self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": power_of_two(weight.shape[1])}
@@ -176,8 +185,8 @@ class FusedLinear:
     @property
     def stageable(self) -> bool:
         """Whether `of_staged` computes it, and does so sooner: kernels begin before others end."""
-        block = power_of_two(self.weight.shape[1])
-        return self.weight.itemsize == 2 and self._aligned and 64 <= block <= _STAGED_COLUMNS and self._options["DEPENDENT"]
+        fit = self._stretches == 1 or (not self.gated and self.weight.nbytes <= SMALL_BYTES)
+        return self.weight.itemsize == 2 and self._aligned and self._stretch >= 64 and fit and self._options["DEPENDENT"]
 
     def stages(self, rows: int) -> bool:
         """Likewise of `of_staged`, of one row with what comes before it."""
@@ -185,6 +194,8 @@ class FusedLinear:
             return False
         if rows > 1 or self.behind is None:
             return self._agrees(rows, lambda x: self.of_staged(x)[1])
+        if self._stretches > 1:
+            return False  # a norm takes all columns
         h, norm = self._some(rows), self.behind
         sums, normed = norm.added(h, h)
         kept, found = self.of_staged(h, h, norm)
@@ -240,11 +251,17 @@ class FusedLinear:
         sums, more = (x, x) if delta is None else (torch.empty(x.shape, dtype=x.dtype, device=x.device), delta)
         assert x.stride(1) == more.stride(1) == 1
         each = 1 if rows == 1 else FEWEST_ROWS // 2 if rows <= FEWEST_ROWS // 2 else FEWEST_ROWS
-        self._staged[(-(-rows // each), -(-self.outputs // self._lines))](
+        tiles = -(-self.outputs // self._lines)  # as many rows as there may be are one tile's
+        shares, arrived = out, out
+        if self._stretches > 1:
+            assert tiles <= _ARRIVED, "of so many tiles none is shared"
+            shares = torch.empty((self._stretches, tiles, self._outcome, max(each, FEWEST_ROWS // 2)), dtype=torch.float32, device=x.device)
+            arrived = self._arrived.on(x.device)
+        self._staged[(1, tiles, self._stretches)](
             x, more, self.weight if norm is None else norm.weight, self.weight, self.weight if self.bias is None else self.bias, sums, out,
-            rows, x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
-            ADDED=delta is not None, NORMED=norm is not None, ROWS=each, PARTS=self._parts, num_warps=self._parts,
-            **self._shape, **self._options,
+            shares, arrived, rows, x.stride(0), more.stride(0), self.outputs, 0.0 if norm is None else norm.eps,
+            ADDED=delta is not None, NORMED=norm is not None, ROWS=each, PARTS=self._parts, SPLITS=self._stretches, num_warps=self._parts,
+            **self._shape | {"BLOCK": self._stretch}, **self._options,
         )  # fmt: skip
         return sums, out
 

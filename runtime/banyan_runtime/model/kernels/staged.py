@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from banyan_runtime.model.kernels.dependent import await_earlier
+from banyan_runtime.model.kernels.tiles import joined
 
 LINES: tl.constexpr = tl.constexpr(16)  # of a weight that a program multiplies, as few as tensor cores take
 ALIKE: tl.constexpr = tl.constexpr(8)  # columns of what they are multiplied with, likewise: one row fills them all
@@ -25,6 +26,8 @@ def staged(
     bias,  # BIASED: one number for each of its rows
     sums,  # [rows, WIDTH]; ADDED
     out,  # [rows, outputs]
+    shares,  # SPLITS > 1: fp32 [SPLITS, tiles, LINES, columns of a result]
+    arrived,  # SPLITS > 1: int32 [tiles], zeros, and zeros again when all is done
     rows,
     stride,
     delta_stride,
@@ -36,17 +39,20 @@ def staged(
     GATED: tl.constexpr,  # silu(gate) * up, as rows.silu_times
     DEPENDENT: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,  # WIDTH, or the next power of two
+    BLOCK: tl.constexpr,  # columns that a program multiplies, a power of two
+    SPLITS: tl.constexpr,  # programs that share LINES, each with a stretch of their columns
     ROWS: tl.constexpr,  # that a program multiplies; more than 1: there may be fewer
     PARTS: tl.constexpr,  # of the columns, each of which one warp multiplies
 ):
-    """LINES of the weight, of some rows."""
-    tl.static_assert(ROWS == 1 or not (ADDED or NORMED))
+    """LINES of the weight, of some rows, or a stretch of their columns."""
+    tl.static_assert((ROWS == 1 and SPLITS == 1) or not (ADDED or NORMED))
+    tl.static_assert(SPLITS == 1 or not GATED)
     kind = out.dtype.element_ty
     EACH: tl.constexpr = BLOCK // PARTS
     OUTPUTS: tl.constexpr = LINES // 2 if GATED else LINES
     first = tl.program_id(1) * OUTPUTS
-    columns = tl.arange(0, PARTS)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    begin = tl.program_id(2) * BLOCK
+    columns = begin + tl.arange(0, PARTS)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     inside = columns < WIDTH
     number = tl.arange(0, LINES)
     # Lines there are not are read as the last one: masks would cut what is read at once into pieces.
@@ -78,13 +84,20 @@ def staged(
     else:
         each_row = row * ROWS + tl.arange(0, ROWS)
         written = each_row < rows
-        at = tl.arange(0, BLOCK)
+        at = begin + tl.arange(0, BLOCK)
         values = tl.load(
             x + tl.minimum(each_row, rows - 1)[:, None] * stride + at[None, :],
             mask=(at < WIDTH)[None, :] & (each_row >= 0)[:, None], other=0.0,
         )  # fmt: skip
         factor = tl.permute(tl.reshape(values, (ROWS, PARTS, EACH)), (1, 2, 0))
-    result = tl.sum(tl.dot(weights, factor), 0) + biases[:, None]
+    result = tl.sum(tl.dot(weights, factor), 0)
+    writing = True
+    if SPLITS > 1:
+        tile, tiles = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.num_programs(0) * tl.num_programs(1)
+        COUNT: tl.constexpr = result.shape[1]
+        cell = number[:, None] * COUNT + tl.arange(0, COUNT)[None, :]
+        writing, result = joined(shares, arrived, tile, tiles, tl.program_id(2), cell, result, SPLITS)
+    result += biases[:, None]
     if GATED:
         halves = tl.reshape(result.to(kind), (2, OUTPUTS, result.shape[1]))
         gates, ups = tl.split(tl.permute(halves, (1, 2, 0)))
@@ -93,4 +106,4 @@ def staged(
     else:
         found = result.to(kind)
     each = first + tl.arange(0, OUTPUTS)
-    tl.store(out + each_row[None, :] * outputs + each[:, None], found, mask=(each < outputs)[:, None] & written[None, :])
+    tl.store(out + each_row[None, :] * outputs + each[:, None], found, mask=(each < outputs)[:, None] & written[None, :] & writing)

@@ -71,17 +71,8 @@ def tile(
         bring_up_next(DEPENDENT)
     writing = True
     if SPLITS > 1:
-        tiles = tl.num_programs(0)
         cell = tl.arange(0, ROWS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
-        of_all = parts + number.to(tl.int64) * (ROWS * OUTPUTS) + cell
-        apart = tiles.to(tl.int64) * (ROWS * OUTPUTS)
-        tl.store(of_all + split * apart, own)
-        tl.debug_barrier()
-        writing = tl.atomic_add(arrived + number, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
-        tl.debug_barrier()
-        if writing:
-            own = _gathered(of_all, apart, own, SPLITS)
-            tl.store(arrived + number, 0)
+        writing, own = joined(parts, arrived, number, tl.num_programs(0), split, cell, own, SPLITS)
     if writing:
         if BIASED:
             own += own_bias.to(tl.float32)[None, :]
@@ -101,6 +92,31 @@ def _bring(lines, begin, BRING: tl.constexpr, WIDTH: tl.constexpr):
     COUNT: tl.constexpr = triton.next_power_of_2((BRING + PER_LINE - 1) // PER_LINE)
     at = tl.minimum(begin + tl.minimum(tl.arange(0, COUNT) * PER_LINE, BRING - 1), WIDTH - 1)
     cache.lines(lines[:, None] + at[None, :])
+
+
+@triton.jit
+def joined(
+    parts,  # fp32 [SPLITS, tiles, numbers of a tile]
+    arrived,  # int32 [tiles], zeros, and zeros again when all is done
+    tile,
+    tiles,
+    split,
+    cell,  # where in a tile each of its numbers lies
+    own,  # what this program has gathered of it
+    SPLITS: tl.constexpr,
+):
+    """Whether this program is the last of a tile to arrive, and then the sum of what all have gathered."""
+    SIZE: tl.constexpr = own.shape[0] * own.shape[1]
+    of_all = parts + tl.cast(tile, tl.int64) * SIZE + cell
+    apart = tl.cast(tiles, tl.int64) * SIZE
+    tl.store(of_all + split * apart, own)
+    tl.debug_barrier()
+    last = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    tl.debug_barrier()
+    if last:
+        own = _gathered(of_all, apart, own, SPLITS)
+        tl.store(arrived + tile, 0)
+    return last, own
 
 
 @triton.jit
