@@ -66,7 +66,7 @@ def _clock():
 def _own(BOOK: tl.constexpr):
     """Where this program notes, which grid it is of, and its number there."""
     grid = tl.num_programs(0).to(tl.int64) * 65536 + tl.num_programs(1)
-    program = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    program = (tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     at = (grid * 40503 // 256) % _PLACES * _PROGRAMS + program % _PROGRAMS
     return tl.full((), BOOK, tl.int64).to(tl.pointer_type(tl.int64), bitcast=True) + at * _FIELDS, grid, program
 

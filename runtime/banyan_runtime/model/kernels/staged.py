@@ -19,13 +19,13 @@ ALIKE: tl.constexpr = tl.constexpr(8)  # columns of what they are multiplied wit
 
 @triton.jit(do_not_specialize=["rows"])
 def staged(
-    x,  # [rows, WIDTH], `stride` apart
-    delta,  # likewise; ADDED: what is added first
-    norm,  # [WIDTH]; NORMED: the weight of the norm that comes first (rows.rms_norm)
-    weight,  # [outputs, WIDTH]; GATED: gates, then as many ups
-    bias,  # BIASED: one number for each of its rows
-    sums,  # [rows, WIDTH]; ADDED
-    out,  # [rows, outputs]
+    x,  # as `products.product` has it, as what follows up to `out`
+    delta,
+    norm,
+    weight,
+    bias,
+    sums,
+    out,
     shares,  # SPLITS > 1: fp32 [SPLITS, tiles, LINES, columns of a result]
     arrived,  # SPLITS > 1: int32 [tiles], zeros, and zeros again when all is done
     rows,
