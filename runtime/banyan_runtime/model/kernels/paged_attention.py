@@ -316,28 +316,15 @@ def over(
                 queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, False, False, PRECISION
             )
         begin = whole
+    some = True
     if AHEAD:  # of what follows only programs with more keys wait for the first reads
-        if begin < end:
-            high, mass, sums = _turns(
-                queries, at, keys, values, own_slots, begin, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, WINDOWED, PRECISION
-            )
-    else:
-        high, mass, sums = _turns(
-            queries, at, keys, values, own_slots, begin, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, WINDOWED, PRECISION
-        )
-    return high, mass, sums
-
-
-@triton.jit
-def _turns(
-    queries, at, keys, values, own_slots, begin, end, scale, window, high, mass, sums,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Keys of which not every query sees all."""
-    for start in range(begin, end, KEYS):
-        high, mass, sums = _turn(
-            queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, True, WINDOWED, PRECISION
-        )
+        some = begin < end
+    if some:
+        for start in range(begin, end, KEYS):
+            high, mass, sums = _turn(
+                queries, at, keys, values, own_slots, start, end, scale, window, high, mass, sums, DIM, WIDTH, KEYS, True, WINDOWED,
+                PRECISION,
+            )  # fmt: skip
     return high, mass, sums
 
 
