@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -67,6 +68,8 @@ def test_a_plan_that_fails_fails_the_batch_and_says_whose_turn_it_is(code, words
         ("--input=s3://b/in: run 1 is of s3://b/other; give the same, or another --run-id", "spec.input.uri: s3://b/in: run 1"),
         ("--on-invalid-line record puts them into errors.jsonl", "spec.input.onInvalidLine: Record puts"),
         ("s3://b/a--input--output-x is not there (--allow-unfenced)", "s3://b/a--input--output-x is not there (spec.output.allowUnf"),
+        ("give another (--input=s3://b/a.b:c).", "give another (spec.input.uri: s3://b/a.b:c). Name another"),
+        ("give another (--input=), which is", "give another (spec.input.uri), which is"),
     ],
 )
 def test_what_a_worker_says_of_its_options_is_told_by_the_fields_of_the_spec(said: str, told: str) -> None:
@@ -75,6 +78,14 @@ def test_what_a_worker_says_of_its_options_is_told_by_the_fields_of_the_spec(sai
     assert told in message
     assert " --" not in message
     assert "(--" not in message
+
+
+@pytest.mark.parametrize("words", ["--input=" + ":" * 8000 + "x", "CUDA " * 2000, "--run-id " * 1000])
+def test_what_is_long_in_a_termination_message_takes_no_longer_than_its_length(words: str) -> None:
+    """Anybody's image writes it, and the lease is renewed on the same loop. Seconds of the processor, where they grew with the square."""
+    began = time.process_time()
+    observe(BATCH, job(phase="plan", **FAILED), ended(65, {"code": "OutputExists", "message": words}, of="plan"))
+    assert time.process_time() - began < 2.0
 
 
 def test_a_plan_that_failed_before_it_counted_shows_no_numbers():

@@ -20,8 +20,9 @@ PULL_REASONS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "
 START_REASONS: Final = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
 _BACK_OFF: Final = re.compile(r'(Back-off pulling image "[^"]*"|ImagePullBackOff)[.]?')
 _OPTION: Final = re.compile(
-    rf"(?<![\w-])({'|'.join(FIELDS)})(?![\w-])((?:=|(?<=--run-id) |(?<=--on-invalid-line) )\S+?(?=[:;,.)]*(?:\s|$)))?"
-)
+    rf"(?<![\w-])({'|'.join(FIELDS)})(?![\w-])((?:=|(?<=--run-id) |(?<=--on-invalid-line) )\S+)?"
+)  # greedy: anybody's image writes the text, and a pattern that tries each length of a word takes the square of it
+_BEHIND: Final = ":;,.)"  # what may follow a value in a sentence
 EARLY: Final = frozenset({"Starting", "Loading", "NotReady"})
 """Reasons that a healthy pod passes through."""
 
@@ -366,10 +367,13 @@ def _at(pod: Pod, container: Container, reason: str, what: str, text: str, step:
 def _as_field(option: re.Match[str]) -> str:
     """`--run-id ab12` is `spec.output.resume: ab12`, and what has no value is switched on."""
     name, given = option[1], option[2] or ""
+    value = given[1:].rstrip(_BEHIND)
+    behind = given[1 + len(value) :]
     if name in ("--overwrite", "--allow-unfenced"):
-        return f"{FIELDS[name]}: true"
-    value = given[1:].capitalize() if name == "--on-invalid-line" else given[1:]
-    return f"{FIELDS[name]}: {value}" if given else FIELDS[name]
+        return f"{FIELDS[name]}: true{behind}"
+    if name == "--on-invalid-line":
+        value = value.capitalize()
+    return f"{FIELDS[name]}: {value}{behind}" if value else f"{FIELDS[name]}{behind}"
 
 
 def _short(text: str) -> str:
