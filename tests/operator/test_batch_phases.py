@@ -396,6 +396,30 @@ def test_work_in_which_all_lines_failed_is_published_and_has_failed():
     assert plan.status["requestCounts"] == counts
 
 
+@pytest.mark.parametrize(
+    ("said", "code", "phase", "reason"),
+    [
+        ("Cancelled", 0, "Cancelled", "Cancelled"),
+        ("Expired", 0, "Expired", "Expired"),
+        ("Failed", 0, "Failed", "WorkersFailed"),
+        ("TooManyErrors", 79, "Failed", "TooManyErrors"),
+    ],
+)
+def test_a_run_that_was_published_before_it_was_whole_is_no_success_whoever_ended_it(said: str, code: int, phase: str, reason: str) -> None:
+    """Its work and its merge find the results there, and have nothing to do: of a run that was gone on with, or whose Jobs went unseen."""
+    counts = {"total": 1000, "completed": 388, "failed": 12}
+    begun = planned()
+    begun["status"]["shards"] = {"total": 4, "completed": 1, "running": 0}
+    worked = job(**COMPLETE), ended(0, PUBLISHED | {"code": said, "requestCounts": counts})
+    merging = observe(begun, *worked)
+    over = observe(after(merging), *worked, *published(code=code, code_word=said, requestCounts=counts))
+    assert (over.status["phase"], condition(over, "Complete")["reason"]) == (phase, reason)
+    assert (over.status["progressPercent"], over.status["shards"]["completed"]) == (40, 1)
+    assert "600 of 1000 requests were not run" in condition(over, "Complete")["message"]
+    assert "spec.input.failedOf" in condition(over, "Complete")["message"]
+    assert condition(over, "Accepted")["status"] == "True"
+
+
 @pytest.mark.parametrize("partial", [None, "cancelled", "expired"])
 def test_a_merge_that_fails_fails_the_batch(partial):
     over = job(suspend=True, **SUSPENDED) if partial else job(**COMPLETE)

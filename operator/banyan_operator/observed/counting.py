@@ -10,7 +10,7 @@ from banyan_operator.api.status import RequestCounts, Shards, Usage
 from banyan_operator.desired.batchjob import partial_of
 from banyan_operator.observed import answers
 from banyan_operator.observed.answers import Progress, finished
-from banyan_operator.observed.course import PUBLISHED
+from banyan_operator.observed.course import ENDED_EARLY, PUBLISHED
 from banyan_operator.observed.seen import Seen
 from banyan_operator.times import seconds
 
@@ -95,6 +95,7 @@ def _shards(seen: Seen, progress: Progress | None, prior: Mapping[str, Any]) -> 
     done = max(now.completed or 0, told.completed or 0)
     worked = seen.work is not None and seen.work.ending is not None and seen.work.ending.succeeded
     over = worked or (seen.merge is not None and partial_of(seen.merge.job) is None)  # a merge of a part is made for what is not done
+    over = over and not any(str(stage.words.get("code")) in ENDED_EARLY for stage in seen.stages)
     running = 0 if over or seen.merge is not None else now.running or 0
     return Shards(total=total, completed=total if over else done, running=running)
 

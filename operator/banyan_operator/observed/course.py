@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from banyan_operator.api import BatchJob
-from banyan_operator.api.status import MADE, BatchPhase, MadeJobs
+from banyan_operator.api.status import MADE, BatchPhase, MadeJobs, RequestCounts
 from banyan_operator.desired.batchjob import Because, Order, partial_of
 from banyan_operator.desired.batchpod import CONTAINER, PHASES, Partial, Phase
 from banyan_operator.kube.objects import condition, uid_of
-from banyan_operator.observed import diagnosis
+from banyan_operator.observed import answers, diagnosis
 from banyan_operator.observed.conditions import Finding, no, yes
 from banyan_operator.observed.diagnosis import View
 from banyan_operator.observed.ending import Ending
@@ -28,6 +28,13 @@ REFUSAL_CODES: Final = (64, 65, 77, 78)
 """The plan, or the work before any request, found that this cannot be done."""
 PUBLISHED: Final = ("Succeeded", "Cancelled", "Expired", "Failed", "TooManyErrors", "AllLinesFailed")
 """Last words of a merge that has published."""
+ENDED_EARLY: Final = {
+    "Cancelled": "was cancelled",
+    "Expired": "had expired",
+    "Failed": "had failed",
+    "TooManyErrors": "had failed with too many errors",
+}
+"""Of these, those of a run that was published before all of it was done, and how it was."""
 UNREPORTED: Final = "The report of the worker's pod was never seen: counts are as last known."
 
 
@@ -230,6 +237,8 @@ def _merged(merge: Stage) -> Over:
             return _ended(EXPIRE, f"What was done by then is published.{_tail(ending)}")
         case None if said == "AllLinesFailed":
             return _failed(replace(_why(ending, "AllLinesFailed"), refusal=False))
+        case None if said in ENDED_EARLY:
+            return _ended_early(said, answers.counts(merge.words.get("requestCounts")), _tail(ending))
         case None:
             return Over("Succeeded", yes("Succeeded", f"All results are published.{_tail(ending)}"))
     default = "TooManyErrors" if partial == "too-many-errors" else "WorkersFailed"
@@ -239,6 +248,20 @@ def _merged(merge: Stage) -> Over:
 
 def _ended(stop: Stop, results: str) -> Over:
     return Over(stop.ended, yes(stop.ended, f"{stop.message} {results}"))
+
+
+def _ended_early(said: str, counts: RequestCounts | None, tail: str) -> Over:
+    """A run that was to be published as it is whole, but had been as it was: by a BatchJob whose run this one goes on with, or by a merge
+    that went with its reason. What it lacks nobody runs any more."""
+    lacking = "not all requests were run"
+    if counts is not None and counts.total is not None:
+        lacking = f"{max(0, counts.total - answers.finished(counts))} of {counts.total} requests were not run"
+    message = f"The run {ENDED_EARLY[said]} before, and what was done by then is published: {lacking}."
+    message += f" A new BatchJob with this output as its spec.input.failedOf runs those.{tail}"
+    match said:
+        case "Cancelled" | "Expired":
+            return Over(said, yes(said, message))
+    return _failed(Because("TooManyErrors" if said == "TooManyErrors" else "WorkersFailed", message))
 
 
 def _failed(because: Because) -> Over:
