@@ -69,6 +69,10 @@ def test_a_plan_that_fails_fails_the_batch_and_says_whose_turn_it_is(code, words
         ("--on-invalid-line record puts them into errors.jsonl", "spec.input.onInvalidLine: Record puts"),
         ("s3://b/a--input--output-x is not there (--allow-unfenced)", "s3://b/a--input--output-x is not there (spec.output.allowUnf"),
         ("give another (--input=s3://b/a.b:c).", "give another (spec.input.uri: s3://b/a.b:c). Name another"),
+        (
+            "Give this output as --retry-failed, with another --output: that",
+            "Give this output as spec.input.failedOf, with another spec.output.uri: ",
+        ),
         ("give another (--input=), which is", "give another (spec.input.uri), which is"),
     ],
 )

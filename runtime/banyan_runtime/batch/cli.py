@@ -17,7 +17,7 @@ import uvloop
 
 from banyan_runtime.batch.display import Display, display
 from banyan_runtime.batch.documents import FOLDER
-from banyan_runtime.batch.errors import AllLinesFailed, Interrupted, InvalidSpec, TooManyErrors, Unfinished, from_store
+from banyan_runtime.batch.errors import AllLinesFailed, Interrupted, InvalidSpec, RunEnded, TooManyErrors, Unfinished, from_store
 from banyan_runtime.batch.hands import Hands
 from banyan_runtime.batch.instrumented import InstrumentedStore
 from banyan_runtime.batch.options import Options, parse
@@ -210,6 +210,8 @@ class _Command:
             api_key = options.api_key()
             run = self._run = Run(self._order(), progress, self._hands, shown.say)
             if (manifest := await self._show_while(run.claim())) is not None:
+                if options.phase == "plan" and manifest.outcome != "completed":
+                    raise _ended(manifest, options)
                 shown.say("this run has published its results already")
                 return manifest
             self._patience.limit_s = options.storage_timeout  # it was there: if it goes, it will come back
@@ -328,6 +330,17 @@ class _Command:
             return await task  # cleans up and raises
         self._shown.working(self._progress)
         return task.result()
+
+
+def _ended(manifest: Manifest, options: Options) -> RunEnded:
+    """Why work is not planned that will never be done. Whoever comes later in a run finds its results, however it ended."""
+    told = manifest.request_counts
+    how = {"cancelled": "was cancelled", "expired": "has expired", "failed": "has failed", "too-many-errors": "had too many errors"}
+    return RunEnded(
+        f"{options.output}: run {manifest.run} {how[manifest.outcome]} and has published what was done by then; "
+        f"{told.total - told.completed - told.failed} of {_so_many(told.total, 'request')} were not run. "
+        "Give this output as --retry-failed, with another --output: that runs them, and those that failed"
+    )
 
 
 def _refuse_own_results(source: Location, output: Location, named: str) -> None:

@@ -31,6 +31,10 @@ class OutputExists(InputError):
     """There are results of another run where this run's should go."""
 
 
+class RunEnded(InputError):
+    """The run that is to be gone on with was ended before all of it was done, and has published that."""
+
+
 class ResultsDamaged(InputError):
     """What the run keeps in storage, its finished lines among it, cannot be read any more."""
 

@@ -47,6 +47,17 @@ def test_a_run_of_one_process_that_is_ended_by_another_publishes_what_there_is(b
     bench.check()
 
 
+@pytest.mark.parametrize("why", list(CODES))
+def test_what_a_run_that_was_ended_early_lacks_is_not_planned_again_by_its_name(bench: Bench, why: str) -> None:
+    bench.give(30)
+    bench.run(*JOB, "--phase", "merge", "--partial", why)
+    refused = bench.run(*JOB, "--phase", "plan", exit_code=65)
+    assert refused.words["code"] == "RunEnded"
+    assert all(part in refused.words["message"] for part in ("run job", "30 of 30 requests were not run", "--retry-failed"))
+    assert bench.run(*JOB, "--phase", "work").words["code"] == WORDS[why], "whoever comes late to it finds what it came to"
+    bench.check()
+
+
 def test_two_partial_merges_at_once_that_race_with_the_last_checkpoint_make_one_result(bench: Bench) -> None:
     bench.give(40)
     bench.server.delay_s = 0.05
