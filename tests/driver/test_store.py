@@ -160,22 +160,41 @@ BATCH = Key("BatchJob", "team", "nightly")
 OVER = {"conditions": [{"type": "Complete", "status": "True"}]}
 
 
-def of_batch(kind: str, name: str, version: int, uid: str, **rest: Any) -> dict[str, Any]:
+def the_batch(version: int, uid: str = "b", **rest: Any) -> dict[str, Any]:
+    return manifest("BatchJob", "nightly", version, uid, **rest)
+
+
+def of_batch(kind: str, name: str, version: int, uid: str, of: str | None = "b", **rest: Any) -> dict[str, Any]:
+    """`of`: the uid of what controls it; None: nobody does."""
     api = {"Job": "batch/v1", "Pod": "v1"}[kind]
-    return {**manifest(kind, name, version, uid, {"serving.banyan.dev/batchjob": "nightly"}, **rest), "apiVersion": api}
+    found = {**manifest(kind, name, version, uid, {"serving.banyan.dev/batchjob": "nightly"}, **rest), "apiVersion": api}
+    above = {"kind": "BatchJob", "name": "nightly"} if kind == "Job" else {"kind": "Job", "name": "nightly--work"}
+    if of is not None:
+        found["metadata"]["ownerReferences"] = [{**above, "uid": of, "controller": True}]
+    return found
+
+
+def ended(name: str, version: int, of: str, code: int = 0) -> dict[str, Any]:
+    worker = {"name": "worker", "state": {"terminated": {"exitCode": code}}}
+    status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [worker]}
+    return of_batch("Pod", name, version, name, of, status=status)
+
+
+def kept(store: Store) -> list[str]:
+    return [one["metadata"]["uid"] for one in store.remains(BATCH)]
 
 
 def test_what_had_ended_when_it_went_is_kept_until_its_batch_is_over() -> None:
     store = Store()
-    store.note(manifest("BatchJob", "nightly", 1))
+    store.note(the_batch(1))
     store.note(of_batch("Job", "nightly--work", 2, "j", status={"active": 1}))
-    store.note_gone(of_batch("Pod", "p", 4, "p", status={"phase": "Succeeded"}))  # no watch has shown it before
+    store.note_gone(ended("p", 4, "j"))  # no watch has shown it before
     assert store.note_gone(of_batch("Job", "nightly--work", 5, "j", status=OVER)) == {BATCH}
     store.note_gone(of_batch("Job", "nightly--plan", 6, "k", status={"active": 1}))
-    store.note_gone(of_batch("Pod", "q", 7, "q", status={"phase": "Running"}))
-    assert [one["metadata"]["uid"] for one in store.remains(BATCH)] == ["p", "j"]
+    store.note_gone(of_batch("Pod", "q", 7, "q", "j", status={"phase": "Running"}))
+    assert kept(store) == ["p", "j"]
     assert store.children(BATCH) == ()
-    store.note(manifest("BatchJob", "nightly", 8, status={"phase": "Succeeded"}))
+    store.note(the_batch(8, status={"phase": "Succeeded"}))
     assert store.remains(BATCH) == ()
     store.note_gone(of_batch("Job", "nightly--merge", 9, "m", status=OVER))
     assert store.remains(BATCH) == ()
@@ -183,19 +202,65 @@ def test_what_had_ended_when_it_went_is_kept_until_its_batch_is_over() -> None:
 
 def test_what_had_ended_is_kept_where_a_list_shows_no_more_of_it_and_goes_with_its_batch() -> None:
     store = Store()
-    store.note(manifest("BatchJob", "nightly", 1))
+    store.note(the_batch(1))
     store.note(of_batch("Job", "nightly--work", 2, "j", status=OVER))
     store.note_list(kinds.JOB, None, [], 10)
-    assert [one["metadata"]["uid"] for one in store.remains(BATCH)] == ["j"]
-    store.note_gone(manifest("BatchJob", "nightly", 11))
+    assert kept(store) == ["j"]
+    store.note_gone(the_batch(11))
     assert store.remains(BATCH) == ()
 
 
-def test_of_a_batch_whose_pods_come_and_go_some_are_kept_and_every_job() -> None:
+def test_what_had_ended_goes_with_its_batch_though_only_another_of_the_name_is_seen() -> None:
     store = Store()
-    store.note(manifest("BatchJob", "nightly", 1))
+    store.note(the_batch(1))
     store.note_gone(of_batch("Job", "nightly--work", 2, "j", status=OVER))
+    store.note(the_batch(3, "another"))
+    assert store.remains(BATCH) == ()
+
+
+def test_what_had_ended_is_kept_of_the_batchs_own_jobs_alone() -> None:
+    store = Store()
+    store.note(the_batch(1))
+    store.note_gone(of_batch("Job", "nightly--work", 2, "of-another", "another", status=OVER))
+    store.note_gone(of_batch("Job", "mine", 3, "of-another-name", status=OVER))
+    store.note_gone(of_batch("Job", "nightly--work", 4, "of-nobody", None, status=OVER))  # our labels alone may be anybody's
+    stranger = ended("p", 5, "s")
+    stranger["metadata"]["ownerReferences"][0]["name"] = "mine"
+    store.note_gone(stranger)
+    assert kept(store) == []
+    orphan = of_batch("Job", "nightly-work", 6, "orphan", None, status=OVER)
+    orphan["metadata"]["annotations"] = {"serving.banyan.dev/applied-hash": "x"}
+    orphan["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "banyan-operator"
+    store.note_gone(orphan)
+    assert kept(store) == ["orphan"]
+
+
+def test_how_a_job_ended_is_heard_after_a_list_has_shown_that_it_is_no_more() -> None:
+    store = Store()
+    store.note(the_batch(1))
+    store.note(of_batch("Job", "nightly--work", 2, "j", status={"active": 1}))
+    store.note_list(kinds.JOB, None, [], 10)
+    store.note_gone(ended("p", 8, "j"))
+    store.note_gone(of_batch("Job", "nightly--work", 9, "j", status=OVER))
+    assert kept(store) == ["p", "j"]
+
+
+def test_of_jobs_that_come_and_go_the_last_are_kept_with_their_pods() -> None:
+    store = Store()
+    store.note(the_batch(1))
+    for number in range(9):
+        store.note_gone(of_batch("Job", "nightly--work", 10 * number, f"j{number}", status=OVER))
+        store.note_gone(ended(f"p{number}", 10 * number + 1, f"j{number}"))
+    assert kept(store) == ["j7", "p7", "j8", "p8"]
+
+
+def test_of_a_job_whose_pods_come_and_go_some_are_kept_and_those_of_others_stay() -> None:
+    store = Store()
+    store.note(the_batch(1))
+    store.note_gone(of_batch("Job", "nightly--work", 2, "i", status=OVER))
+    store.note_gone(ended("of-another", 3, "i"))
+    store.note_gone(of_batch("Job", "nightly--work", 4, "j", status=OVER))
     for number in range(200):
-        store.note_gone(of_batch("Pod", f"p{number}", 3 + number, f"p{number}", status={"phase": "Failed"}))
-    kept = [one["metadata"]["uid"] for one in store.remains(BATCH)]
-    assert (kept[0], kept[-1], len(kept)) == ("j", "p199", 65)
+        store.note_gone(ended(f"p{number}", 5 + number, "j", 1))
+    found = kept(store)
+    assert (found[:4], found[-1], len(found)) == (["i", "of-another", "j", "p136"], "p199", 67)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from banyan_operator.cluster.remains import Remains, has_ended
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Kind, Manifest
-from banyan_operator.kube.objects import Key, condition, controller, is_true, key_of, labelled_owner, uid_of
+from banyan_operator.kube.objects import Key, condition, controller, key_of, labelled_owner, uid_of
 from banyan_operator.observed.batch import is_terminal
 
 _CONTAINER_FIELDS: Final = ("name", "image", "ports", "resources", "restartPolicy")
 _POD_FIELDS: Final = ("nodeName", "terminationGracePeriodSeconds", "restartPolicy", "tolerations")
 _RESOURCES: Final = frozenset(kind.kind for kind in kinds.RESOURCES)
 _REMEMBER_GONE: Final = 4096
-_REMAINS: Final = 64  # pods of one BatchJob: of those that have succeeded one is as good as another
 _ASKED: Final = ("uid", "generation", "labels", "annotations", "deletionTimestamp")
 
 Keys = frozenset[Key]
@@ -52,7 +52,7 @@ class Store:
         self._of_kind: dict[str, set[Key]] = {}
         self._children: dict[Key, set[Key]] = {}
         self._users: dict[Key, set[Key]] = {}  # InferenceServer → BatchJobs whose serverRef names it
-        self._remains: dict[Key, dict[str, Manifest]] = {}  # BatchJob that is not over → uid → what had ended when it went, as it was last
+        self._remains = Remains()
         self._gone: dict[str, int] = {}  # uid → the version of its end, or of its last sighting under our label
 
     # --- what is heard ---
@@ -77,8 +77,8 @@ class Store:
             self._children.setdefault(owner, set()).add(key)
         if (server := _server_of(small)) is not None:
             self._users.setdefault(server, set()).add(key)
-        if key in self._remains and is_terminal(small.get("status") or {}):
-            del self._remains[key]
+        if is_terminal(small.get("status") or {}) or (known is not None and uid_of(known) != uid):
+            self._remains.forget(key)
         return self._concerned(key, known, small, own)
 
     def note_gone(self, manifest: Mapping[str, Any]) -> Keys:
@@ -119,7 +119,7 @@ class Store:
         if known is None:
             return NOBODY
         self._of_kind[key.kind].discard(key)
-        self._remains.pop(key, None)
+        self._remains.forget(key)
         self._unlink(key, known)
         return self._concerned(key, known, None, own=False)
 
@@ -134,7 +134,7 @@ class Store:
 
     def remains(self, key: Key) -> tuple[Manifest, ...]:
         """Of a BatchJob that is not over: see `World`."""
-        return tuple(self._remains.get(key, {}).values())
+        return self._remains.of(key)
 
     def all(self, kind: Kind) -> list[Manifest]:
         return [self._objects[key] for key in self._of_kind.get(kind.kind, ())]
@@ -151,19 +151,13 @@ class Store:
             del self._gone[next(iter(self._gone))]
 
     def _keep(self, gone: Mapping[str, Any]) -> None:
-        """What had ended says how, and is not asked again. A Job with ttlSecondsAfterFinished: 0 is removed with its pods within the
-        moment in which it ends."""
-        if not _ended(gone):
+        if not has_ended(gone):
             return
         for owner in owners(gone):
             known = self._objects.get(owner)
             if owner.kind != kinds.BATCH_JOB.kind or known is None or is_terminal(known.get("status") or {}):
                 continue
-            kept = self._remains.setdefault(owner, {})
-            kept[uid_of(gone)] = trim(gone)
-            pods = [uid for uid, one in kept.items() if one["kind"] == kinds.POD.kind]
-            for uid in pods[:-_REMAINS]:
-                del kept[uid]
+            self._remains.keep(known, trim(gone))
 
     def _concerned(self, key: Key, before: Manifest | None, after: Manifest | None, own: bool) -> Keys:
         if key.kind not in _RESOURCES:
@@ -193,13 +187,6 @@ def owners(child: Mapping[str, Any]) -> Keys:
     if owner is not None and owner.get("kind") in _RESOURCES:
         found.add(Key(owner["kind"], child["metadata"]["namespace"], owner["name"]))
     return frozenset(found)
-
-
-def _ended(child: Mapping[str, Any]) -> bool:
-    """Whether a Job, or a pod, was over: no more is to be learned of it."""
-    if child["kind"] == kinds.JOB.kind:
-        return is_true(child, "Complete") or is_true(child, "Failed")
-    return child["kind"] == kinds.POD.kind and (child.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _asked(resource: Manifest, own: bool) -> tuple[Any, ...]:

@@ -60,6 +60,11 @@ class Names:
         return self.jobs[phase]
 
 
+def jobs_of(batch_job: str) -> frozenset[str]:
+    """What the Jobs of the BatchJob of this name may be called, whichever release made them."""
+    return frozenset(f"{batch_job}{between}" for role in _JOBS.values() for between in (f"{SEPARATOR}{role.now}", f"-{role.before}"))
+
+
 def derived(resource: Resource, end: str) -> str:
     return f"{resource.metadata.name}{SEPARATOR}{end}"
 
