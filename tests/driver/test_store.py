@@ -3,6 +3,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import pytest
+
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
 from banyan_operator.kube.objects import Key
@@ -264,3 +266,24 @@ def test_of_a_job_whose_pods_come_and_go_some_are_kept_and_those_of_others_stay(
         store.note_gone(ended(f"p{number}", 5 + number, "j", 1))
     found = kept(store)
     assert (found[:4], found[-1], len(found)) == (["i", "of-another", "j", "p136"], "p199", 67)
+
+
+@pytest.mark.parametrize(("code", "others"), [(79, 143), (64, 1), (1, 143), (0, 143), (77, 0), (79, 79)])
+def test_of_more_pods_than_are_kept_the_one_that_decided_is_among_them(code: int, others: int) -> None:
+    store = Store()
+    store.note(the_batch(1))
+    store.note(of_batch("Job", "nightly--work", 2, "j", status={"active": 100}))
+    store.note_gone(ended("decided", 3, "j", code))
+    for number in range(99):
+        store.note_gone(ended(f"p{number}", 4 + number, "j", others))
+    assert ("decided" in kept(store)) == (code != others)
+    assert len(kept(store)) == 64
+
+
+def test_of_pods_that_have_succeeded_one_is_kept_whatever_comes_after_it() -> None:
+    store = Store()
+    store.note(the_batch(1))
+    store.note(of_batch("Job", "nightly--work", 2, "j", status={"active": 100}))
+    for number in range(300):
+        store.note_gone(ended(f"p{number}", 4 + number, "j", 0 if number < 100 else 1))
+    assert kept(store)[0] == "p99"

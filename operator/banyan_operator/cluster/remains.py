@@ -6,9 +6,11 @@ there may be any number: what is kept is of the BatchJob's own Jobs, and no more
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from banyan_operator.desired.batchjob import FINAL_CODES
+from banyan_operator.desired.batchpod import CONTAINER
 from banyan_operator.desired.names import jobs_of
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
@@ -17,6 +19,7 @@ from banyan_operator.kube.ownership import Owner
 
 PODS: Final = 64  # of one Job
 JOBS: Final = 2  # of one name: the last counts, and the end of the one before may be heard of after its own
+STOPPED: Final = 143  # the exit code of a worker that was told to end
 
 
 class Remains:
@@ -38,9 +41,9 @@ class Remains:
         jobs = self._kept.setdefault(key_of(batch), {})
         of_job = jobs.setdefault(job, {})
         of_job[uid_of(gone)] = gone
-        pods = [uid for uid, one in of_job.items() if one["kind"] == kinds.POD.kind]
-        for oldest in pods[:-PODS]:
-            del of_job[oldest]
+        pods = [one for one in of_job.values() if one["kind"] == kinds.POD.kind]
+        if len(pods) > PODS:
+            del of_job[uid_of(least_telling(pods))]
         for before in [one for one in jobs if one[0] == job[0]][:-JOBS]:
             del jobs[before]
 
@@ -61,3 +64,29 @@ def has_ended(child: Mapping[str, Any]) -> bool:
     if child["kind"] == kinds.JOB.kind:
         return is_true(child, "Complete") or is_true(child, "Failed")
     return child["kind"] == kinds.POD.kind and (child.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def least_telling(pods: Sequence[Manifest]) -> Manifest:
+    """Of pods of one Job that have ended, oldest first, the one that says least of how it did. When one ends the Job, all others are told
+    to end; of those that have succeeded one is as good as another."""
+    codes = [_exit_code(pod) for pod in pods]
+
+    def telling(number: int) -> int:
+        match codes[number]:
+            case code if code == STOPPED:
+                return 0
+            case 0:
+                return 1 if 0 in codes[number + 1 :] else 3
+            case code:
+                return 3 if code in FINAL_CODES else 2
+
+    return pods[min(range(len(pods)), key=telling)]
+
+
+def _exit_code(pod: Manifest) -> int | None:
+    """Of its worker; None where only the pod's own end is known."""
+    for one in (pod.get("status") or {}).get("containerStatuses") or ():
+        if one["name"] == CONTAINER:
+            code = ((one.get("state") or {}).get("terminated") or {}).get("exitCode")
+            return code if isinstance(code, int) else None
+    return None
