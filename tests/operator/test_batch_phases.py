@@ -371,6 +371,11 @@ def test_a_job_that_failed_and_was_removed_has_failed_for_its_own_reason():
     assert (made(over), over.status["phase"], condition(over, "Failed")["reason"]) == ({}, "Failed", "InputNotFound")
 
 
+def test_a_job_of_an_earlier_release_that_had_ended_when_it_went_is_not_made_again_under_the_name_of_today():
+    before = merge(job(phase="plan", **COMPLETE), {"metadata": {"name": "nightly-plan"}})
+    assert list(made(observe(BATCH, remains=(before, ended(0, PLAN_WORDS, of="plan"))))) == ["work"]
+
+
 def test_a_job_that_is_there_counts_and_not_one_that_went_nor_that_of_an_earlier_batch():
     before = (job(phase="plan", **FAILED), ended(1, {}, of="plan"))
     again = merge(job(phase="plan", active=1), {"metadata": {"uid": "again"}})

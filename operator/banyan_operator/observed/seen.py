@@ -12,7 +12,7 @@ from banyan_operator.desired.batchpod import CONTAINER, PHASES, Phase, run_id
 from banyan_operator.desired.metadata import owner
 from banyan_operator.desired.names import Names
 from banyan_operator.kube.kinds import JOB
-from banyan_operator.kube.objects import is_true
+from banyan_operator.kube.objects import is_true, uid_of
 from banyan_operator.observed import diagnosis
 from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.conditions import messages
@@ -171,14 +171,16 @@ def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Set
 
 
 def _stage(job: BatchJob, phase: Phase, world: World) -> Stage | None:
-    name = Names.of(job, world.children).job(phase)
+    there = {uid_of(one) for one in world.children}
+    known = (*world.children, *(one for one in world.remains if uid_of(one) not in there))
+    name = Names.of(job, known).job(phase)
     for one in world.children:
         if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
             pods = pods_of([one], world.children)
             return Stage(phase, one, pods, ending(one, pods))
     for one in reversed(world.remains):
         if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
-            pods = pods_of([one], (*world.children, *world.remains))
+            pods = pods_of([one], known)
             return Stage(phase, one, pods, ending(one, pods), gone=True)
     return None
 
