@@ -13,6 +13,7 @@ from tests.operator.batches import (
     AT,
     BATCH,
     COMPLETE,
+    COUNTED,
     FAILED,
     NOW,
     PLAN_WORDS,
@@ -24,6 +25,7 @@ from tests.operator.batches import (
     condition,
     ended,
     job,
+    named,
     observe,
     planned,
     pod,
@@ -374,6 +376,25 @@ def test_a_job_that_failed_and_was_removed_has_failed_for_its_own_reason():
 def test_a_job_of_an_earlier_release_that_had_ended_when_it_went_is_not_made_again_under_the_name_of_today():
     before = merge(job(phase="plan", **COMPLETE), {"metadata": {"name": "nightly-plan"}})
     assert list(made(observe(BATCH, remains=(before, ended(0, PLAN_WORDS, of="plan"))))) == ["work"]
+
+
+@pytest.mark.parametrize("phase", ["plan", "work", "merge"])
+def test_a_job_that_is_removed_in_the_foreground_when_it_has_ended_goes_after_its_pods_and_is_not_made_again(phase: str):
+    words = {"plan": PLAN_WORDS, "work": WORKED, "merge": PUBLISHED}[phase]
+    going = merge(job(phase=phase, **COMPLETE), {"metadata": {"deletionTimestamp": stamp(NOW), "finalizers": ["foregroundDeletion"]}})
+    plan = observe(BATCH if phase == "plan" else planned(), going, remains=(ended(0, words, of=phase),), now=NOW + 30)
+    assert list(made(plan)) == {"plan": ["work"], "work": ["merge"], "merge": []}[phase]
+    told = " ".join(one["message"] for one in plan.status["conditions"])
+    assert "is made again" not in told
+    assert "was never seen" not in told
+    assert plan.status["phase"] == {"plan": "Pending", "work": "Merging", "merge": "Succeeded"}[phase]
+
+
+def test_a_pod_that_is_there_and_was_taken_for_gone_is_one():
+    going = merge(job(**COUNTED), {"metadata": {"deletionTimestamp": stamp(NOW)}, "status": {"failed": 2}})
+    twice = ended(1, {"code": "X", "message": "m"})
+    assert made(observe(planned(), going, twice, remains=(twice,))) == {}, "of two failures one is known"
+    assert list(made(observe(planned(), going, twice, remains=(named(twice, "nightly--work-1-x", NOW - 60),)))) == ["merge"]
 
 
 def test_a_job_that_is_there_counts_and_not_one_that_went_nor_that_of_an_earlier_batch():

@@ -33,7 +33,7 @@ class Stage:
     job: Manifest
     pods: tuple[Pod, ...]  # of that Job, newest first
     ending: Ending | None  # None while it goes on
-    gone: bool = False  # somebody removed it when it had ended: what it did is done, and nothing of it is left to be changed
+    gone: bool = False  # somebody removed it when it had ended, or does: what it did is done, and nothing of it is left to be changed
 
     @property
     def alone(self) -> bool:
@@ -177,7 +177,10 @@ def _stage(job: BatchJob, phase: Phase, world: World) -> Stage | None:
     for one in world.children:
         if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
             pods = pods_of([one], world.children)
-            return Stage(phase, one, pods, ending(one, pods))
+            if ending(one, pods) is None:
+                return Stage(phase, one, pods, None)
+            pods = pods_of([one], known)  # who removes it in the foreground removes its pods first
+            return Stage(phase, one, pods, ending(one, pods), gone=bool(one["metadata"].get("deletionTimestamp")))
     for one in reversed(world.remains):
         if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
             pods = pods_of([one], known)
