@@ -397,6 +397,22 @@ def test_a_pod_that_is_there_and_was_taken_for_gone_is_one():
     assert list(made(observe(planned(), going, twice, remains=(named(twice, "nightly--work-1-x", NOW - 60),)))) == ["merge"]
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_work_that_failed_as_its_job_was_deleted_in_the_foreground_is_made_again(gone: bool):
+    """With no failure to spare the Job's controller takes the pods that the garbage collector ends for failures."""
+    deleted = {"metadata": {"deletionTimestamp": stamp(NOW - 9)}}
+    going, ends = merge(job(**COUNTED), deleted), merge(ended(143, {"code": "Interrupted", "message": "stopped"}), deleted)
+    if gone:
+        assert list(made(observe(planned(), remains=(ends, going)))) == ["work"]
+        return
+    plan = observe(planned(), going, ends)
+    assert made(plan) == {}
+    assert "is made again as soon as that is gone" in condition(plan, "Running")["message"]
+    crashed = merge(ended(1, {"code": "X", "message": "m"}), deleted)
+    assert list(made(observe(planned(), going, crashed))) == ["merge"], "that one failed by itself"
+    assert list(made(observe(planned(), job(**COUNTED), ends))) == ["merge"], "a pod alone was deleted"
+
+
 def test_a_job_that_is_there_counts_and_not_one_that_went_nor_that_of_an_earlier_batch():
     before = (job(phase="plan", **FAILED), ended(1, {}, of="plan"))
     again = merge(job(phase="plan", active=1), {"metadata": {"uid": "again"}})

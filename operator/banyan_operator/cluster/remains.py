@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from banyan_operator.desired.batchjob import FINAL_CODES
+from banyan_operator.desired.batchjob import FINAL_CODES, STOPPED
 from banyan_operator.desired.batchpod import CONTAINER
 from banyan_operator.desired.names import jobs_of
 from banyan_operator.kube import kinds
@@ -19,7 +19,6 @@ from banyan_operator.kube.ownership import Owner
 
 PODS: Final = 64  # of one Job
 JOBS: Final = 2  # of one name: the last counts, and the end of the one before may be heard of after its own
-STOPPED: Final = 143  # the exit code of a worker that was told to end
 
 
 class Remains:

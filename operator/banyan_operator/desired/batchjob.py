@@ -22,6 +22,7 @@ from banyan_operator.plan import Manifest, Settings
 
 FINAL_CODES: Final = (64, 65, 77, 78, 79)
 """Exit codes after which trying again is the same again: configuration, input, access, model, and the share of errors passed."""
+STOPPED: Final = 143  # exit code of a worker that was told to end before the work was done
 RETRIES: Final = 20  # of a plan and a merge, which fail when storage is away: with the Job's back-off one and a half hours
 BECAUSE: Final = f"{GROUP}/because"
 """Annotation of a merge: why the work failed whose rest it publishes, as JSON."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from banyan_operator.desired.batchjob import FINAL_CODES
+from banyan_operator.desired.batchjob import FINAL_CODES, STOPPED
 from banyan_operator.desired.batchpod import CONTAINER
 from banyan_operator.kube.objects import condition, is_true
 from banyan_operator.observed.pods import End, Pod
@@ -50,7 +50,8 @@ class Ending:
 
 
 def ending(work: Manifest | None, workers: Sequence[Pod]) -> Ending | None:
-    """None while the Job goes on. `workers`: its own pods."""
+    """None while the Job goes on, or was deleted before its end: where the garbage collector ends its pods first, its controller may take
+    that for its failure. `workers`: its own pods."""
     if is_true(work, "Complete") or is_true(work, "SuccessCriteriaMet"):
         pod = next((pod for pod in workers if (end := _worker_end(pod)) is not None and end.exit_code == 0), None)
         return Ending(True, "", pod, pod is not None, _due(work, "Complete", workers))
@@ -64,6 +65,8 @@ def ending(work: Manifest | None, workers: Sequence[Pod]) -> Ending | None:
         if final and said.get("reason") == "PodFailurePolicy":  # that one ended the Job, and the others with it, which end later
             return Ending(False, str(said.get("message") or ""), max(final, key=_ended_at), True, _due(work, "Failed", workers))
         pod = max(counted or failed, key=_ended_at, default=None)
+        if work["metadata"].get("deletionTimestamp") and pod is not None and _was_stopped(pod):
+            return None
         all_seen = len(ended) == len(workers) and len(counted) >= ((work.get("status") or {}).get("failed") or 0)
         return Ending(False, str(said.get("message") or ""), pod, pod is not None and all_seen, _due(work, "Failed", workers))
     return None
@@ -80,6 +83,12 @@ def _due(work: Manifest | None, kind: str, workers: Sequence[Pod]) -> float | No
     if found.get("status") != "True":
         return None
     return (seconds(found.get("lastTransitionTime")) or 0.0) + REPORT_S
+
+
+def _was_stopped(pod: Pod) -> bool:
+    """It was deleted, and its worker has left off since."""
+    end = _worker_end(pod)
+    return pod.deleted is not None and end is not None and end.exit_code == STOPPED
 
 
 def _worker_end(pod: Pod) -> End | None:

@@ -184,7 +184,8 @@ def _stage(job: BatchJob, phase: Phase, world: World) -> Stage | None:
     for one in reversed(world.remains):
         if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
             pods = pods_of([one], known)
-            return Stage(phase, one, pods, ending(one, pods), gone=True)
+            if (how := ending(one, pods)) is not None:
+                return Stage(phase, one, pods, how, gone=True)
     return None
 
 
