@@ -78,3 +78,32 @@ def test_a_batch_is_sent_to_the_headless_service_of_its_server_under_the_name_th
 
     assert url(None) == url("s--pods") == "http://s--pods.team.svc:8000"
     assert url("s-pods") == "http://s-pods.team.svc:8000"
+
+
+def test_how_a_job_ended_that_is_heard_while_the_world_is_gathered_is_part_of_it() -> None:
+    """A list may have shown before that the Job is no more, and its watch tells only then that it had ended."""
+    spec = {"serverRef": {"name": "s"}, "input": {"uri": "pvc://c/in"}, "output": {"uri": "pvc://c/out/"}}
+    batch, store = resource("BatchJob", "b", spec), Store()
+    batch["metadata"] |= {"uid": "b", "resourceVersion": "1"}
+    store.note(batch)
+    owners = [{"kind": "BatchJob", "name": "b", "uid": "b", "controller": True}]
+    meta = {"name": "b--plan", "namespace": "team", "uid": "j", "resourceVersion": "2", "ownerReferences": owners}
+    gone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+
+    class Asked:
+        async def readyz(self, pod: Any) -> None:
+            raise AssertionError
+
+        async def progress(self, pods: Any) -> dict[str, Any]:
+            store.note_gone(gone)
+            return {}
+
+    async def scenario() -> None:
+        api_server = ApiServer()
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "c"}}
+        api_server.store(kinds.CLAIM.path("team", "c"), claim)
+        async with connected(api_server) as api:
+            world = await Gatherer(store, api, Asked()).world(Key("BatchJob", "team", "b"), batch)
+            assert [one["metadata"]["name"] for one in world.remains] == ["b--plan"]
+
+    asyncio.run(scenario())

@@ -169,7 +169,7 @@ class Gatherer:
         if (parsed := _parsed(resource)) is not None:
             missing = await self._references.missing(resource, parsed)
             absent = await self._optional.absent(key, resource, parsed)
-        children, remains = self._store.children(key), self._store.remains(key)
+        children = self._store.children(key)
         if key.kind == kinds.BATCH_JOB.kind:
             children = (*children, *await self._unshown_jobs(resource, children, _to_find(resource, parsed, children)))
         readyz, progress = None, dict[str, Mapping[str, Any]]()
@@ -181,7 +181,7 @@ class Gatherer:
         return World(
             now=self._clock(),
             children=children,
-            remains=remains,
+            remains=self._store.remains(key),  # last: how one of the children ended may have been heard since it was asked for
             missing=missing,
             absent=absent,
             server=server,
