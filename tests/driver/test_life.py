@@ -23,14 +23,16 @@ import yaml
 from aiohttp import web
 from kubernetes.aio import client as kube
 
-from banyan_operator.cluster import handlers, leader
-from banyan_operator.cluster.connection import Connection
+from banyan_operator.cluster import handlers, leader, relist
+from banyan_operator.cluster.client import Api
+from banyan_operator.cluster.connection import Connection, KopfLogin
 from banyan_operator.cluster.deadman import Deadman
 from banyan_operator.cluster.life import Life
 from banyan_operator.cluster.metrics import Metrics
 from banyan_operator.cluster.options import parse
+from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
-from banyan_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVER
+from banyan_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVER, POD
 from tests.driver.apiserver import ApiServer, Call, refusal, serving
 from tests.driver.controllers import NOW, Cluster
 
@@ -228,6 +230,36 @@ def test_a_kind_that_kopf_has_not_found_is_watched_by_the_next_life(tmp_path: Pa
             await found.leads()
             server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
             await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("passed_over", [False, True])
+def test_a_kind_whose_first_lists_fail_is_not_taken_for_one_that_kopf_has_passed_over(
+    passed_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for again and again, each time later than before."""
+    monkeypatch.setattr(relist, "BEGUN_S", 0.1)
+    found = [kind for kind in kinds.WATCHED if not (passed_over and kind is DEPLOYMENT)]
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.answer = lambda call: refusal(503, "ServiceUnavailable", "it starts") if "pods" in call.path else None
+        async with serving(server) as url:
+            metrics, connection = Metrics("0"), Connection(kube.Configuration(host=url))
+            api = Api(connection, metrics.observe_call)
+            lists = relist.Relist(Store(), api, metrics, (), lambda _: None)
+            login = KopfLogin(connection, metrics.observe_call, lists.asked, lists.listed, lists.watched)
+            async with (await login()).aiohttp_session as session:
+                for kind in found:
+                    async with session.get(url + kind.path(None)) as answer:
+                        assert (answer.status == 200) == (kind is not POD)
+            await api.close()
+            if passed_over:
+                with pytest.raises(relist.UnwatchedError, match=r"^deployments can be listed, but"):
+                    await lists.all_watched()
+            else:
+                await lists.all_watched()
 
     asyncio.run(scenario())
 

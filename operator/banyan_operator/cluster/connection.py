@@ -102,11 +102,16 @@ class KopfLogin:
     """Gives kopf sessions with the connection's configuration. Kopf asks for one at first and after each 401."""
 
     def __init__(
-        self, connection: Connection, observe: Observer, listed: Callable[[str], None], watched: Callable[[str, bool], None]
+        self,
+        connection: Connection,
+        observe: Observer,
+        asked: Callable[[str], None],
+        listed: Callable[[str], None],
+        watched: Callable[[str, bool], None],
     ) -> None:
-        """`listed` is told the path of each list that kopf has got; `watched` that of each watch, and whether it was allowed: kopf tries
-        one that is refused again and again, and tells nobody but the log."""
-        self._connection, self._observe, self._listed, self._watched = connection, observe, listed, watched
+        """`asked` is told the path of each request; `listed` that of each list that kopf has got; `watched` that of each watch, and whether
+        it was allowed: kopf tries one that is refused again and again, and tells nobody but the log."""
+        self._connection, self._observe, self._asked, self._listed, self._watched = connection, observe, asked, listed, watched
         self._given: kube_client.Configuration | None = None
 
     async def __call__(self) -> kopf.AiohttpSession:
@@ -125,8 +130,9 @@ class KopfLogin:
     def _tracing(self, prefix: str) -> Any:
         """`prefix`: the path of the API server's own URL, where it is behind another server."""
 
-        async def began(_: aiohttp.ClientSession, call: Any, __: aiohttp.TraceRequestStartParams) -> None:
+        async def began(_: aiohttp.ClientSession, call: Any, made: aiohttp.TraceRequestStartParams) -> None:
             call.began = time.monotonic()
+            self._asked(made.url.path.removeprefix(prefix))
 
         async def ended(_: aiohttp.ClientSession, call: Any, done: aiohttp.TraceRequestEndParams) -> None:
             self._observe(done.url.authority, done.method, done.response.status, time.monotonic() - call.began)

@@ -88,7 +88,7 @@ class Life:
         self._leases = [Lease(api, namespace, LEASE, identity, gone=gone) for namespace in places]
         self._rivals = Rivals(api, LEASE, options.namespaces, options.lease_namespace, options.namespace)
         self._health = Health(metrics, self.trouble, self._unready)
-        self.login = KopfLogin(connection, metrics.observe_call, self._relist.listed, self._relist.watched)
+        self.login = KopfLogin(connection, metrics.observe_call, self._relist.asked, self._relist.listed, self._relist.watched)
 
     async def start(self) -> None:
         """Return once everything was listed. Kopf looks for what it is to watch afterwards, and never again: by then it is served."""

@@ -51,7 +51,7 @@ class Relist:
         self._failed: dict[Kind, str] = {}
         self._refused: set[str] = set()  # paths of watches
         self._unwatched = {path for path, kind in self._paths.items() if not kind.optional}  # of which kopf has asked for nothing yet
-        self._begun = asyncio.Event()  # of any it has
+        self._begun = asyncio.Event()  # for any it has
 
     @property
     def trouble(self) -> str | None:
@@ -63,33 +63,34 @@ class Relist:
         ]
         return "; ".join(told) or None
 
+    def asked(self, path: str) -> None:
+        """Kopf asks for what is at this path. Whatever the answer, it has not passed over it: it asks again until it is told, or an error
+        ends its life."""
+        if path in self._paths:
+            self._unwatched.discard(path)
+            self._begun.set()
+
     def listed(self, path: str) -> None:
         """Kopf has listed what is at this path: list it soon, too."""
         if (kind := self._paths.get(path)) is not None:
-            self._begin(path)
             self._ask(kind)
 
     def watched(self, path: str, allowed: bool) -> None:
         """Kopf has begun to watch what is at this path, or was refused to: it is blind there then, whatever was listed."""
         if path in self._paths:
             (self._refused.discard if allowed else self._refused.add)(path)
-            self._begin(path)
 
     async def all_watched(self) -> None:
-        """Return when every watch should have begun, or was refused. Raises UnwatchedError where one has not.
+        """Return when every kind should have been asked for. Raises UnwatchedError where one was not.
 
         Kopf looks once for what is served, and passes over what is not. That is told by other pages than the lists that were asked
         before, and of a kind that has just come (its CRD was applied) they tell later. How long it looks depends on the API server; what it
-        finds it watches at once.
+        finds it asks for at once.
         """
         await self._begun.wait()
         await asyncio.sleep(BEGUN_S)
         if left := sorted({self._paths[path].plural for path in self._unwatched}):
             raise UnwatchedError(f"{', '.join(left)} can be listed, but no watch has begun within {BEGUN_S:.0f} s")
-
-    def _begin(self, path: str) -> None:
-        self._unwatched.discard(path)
-        self._begun.set()
 
     async def everything(self) -> None:
         """List every kind, and keep trying until each could be listed: nothing may be decided before."""
