@@ -227,7 +227,7 @@ class Server:
                 self.remove(key_of(one))
 
     def _resources(self) -> Iterable[Manifest]:
-        return [one for kind in kinds.RESOURCES for one in self.by_kind[kind.kind].values()]
+        return [one for kind in (*kinds.RESOURCES, kinds.JOB) for one in self.by_kind[kind.kind].values()]
 
 
 def merged(base: Any, patch: Any) -> Any:

@@ -76,6 +76,7 @@ class Cluster:
         self._named = 0
         # with a chance of its own, so that other schedules stay as they are
         self.sweeps = random.Random(f"{sim.seed} sweeps").random() < 0.1  # a Job goes with its pods in the moment in which it ends
+        self.in_the_foreground = random.Random(f"{sim.seed} foreground").random() < 0.5
         self.server.changes.append(self._changed)
 
     # --- what sets them off ---
@@ -245,10 +246,13 @@ class Cluster:
             self.loop.call_later(self.speed["gone"] / 10, self._swept, key_of(live), uid_of(live))
 
     def _swept(self, key: Key, uid: str) -> None:
-        """What ttlSecondsAfterFinished: 0 does."""
+        """What ttlSecondsAfterFinished: 0 does, and who deletes it by hand: then it goes first."""
         live = self.server.get(key)
         if live is not None and uid_of(live) == uid:
             self.sim.saw("a Job is swept away")
+            if self.in_the_foreground:
+                self.server.delete(key, foreground=True)
+                return
             for pod in self.server.controlled(kinds.POD, uid):
                 self.server.delete(key_of(pod))
             self.server.delete(key)
