@@ -84,6 +84,18 @@ def test_what_a_worker_says_of_its_options_is_told_by_the_fields_of_the_spec(sai
     assert "(--" not in message
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_how_long_a_server_is_waited_for_is_told_by_its_field_where_the_spec_has_one(own: bool) -> None:
+    said = {"code": "ServerNotReady", "message": "http://s is not ready (state loading, 3 %); see --server-timeout"}
+    failed = ended(69, said)
+    if own:
+        beside = {"name": "server", "image": "i", "ready": False, "restartCount": 0, "state": {"terminated": {"exitCode": 143}}}
+        failed["status"]["initContainerStatuses"] = [beside]
+    message = observe(planned(), job(**COUNTED), failed).status["lastFailure"]["message"]
+    assert ("see spec.server.probes.startupTimeoutSeconds." in message) == own
+    assert ("(state loading, 3 %). Check" in message) != own
+
+
 @pytest.mark.parametrize("words", ["--input=" + ":" * 8000 + "x", "CUDA " * 2000, "--run-id " * 1000])
 def test_what_is_long_in_a_termination_message_takes_no_longer_than_its_length(words: str) -> None:
     """Anybody's image writes it, and the lease is renewed on the same loop. Seconds of the processor, where they grew with the square."""

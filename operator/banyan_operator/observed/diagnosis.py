@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from banyan_operator.desired import serverpod
 from banyan_operator.desired.batchpod import CONTAINER, FIELDS
 from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.pods import Container, End, LastWords, Pod, age_s
@@ -245,6 +246,7 @@ _ACCELERATOR_FULL: Final = re.compile(r"accelerator ran out of memory|CUDA\b.{0,
 _CLAIM: Final = "pvc://"
 _MODELS_CLAIM: Final = "models"  # as in local/volumes.py
 _NO_FOLDER: Final = "no such folder"  # as the runtime says it of --model-path
+_SEE_TIMEOUT: Final = "; see --server-timeout"  # and of a server that does not become ready
 _WORD: Final = re.compile(r"[A-Z][a-zA-Z]{1,63}")  # of any image: what is longer no status takes
 
 
@@ -289,6 +291,8 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     """Why a container ended as it did."""
     text, code = _words(end), end.words.code
     if container.name == CONTAINER:
+        if pod.container(serverpod.CONTAINER) is None:
+            text = text.removesuffix(_SEE_TIMEOUT)  # no field of a BatchJob says how long the server of another is waited for
         text = _OPTION.sub(_as_field, text)
     if code == "cuda_oom" or "cuda_oom" in text or _ACCELERATOR_FULL.search(text):
         step = "Lower spec.runtime.memoryPercent or contextLength, or use larger accelerators"
