@@ -362,7 +362,14 @@ def test_an_input_that_is_something_else_is_called_by_its_name(
     if data.startswith(b"\xff\xfe"):
         packed = tmp_path / "other.jsonl.gz"
         packed.write_bytes(gzip.compress(data))
-        assert said in run([], "--input", str(packed)).words["message"]
+        assert f"unpacked, it is UTF-16, and JSONL is UTF-8; {said}" in run([], "--input", str(packed)).words["message"]
+
+
+def test_an_input_that_was_packed_twice_is_not_told_to_bear_the_name_that_it_has(run: Run, tmp_path: Path) -> None:
+    twice = tmp_path / "in.jsonl.gz"
+    twice.write_bytes(gzip.compress(gzip.compress(line("a", "hello").encode())))
+    results = run([], "--input", str(twice))
+    assert (results.exit_code, results.words["message"]) == (65, f"file://{twice}: it was packed with gzip twice; unpack it once")
 
 
 def test_an_empty_input_is_refused(run: Run) -> None:

@@ -102,7 +102,8 @@ class Source:
 
     def _lines(self, number: int, blocks: Iterator[bytes]) -> Iterator[RawLine]:
         one = self._objects[number]
-        return _split(LineSplitter(), _text(one.uri, _unzip(one.uri, blocks) if is_packed(one.key) else blocks))
+        packed = is_packed(one.key)
+        return _split(LineSplitter(), _text(one.uri, _unzip(one.uri, blocks) if packed else blocks, packed))
 
     def _digested(self, number: int) -> Iterator[bytes]:
         digest = hashlib.sha256()
@@ -179,8 +180,9 @@ def _split(splitter: LineSplitter, blocks: Iterable[bytes]) -> Iterator[RawLine]
     yield from splitter.finish()
 
 
+_GZIP: Final = b"\x1f\x8b"
 _OTHERS: Final = {
-    b"\x1f\x8b": "it is gzip; give it a name that ends in .gz, or unpack it",
+    _GZIP: "it is gzip; give it a name that ends in .gz, or unpack it",
     b"\x28\xb5\x2f\xfd": "it is packed by zstd; unpack it, or pack it with gzip",
     b"\xfd7zXZ\0": "it is packed by xz; unpack it, or pack it with gzip",
     b"BZh": "it is packed by bzip2; unpack it, or pack it with gzip",
@@ -191,11 +193,12 @@ _OTHERS: Final = {
     b"\0{": "it is UTF-16, and JSONL is UTF-8; iconv -f UTF-16BE -t UTF-8 makes it so",
 }
 """What is no JSONL as a whole, by how it begins, and what helps: line by line it would be said of each that it is no JSON."""
+_TWICE: Final = "it was packed with gzip twice; unpack it once"
 _LONGEST: Final = max(map(len, _OTHERS))
 
 
-def _text(uri: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """These, if they do not begin as something else does."""
+def _text(uri: str, blocks: Iterator[bytes], packed: bool) -> Iterator[bytes]:
+    """These, if they do not begin as something else does. `packed`: they were unpacked."""
     begin = b""
     for block in blocks:
         begin += block
@@ -203,6 +206,8 @@ def _text(uri: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
             break
     for magic, words in _OTHERS.items():
         if begin.startswith(magic):
+            if packed:
+                words = _TWICE if magic == _GZIP else f"unpacked, {words}"
             raise InputInvalid(f"{uri}: {words}")
     yield begin
     yield from blocks
