@@ -28,8 +28,8 @@ class World:
     """Live objects with our owner label, of every kind: Deployment, ReplicaSet, Pod, Service, ServiceAccount, Ingress, Job …
     Whether they are really ours, their owner references tell. ReplicaSets, Jobs and Pods carry status."""
     remains: tuple[Manifest, ...] = ()
-    """For a BatchJob that is not over: Jobs that had ended when they went, and pods likewise, as they were last, in the order in which
-    they went. Of those that went while no operator looked nothing is known."""
+    """For a BatchJob that is not over: its Jobs that had ended when they went, and pods of them likewise, as they were last; of Jobs of one
+    name the last one last. No more than tells how they ended; of those that went while no operator looked nothing is known."""
     missing: frozenset[Ref] = frozenset()
     """Referenced Secrets, ConfigMaps and claims that do not exist. Only filled in where the driver could look."""
     absent: frozenset[str] = frozenset()
