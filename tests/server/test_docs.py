@@ -38,3 +38,11 @@ def test_every_path_that_the_page_names_is_there() -> None:
     named = set(re.findall(r"`(/[^`…]*)`", table))
     assert len(named) > 25
     assert named - {"/v1"} <= there
+
+
+def test_equal_answers_are_promised_where_a_field_that_is_there_says_so(start_server: StartServer) -> None:
+    (promise,) = re.findall(r"^A request with a `seed`.*?whatever else runs, (.*?)\.", PAGE, re.MULTILINE | re.DOTALL)
+    (field,) = re.findall(r'where `/model_info` says\n`"(\w+)": true`', promise)
+    server = start_server().ready()
+    assert server.get("/model_info").json()[field] is True
+    server.stop()
