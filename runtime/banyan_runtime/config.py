@@ -101,6 +101,13 @@ class ServerConfig:
         help="Prompt tokens that may wait, and as many of background; beyond it: 429 queue_full. Default: 64 contexts, at least 16777216.",
         group="http",
     )
+    max_client_priority: int | None = option(
+        None,
+        check=at_least(0),
+        help="Highest priority that requests get: one that asks for more, by 'priority' or service_tier 'priority', gets this one. "
+        "0: nobody goes before others. Default: what they ask for.",
+        group="http",
+    )
     request_timeout: float | None = option(
         None,
         check=at_least(0.001),
@@ -384,6 +391,10 @@ class ServerConfig:
     def serves(self, name: str) -> bool:
         """Whether a request may name its model so; "default" is the first of `names`."""
         return name == "default" or name in self.names or self.accept_any_model
+
+    def priority(self, asked: int) -> int:
+        """What a request gets that asks for this priority."""
+        return asked if self.max_client_priority is None else min(asked, self.max_client_priority)
 
     def public(self) -> dict[str, Any]:
         """All options with secrets masked, for logs and /server_info."""

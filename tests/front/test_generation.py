@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def test_several_tokens_of_a_step_reach_their_own_streams_in_order(play: Play) -
         assert await reader.ended is None
         for index, expected in enumerate(("abc", "ea", "d")):
             assert text([delta for at, delta in reader.deltas if at == index]) == expected
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("most", "given"), [(None, [1000, 3, 0, -100]), (3, [3, 3, 0, -100]), (0, [0, 0, 0, -100])], ids=["any", "three", "none"]
+)
+def test_no_request_has_a_higher_priority_than_the_server_gives_and_background_stays_behind(
+    play: Play, most: int | None, given: list[int]
+) -> None:
+    async def scenario(world: World) -> None:
+        world.context.config = dataclasses.replace(world.context.config, max_client_priority=most)
+        world.start(*(request(priority=asked) for asked in (1000, 3, 0, -100)))
+        assert [submit.priority for submit in await world.engine.submits(4)] == given
 
     play(scenario)
 

@@ -239,6 +239,13 @@ def test_a_tier_of_service_is_a_priority(planner: Planner, fields: dict[str, Any
     assert (plan.requests[0].priority, plan.envelope.tier) == (priority, tier)
 
 
+@pytest.mark.parametrize(("most", "told"), [(0, "default"), (1, "priority")])
+def test_a_tier_that_the_server_gives_nobody_is_not_said_to_be_given(tiny_chat: Path, most: int, told: str) -> None:
+    made = chat(planner_of(tiny_chat, max_client_priority=most), service_tier="priority")
+    assert made.envelope.tier == told
+    assert chat(planner_of(tiny_chat, max_client_priority=most), service_tier="flex").envelope.tier == "flex"
+
+
 @pytest.mark.parametrize("kind", [{}, [], 3, None])
 def test_a_kind_of_choice_that_is_no_name_is_refused(planner: Planner, kind: Any) -> None:
     told = {"max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}], "tool_choice": {"type": kind}}

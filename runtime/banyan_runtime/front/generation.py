@@ -83,7 +83,8 @@ class Generation:
         self._group = group
         self._index = index
         self._prompt_tokens = request.prompt_tokens
-        self._background = request.priority < 0
+        priority = context.config.priority(request.priority)
+        self._background = priority < 0
         self._param = request.param
         self._constraint = request.constraint
         self._include_stop = request.include_stop
@@ -103,7 +104,7 @@ class Generation:
                     request.token_ids,
                     request.sampling,
                     logprobs=request.logprobs,
-                    priority=request.priority,
+                    priority=priority,
                     salt=request.salt,
                     constraint=request.constraint,
                     pooling=request.pooling,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from banyan_runtime.front.errors import invalid, unknown_model
-from banyan_runtime.front.openai.schema import GenerationRequest, StreamOptions
+from banyan_runtime.front.openai.schema import TIERS, GenerationRequest, StreamOptions
 from banyan_runtime.front.parsing import Neutral, refuse_unsupported
 from banyan_runtime.front.plan import Envelope
 from banyan_runtime.front.prepare.sequences import MAX_SALT, Served, check_id
@@ -28,8 +28,14 @@ def begin(served: Served, asked: GenerationRequest, unsupported: Neutral) -> Env
         include_usage=served.config.stream_response_default_include_usage if options.include_usage is None else options.include_usage,
         continuous_usage=options.continuous_usage_stats,
         ignored=asked.without_effect(),
-        tier=asked.tier,
+        tier=_tier(served, asked),
     )
+
+
+def _tier(served: Served, asked: GenerationRequest) -> str | None:
+    """What the answer says of the tier: the one that was asked for only where the server gives what it means."""
+    meant = TIERS.get(asked.tier or "default", 0)
+    return asked.tier if served.config.priority(meant) == meant else "default"
 
 
 def salt_of(asked: GenerationRequest) -> str:
