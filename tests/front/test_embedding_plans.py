@@ -80,6 +80,7 @@ def test_labels_stand_behind_their_prompt_and_are_scored_there(vectors: Planner)
     prompts = [wire.unpack_ids(request.token_ids).tolist() for request in made.requests]
     assert prompts == [[1, 2, 3, 7], [1, 2, 3, 8], [1, 2, 4, 5, 7], [1, 2, 4, 5, 8]]
     assert [request.logprobs.prompt_from for request in made.requests if request.logprobs] == [3, 3, 4, 4]
+    assert [request.told_tokens for request in made.requests] == [3, 0, 4, 0], "of each item once, and not its labels"
 
 
 @pytest.mark.parametrize("first", ["one", {"text": "one"}])

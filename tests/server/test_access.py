@@ -68,6 +68,23 @@ def test_requests_and_tokens_are_counted_by_the_name_of_the_key(guarded: ServerP
     assert guarded.metric('banyan_api_key_requests_total{key="bob"}') == 1
 
 
+def test_the_tokens_of_a_key_are_those_that_usage_tells(guarded: ServerProcess) -> None:
+    counted = 'banyan_api_key_tokens_total{key="other",kind="%s"}'
+    before = [guarded.metric(counted % kind) for kind in ("prompt", "generation")]
+    asking = client(guarded, "nameless")
+    told = [
+        asking.chat.completions.create(model=MODEL, messages=USER, max_tokens=3, n=4).usage,  # type: ignore[arg-type]
+        asking.completions.create(model=MODEL, prompt=["Hello there", "And you?"], max_tokens=2, n=2, best_of=3).usage,
+    ]
+    assert all(usage is not None for usage in told)
+    sums = [sum(usage.prompt_tokens for usage in told if usage), sum(usage.completion_tokens for usage in told if usage)]
+
+    def grown() -> list[float]:
+        return [guarded.metric(counted % kind) - old for kind, old in zip(("prompt", "generation"), before, strict=True)]
+
+    guarded.eventually(lambda: grown() == sums, f"counts that have grown by {sums}", 5)
+
+
 def test_keys_come_and_go_with_the_file(guarded: ServerProcess, keys: Path) -> None:
     before = keys.read_text()
     try:

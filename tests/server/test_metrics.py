@@ -270,6 +270,7 @@ def test_requests_and_tokens_are_counted_by_the_name_of_the_key() -> None:
     page.key_used("ann")
     page.key_used("")
     page.request_finished(record(key="ann"))
+    page.request_finished(record(key="ann", told_tokens=0, completion_tokens=2))  # another choice of the same prompt
     page.request_finished(record(key=None))
     seen = samples(rendered(page))
 
@@ -278,7 +279,7 @@ def test_requests_and_tokens_are_counted_by_the_name_of_the_key() -> None:
 
     assert counted("banyan_api_key_requests_total") == {("ann",): 1, ("bob",): 0, ("other",): 1}
     assert counted("banyan_api_key_tokens_total") == {
-        ("ann", "prompt"): 37, ("ann", "generation"): 11, ("bob", "prompt"): 0, ("bob", "generation"): 0,
+        ("ann", "prompt"): 37, ("ann", "generation"): 13, ("bob", "prompt"): 0, ("bob", "generation"): 0,
         ("other", "prompt"): 0, ("other", "generation"): 0,
     }  # fmt: skip
 

@@ -83,6 +83,7 @@ class Generation:
         self._group = group
         self._index = index
         self._prompt_tokens = request.prompt_tokens
+        self._told_tokens = request.told_tokens
         priority = context.config.priority(request.priority)
         self._background = priority < 0
         self._param = request.param
@@ -291,6 +292,7 @@ class Generation:
             streaming=call.streaming,
             finish_reason="tool_calls" if reason == "stop" and self._speech.calls else reason,
             prompt_tokens=self._prompt_tokens,
+            told_tokens=self._told_tokens,
             cached_tokens=0 if finish is None else finish.cached_tokens,
             completion_tokens=self._completion_tokens,
             received=call.received,

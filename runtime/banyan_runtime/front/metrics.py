@@ -54,6 +54,7 @@ class RequestRecord:
     background: bool = False  # it was to wait for others
     reasoning_tokens: int | None = None  # those of `completion_tokens`; None: nobody looked for reasoning
     key: str | None = None  # whose key it came with, "" for one without a name; None: no key is asked for
+    told_tokens: int | None = None  # those of `prompt_tokens` that its client's usage counts for it; None: all
 
     @property
     def total_s(self) -> float:
@@ -149,7 +150,8 @@ class Metrics:
         if record.key is None:
             return
         key = self._key(record.key)
-        self._key_tokens.cell(key, "prompt").value += record.prompt_tokens
+        told = record.prompt_tokens if record.told_tokens is None else record.told_tokens
+        self._key_tokens.cell(key, "prompt").value += told
         self._key_tokens.cell(key, "generation").value += record.completion_tokens
 
     def key_names(self, names: Iterable[str]) -> None:
@@ -428,5 +430,7 @@ class Metrics:
         )
         self._keys: set[str] = set()
         self._key_requests = to.open_family("banyan_api_key_requests_total", "counter", "HTTP requests by the name of their key.", "key")
-        self._key_tokens = to.open_family("banyan_api_key_tokens_total", "counter", "Tokens by the name of the key.", "key", "kind")
+        self._key_tokens = to.open_family(
+            "banyan_api_key_tokens_total", "counter", "Tokens by the name of the key, as usage has them.", "key", "kind"
+        )
         self._dropped = to.cell("banyan_log_dropped_total", "counter", "Log lines of the front dropped because the log could not keep up.")

@@ -49,6 +49,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
     param: str = "prompt"  # the request's field that the prompt came from, for errors
     pooling: int = 0  # of wire.POOLINGS: a vector is wanted and no token; 0: none
+    told_tokens: int | None = None  # of its prompt's, those that usage counts for it: each prompt once, with its first choice; None: all
 
     @property
     def prompt_tokens(self) -> int:

@@ -90,8 +90,9 @@ def _by_labels(served: Served, asked: ScoreRequest, labels: list[int]) -> LabelS
                 logprobs=scored,
                 priority=priority_of(asked.priority),
                 param=prompt.param,
+                told_tokens=0 if place else len(ids),  # without the label
             )
-            for label in labels
+            for place, label in enumerate(labels)
         ]
     check_room(served.info, requests, "items")
     return LabelScorePlan(

@@ -103,6 +103,7 @@ def sequences(
             priority=frame.priority,
             salt=frame.salt,
             param=frame.param,
+            told_tokens=0 if index else None,
         )
         for index in range(params.n)
     ]
