@@ -353,7 +353,11 @@ class ServerConfig:
     )
     decode_log_interval: int = option(40, check=at_least(1), help="Decode steps per 'Decode batch.' line.", group="logs")
     watchdog_timeout: float = option(
-        300.0, check=at_least(1), help="Seconds without a finished step before the engine dumps its stacks and exits.", group="logs"
+        300.0,
+        check=at_least(1),
+        help="Seconds without a finished step before the engine dumps its stacks and exits; after half of them, 60 at most, /readyz and "
+        "/livez say that it hangs.",
+        group="logs",
     )
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
+from banyan_runtime.server.serve import HANG_VARIABLE, hang_after
 from tests.server.conftest import MODEL, StartServer
 from tests.server.reader import LONG, Reader, gone
 
@@ -90,6 +91,24 @@ def test_an_engine_that_stays_stopped_is_ended_and_the_server_with_it(start_serv
     assert re.fullmatch(reason, json.loads(server.termination_log.read_text())["message"])
     assert "memory" not in server.log.partition("FATAL")[2], "it did not run out of it"
     assert "the engine answers again" not in server.log
+
+
+def test_a_hang_shows_before_the_watchdog_ends_the_engine(start_server: StartServer) -> None:
+    server = start_server("--watchdog-timeout", "8").ready()
+    server.engine.suspend()
+    server.eventually(lambda: server.get("/readyz").json()["state"] == "hung", "a failing /readyz", 8)
+    assert (server.status("/readyz"), server.status("/livez")) == (503, 503)
+    assert not gone(server.engine)
+    server.engine.resume()
+    server.eventually(lambda: server.status("/readyz") == 200, "recovery", 5)
+
+
+@pytest.mark.parametrize(("watchdog", "shown"), [(300.0, 60.0), (120.0, 60.0), (20.0, 10.0), (1.0, 0.5)])
+def test_a_hang_shows_after_half_of_the_watchdogs_time_and_a_minute_at_most(
+    monkeypatch: pytest.MonkeyPatch, watchdog: float, shown: float
+) -> None:
+    monkeypatch.delenv(HANG_VARIABLE, raising=False)
+    assert hang_after(watchdog) == shown
 
 
 def test_a_step_that_takes_long_is_not_taken_for_a_hang(start_server: StartServer, tmp_path: Path) -> None:

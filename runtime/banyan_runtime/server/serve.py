@@ -248,7 +248,7 @@ class Server:
     async def _watch_pulse(self, engine: EngineChild, watch: PulseWatch) -> None:
         """Ping the engine; when it neither answers nor gets anything done for too long, say so in /livez, and end it after
         --watchdog-timeout. A step that computes for minutes does not answer, but its pulse goes on."""
-        limit = float(os.environ.get(HANG_VARIABLE, HANG_AFTER_S))
+        limit = hang_after(self._config.watchdog_timeout)
         late = 0
         while True:
             silent = min(self._client.heartbeat(), watch.silent(time.monotonic()))
@@ -414,6 +414,12 @@ class Server:
             self._zygote.close()
         self._client.close()
         await self._front.last_spans()
+
+
+def hang_after(watchdog_timeout: float) -> float:
+    """Seconds of silence after which probes call the engine hung: well before the watchdog ends it, for then there is nothing left to
+    tell, and whoever balances requests needs some time to send them elsewhere."""
+    return float(os.environ.get(HANG_VARIABLE, min(HANG_AFTER_S, watchdog_timeout / 2)))
 
 
 def url_of(host: str, port: int) -> str:
