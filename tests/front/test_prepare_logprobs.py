@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from banyan_runtime import wire
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.openai.responses.references import Before
 from banyan_runtime.front.plan import Endpoint
+from banyan_runtime.front.prepare import sequences as prepared
 from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.front.text.text import Text
 from tests.front.planning import chat, completion, native, refused
+from tests.front.support import engine_info
 
 
 def test_logprobs_of_a_chat(planner: Planner) -> None:
@@ -79,3 +87,56 @@ def test_logprobs_that_cannot_be_had_are_refused(
     error = refused(planner, endpoint, **body)
     assert error.param == param
     assert message in error.message
+
+
+def roomy(folder: Path, context: int) -> Planner:
+    """For a server with this context, which takes as many choices as a request may ask for."""
+    text = Text.load(ServerConfig(model_path=str(folder)), folder)
+    lengths = {"context_len": context, "max_model_len": context, "max_req_input_len": context - 6}
+    info = engine_info(vocab_size=text.model_config["vocab_size"], max_running_requests=256, **lengths)
+    return Planner(ServerConfig(model_path=str(folder), served_model_name=("tiny",)), text, info)
+
+
+def test_a_chat_without_a_limit_gets_as_many_tokens_as_an_answer_can_hold_the_logprobs_of(tiny_chat: Path) -> None:
+    planner = roomy(tiny_chat, 8192)
+    for n in (32, 128):  # no number of choices is refused
+        made = chat(planner, n=n, logprobs=True, top_logprobs=20)
+        (most,) = {request.sampling.max_new_tokens for request in made.requests}
+        assert 1024 < most == 4_000_000 // (n * 21) < 8000
+    whole = 8192 - made.requests[0].prompt_tokens
+    for body in ({"n": 32}, {"n": 4, "logprobs": True, "top_logprobs": 20}):  # what fits is as it was
+        assert {request.sampling.max_new_tokens for request in chat(planner, **body).requests} == {whole}
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [
+        ({"max_tokens": 6000}, "max_tokens"),
+        ({"max_completion_tokens": 6000}, "max_completion_tokens"),
+        ({"min_tokens": 6000}, "max_tokens"),
+    ],
+)
+def test_a_client_that_wants_more_logprobs_than_an_answer_holds_hears_how_many_tokens_fit(
+    tiny_chat: Path, limits: dict[str, int], limit: str
+) -> None:
+    planner = roomy(tiny_chat, 8192)
+    asked = {"n": 32, "logprobs": True, "top_logprobs": 20}
+    error = refused(planner, "chat", **asked, **limits)
+    assert (error.param, error.code) == ("top_logprobs", "integer_above_max_value")
+    assert f"Set {limit} to at most 5952, ask for a lower top_logprobs" in error.message
+    assert chat(planner, **asked, max_tokens=5952).requests[0].sampling.max_new_tokens == 5952
+
+
+def test_a_limit_too_low_to_be_meant_is_put_on_nobody(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "MAX_LOGPROBS", 1024 * 21 * 4)
+    planner = roomy(tiny_chat, 8192)
+    assert chat(planner, n=4, logprobs=True, top_logprobs=20).requests[0].sampling.max_new_tokens == 1024
+    error = refused(planner, "chat", n=5, logprobs=True, top_logprobs=20)
+    assert "Set max_tokens to at most 819, " in error.message
+
+
+def test_a_response_is_told_of_its_own_field(tiny_chat: Path) -> None:
+    body = {"input": "Hi", "max_output_tokens": 200_000, "top_logprobs": 20}
+    given = msgspec.json.encode(Before(id="resp_1")) + b"\n" + msgspec.json.encode(body)
+    with pytest.raises(ApiError, match="Set max_output_tokens to at most 190476, "):
+        roomy(tiny_chat, 262_144).plan("responses", given, "r")

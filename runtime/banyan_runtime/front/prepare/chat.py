@@ -13,11 +13,20 @@ from banyan_runtime.front.openai.functions import in_newer_words, names
 from banyan_runtime.front.openai.schema import CHAT_UNSUPPORTED, ChatRequest
 from banyan_runtime.front.openai.tools import ToolChoice, choice_of
 from banyan_runtime.front.parsing import parse
-from banyan_runtime.front.plan import ChatPlan
+from banyan_runtime.front.plan import ChatPlan, GenerateRequest
 from banyan_runtime.front.prepare.encode import encode
 from banyan_runtime.front.prepare.openai import begin, salt_of
 from banyan_runtime.front.prepare.output import output_of
-from banyan_runtime.front.prepare.sequences import Frame, Scores, Served, check_logprobs, check_room, priority_of, sequences
+from banyan_runtime.front.prepare.sequences import (
+    Frame,
+    Scores,
+    Served,
+    check_logprobs,
+    check_room,
+    priority_of,
+    sequences,
+    within_logprobs,
+)
 from banyan_runtime.front.renaming import renamed, renamed_plan
 from banyan_runtime.front.sampling import resolve
 
@@ -65,9 +74,13 @@ def _planned(served: Served, asked: ChatRequest, body: Mapping[str, Any], reques
     # The template writes BOS itself, so the tokenizer must not add a second one.
     ids = encode(served, prompt.text, "messages", add_special_tokens=asked.add_special_tokens)
     top = asked.top_logprobs if asked.logprobs else -1
-    requests = sequences(served, frame, ids, params, seed_id=f"chatcmpl-{envelope.own_id or request_id}", scores=Scores(top))
+    requests: Sequence[GenerateRequest] = sequences(
+        served, frame, ids, params, seed_id=f"chatcmpl-{envelope.own_id or request_id}", scores=Scores(top)
+    )
     check_room(served.info, requests, "n")
-    check_logprobs(requests, "top_logprobs")
+    if params.max_tokens is None:
+        requests = within_logprobs(requests)
+    check_logprobs(requests, "top_logprobs", params.max_tokens_name)
     return ChatPlan(
         envelope=envelope,
         requests=tuple(requests),

@@ -64,7 +64,7 @@ def plan_completion(served: Served, body: Mapping[str, Any], request_id: str) ->
         requests += choices
         echoes += [_echo(served, prompt, choices[0]) if asked.echo else ""] * params.n
     check_room(served.info, requests, "prompt" if params.n == 1 else "n" if params.n == kept else "best_of")
-    check_logprobs(requests, "logprobs")
+    check_logprobs(requests, "logprobs", params.max_tokens_name)
     return CompletionPlan(
         envelope=envelope,
         requests=tuple(requests),

@@ -56,7 +56,7 @@ def plan_generate(served: Served, body: Mapping[str, Any], request_id: str) -> N
         bound = dataclasses.replace(frame, constraint=constraints[position])
         requests += sequences(served, bound, ids, params, seed_id=seed_id, scores=asked_scores, interval=interval)
     check_room(served.info, requests, "n" if choices > 1 else "input_ids" if asked.text is None else "text")
-    check_logprobs(requests, "top_logprobs_num")
+    check_logprobs(requests, "top_logprobs_num", all_params[0].max_tokens_name)
     return NativePlan(
         requests=tuple(requests),
         rids=tuple(rid for rid in rids for _ in range(choices)),

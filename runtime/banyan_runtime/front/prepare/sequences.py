@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from banyan_runtime import wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.errors import invalid
@@ -19,6 +21,7 @@ from banyan_runtime.front.text.text import Text
 
 MAX_SEQUENCES: Final = 1024  # choices of all prompts together
 MAX_LOGPROBS: Final = 4_000_000  # of all sequences together: 32 MB while they are packed, up to 300 MB in JSON
+LEAST_SCORED: Final = 1024  # tokens: a client that set no limit rather hears of the bound than gets an answer that ends before
 MAX_ID: Final = 128
 MAX_SALT: Final = 1024
 _NUMBERS: Final = ("n", "best_of")
@@ -128,21 +131,50 @@ def check_room(info: wire.EngineInfo, requests: Sequence[GenerateRequest], param
         raise invalid(param, message, "integer_above_max_value" if param in _NUMBERS else "array_above_max_length")
 
 
-def check_logprobs(requests: Sequence[GenerateRequest], param: str) -> None:
-    """Raises ApiError for more log probabilities than one answer can hold. `param`: the field that says how many for each token."""
-    cells = 0
-    for request in requests:
-        if (asked := request.logprobs) is not None:
-            named = len(asked.named) // 4
-            cells += (1 + asked.output_top + named) * request.sampling.max_new_tokens
-            if asked.prompt_from > 0:
-                cells += (1 + asked.prompt_top + named) * (request.prompt_tokens - asked.prompt_from)
+def within_logprobs(requests: Sequence[GenerateRequest]) -> Sequence[GenerateRequest]:
+    """The requests of a client that set no limit to their tokens, each with as many at most as one answer can hold the log probabilities
+    of. They are as they were where that would be fewer than LEAST_SCORED, or than a request's min_tokens."""
+    most = _most_scored(requests)
+    if most is None or most < max(LEAST_SCORED, *(request.sampling.min_new_tokens for request in requests)):
+        return requests
+    replace = msgspec.structs.replace
+    return [
+        replace(request, sampling=replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, most)))
+        for request in requests
+    ]
+
+
+def check_logprobs(requests: Sequence[GenerateRequest], param: str, limit: str) -> None:
+    """Raises ApiError for more log probabilities than one answer can hold. `param`: the field that says how many for each token; `limit`:
+    the one that says how many tokens."""
+    cells = sum(_cells_of_prompt(request) + _cells_each(request) * request.sampling.max_new_tokens for request in requests)
     if cells > MAX_LOGPROBS:
+        most = _most_scored(requests) or 0
+        fewer = f"Set {limit} to at most {most}, ask" if most > 0 else "Ask"
         message = (
             f"The answer could have {cells} log probabilities, of all choices together; at most {MAX_LOGPROBS} are allowed. "
-            f"Ask for a lower {param}, fewer tokens or choices, or send several requests."
+            f"{fewer} for a lower {param}, fewer prompts or choices, or send several requests."
         )
-        raise invalid(param, message, "integer_above_max_value")
+        raise invalid(param, message, "integer_above_max_value", beside=[limit])
+
+
+def _most_scored(requests: Sequence[GenerateRequest]) -> int | None:
+    """How many tokens each of them may have, for the log probabilities of all to fit into one answer; None: however many."""
+    each = sum(map(_cells_each, requests))
+    return (MAX_LOGPROBS - sum(map(_cells_of_prompt, requests))) // each if each else None
+
+
+def _cells_each(request: GenerateRequest) -> int:
+    """Log probabilities of each token that is generated."""
+    asked = request.logprobs
+    return 0 if asked is None or asked.output_top < 0 else 1 + asked.output_top + len(asked.named) // 4
+
+
+def _cells_of_prompt(request: GenerateRequest) -> int:
+    asked = request.logprobs
+    if asked is None or asked.prompt_from <= 0:
+        return 0
+    return (1 + asked.prompt_top + len(asked.named) // 4) * (request.prompt_tokens - asked.prompt_from)
 
 
 def check_id(request_id: str, param: str) -> None:
