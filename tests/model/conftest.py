@@ -155,6 +155,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny
     return get
 
 
+@pytest.fixture(scope="session")
+def shallow_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """Likewise, of one layer: what it is about is not what layers leave one another, and Triton's interpreter takes long for each."""
+    made: dict[str, TinyModel] = {}
+
+    def get(family: str) -> TinyModel:
+        if family not in made:
+            made[family] = make(tmp_path_factory.mktemp(family), family, num_hidden_layers=1)
+        return made[family]
+
+    return get
+
+
 def resident_bytes() -> int:
     """Memory of this process that was written."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -2,23 +2,43 @@
 
 For each launch, and for each call from a kernel to another function, it looks through all of `triton.language` for what is to be replaced
 while kernels run, which takes as long as the kernels. What it finds is always the same, and within a launch it is replaced already.
-Each value gets objects of its own that say its shape, and each operation on integers is done again in 64 bits, by a dozen others, for a
-check whose answer nobody reads.
+Each value gets objects of its own that say its shape, two values that are alike are asked in which type and shape they meet, and each
+operation on integers is done again in 64 bits, by a dozen others, for a check whose answer nobody reads.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 Modules = frozenset[str]
 Change = tuple[object, str, object]
+
+
+def combined(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """For `parametrize`: each value beside each of every other axis, in few combinations. On a GPU, which takes no time for them, all."""
+    every = list(itertools.product(*axes))
+    if torch.cuda.is_available():
+        return every
+    left = {pair for values in every for pair in _pairs(values)}
+    chosen: list[tuple[Any, ...]] = []
+    while left:
+        chosen.append(max(every, key=lambda values: len(left & _pairs(values))))
+        left -= _pairs(chosen[-1])
+    return chosen
+
+
+def _pairs(values: tuple[Any, ...]) -> set[tuple[tuple[int, Any], tuple[int, Any]]]:
+    (*numbered,) = enumerate(values)
+    return set(itertools.combinations(numbered, 2))
 
 
 class Scope(interpreter._LangPatchScope):  # type: ignore[misc]
@@ -73,7 +93,8 @@ class Shapes:
     def __init__(self) -> None:
         self._make_type = tl.core.block_type.__init__
         self._of_types: dict[tuple[object, ...], tuple[Any, int]] = {}  # by shape: as it is told, and how many elements it has
-        self._of_values: dict[tuple[int, ...], tuple[Any, Any]] = {}  # by shape: the same as constants
+        self._of_values: dict[int, tuple[Any, Any]] = {}  # by a shape of `_of_types`, which stay: the same as constants
+        self._of_single = tl.core.tuple([]), tl.constexpr(1)
         self._names: dict[tuple[str, tuple[object, ...]], str] = {}
 
     def type(self, made: Any, element_ty: Any, shape: Any) -> None:
@@ -82,7 +103,7 @@ class Shapes:
         name = self._names.get((element_ty.name, key))
         if name is None:
             self._make_type(made, element_ty, shape)
-            self._of_types[key] = made.shape, made.numel
+            made.shape, made.numel = self._of_types.setdefault(key, (made.shape, made.numel))
             self._names[element_ty.name, key] = made.name
             return
         made.element_ty, made.name = element_ty, name
@@ -91,10 +112,15 @@ class Shapes:
     def value(self, made: Any, handle: Any, type: Any) -> None:
         """`tensor.__init__`."""
         made.handle, made.type, made.dtype = handle, type, type.scalar
-        key = tuple(type.shape) if type.is_block() else ()
-        told = self._of_values.get(key)
+        if not type.is_block():
+            made.shape, made.numel = self._of_single
+            return
+        told = self._of_values.get(id(type.shape))
         if told is None:
-            told = self._of_values[key] = tl.core.tuple([tl.constexpr(size) for size in key]), tl.constexpr(math.prod(key))
+            sizes = tuple(type.shape)
+            told = tl.core.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
+            if (kept := self._of_types.get(sizes)) is not None and kept[0] is type.shape:
+                self._of_values[id(type.shape)] = told
         made.shape, made.numel = told
 
 
@@ -110,6 +136,45 @@ class Stored:
         if element.name not in self._found:
             self._found[element.name] = self._find(element)
         return self._found[element.name]
+
+
+def alike(check: Callable[..., Any]) -> Callable[..., Any]:
+    """`TritonSemantic.binary_op_type_checking_impl`: two values of one of these types compute in it, whatever is computed."""
+    plain = frozenset(kind.name for kind in (tl.float32, tl.float64, tl.int32, tl.int64, tl.uint32, tl.uint64))
+
+    def checked(semantic: Any, lhs: Any, rhs: Any, *allowed: bool, **asked: bool) -> Any:
+        if isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor) and lhs.dtype is rhs.dtype and lhs.dtype.name in plain:
+            return semantic.broadcast_impl_value(lhs, rhs)
+        return check(semantic, lhs, rhs, *allowed, **asked)
+
+    return checked
+
+
+class Meeting:
+    """In the place of `TritonSemantic.broadcast_impl_value`: what two shapes become is found once for each two."""
+
+    def __init__(self, broadcast: Callable[..., Any]) -> None:
+        self._broadcast = broadcast
+        self._known: dict[tuple[int, int], tuple[Any, bool, bool, Any]] = {}  # shape, whether each becomes it; the shapes, which stay
+
+    def __call__(self, semantic: Any, lhs: Any, rhs: Any) -> Any:
+        left, right = lhs.type, rhs.type
+        if not (left.is_block() and right.is_block()):
+            return (lhs, rhs) if left.is_block() == right.is_block() else self._broadcast(semantic, lhs, rhs)
+        shapes = left.shape, right.shape
+        if shapes[0] is shapes[1]:
+            return lhs, rhs
+        key = id(shapes[0]), id(shapes[1])
+        if key not in self._known:
+            met = self._broadcast(semantic, lhs, rhs)
+            if len(shapes[0]) == len(shapes[1]):
+                self._known[key] = met[0].type.shape, met[0] is not lhs, met[1] is not rhs, shapes
+            return met
+        shape, widens, other_widens, _ = self._known[key]
+        return self._as(semantic, lhs, shape) if widens else lhs, self._as(semantic, rhs, shape) if other_widens else rhs
+
+    def _as(self, semantic: Any, value: Any, shape: Any) -> Any:
+        return semantic.tensor(semantic.builder.create_broadcast(value.handle, shape), tl.block_type(value.type.scalar, shape))
 
 
 def unheard(check: Callable[..., None]) -> Callable[..., None]:
@@ -130,4 +195,7 @@ def hasten() -> None:
     shapes = Shapes()
     tl.core.block_type.__init__ = lambda *args: shapes.type(*args)
     tl.core.tensor.__init__ = lambda *args: shapes.value(*args)
+    TritonSemantic.binary_op_type_checking_impl = alike(TritonSemantic.binary_op_type_checking_impl)
+    meeting = Meeting(TritonSemantic.broadcast_impl_value)
+    TritonSemantic.broadcast_impl_value = lambda *values: meeting(*values)
     TritonSemantic.binary_op_sanitize_overflow_impl = unheard(TritonSemantic.binary_op_sanitize_overflow_impl)

@@ -180,8 +180,10 @@ def computed(runner: ModelRunner, gpu: PretendedGpu, requests: list[Request]) ->
 
 
 @pytest.mark.parametrize("options", [{}, {"page_size": 16, "dtype": "float16"}, {"attention_backend": "torch_native"}], ids=str)
-def test_texts_are_those_of_transformers(tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, options: dict[str, Any]) -> None:
-    model, requests = tiny_model("qwen3"), texts(5, 3, 4)
+def test_texts_are_those_of_transformers(
+    tiny_model: Callable[[str], TinyModel], shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, options: dict[str, Any]
+) -> None:
+    model, requests = (shallow_model if options else tiny_model)("qwen3"), texts(5, 3, 4)
     runner = model.load(device="cuda", **GRAPHS, **options)
     computed(runner, gpu, requests)
     assert runner.info.attention_backend == options.get("attention_backend", "triton")
@@ -203,9 +205,9 @@ def test_a_step_of_one_row_in_one_launch(
 
 
 def test_the_likeliest_tokens_are_picked_by_our_kernels_without_graphs_too(
-    tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+    shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, requests = tiny_model("llama"), texts(3, 2)
+    model, requests = shallow_model("llama"), texts(3, 2)
     runner = model.load(device="cuda", disable_cuda_graph=True)
     launched: list[str] = []
     launch, step = gpu.launch, runner.launch
@@ -218,10 +220,10 @@ def test_the_likeliest_tokens_are_picked_by_our_kernels_without_graphs_too(
 
 
 def test_a_step_whose_graph_found_no_memory_is_told_again(
-    tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+    shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was told, and never fetched that: the next step finds its own letter all the same."""
-    model, requests = tiny_model("llama"), texts(5, 3)
+    model, requests = shallow_model("llama"), texts(5, 3)
     runner = model.load(device="cuda", **GRAPHS)
     driver, launch, missed = Driver(runner, rows=3, context=64), runner.launch, 0
 
@@ -246,9 +248,9 @@ def test_a_step_whose_graph_found_no_memory_is_told_again(
         assert request.output == model.choices(request.prompt, request.output)
 
 
-def test_steps_are_not_padded_to_many_times_their_tokens(tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu) -> None:
+def test_steps_are_not_padded_to_many_times_their_tokens(shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu) -> None:
     """For the sake of their sequences; where there is little to compute anyway they are."""
-    runner = tiny_model("llama").load(device="cuda", **GRAPHS)
+    runner = shallow_model("llama").load(device="cuda", **GRAPHS)
     Driver(runner, rows=3, context=64)
     graphs = runner.forward._graphs  # type: ignore[attr-defined]
     graphs._prompts = [SimpleNamespace(held=SimpleNamespace(size=size)) for size in (16, 64, 256, 512, 1024)]
@@ -272,9 +274,11 @@ def launches(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return modes
 
 
-def test_tokens_are_drawn_by_graphs_too(tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_drawn_by_graphs_too(
+    shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of steps that ask for nothing beside them: one graph for the step, one for its tokens, and logits that nobody writes down in fp32."""
-    model, found = tiny_model("llama"), []
+    model, found = shallow_model("llama"), []
     for options in (GRAPHS, {**GRAPHS, "disable_cuda_graph": True}):
         runner, requests = model.load(device="cuda", dtype="float16", **options), texts(6, 3, 4)
         for seed, request in enumerate(requests):
@@ -378,11 +382,11 @@ def library(gpu: PretendedGpu, kind: type[flashinfer_double.Double]) -> type[fla
 
 
 def test_flashinfer_is_told_what_it_reads_on_the_host_there(
-    tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+    shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flashinfer_double.install(monkeypatch, lambda kind: library(gpu, kind))
     monkeypatch.setattr(FlashInferAttention, "refusal", staticmethod(lambda *_: None))
-    model, requests = tiny_model("mistral-window"), texts(5, 3, 4)
+    model, requests = shallow_model("mistral-window"), texts(5, 3, 4)
     runner = model.load(device="cuda", attention_backend="flashinfer", **GRAPHS)
     computed(runner, gpu, requests)
     assert gpu.replays > 10

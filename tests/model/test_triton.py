@@ -28,6 +28,7 @@ from banyan_runtime.step import PADDING_SLOT, Step
 
 from .conftest import VOCAB, TinyModel
 from .driver import Again, Driver, Request
+from .interpreted import combined
 from .replays import Replays
 from .test_attention import NARROW, Room, spec
 
@@ -306,15 +307,17 @@ def test_fused_heads_keep_eight_bits(dim: int, heads: int, kv_heads: int, kept: 
     assert_heads_are_the_heads(shape, (None, None), qkv, [0, 0, 0, 0], kept)
 
 
-@pytest.mark.parametrize("light", [0, 16])  # programs; there are so many
-@pytest.mark.parametrize("programs", [64, 1])
-@pytest.mark.parametrize("window", [None, 21])
-@pytest.mark.parametrize(("dim", "kept"), [(16, None), (24, None), (128, None), (16, torch.float8_e5m2)])
+@pytest.mark.parametrize(
+    ("width", "window", "programs", "light"),
+    combined([(16, None), (24, None), (128, None), (16, torch.float8_e5m2)], [None, 21], [64, 1], [0, 16]),
+)
 def test_turned_and_attended_in_one_launch(
-    dim: int, kept: torch.dtype | None, window: int | None, programs: int, light: int, monkeypatch: pytest.MonkeyPatch
+    width: tuple[int, torch.dtype | None], window: int | None, programs: int, light: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one behind the other, of a decode step: the results, and what is kept. Contexts end at either side of a turn and a stretch; one
-    row has nothing before it, another one's value is broken, and a third is padding, whose key nobody keeps."""
+    row has nothing before it, another one's value is broken, and a third is padding, whose key nobody keeps. `width` is of heads, and what
+    their keys are kept in; `light` so many programs, of which there are 16."""
+    dim, kept = width
     monkeypatch.setattr(triton_paged, "PROGRAMS", programs)
     monkeypatch.setattr(triton_paged, "LIGHT", light)
     monkeypatch.setattr(triton_paged, "FEWEST", light)
@@ -377,11 +380,13 @@ def replaying(model: TinyModel, recorder: capture.Recorder, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])
-def test_steps_that_are_replayed_say_the_same(tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_replayed_say_the_same(
+    shallow_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three texts of different lengths that come and go, the last one drawn: the graphs are for 1, 2 and 4 rows, and for 16 and 24 other
     tokens, so some steps are padded, and of some the likeliest tokens are replayed too. The longest prompt goes by them."""
     recorder = capture.CudaRecorder() if DEVICE == "cuda" else Again()
-    model = tiny_model(family)
+    model = shallow_model(family)
     runner = replaying(model, recorder, monkeypatch)
 
     def requests(*lengths: int) -> list[Request]:
