@@ -242,7 +242,9 @@ def _response_format(param: str, value: Any) -> Asked | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return _json_object(param)
+        # llama.cpp's and Together's form. An empty schema says no more than that it is an object.
+        described = value.get("schema")
+        return _json_object(param) if described in (None, {}) else _json_schema(param, described)
     if kind == "structural_tag":
         return _structural_tag(param, value)
     if kind != "json_schema":
