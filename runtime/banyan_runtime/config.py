@@ -205,6 +205,13 @@ class ServerConfig:
         help="Seconds for which /v1/responses are kept in --file-storage-path, where a client does not forbid it; 0: none are.",
         group="files and batches",
     )
+    response_store_bytes: int | None = option(
+        None,
+        check=at_least(0),
+        help="Bytes that /v1/responses may take in --file-storage-path: the oldest give way to later ones; 0: they are kept in memory "
+        "only. Default: 1073741824 in a folder, no limit in s3://. Of a disk they leave 64 MiB to files and batches.",
+        group="files and batches",
+    )
     max_file_bytes: int = option(512 << 20, check=at_least(1), help="Bytes of an uploaded file, at most.", group="files and batches")
     max_batch_file_bytes: int = option(
         200 << 20, check=at_least(1), help="Bytes of a file with purpose 'batch', at most.", group="files and batches"

@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from banyan_runtime.batch.host.reserve import Reserve
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.openai.responses import events, store
 from banyan_runtime.front.openai.responses.events import EndedLogs, EventLog
-from banyan_runtime.front.openai.responses.store import Record, ResponseStore, new_id
+from banyan_runtime.front.openai.responses.quota import BLOCK_BYTES
+from banyan_runtime.front.openai.responses.store import Record, ResponseStore, most_bytes, new_id
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.store import Unreachable
 from tests.front.support import run
@@ -72,10 +74,10 @@ def test_a_state_that_comes_while_old_responses_are_swept_away_is_written(tmp_pa
     begun, go_on = threading.Event(), threading.Event()
     true_sweep = ResponseStore._sweep
 
-    def sweep(self: ResponseStore, place: Any) -> None:  # slow, as the list of a bucket may be
+    def sweep(self: ResponseStore, place: Any, size: int) -> int:  # slow, as the list of a bucket may be
         begun.set()
         assert go_on.wait(10)
-        true_sweep(self, place)
+        return true_sweep(self, place, size)
 
     monkeypatch.setattr(ResponseStore, "_sweep", sweep)
 
@@ -428,6 +430,162 @@ def test_what_waits_for_a_storage_that_hangs_is_bounded(tmp_path: Path, monkeypa
         assert all([await kept.load(one) is not None for one in ids])
 
     run(scenario)
+
+
+# --- bytes ---
+
+BLOCKS = 10
+MOST = BLOCKS * BLOCK_BYTES  # a record of these tests takes one block
+
+
+def bounded(folder: Path, clock: Clock, **options: Any) -> ResponseStore:
+    return ResponseStore(str(folder), clock=clock, most_bytes=MOST, **options)
+
+
+def test_the_oldest_give_way_as_responses_are_written(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock, ids = Clock(), []
+        kept = bounded(tmp_path, clock)
+        for _ in range(40):
+            clock.now += 1  # of an hour's sweep there is none
+            ids.append(new_id(clock.now))
+            kept.save(ids[-1], record())
+            await kept.settle()
+            assert len(files(tmp_path)) <= BLOCKS
+        assert files(tmp_path) == sorted(ids[-len(files(tmp_path)) :])
+        assert len(files(tmp_path)) >= BLOCKS * 0.8
+        for here in (kept, bounded(tmp_path, clock)):  # and elsewhere, or after a restart
+            assert [await here.load(one) is not None for one in ids] == [one in files(tmp_path) for one in ids]
+
+    run(scenario)
+
+
+def test_what_an_earlier_server_left_counts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        before = ResponseStore(str(tmp_path), clock=clock)
+        for _ in range(40):
+            clock.now += 1
+            before.save(new_id(clock.now), record())
+        await before.settle()
+        clock.now += 1
+        bounded(tmp_path, clock).save(one := new_id(clock.now), record())
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+        assert len(files(tmp_path)) <= BLOCKS
+        assert one in files(tmp_path)
+
+    run(scenario)
+
+
+def test_a_response_that_runs_stays_though_it_is_the_oldest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        running = new_id(clock.now)
+        kept = bounded(tmp_path, clock, live={running: None})
+        kept.save(running, record("in_progress", background=True))
+        for _ in range(40):
+            clock.now += 1
+            kept.save(new_id(clock.now), record())
+            await kept.settle()
+        kept.save(running, record("completed", background=True))
+        await kept.settle()
+        assert not kept.was_removed(running)
+        assert status(await bounded(tmp_path, clock).load(running)) == "completed"
+
+    run(scenario)
+
+
+def test_a_response_larger_than_the_bound_is_kept_in_memory_and_pushes_nobody_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        kept, ids = bounded(tmp_path, Clock()), [new_id(NOW), new_id(NOW)]
+        kept.save(ids[0], record())
+        await kept.settle()
+        kept.save(ids[1], record(size=MOST))
+        await kept.settle()
+        assert files(tmp_path) == [ids[0]]
+        assert [status(await kept.load(one)) for one in ids] == ["completed"] * 2
+
+    with caplog.at_level(logging.WARNING, "banyan"):
+        run(scenario)
+    assert f"more than --response-store-bytes={MOST} are not to be had: set it to more" in caplog.text
+
+
+def test_nothing_is_written_while_what_is_there_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def away(self: LocalStore, prefix: str) -> Any:
+        tried.append(prefix)
+        raise Unreachable(self.uri(prefix), "it is away")
+
+    async def scenario() -> None:
+        clock, ids = Clock(), [new_id(NOW) for _ in range(20)]
+        kept = bounded(tmp_path, clock)
+        with monkeypatch.context() as outage:
+            outage.setattr(LocalStore, "list", away)
+            for one in ids:
+                kept.save(one, record())
+                await kept.settle()
+            assert (files(tmp_path), len(tried)) == ([], 1)
+        assert [status(await kept.load(one)) for one in ids] == ["completed"] * 20
+        clock.now += store.NO_ROOM_S
+        kept.save(one := new_id(clock.now), record())
+        await kept.settle()
+        assert files(tmp_path) == [one]
+
+    run(scenario)
+
+
+def test_the_last_bytes_of_a_disk_are_left_to_files_and_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = [store.LEFT_BYTES + (1 << 20)]
+    monkeypatch.setattr(Reserve, "free", property(lambda self: free[0]))
+
+    async def scenario() -> None:
+        clock = Clock()
+        kept, ids = bounded(tmp_path, clock), [new_id(NOW) for _ in range(5)]
+        kept.save(ids[0], record())
+        await kept.settle()
+        free[0] = store.LEFT_BYTES + 10
+        for one in ids[1:]:
+            kept.save(one, record())
+            await kept.settle()
+        assert files(tmp_path) == ids[:1]
+        assert [status(await kept.load(one)) for one in ids] == ["completed"] * 5
+        free[0] = store.LEFT_BYTES + (1 << 20)
+        kept.save(late := new_id(NOW), record())
+        await kept.settle()
+        assert files(tmp_path) == sorted([ids[0], late])
+
+    with caplog.at_level(logging.WARNING, "banyan"):
+        run(scenario)
+    (told,) = [line for line in caplog.messages if "kept in memory only" in line]
+    assert "64 MiB are left to files and batches: make room there, or set --response-store-bytes to less" in told
+
+
+def test_old_responses_go_though_the_disk_has_no_room_for_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [store.LEFT_BYTES * 2]
+    monkeypatch.setattr(Reserve, "free", property(lambda self: free[0]))
+
+    async def scenario() -> None:
+        clock = Clock()
+        kept = ResponseStore(str(tmp_path), 100.0, clock)
+        kept.save(new_id(NOW), record())
+        await kept.settle()
+        free[0] = 0
+        clock.now += store.SWEEP_EVERY_S + 1
+        kept.save(new_id(clock.now), record())
+        await kept.settle()
+        assert files(tmp_path) == []
+
+    run(scenario)
+
+
+def test_a_folder_has_a_bound_by_itself_and_a_bucket_only_where_one_is_set() -> None:
+    asked = [(None, "/srv/kept"), (None, "file:///srv/kept"), (None, "s3://bucket/kept"), (5, "/srv/kept"), (5, "s3://bucket/kept")]
+    assert [most_bytes(*one) for one in asked] == [1 << 30, 1 << 30, None, 5, 5]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"response": 1}'])

@@ -26,7 +26,7 @@ from banyan_runtime.front import errors, request_log
 from banyan_runtime.front.body import BodyBudget
 from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
-from banyan_runtime.front.openai.responses.store import ResponseStore
+from banyan_runtime.front.openai.responses.store import ResponseStore, most_bytes
 from banyan_runtime.front.prepare.pool import WORKERS, PreparerPool, workers_for
 from banyan_runtime.front.prepare.zygote import Zygote
 from banyan_runtime.front.submission import EngineError
@@ -90,7 +90,12 @@ class Server:
         self._counter, self._http = self._front.counter, self._front.http
         self._metrics.downloaded = lambda: (DOWNLOAD.done, DOWNLOAD.size)
         self._batches = BatchChild(config, own_url(config.host, self._socket.getsockname()[1]), self._context.gate.internal_key)
-        self._context.responses = ResponseStore(self._batches.storage, config.response_store_seconds)
+        self._context.responses = ResponseStore(
+            None if config.response_store_bytes == 0 else self._batches.storage,
+            config.response_store_seconds,
+            most_bytes=most_bytes(config.response_store_bytes, self._batches.storage),
+            live=self._context.responses_live,
+        )
         self._context.batch_host = self._batches
         self._metrics.more_pages.append(self._batches.counts.page)
         self._doors = Doors(self._front, early.doors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -170,3 +171,20 @@ def test_servers_over_one_storage_go_on_from_each_others_responses(
     cut_off = client.responses.retrieve(running.id)  # it was written down once more before the server went
     assert cut_off.error is not None
     assert (cut_off.status, cut_off.error.code) == ("failed", "server_error")
+
+
+@pytest.mark.parametrize(("most", "kept"), [(40_960, 10), (0, 0)])
+def test_responses_take_no_more_bytes_of_a_folder_than_they_may(start_server: StartServer, tmp_path: Path, most: int, kept: int) -> None:
+    server = start_server("--file-storage-path", str(tmp_path), "--response-store-bytes", str(most)).ready()
+    asking = client_of(server)
+    asked = [ask(asking, max_output_tokens=1) for _ in range(kept + 5)]
+
+    def written() -> list[str]:
+        return [path.stem for path in tmp_path.rglob("resp_*.json")]
+
+    if kept:
+        server.eventually(lambda: asked[-1].id in written(), "the last response", 10)
+        assert kept * 0.8 <= len(written()) <= kept
+    assert asking.responses.retrieve(asked[-1].id) == asked[-1]
+    assert len(written()) <= kept
+    server.stop()

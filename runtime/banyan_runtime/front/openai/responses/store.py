@@ -1,4 +1,7 @@
-"""Responses that were asked to be kept: the ones used last in memory, all of them in the storage of files and batches, for a while."""
+"""Responses that were asked to be kept: the ones used last in memory, the youngest in the storage of files and batches, for a while.
+
+They are the least that lies there: where files and batches need the rest of a disk, responses are kept in memory only.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from banyan_runtime.batch.host.reserve import Reserve
 from banyan_runtime.front.errors import ApiError, unavailable
 from banyan_runtime.front.openai.responses.events import EndedLogs
+from banyan_runtime.front.openai.responses.quota import Quota, Stored
 from banyan_runtime.storage.home import HomeStore, make_home
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.open import Location, open_uri
@@ -29,9 +34,12 @@ log = logging.getLogger("banyan")
 FOLDER: Final = "responses"
 KEPT_S: Final = 7 * 86_400.0
 KEPT_BYTES: Final = 64 << 20  # in memory
+FOLDER_BYTES: Final = 1 << 30  # in a folder, which may lie on the disk of a whole node; a bucket has no end
+LEFT_BYTES: Final = 64 << 20  # of a disk for files and batches: less than that is room for hardly anything else
 UNWRITTEN_BYTES: Final = 64 << 20  # that wait for the storage; what comes on top is kept in memory only
 STORAGE_LIMIT_S: Final = 10.0  # that a storage may be away
 SWEEP_EVERY_S: Final = 3600.0
+NO_ROOM_S: Final = 5.0  # after a look that found no room, or none at all: until the next one
 THREADS: Final = 6  # that talk to the storage
 WRITES: Final = 4  # at once, so that a storage which hangs leaves threads for those who read
 REMEMBERED: Final = 65_536  # ids, of a few MB: more than are removed while one read is under way, or run in the background
@@ -58,11 +66,29 @@ def new_id(now: float) -> str:
     return f"resp_{int(now):08x}{uuid.uuid4().hex[:24]}"
 
 
-class ResponseStore:
-    """`where`: a folder or s3://BUCKET/PREFIX; None: nowhere but in memory. Calls of the storage are made on threads of its own."""
+class NoRoom(Exception):
+    """Why a response is not written, and what would help."""
 
-    def __init__(self, where: str | None = None, kept_s: float = KEPT_S, clock: Callable[[], float] = time.time) -> None:
+
+class ResponseStore:
+    """`where`: a folder or s3://BUCKET/PREFIX; None: nowhere but in memory. `most_bytes`: that may lie there; None: any number. `live`:
+    the ids of responses that run here in the background. Calls of the storage are made on threads of its own."""
+
+    def __init__(
+        self,
+        where: str | None = None,
+        kept_s: float = KEPT_S,
+        clock: Callable[[], float] = time.time,
+        *,
+        most_bytes: int | None = None,
+        live: Container[str] = frozenset(),
+    ) -> None:
         self.logs = EndedLogs()
+        self._quota = Quota(most_bytes)
+        self._live = live
+        self._reserve = Reserve(None)
+        self._looking = asyncio.Lock()  # at all that is there, to make room
+        self._look_again = 0.0
         self._where = None if where is None else where.rstrip("/") + "/"
         self._kept_s = kept_s
         self._clock = clock
@@ -196,17 +222,20 @@ class ResponseStore:
                         await self._put(response_id, record)
                     except ApiError:
                         self._note_away("the storage does not take them")
+                    except NoRoom as lack:
+                        self._note_away(str(lack))
             finally:
                 del self._writes[response_id]  # at once: a state that comes now has a task of its own
-            if not self._away and self._clock() - self._swept > SWEEP_EVERY_S:
-                self._swept = self._clock()
+            if self._clock() - self._swept > SWEEP_EVERY_S:  # also where there is no room, for it makes some
                 with contextlib.suppress(ApiError):  # why is in the log
-                    await self._asked(self._sweep)
+                    await self._look(0)
 
     async def _put(self, response_id: str, record: Record) -> None:
         """Write one state. One that runs in the background is written again only if it is still there: who deletes it may have asked
-        another server."""
-        raw, begun, tag = msgspec.json.encode(record), response_id in self._tags, self._tags.get(response_id)
+        another server. Raises NoRoom, and ApiError when the storage does not answer."""
+        raw = msgspec.json.encode(record)
+        await self._make_room(len(raw))
+        begun, tag = response_id in self._tags, self._tags.get(response_id)
         if begun:
             self._tags[response_id] = None  # until it is known what became of this write
         try:
@@ -225,13 +254,45 @@ class ResponseStore:
             log.warning("responses are kept in memory only, until further notice: %s", why)
         self._away = True
 
-    def _sweep(self, place: Location) -> None:
-        """Remove the responses that were kept long enough."""
+    async def _make_room(self, size: int) -> None:
+        """Raises NoRoom, and ApiError when the storage does not answer."""
+        if (free := await self._asked(lambda place: self._reserve.free)) is not None and free < LEFT_BYTES + size:
+            remedy = f"{LEFT_BYTES >> 20} MiB are left to files and batches: make room there, or set --response-store-bytes to less"
+            raise NoRoom(f"{free >> 20} MiB are free on the disk of {self._where}, of which {remedy}")
+        if self._quota.take(size):
+            return
+        async with self._looking:
+            if self._quota.take(size):
+                return
+            if (now := self._clock()) >= self._look_again:
+                self._look_again = now + NO_ROOM_S
+                await self._look(size)
+                if self._quota.take(size):
+                    self._look_again = 0.0
+                    return
+        raise NoRoom(f"{size} bytes more than --response-store-bytes={self._quota.most} are not to be had: set it to more")
+
+    async def _look(self, size: int) -> None:
+        """Look at all that is there, and remove what was kept long enough, and the oldest so that `size` bytes more have room. Raises
+        ApiError when the storage does not answer."""
+        self._swept = self._clock()
+        since = self._quota.given
+        self._quota.looked(await self._asked(lambda place: self._sweep(place, size)), since, size)
+
+    def _sweep(self, place: Location, size: int) -> int:
+        """Returns the bytes of those that stay."""
         prefix = place.child(FOLDER + "/").key
-        for info in list(place.store.list(prefix)):
-            made = _ID.fullmatch(info.key.removeprefix(prefix).removesuffix(".json"))
-            if made is not None and self._is_old(made):
-                place.store.delete(info.key)
+        stored = []
+        for info in place.store.list(prefix):
+            response_id = info.key.removeprefix(prefix).removesuffix(".json")
+            if (made := _ID.fullmatch(response_id)) is not None:
+                stored.append(Stored(response_id, info.key, int(made.group(1), 16), info.size))
+        leaving = self._quota.leaving(stored, self._clock() - self._kept_s, self._live, size)
+        for one in (*leaving.old, *leaving.pushed):
+            place.store.delete(one.key)
+        if leaving.pushed:
+            log.info("%d responses gave way to later ones (--response-store-bytes=%d)", len(leaving.pushed), self._quota.most)
+        return leaving.left
 
     async def _asked(self, call: Callable[[Location], T]) -> T:
         """What the storage says. Raises ApiError when it says nothing; why stays in the log, for it may name folders and buckets."""
@@ -255,6 +316,7 @@ class ResponseStore:
                 place = open_uri(self._where, patience=patience)
                 if isinstance(place.store, LocalStore):
                     make_home(place.store.root)
+                    self._reserve = Reserve(place.store.root)
                     place = Location(HomeStore(place.store.root, patience), place.key)
                 self._place = place
             return self._place
@@ -278,6 +340,11 @@ class ResponseStore:
         record = self._unwritten.pop(response_id, None)
         if record is not None:
             self._unwritten_bytes -= record.size
+
+
+def most_bytes(asked: int | None, where: str) -> int | None:
+    """What --response-store-bytes means for a storage; None: responses may take any number of bytes."""
+    return FOLDER_BYTES if asked is None and not where.startswith("s3://") else asked
 
 
 def _key(place: Location, response_id: str) -> str:

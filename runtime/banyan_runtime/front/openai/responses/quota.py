@@ -1,0 +1,80 @@
+"""How many bytes of responses a storage may hold, and which of them go: decided without I/O and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+BLOCK_BYTES: Final = 4096  # which a file takes at least on common disks: a million small ones have their room, too
+KEPT_PART: Final = 0.9  # of the bytes, when some had to go: not each response that comes makes all be looked at
+LOOKS: Final = 8  # at all that is there, while so much is written once: of what other servers write beside us nothing else tells
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A response in the storage."""
+
+    id: str
+    key: str
+    made: int  # Unix seconds
+    size: int
+
+    @property
+    def taken(self) -> int:
+        return taken(self.size)
+
+
+class Quota:
+    """`most`: bytes that responses may take; None: any number. Nothing may be written before all that is there was looked at once."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self._room = 0  # that may be written before the next look
+        self.given = 0  # since the start
+
+    def take(self, size: int) -> bool:
+        """Whether so many bytes may be written now; they count from then on."""
+        if self.most is None:
+            return True
+        if taken(size) > self._room:
+            return False
+        self._room -= taken(size)
+        self.given += taken(size)
+        return True
+
+    def leaving(self, stored: Iterable[Stored], oldest: float, live: Container[str], size: int) -> Leaving:
+        """What goes so that `size` bytes find room, if they ever can: what was made before `oldest`, then the oldest of the others, but
+        none that runs here (`live`), which is about to be written again."""
+        ordered = sorted(stored, key=lambda one: one.made)
+        old = [one for one in ordered if one.made < oldest]
+        rest = ordered[len(old) :]
+        left = sum(one.taken for one in rest)
+        pushed: list[Stored] = []
+        more = taken(size) if self.most is not None and taken(size) <= self.most else 0
+        if self.most is not None and left + more > self.most:
+            aim = min(int(self.most * KEPT_PART), self.most - more)
+            for one in rest:
+                if left <= aim:
+                    break
+                if one.id not in live:
+                    pushed.append(one)
+                    left -= one.taken
+        return Leaving(tuple(old), tuple(pushed), left)
+
+    def looked(self, left: int, since: int, size: int) -> None:
+        """`left`: bytes of those that stay; `since`: what was given when the look began, for what is written meanwhile it may not see."""
+        if self.most is not None:
+            room = min(self.most - left, max(self.most // LOOKS, taken(size)))
+            self._room = room - (self.given - since)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    old: tuple[Stored, ...]
+    pushed: tuple[Stored, ...]  # by those that came later
+    left: int  # bytes of those that stay
+
+
+def taken(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
