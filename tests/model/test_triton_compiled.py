@@ -49,7 +49,7 @@ for group, dim, most, stretch, window in SHAPES:
         for programs, room in itertools.product((8, 128, 2048), (227 << 10, 99 << 10)):
             ways[Way.of(dim, torch.bfloat16, most, programs, single=single, shared=room)] = room
         for way, room in ways.items():
-            for kept in ("*bf16", "*fp8e4nv", "*fp8e5"):
+            for kept in ("*bf16", "*fp8e4nv", "*fp8e5") if room == 227 << 10 and way == next(iter(ways)) else ("*bf16",):
                 own, types = constants | {"KEYS": way.keys}, {"keys": kept, "values": kept} | ({"out": "*fp32"} if stretch else {})
                 if not single:
                     check(kernels.attend, own, way.warps, way.stages, room, **types)
