@@ -15,6 +15,8 @@ import openai
 import psutil
 import pytest
 
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.server.doors.paths import Paths
 from tests.server.conftest import MODEL, ServerProcess, StartServer
 from tests.server.test_event_loop import LIMIT_MS, TRIES, Probed
 
@@ -124,6 +126,43 @@ def test_one_connection_may_ask_for_anything_in_any_order(server: ServerProcess)
             assert raw.answer()[0] == 200
             raw.send(post("/nowhere", {}))
             assert raw.answer()[0] == 404
+
+
+def test_responses_are_answered_at_the_doors_where_none_are_kept_and_as_the_first_process_does(start_server: StartServer) -> None:
+    server, one = start_server(*FLAGS, "--response-store-seconds", "0").ready(), start_server("--response-store-seconds", "0").ready()
+    wish = {"model": MODEL, "input": "Hello", "max_output_tokens": 5, "temperature": 0}
+    with Raw(server) as here, Raw(server) as there, Raw(one) as alone:
+        for path, more in (
+            ("/v1/responses", {}),
+            ("/v1/responses", {"store": False}),
+            ("/v1/responses/input_tokens", {}),
+            ("/v1/responses", {"background": True}),
+            ("/v1/responses", {"previous_response_id": "resp_6a000000" + 24 * "0"}),
+            ("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_6a000000" + 24 * "0"}]}),
+        ):
+            answers = []
+            for raw in (here, there, alone):
+                raw.send(post(path, {**wish, **more}))
+                status, _, body = raw.answer()
+                told = json.loads(body)
+                answers.append(
+                    (status, told.get("error"), told.get("input_tokens"), told.get("store"), (told.get("usage") or {}).get("total_tokens"))
+                )
+            assert answers[0] == answers[1] == answers[2]
+            assert [connections(door) for door in doors_of(server)] == [1, 1]
+        here.send(get(f"/v1/responses/resp_6a000000{24 * '0'}"))
+        assert here.answer()[0] == 404
+    server.stop()
+    one.stop()
+
+
+@pytest.mark.parametrize(("kept_s", "there"), [(0.0, True), (1.0, False)])
+def test_responses_that_may_be_kept_are_the_first_processes_to_answer(kept_s: float, there: bool) -> None:
+    paths = Paths(ServerConfig(model_path="tiny", response_store_seconds=kept_s))
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        assert paths.spread(post(path, {})) == there
+    assert paths.spread(post("/v1/chat/completions", {}))
+    assert not paths.spread(post("/v1/responses/resp_1/cancel", {}))
 
 
 def test_a_request_line_in_pieces_is_answered(server: ServerProcess) -> None:

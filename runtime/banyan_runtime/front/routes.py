@@ -47,12 +47,26 @@ _AT_ONCE: Final = (responses.input_tokens, anthropic.count_tokens, tokenize.toke
 Handler = Callable[[Context, Request], Awaitable[Response]]
 
 
+def _first_process(config: ServerConfig) -> bool:
+    return False
+
+
+def _anywhere(config: ServerConfig) -> bool:
+    return True
+
+
+def _keeps_no_responses(config: ServerConfig) -> bool:
+    """Then none can be stored, referred to or run in the background, whatever a request says."""
+    return config.response_store_seconds <= 0
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One row. `path` as Starlette's; `methods` separated by blanks; `body`: the model of its JSON body, or its content as OpenAPI has
     it; `query`: the parameters that it reads; `gives`: the media types of its answer, none for one without a body; `when`: where the
-    options ask for it; `serves`: where it does not only refuse; `refuse`: an error in its API's form; `spread`: where a POST
-    needs nothing that only the first process of the front has (stored responses, batches, the server's state), so a door may answer it."""
+    options ask for it; `serves`: where it does not only refuse; `refuse`: an error in its API's form; `spread`: whether a POST
+    needs nothing that only the first process of the front has (stored responses, batches, the server's state), so a door may answer it.
+    That is decided by the request line alone, before anything of a body is read."""
 
     path: str
     methods: str
@@ -64,7 +78,7 @@ class Route:
     when: Callable[[ServerConfig], bool] = lambda config: True
     serves: Callable[[ServerConfig], bool] = lambda config: True
     refuse: Callable[[ApiError, str], Response] = lambda error, request_id: error.response()
-    spread: bool = False
+    spread: Callable[[ServerConfig], bool] = _first_process
 
     @property
     def told(self) -> Told:
@@ -97,10 +111,34 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v1/models", "GET", models.list_models, Access.INTERNAL),
     Route("/v1/models/{name:path}", "GET", models.one_model, Access.USER),
     Route(
-        "/v1/chat/completions", "POST", chat.chat_completions, Access.INTERNAL, body=ChatRequest, gives=EITHER, serves=_text, spread=True
+        "/v1/chat/completions",
+        "POST",
+        chat.chat_completions,
+        Access.INTERNAL,
+        body=ChatRequest,
+        gives=EITHER,
+        serves=_text,
+        spread=_anywhere,
     ),
-    Route("/v1/responses", "POST", responses.create_response, Access.INTERNAL, body=ResponsesRequest, gives=EITHER, serves=_text),
-    Route("/v1/responses/input_tokens", "POST", responses.input_tokens, Access.USER, body=ResponsesRequest, serves=_text),
+    Route(
+        "/v1/responses",
+        "POST",
+        responses.create_response,
+        Access.INTERNAL,
+        body=ResponsesRequest,
+        gives=EITHER,
+        serves=_text,
+        spread=_keeps_no_responses,
+    ),
+    Route(
+        "/v1/responses/input_tokens",
+        "POST",
+        responses.input_tokens,
+        Access.USER,
+        body=ResponsesRequest,
+        serves=_text,
+        spread=_keeps_no_responses,
+    ),
     Route("/v1/responses/{id}", "GET", responses.get_response, Access.USER, query=("stream", "starting_after"), gives=EITHER),
     Route("/v1/responses/{id}", "DELETE", responses.delete_response, Access.USER),
     Route("/v1/responses/{id}/cancel", "POST", responses.cancel_response, Access.USER),
@@ -114,7 +152,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         gives=EITHER,
         serves=_text,
         refuse=error_response,
-        spread=True,
+        spread=_anywhere,
     ),
     Route(
         f"{MESSAGES}/count_tokens",
@@ -124,17 +162,24 @@ ROUTES: Final[tuple[Route, ...]] = (
         body=CountRequest,
         serves=_text,
         refuse=error_response,
-        spread=True,
+        spread=_anywhere,
     ),
     Route(
-        "/v1/completions", "POST", completions.completions, Access.INTERNAL, body=CompletionRequest, gives=EITHER, serves=_text, spread=True
+        "/v1/completions",
+        "POST",
+        completions.completions,
+        Access.INTERNAL,
+        body=CompletionRequest,
+        gives=EITHER,
+        serves=_text,
+        spread=_anywhere,
     ),
-    Route("/v1/embeddings", "POST", embeddings.embeddings, Access.INTERNAL, body=EmbeddingRequest, serves=_vectors, spread=True),
-    Route("/v1/score", "POST", score.score, Access.USER, body=ScoreRequest, spread=True),
-    Route("/score", "POST", score.score, Access.USER, body=ScoreRequest, spread=True),
-    Route("/v1/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest, spread=True),
-    Route("/v2/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest, spread=True),
-    Route("/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest, spread=True),
+    Route("/v1/embeddings", "POST", embeddings.embeddings, Access.INTERNAL, body=EmbeddingRequest, serves=_vectors, spread=_anywhere),
+    Route("/v1/score", "POST", score.score, Access.USER, body=ScoreRequest, spread=_anywhere),
+    Route("/score", "POST", score.score, Access.USER, body=ScoreRequest, spread=_anywhere),
+    Route("/v1/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest, spread=_anywhere),
+    Route("/v2/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest, spread=_anywhere),
+    Route("/rerank", "POST", rerank.rerank, Access.USER, body=RerankRequest, spread=_anywhere),
     Route("/v1/files", "POST", files.create_file, Access.USER, body=files.UPLOAD),
     Route("/v1/files", "GET", files.list_files, Access.USER, query=("purpose", *PAGE)),
     Route("/v1/files/{id}", "GET", files.get_file, Access.USER),
@@ -144,7 +189,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v1/batches", "GET", batches.list_batches, Access.USER, query=PAGE),
     Route("/v1/batches/{id}", "GET", batches.get_batch, Access.USER),
     Route("/v1/batches/{id}/cancel", "POST", batches.cancel_batch, Access.USER),
-    Route("/generate", "POST PUT", generate.generate, Access.USER, body=NativeGenerateRequest, gives=EITHER, spread=True),
+    Route("/generate", "POST PUT", generate.generate, Access.USER, body=NativeGenerateRequest, gives=EITHER, spread=_anywhere),
     Route("/model_info", "GET", info.model_info, Access.USER),
     Route("/get_model_info", "GET", info.model_info, Access.USER),
     Route("/server_info", "GET", info.server_info, Access.INTERNAL),
@@ -155,10 +200,10 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/reset_prefix_cache", "POST", control.flush_cache, Access.ADMIN, query=("timeout",), gives=(TEXT,)),
     Route("/abort_request", "POST", control.abort_request, Access.USER, body=control.AbortRequest, gives=()),
     Route("/abort_requests", "POST", control.abort_requests, Access.USER, body=control.AbortRequests, gives=()),
-    Route("/tokenize", "POST", tokenize.tokenize, Access.USER, body=TokenizeRequest, spread=True),
-    Route("/v1/tokenize", "POST", tokenize.tokenize, Access.USER, body=TokenizeRequest, spread=True),
-    Route("/detokenize", "POST", tokenize.detokenize, Access.USER, body=DetokenizeRequest, spread=True),
-    Route("/v1/detokenize", "POST", tokenize.detokenize, Access.USER, body=DetokenizeRequest, spread=True),
+    Route("/tokenize", "POST", tokenize.tokenize, Access.USER, body=TokenizeRequest, spread=_anywhere),
+    Route("/v1/tokenize", "POST", tokenize.tokenize, Access.USER, body=TokenizeRequest, spread=_anywhere),
+    Route("/detokenize", "POST", tokenize.detokenize, Access.USER, body=DetokenizeRequest, spread=_anywhere),
+    Route("/v1/detokenize", "POST", tokenize.detokenize, Access.USER, body=DetokenizeRequest, spread=_anywhere),
     Route("/", "GET", ops.banner, Access.OPEN, gives=(TEXT,)),
     Route("/ping", "GET", ops.livez, Access.OPEN, gives=()),
     Route("/livez", "GET", ops.livez, Access.OPEN, gives=()),
@@ -185,5 +230,5 @@ def takes_posts(path: str, config: ServerConfig) -> bool:
 
 def spread_paths(config: ServerConfig) -> frozenset[bytes]:
     """Whose POSTs any process of the front may answer, as they stand in a request line."""
-    paths = [route.path.encode() for route in ROUTES if route.spread and route.when(config)]
+    paths = [route.path.encode() for route in ROUTES if route.spread(config) and route.when(config)]
     return frozenset(paths) | {config.root_path.encode() + path for path in paths}

@@ -28,6 +28,7 @@ from banyan_runtime.front.body import BodyBudget
 from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.loop_link import LoopLink
+from banyan_runtime.front.openai.responses.store import ResponseStore
 from banyan_runtime.front.prepare.pool import PreparerPool
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.link import Link
@@ -65,6 +66,7 @@ class Door:
         client.adopt(engine, opening.info)
         self._front = Front(config, writer, client, Gate.of_told(opening.gate))
         self._front.http.elsewhere = self
+        self._front.context.responses = ResponseStore(None, 0.0)  # a door is asked for none where any are kept
         self._front.context.bodies = BodyBudget.shared(opening.doors + 1)
         self._front.metrics.engine_ready(opening.info)  # on which buckets depend
         self._ledger = self._front.metrics.ledger
