@@ -196,11 +196,12 @@ def configure(component: Component, *, level: str = "info", http_level: str | No
     return writer
 
 
-def configure_unthreaded(component: Component, *, form: str = "text") -> None:
-    """As `configure`, for a process that forks: errors alone, each written before whoever logs it goes on."""
+def configure_unthreaded(component: Component, *, level: str = "warning", form: str = "text") -> None:
+    """As `configure`, for a process that forks and says little: each line is written before whoever logs it goes on."""
     direct = _Direct()
     direct.setFormatter(_formatter(component, form))
     _install(direct)
+    logging.getLogger("banyan").setLevel(level.upper())
     _hook()
 
 

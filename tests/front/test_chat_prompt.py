@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +220,56 @@ def test_a_template_with_a_syntax_error_says_where() -> None:
 def test_generation_marks_and_loop_controls_are_understood() -> None:
     source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
     assert prompt(source, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}) == "a"
+
+
+SHOWING = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("before", "unread"),
+    [
+        ("", {"tools", "documents"}),
+        ("{{ tools | length if false }}{# {{ tools }} #}", {"tools", "documents"}),
+        (SHOWING, {"documents"}),
+        ("{% if messages[0].role == 'system' %}" + SHOWING + "{% endif %}", {"documents"}),
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + SHOWING, {"documents"}),
+        ("{% if tools %}{{ raise_exception('no tools') }}{% endif %}", {"documents"}),
+        ("{% for each in documents or [] %}{{ each.title }}: {{ each.contents }}{% endfor %}", {"tools"}),
+        ("{{ raise_exception('begin with a greeting') }}", set()),
+    ],
+    ids=["none", "named alone", "tools", "beside a system message", "no system message", "refused", "documents", "nothing known"],
+)
+def test_what_a_template_shows_a_model_nothing_of_is_found_out_by_trial(before: str, unread: set[str]) -> None:
+    assert ChatTemplate(before + CHATML, {}).unread == unread
+
+
+def test_a_trial_that_takes_too_much_says_nothing_against_a_template() -> None:
+    def fail() -> Any:
+        raise MemoryError
+
+    template = ChatTemplate(CHATML, {})
+    template.guard = fail
+    assert template.unread == set()
+
+
+def test_a_template_is_tried_once_and_only_for_who_brings_something() -> None:
+    tries = 0
+
+    @contextlib.contextmanager
+    def counted() -> Iterator[None]:
+        nonlocal tries
+        tries += 1
+        yield
+
+    template = ChatTemplate(CHATML, {})
+    template.guard = counted
+    turn = messages({"role": "user", "content": "Hi"})
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    for options, unshown, rendered in (
+        (ChatOptions(), (), 2),
+        (ChatOptions(tools=tools), ("tools",), 2 + 8),
+        (ChatOptions(tools=tools, documents=[{"text": "x"}]), ("tools", "documents"), 2),
+    ):
+        before = tries
+        assert render(template, turn, options).unshown == unshown
+        assert tries - before == rendered

@@ -8,9 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from banyan_runtime.front.openai.responses.references import Before
+from banyan_runtime.front.plan import AnswerPlan, ChatPlan, Endpoint
 from banyan_runtime.front.prepare.constraints import Constraints
 from banyan_runtime.front.prepare.planner import Planner
-from tests.front.planning import chat, planner_of, refused
+from tests.front.planning import USER, chat, plan, planner_of, refused
+from tests.front.support import CHATML
 
 
 @pytest.mark.parametrize(
@@ -94,3 +97,64 @@ def test_of_several_tools_the_one_at_fault_is_named(tiny_chat: Path, parameters:
     assert (error.code, error.param) == ("invalid_json_schema", "tools[2].function.parameters")
     assert error.message == f"Invalid schema for function 'wrong': {reason}"
     chat(constrained, tools=tools[:2], **more)
+
+
+NOW: dict[str, Any] = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
+TOOL: dict[str, Any] = {"type": "function", "function": NOW}
+DOCUMENT = {"title": "a", "text": "b"}
+
+
+@pytest.mark.parametrize(
+    ("body", "ignored"),
+    [
+        ({"tools": [TOOL]}, ("tools",)),
+        ({"tools": [TOOL], "tool_choice": "required"}, ("tools",)),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "now"}}}, ("tools",)),
+        ({"tools": [TOOL], "tool_choice": "none"}, ()),  # as it was asked for
+        ({"functions": [NOW]}, ("functions",)),
+        ({"documents": [DOCUMENT]}, ("documents",)),
+        ({"tools": [TOOL], "documents": [DOCUMENT], "nonsense": 1}, ("tools", "documents", "nonsense")),
+        ({"tools": [], "documents": []}, ()),
+    ],
+)
+def test_what_the_template_does_not_show_the_model_is_named_as_ignored(
+    tiny_chat: Path, body: dict[str, Any], ignored: tuple[str, ...]
+) -> None:
+    blind = planner_of(tiny_chat, Constraints.load("llguidance", tiny_chat, [2]), chat_template=CHATML, tool_call_parser="hermes")
+    made = chat(blind, **body)
+    assert made.envelope.ignored == ignored
+    assert (made.requests[0].constraint is None) == (made.requests[0].tools is None or not made.requests[0].tools.required)
+    sighted = "{{ tools }}{{ documents }}" + CHATML
+    seeing = planner_of(tiny_chat, Constraints.load("llguidance", tiny_chat, [2]), chat_template=sighted, tool_call_parser="hermes")
+    assert set(chat(seeing, **body).envelope.ignored) <= {"nonsense"}
+
+
+def test_every_endpoint_with_tools_names_those_that_are_not_shown(tiny_chat: Path) -> None:
+    blind = planner_of(tiny_chat, chat_template=CHATML)
+    theirs = {"name": "now", "input_schema": {"type": "object"}}
+    search = {"type": "web_search_20250305", "name": "web_search"}  # run by nobody here
+
+    def ignored(endpoint: Endpoint, body: dict[str, Any]) -> tuple[str, ...]:
+        if endpoint in ("responses", "input_tokens"):
+            given = msgspec.json.encode(Before(id="resp_1")) + b"\n" + msgspec.json.encode(body)
+            made = blind.plan(endpoint, given, "r")
+        else:
+            made = plan(blind, endpoint, body)
+        assert isinstance(made, ChatPlan | AnswerPlan)
+        return made.ignored if isinstance(made, AnswerPlan) else made.envelope.ignored
+
+    assert ignored("messages", {"messages": USER, "max_tokens": 5, "tools": [theirs, search]}) == ("tools", "tools[1]")
+    assert ignored("messages", {"messages": USER, "max_tokens": 5, "tools": [search]}) == ("tools[0]",)
+    assert ignored("count_tokens", {"messages": USER, "tools": [theirs]}) == ("tools",)
+    responses: tuple[Endpoint, ...] = ("responses", "input_tokens")
+    for endpoint in responses:
+        asked = {"input": "Hi", "tools": [{"type": "function", **NOW}], "documents": [DOCUMENT], "nonsense": 1}
+        assert ignored(endpoint, asked) == ("tools", "documents", "nonsense")
+    assert ignored("tokenize", {"messages": USER, "tools": [TOOL], "nonsense": 1}) == ("tools", "nonsense")
+
+
+def test_a_template_of_a_request_is_judged_by_itself(tiny_chat: Path) -> None:
+    trusting = planner_of(tiny_chat, trust_request_chat_template=True)
+    assert chat(trusting, tools=[TOOL]).envelope.ignored == ()
+    assert chat(trusting, tools=[TOOL], chat_template=CHATML).envelope.ignored == ("tools",)
+    assert chat(trusting, tools=[TOOL], chat_template="{{ tools }}" + CHATML).envelope.ignored == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -191,3 +192,27 @@ def outcome(folder: Path) -> GenerationDefaults | ModelError:
         return GenerationDefaults.load(ServerConfig(model_path="x"), folder, None)
     except ModelError as error:
         return error
+
+
+@pytest.mark.parametrize(
+    ("template", "level", "words"),
+    [
+        (support.CHATML, logging.WARNING, "no tools and no documents: requests that bring some"),
+        ("{{ tools }}" + support.CHATML, logging.INFO, "no documents: requests that bring some are answered as if they did not, and X-Ban"),
+        (
+            "{{ documents }}" + support.CHATML,
+            logging.WARNING,
+            "no tools: requests that bring some are answered as if they did not, but for",
+        ),
+        ("{{ tools }}{{ documents }}" + support.CHATML, None, ""),
+    ],
+)
+def test_a_template_that_shows_no_tools_is_told_of_once(
+    folder: Path, caplog: pytest.LogCaptureFixture, template: str, level: int | None, words: str
+) -> None:
+    with caplog.at_level(logging.INFO, "banyan"):
+        Text.load(ServerConfig(model_path=str(folder), chat_template=template), folder)
+        Text.load(ServerConfig(model_path=str(folder), chat_template=template), folder, guard=None)  # as the processes beside it do
+    told = [record for record in caplog.records if "chat template" in record.getMessage()]
+    assert [record.levelno for record in told] == ([] if level is None else [level])
+    assert all(f"The chat template shows the model {words}" in record.getMessage() for record in told)

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletion
 
+from tests.front.support import CHATML
 from tests.server.conftest import MODEL, ServerProcess, StartServer
 
 WEATHER: dict[str, Any] = {
@@ -369,3 +370,13 @@ def test_parameters_that_are_text_are_held_to_their_schema_or_refused(start_serv
         ask(client, ASK, tools=[note], **options)
     assert refused.value.param == "tools[0].function.parameters"
     assert "'format' (\"iri\") at #/properties/day is not supported; use 'pattern', or leave it out." in refused.value.message
+
+
+def test_a_server_whose_template_shows_no_tools_says_so_in_its_log_and_its_answers(start_server: StartServer) -> None:
+    server = start_server("--chat-template", CHATML).ready()
+    assert server.log.count("WARNING: The chat template shows the model no tools and no documents: ") == 1
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 20, "tools": [NOW]}
+    for more in ({}, {"stream": True}, {"tool_choice": "required"}):
+        answer = server.http.post(f"{server.url}/v1/chat/completions", json={**body, **more})
+        assert (answer.status_code, answer.headers["X-Banyan-Ignored"]) == (200, "tools")
+    server.stop()

@@ -48,7 +48,12 @@ _TIMEOUT: Final = {
     "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_S},
 }
 _RETRY: Final = {"Retry-After": {"description": "Seconds.", "schema": _INTEGER}}
-_IGNORED: Final = {"X-Banyan-Ignored": {"description": "The request's fields that have no effect.", "schema": {"type": "string"}}}
+_IGNORED: Final = {
+    "X-Banyan-Ignored": {
+        "description": "The request's fields that have no effect, or that the chat template shows the model nothing of.",
+        "schema": {"type": "string"},
+    }
+}
 _SAID: Final[Mapping[int, str]] = {
     400: "The request is not understood, or asks for what is not served; `param` names the field.",
     401: "There is no valid key.",

@@ -41,9 +41,14 @@ def renamed(error: ApiError, names: Sequence[Renaming]) -> ApiError:
 
 
 def renamed_plan(plan: ChatPlan, names: Sequence[Renaming]) -> ChatPlan:
-    """The plan, whose requests name the fields of who asked in what the engine may find wrong with them."""
+    """The plan, which names the fields of who asked: those without effect, and in its requests what the engine may find wrong with them."""
     known = dict(names)
-    return msgspec.structs.replace(plan, requests=tuple(_renamed_request(request, known) for request in plan.requests))
+    return msgspec.structs.replace(
+        plan,
+        envelope=msgspec.structs.replace(plan.envelope, ignored=tuple(_renamed(path, known) for path in plan.envelope.ignored)),
+        requests=tuple(_renamed_request(request, known) for request in plan.requests),
+        unshown=tuple(_renamed(path, known) for path in plan.unshown),
+    )
 
 
 def _renamed_request(request: GenerateRequest, names: Mapping[str, str]) -> GenerateRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from banyan_runtime.front.chat.messages import ChatMessage, for_template, textual_arguments, without_textual_arguments
@@ -42,15 +42,21 @@ class ChatOptions:
     documents: Sequence[Mapping[str, Any]] = ()
 
     @property
+    def fields(self) -> Mapping[str, Any]:
+        """What a request brings beside its messages, in fields of its own."""
+        return {"tools": list(self.tools) or None, "documents": list(self.documents) or None}
+
+    @property
     def scope(self) -> Mapping[str, Any]:
         """What the template sees beside the messages."""
-        return {**self.variables, "tools": list(self.tools) or None, "documents": list(self.documents) or None}
+        return {**self.variables, **self.fields}
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
     text: str
     opening: str  # what the template put behind the last finished turn: the start of the model's own
+    unshown: tuple[str, ...] = ()  # fields of the request that this template shows the model nothing of
 
 
 def render(template: ChatTemplate | None, messages: Sequence[ChatMessage], options: ChatOptions) -> ChatPrompt:
@@ -70,12 +76,13 @@ def render(template: ChatTemplate | None, messages: Sequence[ChatMessage], optio
             raise invalid(f"chat_template_kwargs.{name}", f"Request-supplied {name} is not allowed in chat_template_kwargs.", "unsupported")
     turns = for_template(messages, knows_developer=template.knows_developer, knows_null=template.knows_null)
     try:
-        return _rendered(template, turns, options)
+        prompt = _rendered(template, turns, options)
     except TemplateError as error:
         if (path := textual_arguments(messages)) is not None and _renders(template, without_textual_arguments(turns), options):
             message = f"'{path}' must be a JSON object, in a string or as it is: this model's chat template takes nothing else ({error})."
             raise invalid(path, message) from error
         raise ApiError(400, f"The chat template failed: {error}", param=template.param) from error
+    return replace(prompt, unshown=tuple(name for name, given in options.fields.items() if given and name in template.unread))
 
 
 def _rendered(template: ChatTemplate, turns: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,14 @@ _MAX_RENDERED: Final = 64 * 1024 * 1024  # characters; twice the largest request
 _MAX_SOURCE: Final = 1 << 18  # characters; the longest known template has 50,000
 _ASKS_FOR_NULL: Final = re.compile(r"\bcontent\b['\"]?\]?\s+is\s+(?:not\s+)?none\b")
 _MAX_REASON: Final = 1000  # characters of a template's own words in an error
+_CITY: Final = {"type": "object", "properties": {"city": {"type": "string", "description": "Where."}}, "required": ["city"]}
+_TOOL: Final = {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": _CITY}}
+_DOCUMENT: Final = dict.fromkeys(("id", "doc_id", "title", "text", "content", "contents", "snippet", "url"), "Weather")
+"""With the names that templates have for its parts."""
+_PROBES: Final[Mapping[str, Mapping[str, Any]]] = {"tools": _TOOL, "documents": _DOCUMENT}
+_USER: Final = {"role": "user", "content": "Hello"}
+_PROBED: Final = ([_USER], [{"role": "system", "content": "Be kind."}, _USER])
+"""Conversations that are tried: some templates take no system message, others might show tools beside one alone."""
 
 
 class TemplateError(Exception):
@@ -53,6 +62,28 @@ class ChatTemplate:
     def knows_null(self) -> bool:
         """Whether the template takes a turn for one of calls alone only if its content is null."""
         return _ASKS_FOR_NULL.search(self.source) is not None
+
+    @functools.cached_property
+    def unread(self) -> frozenset[str]:
+        """Which of `tools` and `documents` the template shows a model nothing of, whatever a request brings: found out once, by what it
+        makes of one of each."""
+        return frozenset(name for name in _PROBES if not self._reads(name))
+
+    def _reads(self, name: str) -> bool:
+        known = False
+        for turns in _PROBED:
+            if (plain := self._probed(turns, {})) is not None:
+                if self._probed(turns, {name: [_PROBES[name]]}) != plain:  # what it fails on it has read, too
+                    return True
+                known = True
+        return not known  # of a template that takes none of these conversations nothing can be said
+
+    def _probed(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
+        """None: it fails, or takes too much."""
+        try:
+            return self.render(messages, add_generation_prompt=True, variables=variables)
+        except (TemplateError, MemoryError):
+            return None
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
         """The prompt's text. `variables` are the request's `chat_template_kwargs`; unknown ones do no harm.

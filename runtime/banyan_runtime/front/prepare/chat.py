@@ -82,13 +82,14 @@ def _planned(served: Served, asked: ChatRequest, body: Mapping[str, Any], reques
         requests = within_logprobs(requests)
     check_logprobs(requests, "top_logprobs", params.max_tokens_name)
     return ChatPlan(
-        envelope=envelope,
+        envelope=msgspec.structs.replace(envelope, ignored=(*prompt.unshown, *envelope.ignored)),
         requests=tuple(requests),
         choices_per_prompt=params.n,
         top_logprobs=top,
         tokens_as_ids=asked.return_tokens_as_token_ids,
         include_reasoning=asked.include_reasoning,
         turn_end=tuple(text.turn_end_ids),
+        unshown=prompt.unshown,
     )
 
 

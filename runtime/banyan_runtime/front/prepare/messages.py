@@ -20,14 +20,16 @@ def plan_message(served: Served, body: Mapping[str, Any], request_id: str) -> Ch
     """Raises ApiError."""
     asked = parse(MessagesRequest, body)
     chat = _planned(served, asked, request_id)
-    return msgspec.structs.replace(chat, envelope=msgspec.structs.replace(chat.envelope, ignored=asked.without_effect()))
+    ignored = (*chat.unshown, *asked.without_effect())
+    return msgspec.structs.replace(chat, envelope=msgspec.structs.replace(chat.envelope, ignored=ignored))
 
 
 def answer_count(served: Served, body: Mapping[str, Any], request_id: str) -> AnswerPlan:
     """How many tokens a prompt has. Raises ApiError."""
     asked = parse(CountRequest, body)
-    counted = {"input_tokens": _planned(served, asked, request_id).requests[0].prompt_tokens}
-    return AnswerPlan(body=msgspec.json.encode(counted), ignored=asked.without_effect())
+    chat = _planned(served, asked, request_id)
+    counted = {"input_tokens": chat.requests[0].prompt_tokens}
+    return AnswerPlan(body=msgspec.json.encode(counted), ignored=(*chat.unshown, *asked.without_effect()))
 
 
 def _planned(served: Served, asked: CountRequest, request_id: str) -> ChatPlan:

@@ -75,7 +75,7 @@ def main() -> int:
     boot = msgspec.msgpack.decode(raw, type=Boot)
     die_with(boot.parent)
     config = ServerConfig.from_engine_json(boot.config)
-    logs.configure_unthreaded("api", form=config.log_format)
+    logs.configure_unthreaded("api", level=config.log_level, form=config.log_format)
     try:
         tokenizer_dir = None if boot.tokenizer_dir is None else Path(boot.tokenizer_dir)
         text = Text.load(config, Path(boot.model_dir), tokenizer_dir, trial)

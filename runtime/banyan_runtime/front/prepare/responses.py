@@ -41,7 +41,7 @@ def plan_response(served: Served, body: Mapping[str, Any], request_id: str) -> R
         chat = fitted([*before, *said], plan) if asked.truncation == "auto" else plan([*before, *said])
     except ApiError as error:
         raise renamed(error, names) from None
-    envelope = msgspec.structs.replace(chat.envelope, stream=asked.stream, ignored=asked.without_effect())
+    envelope = msgspec.structs.replace(chat.envelope, stream=asked.stream, ignored=(*chat.unshown, *asked.without_effect()))
     return ResponsePlan(
         **{name: getattr(chat, name) for name in ChatPlan.__struct_fields__ if name != "envelope"},
         envelope=envelope,

@@ -26,6 +26,7 @@ def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) ->
     _check_model(served, asked.model)
     refuse_unsupported(asked, TOKENIZE_UNSUPPORTED)
     tokenizer = served.text.needed_tokenizer
+    ignored = unknown(asked, frozenset(TOKENIZE_UNSUPPORTED))
     if asked.prompt is not None:
         special = asked.add_special_tokens is not False
         prompts = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
@@ -38,7 +39,8 @@ def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) ->
             variables=asked.chat_template_kwargs,
             tools=body["tools"] if asked.tools else (),
         )
-        prompts = [render(served.text.template, asked.messages, options).text]
+        rendered = render(served.text.template, asked.messages, options)
+        prompts, ignored = [rendered.text], (*rendered.unshown, *ignored)
     else:
         raise missing("prompt")
     if len(prompts) > MAX_PROMPTS:
@@ -59,7 +61,7 @@ def answer_tokenize(served: Served, body: Mapping[str, Any], request_id: str) ->
     if asked.return_token_strs:
         pieces = [[tokenizer.token_text(token_id) for token_id in ids] for ids in tokens]
         answer["token_strs"] = pieces if several else pieces[0]
-    return AnswerPlan(body=msgspec.json.encode(answer), ignored=unknown(asked, frozenset(TOKENIZE_UNSUPPORTED)))
+    return AnswerPlan(body=msgspec.json.encode(answer), ignored=ignored)
 
 
 def answer_detokenize(served: Served, body: Mapping[str, Any], request_id: str) -> AnswerPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from banyan_runtime.front.text.defaults import GenerationDefaults
 from banyan_runtime.front.text.embedding import Embedding
 from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.hub.files import read_object_if_any, read_text
+
+log = logging.getLogger("banyan")
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,24 @@ def _template(config: ServerConfig, folder: Path, tokenizer: Tokenizer, guard: G
         # The latter are what Python says of a template that is nested too deeply or takes too much memory.
         message = f"{where}: the chat template does not work: {str(error) or type(error).__name__}"
         raise (ConfigError(message) if config.chat_template else ModelError(message)) from error
+    if config.serves_text:
+        _tell_unread(template)
     return template
+
+
+def _tell_unread(template: ChatTemplate) -> None:
+    unread = [name for name in ("tools", "documents") if name in template.unread]
+    if not unread:
+        return
+    # Hardly any template shows documents: that alone is nothing to be warned of.
+    level, forced = (logging.WARNING, ", but for a call that tool_choice forces") if "tools" in unread else (logging.INFO, "")
+    log.log(
+        level,
+        "The chat template shows the model no %s: requests that bring some are answered as if they did not%s, and X-Banyan-Ignored says "
+        "so. --chat-template FILE takes another template.",
+        " and no ".join(unread),
+        forced,
+    )
 
 
 def _template_source(config: ServerConfig, folder: Path, tokenizer: Tokenizer) -> tuple[str | None, str]:
