@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from banyan_runtime.engine.report import BROKEN_ROWS_EVERY_S
 from banyan_runtime.wire import FinishCode
 from tests.engine import invariants
 from tests.engine.fake import NAN_SEED, continuation
@@ -256,6 +257,14 @@ def test_a_row_of_nan_fails_alone_and_its_neighbours_keep_their_text(overlap: bo
         assert list(continuation(*session.sent[id])) == [*session.outputs[id], -1]
     session.check_texts()
     invariants.check(session.engine)
+    told = [line for line in session.lines if "computed NaN" in line]
+    assert len(told) == 1, "one line says it of all that fail in the same seconds"
+    assert "#failed_reqs: 1." in told[0]
+    session.now += BROKEN_ROWS_EVERY_S
+    for number in range(5):
+        session.submit([number, 4, 5], max_new=30, seed=NAN_SEED + number)
+    session.drain()
+    assert f"#failed_reqs: {len(failed)}." in [line for line in session.lines if "computed NaN" in line][1], "the others, and one more"
 
 
 def test_every_request_beyond_the_queue_is_told_so() -> None:

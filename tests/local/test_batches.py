@@ -16,7 +16,7 @@ import yaml
 from banyan_runtime.storage.s3 import S3Store
 from tests.storage.servers import ACCESS_KEY, SECRET_KEY, S3Server, weed
 
-LINES = 160
+LINES = 96
 SERVER = {
     "apiVersion": "serving.banyan.dev/v1alpha1",
     "kind": "InferenceServer",
@@ -56,7 +56,7 @@ class Batch:
             "input": {"uri": f"s3://{bucket}/in.jsonl"},
             "output": {"uri": f"s3://{bucket}/out/"},
             "s3": {"endpoint": server.endpoint, "region": "us-east-1", "forcePathStyle": True, "credentialsSecretRef": {"name": "keys"}},
-            "sharding": {"targetRequests": 20},
+            "sharding": {"targetRequests": LINES // 8},
             "maxConcurrency": 2,
         }
         keys = folder / "keys"
@@ -139,13 +139,13 @@ def workers(operator: Any) -> list[psutil.Process]:
 
 def test_workers_that_end_and_workers_that_are_added_do_each_line_once(start: Any) -> None:
     batch, operator = start("elastic", workers=2)
-    assert status(operator)["shards"]["total"] == LINES // 20
+    assert status(operator)["shards"]["total"] == 8
     workers(operator)[-1].send_signal(signal.SIGTERM)
     batch.write(workers=3)
     operator.wait(lambda: status(operator)["workers"]["desired"] == 3, 30)
     operator.wait(lambda: operator.phase("nightly") == "Succeeded", 240)
     assert status(operator)["requestCounts"] == {"total": LINES, "completed": LINES, "failed": 0}
-    assert status(operator)["shardsText"] == f"{LINES // 20}/{LINES // 20}"
+    assert status(operator)["shardsText"] == "8/8"
     output, errors = batch.published()
     assert (len(output), errors) == (LINES, [])
 

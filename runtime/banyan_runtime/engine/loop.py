@@ -353,6 +353,7 @@ class Engine:
         if request.trouble:
             self._fail(request, GRAMMAR, f"The grammar of the output failed: {request.trouble}")
         else:
+            self._report.broken_row(self._clock())
             self._fail(request, "internal_error", "The model computed no valid probabilities for this request (NaN).")
 
     def _fail(self, request: Request, code: str, message: str, *, again_s: float = 0.0) -> None:

@@ -11,6 +11,7 @@ from banyan_runtime.step import RunnerInfo
 from banyan_runtime.wire import LATENCY_BUCKETS, STEP_SECONDS_BUCKETS, STEP_TOKENS_BUCKETS, HistogramCounts, Stats, StepStats
 
 GIB = 1 << 30
+BROKEN_ROWS_EVERY_S = 10.0  # a model that is broken breaks every row
 
 
 def startup_line(limits: EngineLimits, info: RunnerInfo) -> str:
@@ -57,6 +58,8 @@ class Report:
         self.preemptions = 0
         self.preempted_tokens = 0
         self.out_of_memory_steps = 0
+        self._broken_rows = 0  # that no line has told of
+        self._broken_told: float | None = None
 
     def prompt_tokens(self, cached: int, computed: int) -> None:
         """So many tokens of a prompt are computed, or need not be. Each token of a prompt is counted once."""
@@ -126,6 +129,16 @@ class Report:
         names = "chunked_prefill_size", "max_running_requests"
         smaller = "".join(f", {name}: {most}" for name, most in zip(names, bounds, strict=True) if most is not None)
         self._log(f"Out of memory in a {mode} step. #new-token: {tokens}, #failed_reqs: {lost}{smaller}. {said}")
+
+    def broken_row(self, now: float) -> None:
+        """A request has failed for NaN."""
+        self._broken_rows += 1
+        if self._broken_told is None or now - self._broken_told >= BROKEN_ROWS_EVERY_S:
+            self._log(
+                f"The model computed NaN. #failed_reqs: {self._broken_rows}. Its weights are damaged, its numbers do not fit into --dtype, "
+                "or the device fails; --enable-nan-detection tells of each step."
+            )
+            self._broken_rows, self._broken_told = 0, now
 
     def trouble(self, line: str) -> None:
         self._log(line)
