@@ -27,8 +27,8 @@ Variant = tuple[str, tuple[tuple[str, Any], ...]]
 
 
 class Told:
-    """A kernel, and with which constants it is launched. In the interpreter that is all: it takes minutes, and which constants come does not
-    depend on numbers."""
+    """A kernel, and with which constants it is launched. In the interpreter that is all: it takes minutes, and which constants come
+    does not depend on numbers."""
 
     def __init__(self, name: str, kernel: Any, seen: set[Variant]) -> None:
         self._name, self._kernel, self._seen = name, kernel, seen

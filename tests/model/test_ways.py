@@ -396,8 +396,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PretendedGp
 def started(
     folder: Path, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]
 ) -> tuple[Any, ModelRunner, list[str]]:
-    """A model, its runner and which kernels it launched. `seconds`: of a step that launched so many tiles. Of steps that are measured nobody
-    reads the numbers, so that none are computed."""
+    """A model, its runner and which kernels it launched. `seconds`: of a step that launched so many tiles. Of steps that are measured
+    nobody reads the numbers, so that none are computed."""
     launched: list[str] = []
     launch, record = gpu.launch, capture.CudaRecorder.record
     measuring = False
