@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -167,7 +168,7 @@ def edited(file: Path, change: Callable[[dict[str, Any]], object]) -> Fields:
         ({"qwen3.attention.value_length": 64}, r"'qwen3\.attention\.value_length' is 64 and heads have 32"),
         ({"qwen3.rope.dimension_count": 16}, r"'qwen3\.rope\.dimension_count' is 16 and heads have 32"),
         ({"qwen3.attention.layer_norm_rms_epsilon": float("nan")}, r"layer_norm_rms_epsilon' is nan, not a positive number"),
-        ({"qwen3.rope.scaling.type": "yarn"}, r"'qwen3\.rope\.scaling\.type' is 'yarn'; supported are none, linear"),
+        ({"qwen3.rope.scaling.type": "longrope"}, r"'qwen3\.rope\.scaling\.type' is 'longrope'; supported are none, linear, yarn"),
         ({"tokenizer.ggml.eos_token_id": 832}, r"'tokenizer\.ggml\.eos_token_id' is 832, not one of 832 tokens"),
     ],
 )  # fmt: skip
@@ -205,6 +206,20 @@ def test_factors_of_rotary_frequencies_that_follow_no_known_rule_are_refused(tmp
 def test_linear_scaling_becomes_that_of_the_config(file: Path, tmp_path: Path) -> None:
     fields = edited(file, lambda values: values.update({"qwen3.rope.scaling.type": "linear", "qwen3.rope.scaling.factor": 4.0}))
     assert spec.parse(config.config(fields)).rope == spec.LinearRope(4.0)
+
+
+def test_yarn_becomes_that_of_the_config(file: Path) -> None:
+    def read(**told: Any) -> spec.ModelSpec:
+        values = {"type": "yarn", "factor": 4.0} | told
+        return spec.parse(
+            config.config(edited(file, lambda own: own.update({f"qwen3.rope.scaling.{key}": value for key, value in values.items()})))
+        )
+
+    plain = read(original_context_length=256)
+    assert plain.rope == spec.YarnRope(4.0, 32.0, 1.0, True, 1.0 + 0.1 * math.log(4.0), 256)
+    assert plain.context_len == 1024
+    told = read(original_context_length=256, yarn_beta_fast=16.0, yarn_beta_slow=2.0, attn_factor=0.5).rope
+    assert told == spec.YarnRope(4.0, 16.0, 2.0, True, 0.5 * (1.0 + 0.1 * math.log(4.0)), 256)
 
 
 def test_sampling_and_named_templates_are_taken_over(file: Path) -> None:

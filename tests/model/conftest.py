@@ -26,6 +26,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 96, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 6,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3, "eos_token_id": None, "bos_token_id": None,
@@ -39,6 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 3}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 3, "rope_parameters": YARN}),
 }
 WIDE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "initializer_range": 0.05}
 """Changes that bring a model to a real one's widths, where rounding depends on the number of rows if one lets it."""

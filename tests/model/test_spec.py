@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.model.layout import layout
-from banyan_runtime.model.spec import SUPPORTED, LinearRope, Llama3Rope, ModelSpec, PlainRope, parse, read
+from banyan_runtime.model.rope import inverse_frequencies, turns
+from banyan_runtime.model.spec import SUPPORTED, LinearRope, Llama3Rope, ModelSpec, PlainRope, YarnRope, parse, read
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 2048,
 }  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0}
 WINDOW: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}
 
 
@@ -30,6 +36,43 @@ def test_a_llama_config_of_transformers_4_is_read() -> None:
     assert (spec.dtype, spec.norm_eps, spec.context_len) == ("bfloat16", 1e-5, 2048)
     assert (spec.kv_heads, spec.head_dim, spec.group) == (4, 16, 1)
     assert not any((spec.qkv_bias, spec.output_bias, spec.mlp_bias, spec.qk_norm, spec.tied))
+
+
+@pytest.mark.parametrize(("declared", "original", "context"), [(32768, None, 131072), (40960, 32768, 131072), (131072, 32768, 131072)])
+def test_the_context_of_yarn_is_the_original_one_times_the_factor(declared: int, original: int | None, context: int) -> None:
+    """Whether a config declares the one or the other, or, as Qwen3's, more than the one."""
+    more = {} if original is None else {"original_max_position_embeddings": original}
+    spec = parse(BASE | {"max_position_embeddings": declared, "rope_scaling": YARN | more})
+    assert spec.context_len == context
+    assert spec.rope == YarnRope(4.0, 32.0, 1.0, True, 1.0 + 0.1 * math.log(4.0), original or declared)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7},
+        {"factor": 1.0},
+        {"beta_fast": 64.0, "beta_slow": 0.5, "truncate": False},
+        {"attention_factor": 0.9},
+        {"original_max_position_embeddings": 7},  # of which all pairs turn seldom
+        {"original_max_position_embeddings": 10_000_000, "factor": 1.5},  # and often
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_yarn_turns_as_transformers_does(changes: dict[str, Any], head_dim: int) -> None:
+    rope = YARN | {"rope_theta": 1e6, "original_max_position_embeddings": 512} | changes
+    keys = BASE | {"head_dim": head_dim, "max_position_embeddings": 4096, "rope_parameters": rope}
+    expected, magnitude = ROPE_INIT_FUNCTIONS["yarn"](
+        transformers.LlamaConfig(**{key: keys[key] for key in keys if key != "architectures"})
+    )
+    spec = parse(keys)
+    torch.testing.assert_close(inverse_frequencies(spec), expected, rtol=1e-6, atol=0)
+    cosines, sines = turns(spec, range(5, 8))
+    angles = torch.tensor([5.0, 6.0, 7.0])[:, None] * expected
+    torch.testing.assert_close(cosines, angles.cos() * magnitude, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(sines, angles.sin() * magnitude, rtol=1e-5, atol=1e-6)
 
 
 def test_a_llama_config_of_transformers_5_is_read() -> None:
@@ -122,7 +165,17 @@ def test_sliding_windows_by_layer(architecture: str, keys: dict[str, Any], windo
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
         ({"head_dim": 7}, "head_dim=7 is odd"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_type=yarn is not supported; supported are default, linear, llama3"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 4}},
+            "rope_type=longrope is not supported; supported are default, linear, llama3",
+        ),
+        ({"rope_scaling": YARN | {"factor": 0.5}}, "'rope factor' is 0.5; supported are 1 to 1e+06"),
+        ({"rope_scaling": YARN | {"beta_slow": 32}}, "rope beta_slow=32 is not below beta_fast=32"),
+        ({"rope_scaling": YARN | {"truncate": 1}}, "'rope truncate' is 1, not true or false"),
+        ({"rope_scaling": YARN | {"attention_factor": "1"}}, "'rope attention_factor' is '1', not a positive number"),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": 0}}, "'rope original_max_position_embeddings' is 0"),
+        ({"rope_scaling": YARN | {"factor": 1e5}}, "max_position_embeddings times the rope factor 100000 is more than"),
+        ({"rope_theta": 1, "rope_scaling": YARN}, "rope_theta=1 turns all pairs alike"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4}}, "'rope original_max_position_embeddings' is None"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoints are not supported"),

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from banyan_runtime.model.spec import LinearRope, Llama3Rope, ModelSpec, PlainRope
+from banyan_runtime.model.spec import LinearRope, Llama3Rope, ModelSpec, PlainRope, YarnRope
 
 
 def inverse_frequencies(spec: ModelSpec) -> Tensor:
@@ -26,11 +26,27 @@ def inverse_frequencies(spec: ModelSpec) -> Tensor:
             short = wavelength < rope.original_context / rope.high_freq_factor
             long = wavelength > rope.original_context / rope.low_freq_factor
             return torch.where(short, plain, torch.where(long, plain / rope.factor, between))
+        case YarnRope() as rope:
+
+            def pair(turns: float) -> float:
+                """That turns so often over the original context."""
+                return spec.head_dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(spec.rope_theta))
+
+            first, last = pair(rope.fast), pair(rope.slow)
+            if rope.whole:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, spec.head_dim - 1)
+            last += 0.001 if first == last else 0.0
+            slowed = ((torch.arange(spec.head_dim // 2).float() - first) / (last - first)).clamp(0, 1)
+            return plain / rope.factor * slowed + plain * (1 - slowed)
 
 
-def angles(spec: ModelSpec, positions: int) -> Tensor:
-    """Radians by which the pairs of a head are turned at each position: fp32 [positions, head_dim / 2]."""
-    return torch.outer(torch.arange(positions).float(), inverse_frequencies(spec))
+def turns(spec: ModelSpec, positions: range) -> tuple[Tensor, Tensor]:
+    """By which the pairs of a head are turned at positions one behind another: cosines and sines, times the magnitude that the scaling
+    gives what is turned; fp32 [positions, head_dim / 2] each."""
+    angles = torch.outer(torch.arange(positions.start, positions.stop).float(), inverse_frequencies(spec))
+    magnitude = spec.rope.magnitude if isinstance(spec.rope, YarnRope) else 1.0
+    return angles.cos() * magnitude, angles.sin() * magnitude
 
 
 class Rope:
@@ -43,7 +59,7 @@ class Rope:
     BLOCK = 4096  # positions
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self._frequencies = inverse_frequencies(spec)
+        self._spec = spec
         self._half = spec.head_dim // 2
         self._cos = torch.empty(0, spec.head_dim, dtype=dtype, device=device)
         self._sin = self._cos
@@ -52,10 +68,10 @@ class Rope:
         """Make the tables hold positions 0 … positions - 1."""
         cos, sin = [self._cos], [self._sin]
         for start in range(self._cos.shape[0], positions, self.BLOCK):
-            angles = torch.outer(torch.arange(start, start + self.BLOCK).float(), self._frequencies)
+            cosines, sines = turns(self._spec, range(start, start + self.BLOCK))
             # The sign that the rotation gives the first half is kept in the table.
-            cos.append(torch.cat((angles.cos(), angles.cos()), -1).to(self._cos))
-            sin.append(torch.cat((-angles.sin(), angles.sin()), -1).to(self._sin))
+            cos.append(torch.cat((cosines, cosines), -1).to(self._cos))
+            sin.append(torch.cat((-sines, sines), -1).to(self._sin))
         self._cos, self._sin = torch.cat(cos), torch.cat(sin)
 
     @property

@@ -7,6 +7,7 @@ A family of models is a row in `_FAMILIES` (which options it turns on) and nothi
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,21 @@ class Llama3Rope:
     original_context: int
 
 
-RopeScaling = PlainRope | LinearRope | Llama3Rope
+@dataclass(frozen=True, slots=True)
+class YarnRope:
+    """Frequencies divided by `factor` where a pair turns fewer than `slow` times over the original context, kept where it turns more than
+    `fast` times, a ramp over the pairs between them (YaRN, Peng et al. 2023, section 3). What is turned is multiplied by `magnitude`.
+    """
+
+    factor: float
+    fast: float
+    slow: float
+    whole: bool  # the ramp begins and ends at whole pairs
+    magnitude: float
+    original_context: int
+
+
+RopeScaling = PlainRope | LinearRope | Llama3Rope | YarnRope
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +136,11 @@ _RANGES: Final = {
     "factor": (1.0, 1e6),  # known: 2 to 40; below 1 the context would shrink
     "low_freq_factor": (1e-3, 1e6),  # known: 1
     "high_freq_factor": (1e-3, 1e6),  # known: 4
+    "beta_fast": (1e-3, 1e6),  # known: 32
+    "beta_slow": (1e-3, 1e6),  # known: 1
+    "attention_factor": (1e-3, 1e3),  # known: 1 to 1.4
+    "mscale": (1e-3, 1e3),  # known: 0.7 to 1
+    "mscale_all_dim": (1e-3, 1e3),
 }
 _KINDS_OF_LAYERS: Final = {"full_attention", "sliding_attention"}
 
@@ -165,7 +185,7 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
     if head_dim % 2:
         raise ModelError(f"{where}: head_dim={head_dim} is odd; rotary embeddings need an even one")
     theta, rope, stretch = keys.rope()
-    context_len = int(keys.size("max_position_embeddings") * stretch)
+    context_len = int(round(keys.size("max_position_embeddings") * stretch, 3))  # a stretch may be a third
     if context_len > _LARGEST["max_position_embeddings"]:
         raise ModelError(
             f"{where}: max_position_embeddings times the rope factor {stretch:g} is more than {_LARGEST['max_position_embeddings']}"
@@ -283,7 +303,36 @@ class _Keys:
                     f"high_freq_factor={scaling.high_freq_factor:g}"
                 )
             return theta, scaling, 1.0
-        raise ModelError(f"{self.where}: rope_type={_bare(kind)} is not supported; supported are default, linear, llama3")
+        if kind == "yarn":
+            return theta, *self._yarn(theta, rope)
+        raise ModelError(f"{self.where}: rope_type={_bare(kind)} is not supported; supported are default, linear, llama3, yarn")
+
+    def _yarn(self, theta: float, rope: Mapping[str, Any]) -> tuple[YarnRope, float]:
+        """Its names and what they are by default are those of transformers. The context is the original one times the factor, whatever
+        max_position_embeddings says: of some models it is the one, of others the other."""
+        declared = self.size("max_position_embeddings")
+        original = rope.get("original_max_position_embeddings")
+        original = declared if original is None else _size(original, "original_max_position_embeddings", self.where, "rope ")
+
+        def value(key: str, default: float) -> float:
+            return default if rope.get(key) is None else _number(rope[key], key, self.where, "rope ")
+
+        factor, fast, slow = value("factor", max(1.0, declared / original)), value("beta_fast", 32.0), value("beta_slow", 1.0)
+        if slow >= fast:
+            raise ModelError(f"{self.where}: rope beta_slow={slow:g} is not below beta_fast={fast:g}")
+        if theta <= 1.0:
+            raise ModelError(
+                f"{self.where}: rope_theta={theta:g} turns all pairs alike, and yarn needs some that turn less often than others"
+            )
+        whole = rope.get("truncate", True)
+        if not isinstance(whole, bool):
+            raise ModelError(f"{self.where}: 'rope truncate' is {shown(whole)}, not true or false")
+        magnitude = 1.0 + 0.1 * math.log(factor)
+        if rope.get("mscale") and rope.get("mscale_all_dim"):
+            magnitude = 1.0 + 0.1 * value("mscale", 1.0) * math.log(factor)
+            magnitude /= 1.0 + 0.1 * value("mscale_all_dim", 1.0) * math.log(factor)
+        scaling = YarnRope(factor, fast, slow, whole, value("attention_factor", magnitude), original)
+        return scaling, original * factor / declared
 
     def windows(self, family: _Family, layers: int) -> tuple[int | None, ...]:
         """How far each layer looks back."""

@@ -129,10 +129,27 @@ def _rope(fields: Fields, name: str, head_dim: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": theta}
     if kind == "linear":
         return {"rope_type": "linear", "rope_theta": theta, "factor": fields.number(f"{name}.rope.scaling.factor")}
+    if kind == "yarn":
+        return {"rope_type": "yarn", "rope_theta": theta, **_yarn(fields, f"{name}.rope.scaling")}
     raise ModelError(
-        f"{fields.where}: '{name}.rope.scaling.type' is {shown(kind)}; supported are none, linear and the factors of Llama 3; "
+        f"{fields.where}: '{name}.rope.scaling.type' is {shown(kind)}; supported are none, linear, yarn and the factors of Llama 3; "
         "another model is needed"
     )
+
+
+def _yarn(fields: Fields, name: str) -> dict[str, Any]:
+    """What is not there is as transformers has it by default, which is as llama.cpp has it. Its attn_factor comes on top of what follows
+    from the factor."""
+    found: dict[str, Any] = {"factor": fields.number(f"{name}.factor")}
+    if fields.has(f"{name}.original_context_length"):
+        found["original_max_position_embeddings"] = fields.size(f"{name}.original_context_length")
+    for key in ("beta_fast", "beta_slow"):
+        if fields.has(f"{name}.yarn_{key}"):
+            found[key] = fields.number(f"{name}.yarn_{key}")
+    for key in ("attn_factor", "yarn_attn_factor"):
+        if fields.has(f"{name}.{key}"):
+            found["attention_factor"] = fields.number(f"{name}.{key}") * (1.0 + 0.1 * math.log(max(1.0, found["factor"])))
+    return found
 
 
 def _stretched(fields: Fields, theta: float, factors: Sequence[float]) -> dict[str, Any]:

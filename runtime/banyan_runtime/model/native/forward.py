@@ -23,7 +23,7 @@ from banyan_runtime.model.native import build, loading
 from banyan_runtime.model.native.library import PULSE, Draws, Kind, Library, Place, Spec
 from banyan_runtime.model.native.library import Step as NativeStep
 from banyan_runtime.model.post import Arriving
-from banyan_runtime.model.rope import angles
+from banyan_runtime.model.rope import turns
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
 
@@ -167,8 +167,7 @@ class NativeForward:
 
     def reserve(self, rows: int, positions: int, latest: Tensor) -> None:
         spec = self._choice.spec
-        turned = angles(spec, positions)
-        cosines, sines = turned.cos().contiguous(), turned.sin().contiguous()
+        cosines, sines = turns(spec, range(positions))
         if not self._library.reserve(self._decoder, rows, positions, cosines.data_ptr(), sines.data_ptr()):
             raise _no_memory()
         self._kept = _Columns(rows)
