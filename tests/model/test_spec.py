@@ -178,7 +178,7 @@ def test_sliding_windows_by_layer(architecture: str, keys: dict[str, Any], windo
         ({"rope_theta": 1, "rope_scaling": YARN}, "rope_theta=1 turns all pairs alike"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4}}, "'rope original_max_position_embeddings' is None"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoints are not supported"),
+        ({"quantization_config": {"quant_method": "exl2"}}, "quantization_config.quant_method='exl2' is not supported"),
         ({"rms_norm_eps": 0}, "'rms_norm_eps' is 0, not a positive number"),
         ({"attention_bias": "yes"}, "'attention_bias' is 'yes', not true or false"),
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True, "layer_types": ["x"]}, "1 entries for 4"),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub import checkpoint
@@ -16,6 +16,12 @@ from banyan_runtime.hub.files import read_object, read_object_if_any, shown
 from banyan_runtime.hub.gguf import header
 from banyan_runtime.hub.gguf.files import find
 
+_PLAIN: Final = ("F64", "F32", "F16", "BF16")
+_FOURS: Final = (".qweight", ".weight_packed")  # eight numbers of a matrix in one of 32 bits
+_BESIDE: Final = (
+    ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale", ".k_scale", ".v_scale",
+)  # fmt: skip
+"""What lies beside packed matrices and is none of their numbers."""
 _LARGEST = 1 << 24  # of a size in config.json: the products of sizes below stay printable
 
 
@@ -50,14 +56,15 @@ def inspect(folder: Path) -> Summary:
     kv_heads = _count(config, "num_key_value_heads", path) or heads
     head_dim = _count(config, "head_dim", path) or ((_count(config, "hidden_size", path) or 0) // heads if heads else 0)
     layers = _count(config, "num_hidden_layers", path) or 0
-    item = max((tensor.nbytes // (math.prod(tensor.shape) or 1) for tensor in tensors), default=2) if whole is None else 2
+    plain = [tensor for tensor in tensors if tensor.dtype in _PLAIN and not tensor.name.endswith(_BESIDE)]
+    item = max((tensor.nbytes // (math.prod(tensor.shape) or 1) for tensor in plain), default=2) if whole is None else 2
     kv_bytes = 2 * layers * kv_heads * head_dim * item
     if kv_bytes >= 1 << 63:
         raise ModelError(f"{path}: its sizes make {kv_bytes} bytes per token, which no model has")
     named = config.get("architectures")
     return Summary(
         architecture=", ".join(map(str, named)) if isinstance(named, list) and named else "(none named)",
-        parameters=sum(math.prod(tensor.shape) for tensor in tensors),
+        parameters=sum(map(_numbers, tensors)),
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         dtypes=dict(Counter(tensor.dtype for tensor in tensors)),
         files=len(files),
@@ -68,6 +75,13 @@ def inspect(folder: Path) -> Summary:
         tokenizer=(folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists(),
         chat_template=(folder / "chat_template.jinja").exists() or "chat_template" in read_object_if_any(folder / "tokenizer_config.json"),
     )
+
+
+def _numbers(tensor: StoredTensor) -> int:
+    """Parameters in a tensor."""
+    if tensor.name.endswith(_BESIDE):
+        return 0
+    return math.prod(tensor.shape) * (8 if tensor.name.endswith(_FOURS) else 1)
 
 
 def _of_gguf(file: Path) -> list[StoredTensor]:

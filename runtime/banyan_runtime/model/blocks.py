@@ -113,6 +113,15 @@ def quantize(values: Floats | Tensor, kind: BlockKind) -> Blocks:
     return Blocks(kind, rows, columns, data)
 
 
+def q4_1(codes: Bytes, step: Floats, least: Floats) -> Blocks:
+    """Blocks of known numbers: codes [rows, columns] below 16, times the step of their 32, and the least value of these; both are
+    [rows, columns / 32]."""
+    rows, columns = codes.shape
+    halves = [_half(np.ascontiguousarray(part).reshape(-1, 1)) for part in (step, least)]
+    data = np.concatenate((*halves, _packed(codes.reshape(-1, 2, 16))), axis=1)
+    return Blocks("Q4_1", rows, columns, data.reshape(rows, -1))
+
+
 def dequantized(parameters: dict[str, Parameter], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Parameters as tensors of one type. Takes them over: each leaves the dict before the next is made, so memory holds the
     result and at most one parameter more."""

@@ -26,6 +26,8 @@ from banyan_runtime.model import blocks, reading
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
 from banyan_runtime.model.layout import COMPUTED, Layout, Place
+from banyan_runtime.model.packed import PackedSafetensors
+from banyan_runtime.model.packing import Packing
 from banyan_runtime.model.reading import Wanted
 from banyan_runtime.model.stored import GgufFile, Safetensors, Source
 
@@ -52,14 +54,16 @@ def load(
     device: torch.device,
     progress: Progress,
     quantization: str | None = None,
+    packing: Packing | None = None,
 ) -> dict[str, Parameter]:
     """All parameters of the layout, filled from the *.safetensors files of a folder, or from its GGUF file, whose blocks stay blocks.
+    `packing`: of the safetensors files.
 
     With `quantization` matrices become blocks while they are read. Raises ModelError that names file and tensor for what is
     missing, truncated, of another shape or type, or surplus; ConfigError where the device has less memory than the parameters
     need, and for a `quantization` of what is quantized already.
     """
-    source = _open(model_dir)
+    source = _open(model_dir, packing)
     if not layout.places.keys() & source.tensors.keys() and (bare := layout.bare()).places.keys() & source.tensors.keys():
         layout = bare
     _check(model_dir, layout, source)
@@ -213,7 +217,7 @@ def _fit(needed: int, dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
-def _open(model_dir: Path) -> Source:
+def _open(model_dir: Path, packing: Packing | None) -> Source:
     """The weights of a folder, their headers read."""
     if (file := find(model_dir)) is not None:
         return GgufFile(file)
@@ -221,7 +225,7 @@ def _open(model_dir: Path) -> Source:
     if not files:
         hint = "only *.safetensors and *.gguf are read" if any(model_dir.glob("*.bin")) else "fetch the model, or use --load-format dummy"
         raise ModelError(f"Cannot find any model weights with `{model_dir}`; {hint}")
-    return Safetensors(files)
+    return Safetensors(files) if packing is None else PackedSafetensors(files, packing)
 
 
 def _check(model_dir: Path, layout: Layout, source: Source) -> None:

@@ -198,4 +198,4 @@ def _weights(config: ServerConfig, model_dir: Path, layout: Layout, choice: Choi
     progress("loading", 0, str(model_dir))
     if config.load_format == "dummy":
         return loader.dummy(layout, choice.dtype, choice.device, progress, config.quantization)
-    return loader.load(model_dir, layout, choice.dtype, choice.device, progress, config.quantization)
+    return loader.load(model_dir, layout, choice.dtype, choice.device, progress, config.quantization, choice.spec.packing)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub.files import read_object, shown
+from banyan_runtime.model.packing import Packing, packing
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class ModelSpec:
     context_len: int  # tokens the model was made for
     dtype: str | None  # of the checkpoint, as config.json says: float32, bfloat16, ...
     headless: bool = False  # the checkpoint has no head: it makes vectors, not text
+    packing: Packing | None = None  # of the checkpoint's matrices; None: they are as they are
 
     @property
     def group(self) -> int:
@@ -167,10 +169,6 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
     architecture = keys.architecture()
     headless = architecture not in _FAMILIES
     family = _FAMILIES[_with_head(architecture)]
-    if config.get("quantization_config") is not None:
-        raise ModelError(
-            f"{where}: quantization_config is set; quantized checkpoints are not supported, use the model's bfloat16 or float16 files"
-        )
     if config.get("is_causal") is False:
         raise ModelError(f"{where}: is_causal=false is not supported; the supported models attend to earlier tokens alone")
     if (act := config.get("hidden_act", "silu")) != "silu":
@@ -213,6 +211,7 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
         context_len=context_len,
         dtype=None if dtype is None else dtype.removeprefix("torch."),
         headless=headless,
+        packing=packing(config.get("quantization_config"), where),
     )
 
 

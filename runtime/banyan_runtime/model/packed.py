@@ -1,0 +1,227 @@
+"""Checkpoints that other tools have quantized (`packing.py`): matrices of 4 bits become blocks that hold the same numbers, those of 8 bits
+plain ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from banyan_runtime.errors import ModelError
+from banyan_runtime.hub.files import shown
+from banyan_runtime.model import blocks
+from banyan_runtime.model.blocks import BlockKind, Blocks, Floats
+from banyan_runtime.model.packing import Fours, Packing, Scaled
+from banyan_runtime.model.reading import Span
+from banyan_runtime.model.stored import Safetensors, Stored
+
+_FOURS: Final = "4 bits"
+_UNREAD: Final = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale", ".weight_shape")
+"""Of activations, which stay as they are here, and what a matrix's own shape says."""
+_IN_ORDER: Final = np.arange(0, 32, 4, dtype=np.uint32)  # where the bits of eight neighbours stand
+_EVEN_FIRST: Final = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)
+_FLOATS: Final = ("F32", "F16", "BF16")
+Codes = npt.NDArray[np.uint8]
+Read = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A packed matrix: the tensors it is made of, by what they are."""
+
+    stored: Stored
+    parts: dict[str, str]
+    kept: BlockKind | None
+
+
+class PackedSafetensors:
+    form = Safetensors.form
+    title = Safetensors.title
+    kinds = Safetensors.kinds | {_FOURS, "F8_E4M3", "I8"}
+    block_kinds = frozenset({_FOURS})
+    remedy = ""
+
+    def __init__(self, files: list[Path], packing: Packing) -> None:
+        """Raises ModelError for a matrix whose parts are missing or do not fit together."""
+        self._plain = Safetensors(files)
+        self._packing = packing
+        self._matrices = self._found()
+        parts = {part for matrix in self._matrices.values() for part in matrix.parts.values()}
+        self.tensors = {
+            name: stored for name, stored in self._plain.tensors.items() if name not in parts and not name.endswith(_UNREAD)
+        } | {name: matrix.stored for name, matrix in self._matrices.items()}
+
+    def spelled(self, name: str) -> str:
+        return name
+
+    def kept(self, name: str) -> BlockKind | None:
+        return self._matrices[name].kept if name in self._matrices else None
+
+    def span(self, name: str) -> Span | None:
+        return None if name in self._matrices else self._plain.span(name)
+
+    def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
+        plain = [name for name in self.tensors if name in wanted and name not in self._matrices]
+        yield from self._plain.values(plain)
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+
+            def read(name: str) -> Tensor:
+                file = self._plain.tensors[name].file
+                try:
+                    if file not in opened:
+                        opened[file] = stack.enter_context(safe_open(str(file), framework="pt"))
+                    found: Tensor = opened[file].get_tensor(name)
+                except (SafetensorError, OSError) as error:  # the file has changed since its header was read
+                    raise ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again") from error
+                return found
+
+            for name, matrix in self._matrices.items():
+                if name in wanted:
+                    if isinstance(self._packing, Scaled):
+                        yield name, _scaled(matrix, self._packing, read), matrix.stored.file.name
+                    else:
+                        yield name, _fours(name, matrix, self._packing, read), matrix.stored.file.name
+
+    def changes(self, wanted: Container[str]) -> str | None:
+        lost = Counter(
+            matrix.stored.kind for name, matrix in self._matrices.items() if name in wanted and matrix.kept is None
+        )  # fmt: skip
+        if not lost:
+            return None
+        listed = ", ".join(f"{count} in {kind}" for kind, count in sorted(lost.items()))
+        hint = "--quantization w8a16 makes them blocks of 8 bits, on which the CPU computes." if _FOURS not in lost else ""
+        told = f"Nothing computes on some of this checkpoint's packed matrices: {listed} become unquantized, larger and slower."
+        return f"{told} {hint}".rstrip()
+
+    def _found(self) -> dict[str, _Matrix]:
+        """By the name of its matrix in a checkpoint that is not packed."""
+        packing = self._packing
+        if isinstance(packing, Scaled):
+            names = [name for name, stored in self._plain.tensors.items() if name.endswith(".weight") and stored.kind == packing.kind]
+            return {name: self._scaled(name, packing) for name in names}
+        end = ".weight_packed" if packing.form == "packed" else ".qweight"
+        bases = [name.removesuffix(end) for name in self._plain.tensors if name.endswith(end)]
+        return {f"{base}.weight": self._fours(base, packing) for base in bases}
+
+    def _scaled(self, name: str, packing: Scaled) -> _Matrix:
+        stored = self._plain.tensors[name]
+        scale = next(
+            (end for end in ("weight_scale_inv", "weight_scale") if self._beside(name, end) in self._plain.tensors), "weight_scale"
+        )
+        rows, columns = self._two(name)
+        shapes: list[tuple[int, ...]] = [(), (1,), (1, 1), (rows,), (rows, 1)]
+        if packing.block is not None:
+            shapes = [(-(-rows // packing.block[0]), -(-columns // packing.block[1]))]
+        self._part(self._beside(name, scale), _FLOATS, *shapes)
+        return _Matrix(stored, {"codes": name, "scale": self._beside(name, scale)}, None)
+
+    def _fours(self, base: str, packing: Fours) -> _Matrix:
+        packed = packing.form == "packed"
+        codes = f"{base}.weight_packed" if packed else f"{base}.qweight"
+        first, second = self._two(codes)
+        if packing.form == "gptq":
+            rows, columns = second, 8 * first
+        else:
+            rows, columns = (first, 8 * second) if packed else (8 * second, first)
+        self._part(codes, ("I32",), (first, second))
+        group = packing.group or columns
+        groups = -(-columns // group)
+        parts = {"codes": codes}
+        if packed:
+            parts["scale"] = self._part(f"{base}.weight_scale", _FLOATS, (rows, groups))
+        else:
+            parts["scale"] = self._part(f"{base}.scales", _FLOATS, (groups, rows))
+            parts["zeros"] = self._part(f"{base}.qzeros", ("I32",), (groups, rows // 8))
+            if f"{base}.g_idx" in self._plain.tensors:
+                parts["order"] = self._part(f"{base}.g_idx", ("I32",), (columns,))
+        whole = packing.ordered and group % 32 == 0 and blocks.fits("Q4_1", columns)
+        return _Matrix(Stored(self._plain.tensors[codes].file, _FOURS, (rows, columns)), parts, "Q4_1" if whole else None)
+
+    def _beside(self, name: str, end: str) -> str:
+        return f"{name.removesuffix('weight')}{end}"
+
+    def _two(self, name: str) -> tuple[int, int]:
+        stored = self._plain.tensors[name]
+        if len(stored.shape) != 2 or 0 in stored.shape:
+            raise ModelError(f"{stored.file.name}: tensor {shown(name)} has shape {list(stored.shape)}, not that of a matrix")
+        return stored.shape[0], stored.shape[1]
+
+    def _part(self, name: str, kinds: tuple[str, ...], *shapes: tuple[int, ...]) -> str:
+        """Its name, if it is there and as it has to be."""
+        stored = self._plain.tensors.get(name)
+        if stored is None:
+            raise ModelError(
+                f"tensor {shown(name)} is missing from the {self.form} files: quantization_config asks for it; fetch the model again"
+            )
+        if stored.kind not in kinds or stored.shape not in shapes:
+            found, shape = f"{stored.kind} of shape {list(stored.shape)}", " or ".join(str(list(shape)) for shape in shapes)
+            raise ModelError(
+                f"{stored.file.name}: tensor {shown(name)} is {found}, and quantization_config asks for {' or '.join(kinds)} of shape "
+                f"{shape}; the checkpoint and its config belong to different models"
+            )
+        return name
+
+
+def _scaled(matrix: _Matrix, packing: Scaled, read: Read) -> Tensor:
+    """fp32 [rows, columns]."""
+    codes, scale = read(matrix.parts["codes"]).float(), read(matrix.parts["scale"]).float()
+    if packing.block is None:
+        return codes.mul_(scale.reshape(-1, 1))
+    height, width = packing.block
+    for block, row in enumerate(scale):
+        codes[block * height : (block + 1) * height] *= row.repeat_interleave(width)[: codes.shape[1]]
+    return codes
+
+
+def _fours(name: str, matrix: _Matrix, packing: Fours, read: Read) -> Blocks | Tensor:
+    file, (rows, columns) = matrix.stored.file.name, matrix.stored.shape
+    packed = read(matrix.parts["codes"]).numpy().view(np.uint32)
+    scale: Floats = read(matrix.parts["scale"]).float().numpy()
+    if packing.form == "gptq":
+        codes = _unpacked(packed.T, _IN_ORDER)
+    elif packing.form == "awq":
+        codes = np.ascontiguousarray(_unpacked(packed, _EVEN_FIRST).T)
+    else:
+        codes = _unpacked(packed, _IN_ORDER)
+    if packing.form == "packed":
+        zeros = np.full_like(scale, 8)
+    else:
+        shifts = _EVEN_FIRST if packing.form == "awq" else _IN_ORDER
+        zeros = _unpacked(read(matrix.parts["zeros"]).numpy().view(np.uint32), shifts).astype(np.float32).T + packing.lowered
+        scale = scale.T
+    assert codes.shape == (rows, columns), (codes.shape, rows, columns)
+    group = packing.group or columns
+    order = np.arange(columns) // group
+    if "order" in matrix.parts:
+        told = read(matrix.parts["order"]).numpy()
+        if (told < 0).any() or (told >= scale.shape[1]).any():
+            raise ModelError(f"{file}: the g_idx of {shown(name)} names groups beyond the {scale.shape[1]} that there are; fetch it again")
+        if matrix.kept is not None and (told != order).any():
+            raise ModelError(f"{file}: the g_idx of {shown(name)} is not in order, and quantization_config.desc_act says that it is")
+        order = told
+    if matrix.kept is None:
+        return torch.from_numpy((codes - zeros[:, order]) * scale[:, order])
+    least = -zeros * scale
+    if not (np.abs(scale).max(initial=0) <= 65504 and np.abs(least).max(initial=0) <= 65504):  # also for NaN
+        raise ModelError(f"{file}: the scales of {shown(name)} are no numbers that float16 holds; fetch it again")
+    shared = group // 32
+    return blocks.q4_1(codes, *(part.repeat(shared, axis=1)[:, : columns // 32] for part in (scale, least)))
+
+
+def _unpacked(packed: npt.NDArray[np.uint32], shifts: npt.NDArray[np.uint32]) -> Codes:
+    """[n, m] → [n, 8 * m]: the numbers of 4 bits of each, in the order of `shifts`."""
+    codes = np.empty((*packed.shape, 8), np.uint8)
+    for place, shift in enumerate(shifts):
+        codes[..., place] = packed >> shift & 15
+    return codes.reshape(len(packed), -1)

@@ -1,0 +1,166 @@
+"""Checkpoints that other tools have quantized are served with the numbers that they mean; what they cannot mean is named."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.hub.inspect import inspect
+from banyan_runtime.model import loader, spec
+from banyan_runtime.model.blocks import Blocks, Parameter, dequantize
+from banyan_runtime.model.layout import layout
+
+from . import packings
+from .conftest import VOCAB
+from .driver import Driver, Request
+
+
+def parameters(folder: Path, quantization: str | None = None) -> dict[str, Parameter]:
+    of = spec.read(folder)
+    return loader.load(folder, layout(of), torch.float32, torch.device("cpu"), lambda *_: None, quantization, of.packing)
+
+
+def prompts() -> list[Request]:
+    return [Request([(31 * row + 7 * i) % VOCAB for i in range(9 + 12 * row)], new_tokens=12, row=row) for row in range(3)]
+
+
+@pytest.mark.parametrize("name", packings.FORMS)
+def test_its_numbers_are_those_that_are_meant(tmp_path: Path, name: str) -> None:
+    _, meant = packings.write(tmp_path, name)
+    found = parameters(tmp_path)
+    for layer in range(3):
+        here = f"model.layers.{layer}"
+        for parameter, parts in {
+            "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            "out": ["self_attn.o_proj"],
+            "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+            "down": ["mlp.down_proj"],
+        }.items():
+            own = found[f"layers.{layer}.{parameter}"]
+            assert isinstance(own, tuple) == packings.FORMS[name].blocks
+            pieces = own if isinstance(own, tuple) else (own,)
+            assert {part.kind for part in pieces if isinstance(part, Blocks)} <= {"Q4_1"}
+            values = [dequantize(part) if isinstance(part, Blocks) else part.numpy() for part in pieces]
+            expected = torch.cat([meant[f"{here}.{part}.weight"] for part in parts]).numpy()
+            np.testing.assert_allclose(np.concatenate(values), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", packings.FORMS)
+def test_its_text_is_that_of_transformers_with_these_numbers(tmp_path: Path, name: str) -> None:
+    model, _ = packings.write(tmp_path, name, "qwen2" if "gptq" in name else "qwen3")
+    requests = prompts()
+    Driver(model.load(), rows=3, context=64).run(requests)
+    for request in requests:
+        assert request.output == model.choices(request.prompt, request.output)
+        assert len(set(request.output)) > 3, "a text of one token would prove nothing"
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8 in blocks", "gptq, by activations"])
+def test_the_native_runner_serves_them_too(tmp_path: Path, name: str) -> None:
+    """Blocks as they lie: it rounds activations that meet 4 bits, which changes a token now and then."""
+    model, _ = packings.write(tmp_path, name)
+    requests = prompts()
+    Driver(model.load(runner="native"), rows=3, context=64).run(requests)
+    same = [a == b for request in requests for a, b in zip(request.output, model.choices(request.prompt, request.output), strict=True)]
+    assert all(same) if not packings.FORMS[name].blocks else sum(same) > 0.8 * len(same)
+
+
+@pytest.mark.parametrize("name", ["awq", "packed", "fp8 in blocks", "int8 by rows"])
+def test_a_summary_counts_the_numbers_of_the_model(tmp_path: Path, name: str) -> None:
+    packings.write(tmp_path, name)
+    found = inspect(tmp_path)
+    assert found.parameters == layout(spec.read(tmp_path)).elements()
+    assert found.kv_bytes_per_token == 2 * 3 * 2 * 32 * 4, "in fp32, as its norms are"
+
+
+def test_what_becomes_larger_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "banyan")
+    packings.write(tmp_path / "awq", "awq")
+    parameters(tmp_path / "awq")
+    assert "21 in Q4_1" in caplog.text
+    assert "larger" not in caplog.text
+    caplog.clear()
+    packings.write(tmp_path / "fp8", "fp8")
+    parameters(tmp_path / "fp8")
+    assert "21 in F8_E4M3 become unquantized, larger and slower. --quantization w8a16 makes them blocks" in caplog.text
+    blocks = parameters(tmp_path / "fp8", "w8a16")["layers.0.down"]
+    assert isinstance(blocks, tuple)
+    assert isinstance(blocks[0], Blocks)
+    with pytest.raises(ConfigError, match="quantized already"):
+        parameters(tmp_path / "awq", "w8a16")
+
+
+def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
+    stored = load_file(folder / "model.safetensors")
+    stored.pop(name, None)
+    save_file(stored if tensor is None else {**stored, name: tensor}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("form", "end", "tensor", "message"),
+    [
+        ("awq", "qzeros", None, r"tensor '.*up_proj\.qzeros' is missing"),
+        ("awq", "scales", torch.ones(3, 256), r"up_proj\.scales' is F32 of shape \[3, 256\], .* of shape \[2, 256\]"),
+        ("awq", "scales", torch.full((2, 256), float("nan")), "scales of .*are no numbers that float16 holds"),
+        ("awq", "scales", torch.full((2, 256), 9e4), "scales of .*are no numbers that float16 holds"),
+        ("awq", "qweight", torch.zeros(128, 32), r"qweight' is F32 of shape \[128, 32\], .* asks for I32"),
+        ("awq", "qweight", torch.zeros(128, dtype=torch.int32), r"has shape \[128\], not that of a matrix"),
+        ("awq", "qweight", torch.zeros(64, 32, dtype=torch.int32), r"scales' is F16 of shape \[2, 256\], .* of shape \[1, 256\]"),
+        ("gptq", "g_idx", torch.arange(128, dtype=torch.int32), "names groups beyond the 2 that there are"),
+        ("gptq", "g_idx", torch.arange(128, dtype=torch.int32) % 2, "is not in order, and quantization_config.desc_act says that it is"),
+        ("gptq", "g_idx", torch.full((128,), -1, dtype=torch.int32), "names groups beyond"),
+        ("fp8", "weight_scale", None, r"weight_scale' is missing"),
+        ("fp8", "weight_scale", torch.ones(2), r"of shape \[2\], .* of shape \[\] or \[1\] or \[1, 1\] or \[256\] or \[256, 1\]"),
+        ("fp8 in blocks", "weight_scale_inv", torch.ones(6, 1), r"of shape \[6, 1\], .* of shape \[6, 2\]"),
+    ],
+)
+def test_a_matrix_whose_parts_do_not_fit_is_named(tmp_path: Path, form: str, end: str, tensor: torch.Tensor | None, message: str) -> None:
+    packings.write(tmp_path, form)
+    changed(tmp_path, f"model.layers.1.mlp.up_proj.{end}", tensor)
+    with pytest.raises(ModelError, match=message):
+        parameters(tmp_path)
+
+
+WEIGHTS: dict[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
+
+
+def compressed(**changes: Any) -> dict[str, Any]:
+    groups = {"group_0": {"weights": WEIGHTS | changes}}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (5, "quantization_config is 5, not an object"),
+        ({}, "quant_method=None is not supported; supported are fp8, awq, gptq, compressed-tensors; take the model's bfloat16"),
+        ({"quant_method": "bitsandbytes"}, "quant_method='bitsandbytes' is not supported"),
+        ({"quant_method": "awq", "bits": 8}, "quantization_config.bits=8 is not supported; supported: 4"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version='gemv' is not supported"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 0}, "group_size is 0, not a size of at most 1048576"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "128"}, "group_size is '128', not a size"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": [1]}, r"desc_act=\[1\] is not supported"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt='e5m2' is not supported; supported: e4m3"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\], not two sizes"),
+        ({"quant_method": "compressed-tensors"}, "config_groups do not quantize all weights in one way"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": None}}}, "in one way"),
+        (compressed(symmetric=False), "config_groups.weights.symmetric=False is not supported"),
+        (compressed(actorder="group"), "actorder='group' is not supported"),
+        (compressed(num_bits=8), "num_bits=8 is not supported; supported: 4"),
+        ({**compressed(), "format": "marlin-24"}, "format='marlin-24' is not supported; supported: float-quantized"),
+    ],
+)
+def test_what_is_not_supported_is_named_with_what_is(tmp_path: Path, config: Any, message: str) -> None:
+    packings.write(tmp_path, "fp8")
+    own = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(own | {"quantization_config": config}))
+    with pytest.raises(ModelError, match=message):
+        spec.read(tmp_path)
