@@ -91,7 +91,9 @@ def test_what_becomes_larger_is_told(tmp_path: Path, caplog: pytest.LogCaptureFi
     packings.write(tmp_path / "fp8", "fp8")
     parameters(tmp_path / "fp8")
     assert "21 in F8_E4M3 become unquantized, larger and slower. --quantization w8a16 makes them blocks" in caplog.text
+    caplog.clear()
     blocks = parameters(tmp_path / "fp8", "w8a16")["layers.0.down"]
+    assert "larger" not in caplog.text
     assert isinstance(blocks, tuple)
     assert isinstance(blocks[0], Blocks)
     with pytest.raises(ConfigError, match="quantized already"):

@@ -94,7 +94,7 @@ def load(
                 made.put(name, value)
                 report.advance(detail)
     parameters = made.finished()
-    if summary := source.changes(layout.places):
+    if summary := source.changes({name for name, kind in kinds.items() if kind is None}):
         log.warning("%s", summary)
     _describe(kinds, layout, parameters, devices.name(dtype))
     return parameters
