@@ -52,6 +52,7 @@ PENALTIES: Final[tuple[dict[str, float], ...]] = ({"presence_penalty": 0.5}, {"f
 
 LINES: Final = (
     "Prefill batch. ", "Decode batch. ", "KV cache pool is full. ", "Requests of lower priority give way. ", "Out of memory in a ",
+    "The model computed NaN. ",
 )  # fmt: skip
 
 

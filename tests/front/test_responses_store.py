@@ -460,6 +460,24 @@ def test_the_oldest_give_way_as_responses_are_written(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_one_that_is_larger_than_the_bound_keeps_no_other_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        kept = bounded(tmp_path, clock)
+        for _ in range(BLOCKS):
+            clock.now += 1
+            kept.save(new_id(clock.now), record())
+            await kept.settle()
+        clock.now += 1
+        kept.save(new_id(clock.now), record(size=MOST))
+        await kept.settle()
+        kept.save(one := new_id(clock.now), record())
+        await kept.settle()
+        assert one in files(tmp_path)
+
+    run(scenario)
+
+
 def test_what_an_earlier_server_left_counts(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = Clock()

@@ -1,4 +1,7 @@
-"""Checkpoints as other tools quantize them, made of a small model; and the model with the numbers that are left."""
+"""Checkpoints as other tools quantize them, made of a small model; and the model with the numbers that are left.
+
+GPTQ's tools also write biases of zeros, which no model asks for.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,10 @@ def fours(weight: Tensor, group: int, zero: int | None, groups_of: Tensor | None
     for number in range(count):
         part = weight[:, order == number]
         low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+        low[::5] = 0  # whose zero is 0: what lies below is lost
         mantissa, exponent = torch.frexp((high - low) / 14 if zero is None else part.abs().amax(1) / 7)
         scale[:, number] = torch.ldexp((mantissa * 128).round() / 128, exponent)
-        zeros[:, number] = (-low / scale[:, number]).round().clamp(1, 15) if zero is None else zero
+        zeros[:, number] = (-low / scale[:, number]).round().clamp(0, 15) if zero is None else zero
     codes = (weight / scale[:, order] + zeros[:, order]).round().clamp(0, 15)
     return codes, scale, zeros, (codes - zeros[:, order]) * scale[:, order]
 
@@ -66,8 +70,10 @@ def gptq(weight: Tensor, lowered: int = 1, shuffled: bool = False, group: int = 
     if shuffled:
         order = order[torch.randperm(columns, generator=torch.Generator().manual_seed(1))]
     codes, scale, zeros, values = fours(weight, group, None, order)
-    words = {"qweight": joined(codes).T, "qzeros": joined(zeros.T - lowered)}
-    return {**words, "scales": scale.T.half(), "g_idx": order.to(torch.int32)}, values
+    less = joined(zeros.T).to(torch.int64) - 0x11111111 * lowered  # from the whole word: a zero of none borrows from its neighbour
+    less = (less + (1 << 31)) % (1 << 32) - (1 << 31)
+    words = {"qweight": joined(codes).T, "qzeros": less.to(torch.int32)}
+    return {**words, "scales": scale.T.half(), "g_idx": order.to(torch.int32), "bias": torch.zeros(len(weight)).half()}, values
 
 
 def compressed(weight: Tensor, group: int = GROUP) -> tuple[Tensors, Tensor]:
@@ -144,7 +150,7 @@ def write(folder: Path, name: str, family: str = "qwen3", **changes: Any) -> tup
     meant = {}
     for key in [key for key in stored if key.endswith("_proj.weight")]:
         tensors, meant[key] = form.pack(stored.pop(key).float())
-        stored |= {key.removesuffix("weight") + end: tensor.contiguous() for end, tensor in tensors.items()}
+        stored = {key.removesuffix("weight") + end: tensor.contiguous() for end, tensor in tensors.items()} | stored  # its own bias stays
         with torch.no_grad():
             model.reference.get_parameter(key).copy_(meant[key])
     save_file(stored, folder / "model.safetensors")

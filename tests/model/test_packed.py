@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.hub.inspect import inspect
-from banyan_runtime.model import loader, spec
+from banyan_runtime.model import device, loader, packed, spec
 from banyan_runtime.model.blocks import Blocks, Parameter, dequantize
 from banyan_runtime.model.layout import layout
+from banyan_runtime.model.packing import Fours, packing
 
 from . import packings
 from .conftest import VOCAB
@@ -90,7 +92,7 @@ def test_what_becomes_larger_is_told(tmp_path: Path, caplog: pytest.LogCaptureFi
     caplog.clear()
     packings.write(tmp_path / "fp8", "fp8")
     parameters(tmp_path / "fp8")
-    assert "21 in F8_E4M3 become unquantized, larger and slower. --quantization w8a16 makes them blocks" in caplog.text
+    assert "21 in F8_E4M3 with scales become unquantized, larger and slower. --quantization w8a16 makes them blocks" in caplog.text
     caplog.clear()
     blocks = parameters(tmp_path / "fp8", "w8a16")["layers.0.down"]
     assert "larger" not in caplog.text
@@ -98,6 +100,58 @@ def test_what_becomes_larger_is_told(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert isinstance(blocks[0], Blocks)
     with pytest.raises(ConfigError, match="quantized already"):
         parameters(tmp_path / "awq", "w8a16")
+    packings.write(tmp_path / "gptq", "gptq, by activations")
+    assert isinstance(parameters(tmp_path / "gptq", "w8a16")["layers.0.down"], tuple)
+
+
+def test_groups_that_are_in_order_in_spite_of_their_config_stay_blocks(tmp_path: Path) -> None:
+    packings.write(tmp_path, "gptq")
+    of = spec.read(tmp_path, json.dumps({"quantization_config": packings.FORMS["gptq, by activations"].config}))
+    found = loader.load(tmp_path, layout(of), torch.float32, torch.device("cpu"), lambda *_: None, None, of.packing)
+    assert isinstance(found["layers.0.down"], tuple)
+
+
+def test_an_older_name_of_the_config_is_read(tmp_path: Path) -> None:
+    packings.write(tmp_path, "packed")
+    own = json.loads((tmp_path / "config.json").read_text())
+    own["compression_config"] = own.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    assert spec.read(tmp_path).packing == packing_of("packed")
+
+
+def packing_of(name: str) -> Any:
+    return packing(packings.FORMS[name].config, "config.json")
+
+
+def test_a_quantized_checkpoint_without_a_config_is_told_so(tmp_path: Path) -> None:
+    packings.write(tmp_path, "awq")
+    own = json.loads((tmp_path / "config.json").read_text())
+    del own["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    with pytest.raises(ModelError, match=r"is of a quantized matrix, and config\.json has no quantization_config"):
+        parameters(tmp_path)
+
+
+def test_a_model_that_has_no_room_when_it_is_plain_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever computes on blocks serves it."""
+    model, _ = packings.write(tmp_path, "awq")
+    plain = 4 * layout(spec.read(tmp_path)).elements()
+    monkeypatch.setattr(device, "available_bytes", lambda _: plain - 1)
+    monkeypatch.setattr(packed, "_fours", lambda *_: pytest.fail("it is read"))
+    with pytest.raises(ConfigError, match="the weights need"):
+        model.load()
+
+
+@pytest.mark.parametrize("group", [1 << 20, 128])
+def test_groups_are_no_longer_than_rows(tmp_path: Path, group: int) -> None:
+    """However long a config says that they are: memory goes by the matrix."""
+    assert packing({"quant_method": "awq", "bits": 4, "group_size": group}, "config.json") == Fours("awq", group)
+    packings.write(tmp_path, "packed rows")
+    of = spec.read(tmp_path)
+    tracemalloc.start()
+    loader.load(tmp_path, layout(of), torch.float32, torch.device("cpu"), lambda *_: None, None, Fours("packed", 1 << 20))
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
 
 
 def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
@@ -122,6 +176,8 @@ def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
         ("fp8", "weight_scale", None, r"weight_scale' is missing"),
         ("fp8", "weight_scale", torch.ones(2), r"of shape \[2\], .* of shape \[\] or \[1\] or \[1, 1\] or \[256\] or \[256, 1\]"),
         ("fp8 in blocks", "weight_scale_inv", torch.ones(6, 1), r"of shape \[6, 1\], .* of shape \[6, 2\]"),
+        ("gptq", "bias", torch.ones(256), r"up_proj\.bias' is surplus"),
+        ("fp8", "bias", torch.ones(256).to(torch.float8_e4m3fn), r"up_proj\.bias' is surplus"),
     ],
 )
 def test_a_matrix_whose_parts_do_not_fit_is_named(tmp_path: Path, form: str, end: str, tensor: torch.Tensor | None, message: str) -> None:
@@ -143,7 +199,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
     ("config", "message"),
     [
         (5, "quantization_config is 5, not an object"),
-        ({}, "quant_method=None is not supported; supported are fp8, awq, gptq, compressed-tensors; take the model's bfloat16"),
+        ({"bits": 4}, "quant_method=None is not supported; supported are fp8, awq, gptq, compressed-tensors; take the model's bfloat16"),
         ({"quant_method": "bitsandbytes"}, "quant_method='bitsandbytes' is not supported"),
         ({"quant_method": "awq", "bits": 8}, "quantization_config.bits=8 is not supported; supported: 4"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version='gemv' is not supported"),

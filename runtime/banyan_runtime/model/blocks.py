@@ -94,7 +94,7 @@ def dequantize(blocks: Blocks) -> Floats:
     def work(rows: slice) -> None:
         out[rows] = decode(blocks.data[rows].reshape(-1, size)).reshape(-1, blocks.columns)
 
-    _by_rows(blocks.rows, blocks.columns, work)
+    by_rows(blocks.rows, blocks.columns, work)
     return out
 
 
@@ -109,7 +109,7 @@ def quantize(values: Floats | Tensor, kind: BlockKind) -> Blocks:
         floats = taken.to("cpu", torch.float32).numpy() if isinstance(taken, Tensor) else taken
         data[part] = encode(floats.reshape(-1, length)).reshape(-1, data.shape[1])
 
-    _by_rows(rows, columns, work)
+    by_rows(rows, columns, work)
     return Blocks(kind, rows, columns, data)
 
 
@@ -149,7 +149,7 @@ def _whole(parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Te
     return whole
 
 
-def _by_rows(rows: int, columns: int, work: Callable[[slice], None]) -> None:
+def by_rows(rows: int, columns: int, work: Callable[[slice], None]) -> None:
     """Do `work` for all rows, some at a time, on all cores: numpy lets go of Python's lock."""
     step = max(1, _CHUNK // columns)
     parts = [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]

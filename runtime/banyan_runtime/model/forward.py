@@ -106,6 +106,7 @@ class ModelKind(Protocol):
 
     name: str
     own_attention: bool  # else it computes with one of the attention backends
+    takes_blocks: bool  # else its weights are plain, whatever they were in their files
     torch_threads: bool  # torch's threads compute, else threads of its own
     fast_bf16: bool  # bfloat16 is fast without instructions for it
 

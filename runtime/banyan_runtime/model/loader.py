@@ -39,6 +39,7 @@ DUMMY_RANGE: Final = 1e-3
 _NAMED: Final = 10  # tensors named in one error
 _GIB: Final = 1 << 30
 _VOCABULARY: Final = ("embed", "head")
+_PACKED: Final = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 _COMPARED: Final = 1 << 16  # numbers: two matrices that begin alike so far are one that was written twice
 _QUANTIZED: Final[dict[str, tuple[BlockKind, BlockKind]]] = {"w8a16": ("Q8_0", "Q8_0"), "w4a16": ("Q4_1", "Q8_0")}
 """What projections and the vocabulary's two matrices become. The head in 4 bits would make SmolLM2's divergence a quarter larger and
@@ -55,9 +56,10 @@ def load(
     progress: Progress,
     quantization: str | None = None,
     packing: Packing | None = None,
+    plain: bool = False,
 ) -> dict[str, Parameter]:
     """All parameters of the layout, filled from the *.safetensors files of a folder, or from its GGUF file, whose blocks stay blocks.
-    `packing`: of the safetensors files.
+    `packing`: of the safetensors files. `plain`: whoever computes takes tensors alone, for which there has to be room too.
 
     With `quantization` matrices become blocks while they are read. Raises ModelError that names file and tensor for what is
     missing, truncated, of another shape or type, or surplus; ConfigError where the device has less memory than the parameters
@@ -80,7 +82,7 @@ def load(
             "start with --json-model-override-args '{\"tie_word_embeddings\": false}'.",
             source.tensors[other].file.name, other,
         )  # fmt: skip
-    _fit(_needed(layout.places, kinds, dtype), dtype, device)
+    _fit(_needed(layout.places, dict.fromkeys(kinds) if plain else kinds, dtype), dtype, device)
     made = _Parameters(layout, kinds, dtype, device)
     with torch.no_grad(), _Report(len(layout.places), progress, source.title) as report:
         direct = [
@@ -225,7 +227,15 @@ def _open(model_dir: Path, packing: Packing | None) -> Source:
     if not files:
         hint = "only *.safetensors and *.gguf are read" if any(model_dir.glob("*.bin")) else "fetch the model, or use --load-format dummy"
         raise ModelError(f"Cannot find any model weights with `{model_dir}`; {hint}")
-    return Safetensors(files) if packing is None else PackedSafetensors(files, packing)
+    if packing is not None:
+        return PackedSafetensors(files, packing)
+    source = Safetensors(files)
+    if strange := next((name for name in source.tensors if name.endswith(_PACKED)), None):
+        raise ModelError(
+            f"{source.tensors[strange].file.name}: tensor {shown(strange)} is of a quantized matrix, and config.json has no "
+            "quantization_config that says how; set it by --json-model-override-args, or take another checkpoint of the model"
+        )
+    return source
 
 
 def _check(model_dir: Path, layout: Layout, source: Source) -> None:
@@ -235,6 +245,7 @@ def _check(model_dir: Path, layout: Layout, source: Source) -> None:
     if missing:
         raise ModelError(f"{model_dir}: {_listed(missing)} missing from the {source.form} files, config.json asks for them")
     surplus = [name for name in found if name not in layout.places and name not in layout.ignored and not name.endswith(COMPUTED)]
+    surplus = [name for name in surplus if not source.spare(name)]
     if surplus:
         where = found[surplus[0]].file.name
         raise ModelError(

@@ -1,5 +1,5 @@
-"""Checkpoints that other tools have quantized (`packing.py`): matrices of 4 bits become blocks that hold the same numbers, those of 8 bits
-plain ones.
+"""Checkpoints that other tools have quantized (`packing.py`): matrices of 4 bits become blocks that hold the same numbers, to float16's
+precision, those of 8 bits plain ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ from banyan_runtime.model.reading import Span
 from banyan_runtime.model.stored import Safetensors, Stored
 
 _FOURS: Final = "4 bits"
-_UNREAD: Final = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale", ".weight_shape")
+_SPREAD: Final = "4 bits in groups that blocks do not have"
+_UNREAD: Final = (
+    ".input_scale", ".input_zero_point", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_shape",
+)  # fmt: skip
 """Of activations, which stay as they are here, and what a matrix's own shape says."""
 _IN_ORDER: Final = np.arange(0, 32, 4, dtype=np.uint32)  # where the bits of eight neighbours stand
 _EVEN_FIRST: Final = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)
 _FLOATS: Final = ("F32", "F16", "BF16")
+_ONES: Final = 0x11111111  # one in each number of 4 bits
+Words = npt.NDArray[np.uint32]
 Codes = npt.NDArray[np.uint8]
 Read = Callable[[str], Tensor]
 
@@ -44,10 +49,14 @@ class _Matrix:
     kept: BlockKind | None
 
 
+def _with_scales(kind: str) -> str:
+    return f"{kind} with scales"
+
+
 class PackedSafetensors:
     form = Safetensors.form
     title = Safetensors.title
-    kinds = Safetensors.kinds | {_FOURS, "F8_E4M3", "I8"}
+    kinds = Safetensors.kinds | {_FOURS, _SPREAD, *(_with_scales(kind) for kind in ("F8_E4M3", "I8"))}
     block_kinds = frozenset({_FOURS})
     remedy = ""
 
@@ -70,28 +79,38 @@ class PackedSafetensors:
     def span(self, name: str) -> Span | None:
         return None if name in self._matrices else self._plain.span(name)
 
+    def spare(self, name: str) -> bool:
+        """GPTQ's tools write a bias for each matrix they pack: of zeros, where the model has none."""
+        beside = name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in self._matrices
+        with ExitStack() as stack:
+            return beside and not self._reader(stack)(name).any()
+
     def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
         plain = [name for name in self.tensors if name in wanted and name not in self._matrices]
         yield from self._plain.values(plain)
         with ExitStack() as stack:
-            opened: dict[Path, Any] = {}
-
-            def read(name: str) -> Tensor:
-                file = self._plain.tensors[name].file
-                try:
-                    if file not in opened:
-                        opened[file] = stack.enter_context(safe_open(str(file), framework="pt"))
-                    found: Tensor = opened[file].get_tensor(name)
-                except (SafetensorError, OSError) as error:  # the file has changed since its header was read
-                    raise ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again") from error
-                return found
-
+            read = self._reader(stack)
             for name, matrix in self._matrices.items():
                 if name in wanted:
                     if isinstance(self._packing, Scaled):
                         yield name, _scaled(matrix, self._packing, read), matrix.stored.file.name
                     else:
                         yield name, _fours(name, matrix, self._packing, read), matrix.stored.file.name
+
+    def _reader(self, stack: ExitStack) -> Read:
+        opened: dict[Path, Any] = {}
+
+        def read(name: str) -> Tensor:
+            file = self._plain.tensors[name].file
+            try:
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(str(file), framework="pt"))
+                found: Tensor = opened[file].get_tensor(name)
+            except (SafetensorError, OSError) as error:  # the file has changed since its header was read
+                raise ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again") from error
+            return found
+
+        return read
 
     def changes(self, wanted: Container[str]) -> str | None:
         lost = Counter(
@@ -100,9 +119,10 @@ class PackedSafetensors:
         if not lost:
             return None
         listed = ", ".join(f"{count} in {kind}" for kind, count in sorted(lost.items()))
-        hint = "--quantization w8a16 makes them blocks of 8 bits, on which the CPU computes." if _FOURS not in lost else ""
-        told = f"Nothing computes on some of this checkpoint's packed matrices: {listed} become unquantized, larger and slower."
-        return f"{told} {hint}".rstrip()
+        return (
+            f"Nothing computes on some of this checkpoint's packed matrices: {listed} become unquantized, larger and slower. "
+            "--quantization w8a16 makes them blocks of 8 bits, on which the CPU computes."
+        )
 
     def _found(self) -> dict[str, _Matrix]:
         """By the name of its matrix in a checkpoint that is not packed."""
@@ -112,7 +132,9 @@ class PackedSafetensors:
             return {name: self._scaled(name, packing) for name in names}
         end = ".weight_packed" if packing.form == "packed" else ".qweight"
         bases = [name.removesuffix(end) for name in self._plain.tensors if name.endswith(end)]
-        return {f"{base}.weight": self._fours(base, packing) for base in bases}
+        with ExitStack() as stack:
+            read = self._reader(stack)
+            return {f"{base}.weight": self._fours(base, packing, read) for base in bases}
 
     def _scaled(self, name: str, packing: Scaled) -> _Matrix:
         stored = self._plain.tensors[name]
@@ -124,9 +146,10 @@ class PackedSafetensors:
         if packing.block is not None:
             shapes = [(-(-rows // packing.block[0]), -(-columns // packing.block[1]))]
         self._part(self._beside(name, scale), _FLOATS, *shapes)
-        return _Matrix(stored, {"codes": name, "scale": self._beside(name, scale)}, None)
+        whole = Stored(stored.file, _with_scales(stored.kind), stored.shape)
+        return _Matrix(whole, {"codes": name, "scale": self._beside(name, scale)}, None)
 
-    def _fours(self, base: str, packing: Fours) -> _Matrix:
+    def _fours(self, base: str, packing: Fours, read: Read) -> _Matrix:
         packed = packing.form == "packed"
         codes = f"{base}.weight_packed" if packed else f"{base}.qweight"
         first, second = self._two(codes)
@@ -135,7 +158,7 @@ class PackedSafetensors:
         else:
             rows, columns = (first, 8 * second) if packed else (8 * second, first)
         self._part(codes, ("I32",), (first, second))
-        group = packing.group or columns
+        group = min(packing.group or columns, columns)
         groups = -(-columns // group)
         parts = {"codes": codes}
         if packed:
@@ -145,8 +168,11 @@ class PackedSafetensors:
             parts["zeros"] = self._part(f"{base}.qzeros", ("I32",), (groups, rows // 8))
             if f"{base}.g_idx" in self._plain.tensors:
                 parts["order"] = self._part(f"{base}.g_idx", ("I32",), (columns,))
-        whole = packing.ordered and group % 32 == 0 and blocks.fits("Q4_1", columns)
-        return _Matrix(Stored(self._plain.tensors[codes].file, _FOURS, (rows, columns)), parts, "Q4_1" if whole else None)
+        whole = group % 32 == 0 and blocks.fits("Q4_1", columns)
+        if whole and not packing.ordered and "order" in parts:
+            whole = bool((read(parts["order"]).numpy() == np.arange(columns) // group).all())
+        stored = Stored(self._plain.tensors[codes].file, _FOURS if whole else _SPREAD, (rows, columns))
+        return _Matrix(stored, parts, "Q4_1" if whole else None)
 
     def _beside(self, name: str, end: str) -> str:
         return f"{name.removesuffix('weight')}{end}"
@@ -175,33 +201,33 @@ class PackedSafetensors:
 
 def _scaled(matrix: _Matrix, packing: Scaled, read: Read) -> Tensor:
     """fp32 [rows, columns]."""
-    codes, scale = read(matrix.parts["codes"]).float(), read(matrix.parts["scale"]).float()
-    if packing.block is None:
-        return codes.mul_(scale.reshape(-1, 1))
-    height, width = packing.block
-    for block, row in enumerate(scale):
-        codes[block * height : (block + 1) * height] *= row.repeat_interleave(width)[: codes.shape[1]]
-    return codes
+    stored, (rows, columns) = read(matrix.parts["codes"]), matrix.stored.shape
+    codes, scale = stored.view(torch.uint8).numpy(), read(matrix.parts["scale"]).float()
+    meant: Floats = torch.arange(256, dtype=torch.uint8).view(stored.dtype).float().numpy()
+    height, width = packing.block or (rows if scale.numel() == 1 else 1, columns)
+    width = min(width, columns)
+    by_block: Floats = (scale if packing.block else scale.reshape(-1, 1)).numpy()
+    found = np.empty((rows, columns), np.float32)
+
+    def work(part: slice) -> None:
+        own = by_block[np.arange(part.start, part.stop) // height]
+        np.multiply(meant[codes[part]], own.repeat(width, axis=1)[:, :columns] if packing.block else own, out=found[part])
+
+    blocks.by_rows(rows, columns, work)
+    return torch.from_numpy(found)
 
 
 def _fours(name: str, matrix: _Matrix, packing: Fours, read: Read) -> Blocks | Tensor:
     file, (rows, columns) = matrix.stored.file.name, matrix.stored.shape
-    packed = read(matrix.parts["codes"]).numpy().view(np.uint32)
+    codes = _Codes(packing.form, _words(read(matrix.parts["codes"])))
     scale: Floats = read(matrix.parts["scale"]).float().numpy()
-    if packing.form == "gptq":
-        codes = _unpacked(packed.T, _IN_ORDER)
-    elif packing.form == "awq":
-        codes = np.ascontiguousarray(_unpacked(packed, _EVEN_FIRST).T)
-    else:
-        codes = _unpacked(packed, _IN_ORDER)
-    if packing.form == "packed":
-        zeros = np.full_like(scale, 8)
-    else:
-        shifts = _EVEN_FIRST if packing.form == "awq" else _IN_ORDER
-        zeros = _unpacked(read(matrix.parts["zeros"]).numpy().view(np.uint32), shifts).astype(np.float32).T + packing.lowered
+    zeros = np.full_like(scale, 8)
+    if packing.form != "packed":
+        # Where one is missing, it was taken from the whole word, and may have been lent by the number above.
+        words = _words(read(matrix.parts["zeros"])) + np.uint32(_ONES * packing.lowered)
+        zeros = _unpacked(words, _EVEN_FIRST if packing.form == "awq" else _IN_ORDER).astype(np.float32).T
         scale = scale.T
-    assert codes.shape == (rows, columns), (codes.shape, rows, columns)
-    group = packing.group or columns
+    group = min(packing.group or columns, columns)
     order = np.arange(columns) // group
     if "order" in matrix.parts:
         told = read(matrix.parts["order"]).numpy()
@@ -211,15 +237,49 @@ def _fours(name: str, matrix: _Matrix, packing: Fours, read: Read) -> Blocks | T
             raise ModelError(f"{file}: the g_idx of {shown(name)} is not in order, and quantization_config.desc_act says that it is")
         order = told
     if matrix.kept is None:
-        return torch.from_numpy((codes - zeros[:, order]) * scale[:, order])
+        found = np.empty((rows, columns), np.float32)
+
+        def plain(part: slice) -> None:
+            found[part] = (codes.of(part) - zeros[part][:, order]) * scale[part][:, order]
+
+        blocks.by_rows(rows, columns, plain)
+        return torch.from_numpy(found)
     least = -zeros * scale
     if not (np.abs(scale).max(initial=0) <= 65504 and np.abs(least).max(initial=0) <= 65504):  # also for NaN
         raise ModelError(f"{file}: the scales of {shown(name)} are no numbers that float16 holds; fetch it again")
-    shared = group // 32
-    return blocks.q4_1(codes, *(part.repeat(shared, axis=1)[:, : columns // 32] for part in (scale, least)))
+    data = np.empty((rows, blocks.row_bytes("Q4_1", columns)), np.uint8)
+
+    def packed(part: slice) -> None:
+        shared = (each[part].repeat(group // 32, axis=1)[:, : columns // 32] for each in (scale, least))
+        data[part] = blocks.q4_1(codes.of(part), *shared).data
+
+    blocks.by_rows(rows, columns, packed)
+    return Blocks("Q4_1", rows, columns, data)
 
 
-def _unpacked(packed: npt.NDArray[np.uint32], shifts: npt.NDArray[np.uint32]) -> Codes:
+class _Codes:
+    """Of a matrix, some rows at a time."""
+
+    def __init__(self, form: str, words: Words) -> None:
+        self._form = form
+        self._words = words
+
+    def of(self, rows: slice) -> Codes:
+        """[rows, columns], below 16."""
+        if self._form == "packed":
+            return _unpacked(self._words[rows], _IN_ORDER)
+        if self._form == "gptq":
+            return _unpacked(np.ascontiguousarray(self._words[:, rows].T), _IN_ORDER)
+        first, last = rows.start // 8, -(-rows.stop // 8)
+        wide = _unpacked(self._words[:, first:last], _EVEN_FIRST)
+        return np.ascontiguousarray(wide[:, rows.start - 8 * first : rows.stop - 8 * first].T)
+
+
+def _words(tensor: Tensor) -> Words:
+    return tensor.numpy().view(np.uint32)
+
+
+def _unpacked(packed: Words, shifts: Words) -> Codes:
     """[n, m] → [n, 8 * m]: the numbers of 4 bits of each, in the order of `shifts`."""
     codes = np.empty((*packed.shape, 8), np.uint8)
     for place, shift in enumerate(shifts):

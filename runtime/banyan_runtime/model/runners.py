@@ -63,7 +63,7 @@ def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, puls
     own = 0 if gauge is None else gauge.own()
     started = time.monotonic()
     wanted = layout(choice.spec)
-    weights = _weights(config, model_dir, wanted, choice, progress)
+    weights = _weights(config, model_dir, wanted, choice, progress, plain=not kind.takes_blocks)
     progress("loading", 100, "arranging and measuring the layers")
     model = kind(choice, weights, pulse)
     if not kind.torch_threads:
@@ -193,9 +193,11 @@ def _kind(config: ServerConfig, device: torch.device) -> ModelKind:
     raise AssertionError("the last runner computes everything")
 
 
-def _weights(config: ServerConfig, model_dir: Path, layout: Layout, choice: Choice, progress: Progress) -> dict[str, Parameter]:
+def _weights(
+    config: ServerConfig, model_dir: Path, layout: Layout, choice: Choice, progress: Progress, *, plain: bool
+) -> dict[str, Parameter]:
     log.info("Load weight begin. avail mem=%.2f GB", devices.available_bytes(choice.device) / _GIB)
     progress("loading", 0, str(model_dir))
     if config.load_format == "dummy":
         return loader.dummy(layout, choice.dtype, choice.device, progress, config.quantization)
-    return loader.load(model_dir, layout, choice.dtype, choice.device, progress, config.quantization, choice.spec.packing)
+    return loader.load(model_dir, layout, choice.dtype, choice.device, progress, config.quantization, choice.spec.packing, plain)

@@ -211,7 +211,7 @@ def parse(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
         context_len=context_len,
         dtype=None if dtype is None else dtype.removeprefix("torch."),
         headless=headless,
-        packing=packing(config.get("quantization_config"), where),
+        packing=packing(config.get("quantization_config") or config.get("compression_config"), where),
     )
 
 

@@ -54,6 +54,9 @@ class Source(Protocol):
     def span(self, name: str) -> Span | None:
         """Where the bytes of a tensor lie, row by row; None: its value has to be made."""
 
+    def spare(self, name: str) -> bool:
+        """Whether a tensor that has no place may be passed over."""
+
     def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
         """Name, value and file of each wanted tensor; a Tensor is of the type that the file has. Raises ModelError."""
 
@@ -89,6 +92,9 @@ class Safetensors:
 
     def span(self, name: str) -> Span | None:
         return Span(self.tensors[name].file, self._offsets[name], _KINDS[self.tensors[name].kind])
+
+    def spare(self, name: str) -> bool:
+        return False
 
     def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
         for file in self._files:
@@ -126,6 +132,9 @@ class GgufFile:
 
     def span(self, name: str) -> Span | None:
         return None
+
+    def spare(self, name: str) -> bool:
+        return False
 
     def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
         memory = self._header.memory()

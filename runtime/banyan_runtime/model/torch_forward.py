@@ -43,6 +43,7 @@ class TorchModel:
 
     name = "torch"
     own_attention = False
+    takes_blocks = False
     torch_threads = True
     fast_bf16 = False
 

@@ -55,6 +55,7 @@ class NativeModel:
 
     name = "native"
     own_attention = True
+    takes_blocks = True
     torch_threads = False
     fast_bf16 = True
 

@@ -43,6 +43,10 @@ class Quota:
         self.given += taken(size)
         return True
 
+    def fits(self, size: int) -> bool:
+        """Whether so many bytes ever find room."""
+        return self.most is None or taken(size) <= self.most
+
     def leaving(self, stored: Iterable[Stored], oldest: float, live: Container[str], size: int) -> Leaving:
         """What goes so that `size` bytes find room, if they ever can: what was made before `oldest`, then the oldest of the others, but
         none that runs here (`live`), which is about to be written again."""
@@ -51,7 +55,7 @@ class Quota:
         rest = ordered[len(old) :]
         left = sum(one.taken for one in rest)
         pushed: list[Stored] = []
-        more = taken(size) if self.most is not None and taken(size) <= self.most else 0
+        more = taken(size) if self.fits(size) else 0
         if self.most is not None and left + more > self.most:
             aim = min(int(self.most * KEPT_PART), self.most - more)
             for one in rest:

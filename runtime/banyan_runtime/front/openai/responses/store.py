@@ -261,6 +261,8 @@ class ResponseStore:
             raise NoRoom(f"{free >> 20} MiB are free on the disk of {self._where}, of which {remedy}")
         if self._quota.take(size):
             return
+        if not self._quota.fits(size):  # a look finds no room for it, and must not keep others from looking
+            raise NoRoom(f"{size} bytes are more than --response-store-bytes={self._quota.most}: set it to more")
         async with self._looking:
             if self._quota.take(size):
                 return
