@@ -527,7 +527,7 @@ def test_a_response_larger_than_the_bound_is_kept_in_memory_and_pushes_nobody_as
 
     with caplog.at_level(logging.WARNING, "banyan"):
         run(scenario)
-    assert f"more than --response-store-bytes={MOST} are not to be had: set it to more" in caplog.text
+    assert f"are more than --response-store-bytes={MOST}: set it to more" in caplog.text
 
 
 def test_nothing_is_written_while_what_is_there_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
