@@ -32,7 +32,7 @@ def recorded(bucket: Bucket, name: str) -> int:
     return sum(part["completed"] + part["failed"] for state in states for part in state.get("parts", []))
 
 
-def wait_for_some(bucket: Bucket, name: str, count: int = 1, *, of: int, timeout_s: float = 120) -> int:
+def wait_for_some(bucket: Bucket, name: str, count: int = 1, *, of: int, timeout_s: float = 300) -> int:
     """Wait until so many lines are recorded; then it is in the middle of its work, or this fails."""
     deadline = time.monotonic() + timeout_s
     while (done := recorded(bucket, name)) < count:

@@ -24,7 +24,7 @@ from tests.storage.servers import S3Server, weed, weed_ports
 
 AWAY_S = 30.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(LIMIT_S * 2)
 
 
 Story = Callable[[BigBatches, Path], None]
