@@ -18,10 +18,7 @@ from banyan_runtime.hub.gguf.files import find
 
 _PLAIN: Final = ("F64", "F32", "F16", "BF16")
 _FOURS: Final = (".qweight", ".weight_packed")  # eight numbers of a matrix in one of 32 bits
-_BESIDE: Final = (
-    ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".input_scale", ".input_zero_point",
-    ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale",
-)  # fmt: skip
+_BESIDE: Final = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", *checkpoint.UNREAD)
 """What lies beside packed matrices and is none of their numbers."""
 _LARGEST = 1 << 24  # of a size in config.json: the products of sizes below stay printable
 

@@ -18,19 +18,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from banyan_runtime.errors import ModelError
+from banyan_runtime.hub.checkpoint import UNREAD
 from banyan_runtime.hub.files import shown
 from banyan_runtime.model import blocks
 from banyan_runtime.model.blocks import BlockKind, Blocks, Floats
 from banyan_runtime.model.packing import Fours, Packing, Scaled
 from banyan_runtime.model.reading import Span
-from banyan_runtime.model.stored import Safetensors, Stored
+from banyan_runtime.model.stored import Safetensors, Stored, changed
 
 _FOURS: Final = "4 bits"
 _SPREAD: Final = "4 bits in groups that blocks do not have"
-_UNREAD: Final = (
-    ".input_scale", ".input_zero_point", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_shape",
-)  # fmt: skip
-"""Of activations, which stay as they are here, and what a matrix's own shape says."""
 _IN_ORDER: Final = np.arange(0, 32, 4, dtype=np.uint32)  # where the bits of eight neighbours stand
 _EVEN_FIRST: Final = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)
 _FLOATS: Final = ("F32", "F16", "BF16")
@@ -66,9 +63,9 @@ class PackedSafetensors:
         self._packing = packing
         self._matrices = self._found()
         parts = {part for matrix in self._matrices.values() for part in matrix.parts.values()}
-        self.tensors = {
-            name: stored for name, stored in self._plain.tensors.items() if name not in parts and not name.endswith(_UNREAD)
-        } | {name: matrix.stored for name, matrix in self._matrices.items()}
+        self.tensors = {name: stored for name, stored in self._plain.tensors.items() if name not in parts and not name.endswith(UNREAD)} | {
+            name: matrix.stored for name, matrix in self._matrices.items()
+        }
 
     def spelled(self, name: str) -> str:
         return name
@@ -106,8 +103,8 @@ class PackedSafetensors:
                 if file not in opened:
                     opened[file] = stack.enter_context(safe_open(str(file), framework="pt"))
                 found: Tensor = opened[file].get_tensor(name)
-            except (SafetensorError, OSError) as error:  # the file has changed since its header was read
-                raise ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again") from error
+            except (SafetensorError, OSError) as error:
+                raise changed(file, error) from error
             return found
 
         return read

@@ -103,11 +103,16 @@ class Safetensors:
                     for name in shard.keys():  # noqa: SIM118 - a shard cannot be iterated
                         if name in wanted:
                             yield name, shard.get_tensor(name), file.name
-            except (SafetensorError, OSError) as error:  # the file has changed since its header was read
-                raise ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again") from error
+            except (SafetensorError, OSError) as error:
+                raise changed(file, error) from error
 
     def changes(self, wanted: Container[str]) -> str | None:
         return None
+
+
+def changed(file: Path, error: Exception) -> ModelError:
+    """Of a safetensors file that cannot be read any more: its header could."""
+    return ModelError(f"{file}: is truncated or not a safetensors file ({error}); fetch it again")
 
 
 class GgufFile:
