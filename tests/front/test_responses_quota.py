@@ -17,7 +17,7 @@ def stored(number: int, size: int = BLOCK_BYTES) -> list[Stored]:
 def looked(quota: Quota, there: list[Stored], size: int, live: frozenset[str] = frozenset()) -> list[Stored]:
     """What stays."""
     leaving = quota.leaving(there, 0, live, size)
-    quota.looked(leaving.left, quota.given, size)
+    quota.looked(leaving.left, quota.settled, size)
     return [one for one in there if one not in leaving.pushed and one not in leaving.old]
 
 
@@ -72,10 +72,30 @@ def test_a_server_looks_again_now_and_then_for_others_write_there_too() -> None:
 def test_what_is_given_during_a_look_counts() -> None:
     quota = Quota(80 * BLOCK_BYTES)
     looked(quota, [], 1)
-    since = quota.given
+    settled = quota.settled
     assert quota.take(9 * BLOCK_BYTES)
-    quota.looked(0, since, 1)
+    quota.settle(9 * BLOCK_BYTES)
+    quota.looked(0, settled, 1)
     assert (quota.take(1), quota.take(1)) == (True, False)
+
+
+def test_what_was_on_the_way_when_a_look_began_counts_though_the_look_may_not_have_seen_it() -> None:
+    quota = Quota(10 * BLOCK_BYTES)
+    looked(quota, stored(9), 1)
+    assert quota.take(1)
+    leaving = quota.leaving(stored(9), 0, frozenset(), 1, quota.on_the_way)
+    assert [one.made for one in leaving.pushed] == [0], "nine, one on the way and one more are eleven"
+    quota.looked(leaving.left, quota.settled, 1)
+    assert (quota.take(1), quota.take(1)) == (True, False)
+
+
+def test_one_on_the_way_does_not_keep_the_next_from_the_room_that_a_look_made_for_it() -> None:
+    quota = Quota(8 * BLOCK_BYTES)
+    looked(quota, [], 1)
+    assert quota.take(1)
+    assert not quota.take(1)
+    looked(quota, [], 1)
+    assert quota.take(1)
 
 
 def test_however_much_is_written_and_by_how_many_the_bound_holds() -> None:
@@ -87,6 +107,7 @@ def test_however_much_is_written_and_by_how_many_the_bound_holds() -> None:
         if not quota.take(size):
             there = looked(quota, there, size)
             assert quota.take(size)
+        quota.settle(size)
         there.append(Stored(str(made), str(made), made, size))
         assert sum(one.taken for one in there) <= most + most * len(servers) / LOOKS
     assert min(one.made for one in there) > 1800, "the youngest are there"

@@ -31,33 +31,43 @@ class Quota:
     def __init__(self, most: int | None) -> None:
         self.most = most
         self._room = 0  # that may be written before the next look
-        self.given = 0  # since the start
+        self._given = 0  # since the start
+        self.settled = 0  # of it, what is written, or was not taken
 
     def take(self, size: int) -> bool:
-        """Whether so many bytes may be written now; they count from then on."""
-        if self.most is None:
-            return True
-        if taken(size) > self._room:
-            return False
-        self._room -= taken(size)
-        self.given += taken(size)
+        """Whether so many bytes may be written now; they count from then on. `settle` says when the write has ended."""
+        if self.most is not None:
+            if taken(size) > self._room:
+                return False
+            self._room -= taken(size)
+        self._given += taken(size)
         return True
+
+    def settle(self, size: int) -> None:
+        """A write has ended, in whatever way."""
+        self.settled += taken(size)
+        assert self.settled <= self._given
+
+    @property
+    def on_the_way(self) -> int:
+        """Bytes that were given and may not be there yet."""
+        return self._given - self.settled
 
     def fits(self, size: int) -> bool:
         """Whether so many bytes ever find room."""
         return self.most is None or taken(size) <= self.most
 
-    def leaving(self, stored: Iterable[Stored], oldest: float, live: Container[str], size: int) -> Leaving:
-        """What goes so that `size` bytes find room, if they ever can: what was made before `oldest`, then the oldest of the others, but
-        none that runs here (`live`), which is about to be written again."""
+    def leaving(self, stored: Iterable[Stored], oldest: float, live: Container[str], size: int, on_the_way: int = 0) -> Leaving:
+        """What goes so that `size` bytes find room beside those that were `on_the_way` when `stored` was asked for, if they ever can: what
+        was made before `oldest`, then the oldest of the others, but none that runs here (`live`), which is about to be written again."""
         ordered = sorted(stored, key=lambda one: one.made)
         old = [one for one in ordered if one.made < oldest]
         rest = ordered[len(old) :]
         left = sum(one.taken for one in rest)
         pushed: list[Stored] = []
-        more = taken(size) if self.fits(size) else 0
+        more = on_the_way + (taken(size) if self.fits(size) else 0)
         if self.most is not None and left + more > self.most:
-            aim = min(int(self.most * KEPT_PART), self.most - more)
+            aim = max(0, min(int(self.most * KEPT_PART), self.most - more))
             for one in rest:
                 if left <= aim:
                     break
@@ -66,11 +76,12 @@ class Quota:
                     left -= one.taken
         return Leaving(tuple(old), tuple(pushed), left)
 
-    def looked(self, left: int, since: int, size: int) -> None:
-        """`left`: bytes of those that stay; `since`: what was given when the look began, for what is written meanwhile it may not see."""
+    def looked(self, left: int, settled: int, size: int) -> None:
+        """`left`: bytes of those that stay; `settled`: what was when the look began, for of all that was given and not settled then, and
+        of what was given meanwhile, it may have seen nothing."""
         if self.most is not None:
-            room = min(self.most - left, max(self.most // LOOKS, taken(size)))
-            self._room = room - (self.given - since)
+            unseen = self._given - settled
+            self._room = min(self.most - left - unseen, max(self.most // LOOKS - unseen, taken(size)))
 
 
 @dataclass(frozen=True, slots=True)

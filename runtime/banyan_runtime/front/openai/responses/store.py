@@ -235,6 +235,13 @@ class ResponseStore:
         another server. Raises NoRoom, and ApiError when the storage does not answer."""
         raw = msgspec.json.encode(record)
         await self._make_room(len(raw))
+        try:
+            await self._put_given(response_id, record, raw)
+        finally:
+            self._quota.settle(len(raw))
+
+    async def _put_given(self, response_id: str, record: Record, raw: bytes) -> None:
+        """Write one state for which there is room."""
         begun, tag = response_id in self._tags, self._tags.get(response_id)
         if begun:
             self._tags[response_id] = None  # until it is known what became of this write
@@ -278,10 +285,10 @@ class ResponseStore:
         """Look at all that is there, and remove what was kept long enough, and the oldest so that `size` bytes more have room. Raises
         ApiError when the storage does not answer."""
         self._swept = self._clock()
-        since = self._quota.given
-        self._quota.looked(await self._asked(lambda place: self._sweep(place, size)), since, size)
+        settled, on_the_way = self._quota.settled, self._quota.on_the_way
+        self._quota.looked(await self._asked(lambda place: self._sweep(place, size, on_the_way)), settled, size)
 
-    def _sweep(self, place: Location, size: int) -> int:
+    def _sweep(self, place: Location, size: int, on_the_way: int) -> int:
         """Returns the bytes of those that stay."""
         prefix = place.child(FOLDER + "/").key
         stored = []
@@ -289,7 +296,7 @@ class ResponseStore:
             response_id = info.key.removeprefix(prefix).removesuffix(".json")
             if (made := _ID.fullmatch(response_id)) is not None:
                 stored.append(Stored(response_id, info.key, int(made.group(1), 16), info.size))
-        leaving = self._quota.leaving(stored, self._clock() - self._kept_s, self._live, size)
+        leaving = self._quota.leaving(stored, self._clock() - self._kept_s, self._live, size, on_the_way)
         for one in (*leaving.old, *leaving.pushed):
             place.store.delete(one.key)
         if leaving.pushed:
