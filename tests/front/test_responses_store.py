@@ -74,10 +74,10 @@ def test_a_state_that_comes_while_old_responses_are_swept_away_is_written(tmp_pa
     begun, go_on = threading.Event(), threading.Event()
     true_sweep = ResponseStore._sweep
 
-    def sweep(self: ResponseStore, place: Any, size: int) -> int:  # slow, as the list of a bucket may be
+    def sweep(self: ResponseStore, *asked: Any) -> int:  # slow, as the list of a bucket may be
         begun.set()
         assert go_on.wait(10)
-        return true_sweep(self, place, size)
+        return true_sweep(self, *asked)
 
     monkeypatch.setattr(ResponseStore, "_sweep", sweep)
 
@@ -456,6 +456,38 @@ def test_the_oldest_give_way_as_responses_are_written(tmp_path: Path) -> None:
         assert len(files(tmp_path)) >= BLOCKS * 0.8
         for here in (kept, bounded(tmp_path, clock)):  # and elsewhere, or after a restart
             assert [await here.load(one) is not None for one in ids] == [one in files(tmp_path) for one in ids]
+
+    run(scenario)
+
+
+def test_one_that_is_on_its_way_while_room_is_made_for_the_next_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true_put, true_sweep = LocalStore.put, ResponseStore._sweep
+    looked = threading.Event()
+
+    def put(self: LocalStore, *asked: Any, **options: Any) -> Any:
+        assert looked.wait(10)
+        return true_put(self, *asked, **options)
+
+    def sweep(self: ResponseStore, *asked: Any) -> int:
+        try:
+            return true_sweep(self, *asked)
+        finally:
+            looked.set()
+
+    async def scenario() -> None:
+        clock = Clock()
+        kept = bounded(tmp_path, clock)
+        for turn in range(3 * BLOCKS):
+            clock.now += 1
+            kept.save(new_id(clock.now), record())
+            if turn % 2:  # two at once: the second makes room while the first, for which there was some, is on its way
+                await kept.settle()
+                looked.clear()
+            elif turn == 0:
+                await kept.settle()
+                monkeypatch.setattr(ResponseStore, "_sweep", sweep)
+                monkeypatch.setattr(LocalStore, "put", put)
+            assert len(files(tmp_path)) <= BLOCKS
 
     run(scenario)
 
