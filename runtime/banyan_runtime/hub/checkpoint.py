@@ -18,7 +18,8 @@ INDEX: Final = "model.safetensors.index.json"
 HEADER_BYTES: Final = 8 << 20  # 1,024 layers of 14 tensors take 3 MB; the format itself would allow 100 MB
 _PREFIX: Final = 8  # bytes in front of the header: its length, little-endian
 UNREAD: Final = (
-    ".input_scale", ".input_zero_point", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_shape",
+    ".input_scale", ".input_scale_ub", ".input_zero_point", ".output_scale", ".activation_scale",
+    ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_shape",
 )  # fmt: skip
 """Ends of names beside packed matrices: of activations, which stay as they are here, and what a matrix's own shape says."""
 _DIMENSIONS: Final = 8  # a decoder's tensors have one or two

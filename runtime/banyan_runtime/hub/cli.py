@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -113,7 +114,14 @@ def _inspect(path: str, *, as_json: bool) -> None:
     import msgspec
 
     from banyan_runtime.hub.inspect import describe, inspect
+    from banyan_runtime.model import spec
 
     folder = resolve(path)
     summary = inspect(folder)
+    try:
+        known = spec.read(folder)
+    except ModelError as error:
+        summary = replace(summary, refused=str(error))
+    else:
+        summary = replace(summary, context_length=known.context_len)  # a stretch counts
     print(msgspec.json.encode(summary).decode() if as_json else describe(folder, summary))

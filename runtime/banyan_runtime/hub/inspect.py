@@ -17,8 +17,10 @@ from banyan_runtime.hub.gguf import header
 from banyan_runtime.hub.gguf.files import find
 
 _PLAIN: Final = ("F64", "F32", "F16", "BF16")
-_FOURS: Final = (".qweight", ".weight_packed")  # eight numbers of a matrix in one of 32 bits
-_BESIDE: Final = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", *checkpoint.UNREAD)
+_JOINED: Final = (".qweight", ".weight_packed")  # several numbers of a matrix in one of 32 bits
+_BESIDE: Final = (
+    ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx", *checkpoint.UNREAD,
+)  # fmt: skip
 """What lies beside packed matrices and is none of their numbers."""
 _LARGEST = 1 << 24  # of a size in config.json: the products of sizes below stay printable
 
@@ -38,6 +40,7 @@ class Summary:
     vocabulary: int | None
     tokenizer: bool
     chat_template: bool
+    refused: str | None = None  # why it cannot be served, if that is known
 
 
 def inspect(folder: Path) -> Summary:
@@ -62,7 +65,7 @@ def inspect(folder: Path) -> Summary:
     named = config.get("architectures")
     return Summary(
         architecture=", ".join(map(str, named)) if isinstance(named, list) and named else "(none named)",
-        parameters=sum(map(_numbers, tensors)),
+        parameters=sum(_numbers(tensor, _joined(config)) for tensor in tensors),
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         dtypes=dict(Counter(tensor.dtype for tensor in tensors)),
         files=len(files),
@@ -75,11 +78,22 @@ def inspect(folder: Path) -> Summary:
     )
 
 
-def _numbers(tensor: StoredTensor) -> int:
-    """Parameters in a tensor."""
+def _numbers(tensor: StoredTensor, joined: int) -> int:
+    """Parameters in a tensor; `joined`: in a number of 32 bits of those that hold several."""
     if tensor.name.endswith(_BESIDE):
         return 0
-    return math.prod(tensor.shape) * (8 if tensor.name.endswith(_FOURS) else 1)
+    return math.prod(tensor.shape) * (joined if tensor.name.endswith(_JOINED) else 1)
+
+
+def _joined(config: Mapping[str, Any]) -> int:
+    """Eight, where nothing is told."""
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    told = [quantization.get("bits")] if isinstance(quantization, dict) else []
+    groups = quantization.get("config_groups") if isinstance(quantization, dict) else None
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        told.append(weights.get("num_bits") if isinstance(weights, dict) else None)
+    return 4 if 8 in told else 8
 
 
 def _of_gguf(file: Path) -> list[StoredTensor]:
@@ -110,5 +124,6 @@ def describe(folder: Path, summary: Summary) -> str:
             f"{'found' if summary.tokenizer else 'MISSING'}, vocabulary {summary.vocabulary:,}" if summary.vocabulary else "not said",
         ),
         ("chat template", "found" if summary.chat_template else "MISSING: /v1/chat/completions needs --chat-template"),
+        ("served", "yes, as far as config.json tells" if summary.refused is None else f"NO: {summary.refused}"),
     ]
     return "\n".join(f"{name:<14}{value}" for name, value in rows)

@@ -122,6 +122,13 @@ def q4_1(codes: Bytes, step: Floats, least: Floats) -> Blocks:
     return Blocks("Q4_1", rows, columns, data.reshape(rows, -1))
 
 
+def q8_0(codes: npt.NDArray[np.int8], step: Floats) -> Blocks:
+    """Likewise: codes [rows, columns] times the step of their 32, [rows, columns / 32]."""
+    rows, columns = codes.shape
+    data = np.concatenate((_half(np.ascontiguousarray(step).reshape(-1, 1)), codes.view(np.uint8).reshape(-1, 32)), axis=1)
+    return Blocks("Q8_0", rows, columns, data.reshape(rows, -1))
+
+
 def dequantized(parameters: dict[str, Parameter], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Parameters as tensors of one type. Takes them over: each leaves the dict before the next is made, so memory holds the
     result and at most one parameter more."""
@@ -138,15 +145,20 @@ def _whole(parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Te
     whole = torch.empty((sum(rows for rows, *_ in parts), *parts[0][1:]), dtype=dtype, device=device)
     first = 0
     for part, (rows, *_) in zip(parameter, parts, strict=True):
-        if isinstance(part, Tensor):
-            whole[first : first + rows].copy_(part)
-        else:
-            step = max(1, 64 * _CHUNK // part.columns)  # 64 MB in float32, whatever the size of the matrix
-            for begin in range(0, rows, step):
-                some = part.taken(slice(begin, begin + step))
-                whole[first + begin : first + begin + some.rows].copy_(torch.from_numpy(dequantize(some)))
+        fill(whole[first : first + rows], part)
         first += rows
     return whole
+
+
+def fill(target: Tensor, values: Blocks | Tensor) -> None:
+    """Copy values to a tensor of their shape, some rows of blocks at a time."""
+    if isinstance(values, Tensor):
+        target.copy_(values)
+        return
+    step = max(1, 64 * _CHUNK // values.columns)  # 64 MB in float32, whatever the size of the matrix
+    for begin in range(0, values.rows, step):
+        some = values.taken(slice(begin, begin + step))
+        target[begin : begin + some.rows].copy_(torch.from_numpy(dequantize(some)))
 
 
 def by_rows(rows: int, columns: int, work: Callable[[slice], None]) -> None:

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +59,7 @@ def load(
     plain: bool = False,
 ) -> dict[str, Parameter]:
     """All parameters of the layout, filled from the *.safetensors files of a folder, or from its GGUF file, whose blocks stay blocks.
-    `packing`: of the safetensors files. `plain`: whoever computes takes tensors alone, for which there has to be room too.
+    `packing`: of the safetensors files. `plain`: whoever computes takes tensors alone, so that blocks become such, one by one.
 
     With `quantization` matrices become blocks while they are read. Raises ModelError that names file and tensor for what is
     missing, truncated, of another shape or type, or surplus; ConfigError where the device has less memory than the parameters
@@ -75,6 +75,7 @@ def load(
             "quantized already is not quantized again; leave the option out"
         )
     kinds = {name: source.kept(name) or _quantized(place, quantization) for name, place in layout.places.items()}
+    started = time.monotonic()
     log.info("Using model weights format ['%s']", source.form)
     if other := _other_head(layout, source):
         log.warning(
@@ -83,12 +84,12 @@ def load(
             source.tensors[other].file.name, other,
         )  # fmt: skip
     _fit(_needed(layout.places, dict.fromkeys(kinds) if plain else kinds, dtype), dtype, device)
-    made = _Parameters(layout, kinds, dtype, device)
+    made = _Parameters(layout, kinds, dtype, device, plain)
     with torch.no_grad(), _Report(len(layout.places), progress, source.title) as report:
         direct = [
             Wanted(name, span, target)
             for name in layout.places
-            if (span := source.span(name)) and (target := made.target(name)) is not None
+            if kinds[name] is None and (span := source.span(name)) and (target := made.target(name)) is not None
         ]
         reading.read(direct, lambda wanted: report.advance(wanted.span.file.name))
         if others := layout.places.keys() - {wanted.name for wanted in direct}:
@@ -98,19 +99,24 @@ def load(
     parameters = made.finished()
     if summary := source.changes({name for name, kind in kinds.items() if kind is None}):
         log.warning("%s", summary)
-    _describe(kinds, layout, parameters, devices.name(dtype))
+    if not plain:
+        _describe(kinds, layout, parameters, devices.name(dtype))
+    elif any(kinds.values()):
+        _tell_plain(parameters, _needed(layout.places, kinds, dtype), dtype, started)
     return parameters
 
 
 class _Parameters:
     """Parameters that are being filled."""
 
-    def __init__(self, layout: Layout, kinds: dict[str, BlockKind | None], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layout: Layout, kinds: dict[str, BlockKind | None], dtype: torch.dtype, device: torch.device, plain: bool
+    ) -> None:  # fmt: skip
         self._layout = layout
         self._kinds = kinds
         self._dtype = dtype
         self._device = device
-        mixed = {layout.places[name].parameter for name, kind in kinds.items() if kind is not None}
+        mixed = {layout.places[name].parameter for name, kind in kinds.items() if kind is not None and not plain}
         self._whole = {
             name: torch.empty(shape, dtype=dtype, device=device) for name, shape in layout.parameters.items() if name not in mixed
         }
@@ -125,16 +131,15 @@ class _Parameters:
     def put(self, name: str, value: Blocks | Tensor) -> None:
         """Take the value of a checkpoint's tensor."""
         place, kind = self._layout.places[name], self._kinds[name]
-        if kind is not None:
-            part = value if isinstance(value, Blocks) else blocks.quantize(value, kind)
-            assert part.kind == kind, (name, part.kind, kind)
-            self._parts[place.parameter][place.first_row] = part
-            return
-        assert isinstance(value, Tensor), name
+        if kind is not None and isinstance(value, Tensor):
+            value = blocks.quantize(value, kind)
+        assert (value.kind if isinstance(value, Blocks) else None) == kind, (name, kind)
         if (target := self.target(name)) is not None:
-            target.copy_(value)
-        else:
+            blocks.fill(target, value)
+        elif isinstance(value, Tensor):
             self._parts[place.parameter][place.first_row] = value.to(self._device, self._dtype, copy=True)
+        else:
+            self._parts[place.parameter][place.first_row] = value
 
     def finished(self) -> dict[str, Parameter]:
         """All parameters, in the order of the layout."""
@@ -198,15 +203,20 @@ def dequantized(parameters: dict[str, Parameter], dtype: torch.dtype, device: to
     """Parameters for who computes on tensors alone. Takes them over. Raises ConfigError where they do not fit so."""
     if all(isinstance(parameter, Tensor) for parameter in parameters.values()):
         return blocks.dequantized(parameters, dtype, device)
-    _fit(blocks.elements(parameters.values()) * dtype.itemsize, dtype, device)
+    mixed = [parameter for parameter in parameters.values() if not isinstance(parameter, Tensor)]  # the others lie where they belong
+    _fit(blocks.elements(mixed) * dtype.itemsize, dtype, device)
     before, started = blocks.nbytes(parameters.values()), time.monotonic()
     tensors = blocks.dequantized(parameters, dtype, device)
+    _tell_plain(tensors, before, dtype, started)
+    return tensors
+
+
+def _tell_plain(tensors: Mapping[str, Parameter], before: int, dtype: torch.dtype, started: float) -> None:
     log.warning(
         "This runner does not compute on quantized weights: they were made %s, %.2f GB instead of %.2f GB, in %.1f s, and a token costs "
         "what it would with unquantized ones. --runner native computes on them as they are, on a CPU.",
         devices.name(dtype), blocks.nbytes(tensors.values()) / _GIB, before / _GIB, time.monotonic() - started,
     )  # fmt: skip
-    return tensors
 
 
 def _fit(needed: int, dtype: torch.dtype, device: torch.device) -> None:

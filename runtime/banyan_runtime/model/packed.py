@@ -1,5 +1,5 @@
-"""Checkpoints that other tools have quantized (`packing.py`): matrices of 4 bits become blocks that hold the same numbers, to float16's
-precision, those of 8 bits plain ones.
+"""Checkpoints that other tools have quantized (`packing.py`): matrices of integers become blocks that hold the same numbers, to
+float16's precision, where there are such; those of 8-bit floats plain ones.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from banyan_runtime.hub.checkpoint import UNREAD
 from banyan_runtime.hub.files import shown
 from banyan_runtime.model import blocks
 from banyan_runtime.model.blocks import BlockKind, Blocks, Floats
-from banyan_runtime.model.packing import Fours, Packing, Scaled
+from banyan_runtime.model.packing import Grouped, Packing, Scaled
 from banyan_runtime.model.reading import Span
 from banyan_runtime.model.stored import Safetensors, Stored, changed
 
-_FOURS: Final = "4 bits"
-_SPREAD: Final = "4 bits in groups that blocks do not have"
-_IN_ORDER: Final = np.arange(0, 32, 4, dtype=np.uint32)  # where the bits of eight neighbours stand
+_BLOCKS: Final[dict[int, BlockKind]] = {4: "Q4_1", 8: "Q8_0"}
+_IN_ORDER: Final = {bits: np.arange(0, 32, bits, dtype=np.uint32) for bits in _BLOCKS}  # where the bits of neighbours stand
 _EVEN_FIRST: Final = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)
 _FLOATS: Final = ("F32", "F16", "BF16")
-_ONES: Final = 0x11111111  # one in each number of 4 bits
+_ONES: Final = {4: 0x11111111, 8: 0x01010101}  # one in each number
+_MOST: Final = 65504  # of float16
+_UNTOLD: Final = -1  # the group of each input, where a tool has made room for it and not told it
 Words = npt.NDArray[np.uint32]
 Codes = npt.NDArray[np.uint8]
+Signed = npt.NDArray[np.int8]
 Read = Callable[[str], Tensor]
 
 
@@ -50,11 +52,19 @@ def _with_scales(kind: str) -> str:
     return f"{kind} with scales"
 
 
+def _of(bits: int) -> str:
+    return f"{bits} bits"
+
+
+def _spread(bits: int) -> str:
+    return f"{bits} bits with groups or zeros that blocks do not have"
+
+
 class PackedSafetensors:
     form = Safetensors.form
     title = Safetensors.title
-    kinds = Safetensors.kinds | {_FOURS, _SPREAD, *(_with_scales(kind) for kind in ("F8_E4M3", "I8"))}
-    block_kinds = frozenset({_FOURS})
+    block_kinds = frozenset({*map(_of, _BLOCKS), _with_scales("I8")})
+    kinds = Safetensors.kinds | block_kinds | {*map(_spread, _BLOCKS), _with_scales("F8_E4M3")}
     remedy = ""
 
     def __init__(self, files: list[Path], packing: Packing) -> None:
@@ -77,8 +87,8 @@ class PackedSafetensors:
         return None if name in self._matrices else self._plain.span(name)
 
     def spare(self, name: str) -> bool:
-        """GPTQ's tools write a bias for each matrix they pack: of zeros, where the model has none."""
-        beside = name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in self._matrices
+        """GPTQ's tools write a bias for each matrix they pack: of zeros, where the model has none. Others write zeros that are none."""
+        beside = any(name.endswith(end) and f"{name.removesuffix(end)}.weight" in self._matrices for end in (".bias", ".weight_zero_point"))
         with ExitStack() as stack:
             return beside and not self._reader(stack)(name).any()
 
@@ -90,9 +100,9 @@ class PackedSafetensors:
             for name, matrix in self._matrices.items():
                 if name in wanted:
                     if isinstance(self._packing, Scaled):
-                        yield name, _scaled(matrix, self._packing, read), matrix.stored.file.name
+                        yield name, _scaled(name, matrix, self._packing, read), matrix.stored.file.name
                     else:
-                        yield name, _fours(name, matrix, self._packing, read), matrix.stored.file.name
+                        yield name, _grouped(name, matrix, self._packing, read), matrix.stored.file.name
 
     def _reader(self, stack: ExitStack) -> Read:
         opened: dict[Path, Any] = {}
@@ -131,7 +141,7 @@ class PackedSafetensors:
         bases = [name.removesuffix(end) for name in self._plain.tensors if name.endswith(end)]
         with ExitStack() as stack:
             read = self._reader(stack)
-            return {f"{base}.weight": self._fours(base, packing, read) for base in bases}
+            return {f"{base}.weight": self._grouped(base, packing, read) for base in bases}
 
     def _scaled(self, name: str, packing: Scaled) -> _Matrix:
         stored = self._plain.tensors[name]
@@ -144,32 +154,37 @@ class PackedSafetensors:
             shapes = [(-(-rows // packing.block[0]), -(-columns // packing.block[1]))]
         self._part(self._beside(name, scale), _FLOATS, *shapes)
         whole = Stored(stored.file, _with_scales(stored.kind), stored.shape)
-        return _Matrix(whole, {"codes": name, "scale": self._beside(name, scale)}, None)
+        fit = stored.kind == "I8" and packing.block is None and blocks.fits("Q8_0", columns)
+        return _Matrix(whole, {"codes": name, "scale": self._beside(name, scale)}, "Q8_0" if fit else None)
 
-    def _fours(self, base: str, packing: Fours, read: Read) -> _Matrix:
-        packed = packing.form == "packed"
+    def _grouped(self, base: str, packing: Grouped, read: Read) -> _Matrix:
+        packed, each = packing.form == "packed", packing.each
         codes = f"{base}.weight_packed" if packed else f"{base}.qweight"
         first, second = self._two(codes)
         if packing.form == "gptq":
-            rows, columns = second, 8 * first
+            rows, columns = second, each * first
         else:
-            rows, columns = (first, 8 * second) if packed else (8 * second, first)
+            rows, columns = (first, each * second) if packed else (each * second, first)
         self._part(codes, ("I32",), (first, second))
         group = min(packing.group or columns, columns)
         groups = -(-columns // group)
         parts = {"codes": codes}
         if packed:
             parts["scale"] = self._part(f"{base}.weight_scale", _FLOATS, (rows, groups))
+            if not packing.symmetric:
+                parts["zeros"] = self._part(f"{base}.weight_zero_point", ("I32",), (-(-rows // each), groups))
         else:
             parts["scale"] = self._part(f"{base}.scales", _FLOATS, (groups, rows))
-            parts["zeros"] = self._part(f"{base}.qzeros", ("I32",), (groups, rows // 8))
-            if f"{base}.g_idx" in self._plain.tensors:
-                parts["order"] = self._part(f"{base}.g_idx", ("I32",), (columns,))
-        whole = group % 32 == 0 and blocks.fits("Q4_1", columns)
+            parts["zeros"] = self._part(f"{base}.qzeros", ("I32",), (groups, rows // each))
+        if (order := f"{base}.weight_g_idx" if packed else f"{base}.g_idx") in self._plain.tensors:
+            parts["order"] = self._part(order, ("I32",), (columns,))
+        kind = _BLOCKS[packing.bits]
+        whole = group % 32 == 0 and blocks.fits(kind, columns) and (kind == "Q4_1" or packing.symmetric)
         if whole and not packing.ordered and "order" in parts:
-            whole = bool((read(parts["order"]).numpy() == np.arange(columns) // group).all())
-        stored = Stored(self._plain.tensors[codes].file, _FOURS if whole else _SPREAD, (rows, columns))
-        return _Matrix(stored, parts, "Q4_1" if whole else None)
+            told = read(parts["order"]).numpy()
+            whole = bool((told == np.arange(columns) // group).all() or (told == _UNTOLD).all())
+        stored = Stored(self._plain.tensors[codes].file, (_of if whole else _spread)(packing.bits), (rows, columns))
+        return _Matrix(stored, parts, kind if whole else None)
 
     def _beside(self, name: str, end: str) -> str:
         return f"{name.removesuffix('weight')}{end}"
@@ -196,14 +211,17 @@ class PackedSafetensors:
         return name
 
 
-def _scaled(matrix: _Matrix, packing: Scaled, read: Read) -> Tensor:
-    """fp32 [rows, columns]."""
+def _scaled(name: str, matrix: _Matrix, packing: Scaled, read: Read) -> Blocks | Tensor:
+    """fp32 [rows, columns], where blocks do not hold it."""
     stored, (rows, columns) = read(matrix.parts["codes"]), matrix.stored.shape
     codes, scale = stored.view(torch.uint8).numpy(), read(matrix.parts["scale"]).float()
+    by_block: Floats = (scale if packing.block else scale.reshape(-1, 1)).numpy()
+    if matrix.kept is not None:
+        steps = np.broadcast_to(by_block, (rows, 1))
+        return _eights(name, matrix, lambda part: codes[part].view(np.int8), lambda part: steps[part].repeat(columns // 32, axis=1), steps)
     meant: Floats = torch.arange(256, dtype=torch.uint8).view(stored.dtype).float().numpy()
     height, width = packing.block or (rows if scale.numel() == 1 else 1, columns)
     width = min(width, columns)
-    by_block: Floats = (scale if packing.block else scale.reshape(-1, 1)).numpy()
     found = np.empty((rows, columns), np.float32)
 
     def work(part: slice) -> None:
@@ -214,24 +232,26 @@ def _scaled(matrix: _Matrix, packing: Scaled, read: Read) -> Tensor:
     return torch.from_numpy(found)
 
 
-def _fours(name: str, matrix: _Matrix, packing: Fours, read: Read) -> Blocks | Tensor:
+def _grouped(name: str, matrix: _Matrix, packing: Grouped, read: Read) -> Blocks | Tensor:
     file, (rows, columns) = matrix.stored.file.name, matrix.stored.shape
-    codes = _Codes(packing.form, _words(read(matrix.parts["codes"])))
+    codes = _Codes(packing, _words(read(matrix.parts["codes"])))
     scale: Floats = read(matrix.parts["scale"]).float().numpy()
-    zeros = np.full_like(scale, 8)
-    if packing.form != "packed":
+    scale = scale if packing.form == "packed" else scale.T
+    zeros = np.full_like(scale, packing.half)
+    if not packing.symmetric:
         # Where one is missing, it was taken from the whole word, and may have been lent by the number above.
-        words = _words(read(matrix.parts["zeros"])) + np.uint32(_ONES * packing.lowered)
-        zeros = _unpacked(words, _EVEN_FIRST if packing.form == "awq" else _IN_ORDER).astype(np.float32).T
-        scale = scale.T
+        words = _words(read(matrix.parts["zeros"])) + np.uint32(_ONES[packing.bits] * packing.lowered)
+        if packing.form == "packed":
+            words = np.ascontiguousarray(words.T)
+        shifts = _EVEN_FIRST if packing.form == "awq" else _IN_ORDER[packing.bits]
+        zeros = _unpacked(words, shifts).astype(np.float32).T[:rows]
     group = min(packing.group or columns, columns)
     order = np.arange(columns) // group
-    if "order" in matrix.parts:
-        told = read(matrix.parts["order"]).numpy()
+    if "order" in matrix.parts and not ((told := read(matrix.parts["order"]).numpy()) == _UNTOLD).all():
         if (told < 0).any() or (told >= scale.shape[1]).any():
             raise ModelError(f"{file}: the g_idx of {shown(name)} names groups beyond the {scale.shape[1]} that there are; fetch it again")
         if matrix.kept is not None and (told != order).any():
-            raise ModelError(f"{file}: the g_idx of {shown(name)} is not in order, and quantization_config.desc_act says that it is")
+            raise ModelError(f"{file}: the g_idx of {shown(name)} is not in order, and quantization_config says that it is")
         order = told
     if matrix.kept is None:
         found = np.empty((rows, columns), np.float32)
@@ -241,32 +261,60 @@ def _fours(name: str, matrix: _Matrix, packing: Fours, read: Read) -> Blocks | T
 
         blocks.by_rows(rows, columns, plain)
         return torch.from_numpy(found)
+
+    def shared(numbers: Floats, part: slice) -> Floats:
+        """By blocks."""
+        return numbers[part].repeat(group // 32, axis=1)[:, : columns // 32]
+
+    if matrix.kept == "Q8_0":
+        flip = np.uint8(packing.half)  # one bit: from 0 … 255 to -128 … 127
+        return _eights(name, matrix, lambda part: (codes.of(part) ^ flip).view(np.int8), lambda part: shared(scale, part), scale)
     least = -zeros * scale
-    if not (np.abs(scale).max(initial=0) <= 65504 and np.abs(least).max(initial=0) <= 65504):  # also for NaN
-        raise ModelError(f"{file}: the scales of {shown(name)} are no numbers that float16 holds; fetch it again")
+    _check(name, matrix, scale, least)
     data = np.empty((rows, blocks.row_bytes("Q4_1", columns)), np.uint8)
 
     def packed(part: slice) -> None:
-        shared = (each[part].repeat(group // 32, axis=1)[:, : columns // 32] for each in (scale, least))
-        data[part] = blocks.q4_1(codes.of(part), *shared).data
+        data[part] = blocks.q4_1(codes.of(part), shared(scale, part), shared(least, part)).data
 
     blocks.by_rows(rows, columns, packed)
     return Blocks("Q4_1", rows, columns, data)
 
 
+def _eights(
+    name: str, matrix: _Matrix, codes: Callable[[slice], Signed], steps: Callable[[slice], Floats], scale: Floats
+) -> Blocks:  # fmt: skip
+    """Of some rows their integers and the scale of each block; `scale`: all that there are."""
+    rows, columns = matrix.stored.shape
+    _check(name, matrix, scale)
+    data = np.empty((rows, blocks.row_bytes("Q8_0", columns)), np.uint8)
+
+    def packed(part: slice) -> None:
+        data[part] = blocks.q8_0(codes(part), steps(part)).data
+
+    blocks.by_rows(rows, columns, packed)
+    return Blocks("Q8_0", rows, columns, data)
+
+
+def _check(name: str, matrix: _Matrix, *numbers: Floats) -> None:
+    """Raises ModelError for what float16 does not hold."""
+    if not all(np.abs(each).max(initial=0) <= _MOST for each in numbers):  # also for NaN
+        raise ModelError(f"{matrix.stored.file.name}: the scales of {shown(name)} are no numbers that float16 holds; fetch it again")
+
+
 class _Codes:
     """Of a matrix, some rows at a time."""
 
-    def __init__(self, form: str, words: Words) -> None:
-        self._form = form
+    def __init__(self, packing: Grouped, words: Words) -> None:
+        self._packing = packing
         self._words = words
 
     def of(self, rows: slice) -> Codes:
-        """[rows, columns], below 16."""
-        if self._form == "packed":
-            return _unpacked(self._words[rows], _IN_ORDER)
-        if self._form == "gptq":
-            return _unpacked(np.ascontiguousarray(self._words[:, rows].T), _IN_ORDER)
+        """[rows, columns], without signs."""
+        in_order = _IN_ORDER[self._packing.bits]
+        if self._packing.form == "packed":
+            return _unpacked(self._words[rows], in_order)
+        if self._packing.form == "gptq":
+            return _unpacked(np.ascontiguousarray(self._words[:, rows].T), in_order)
         first, last = rows.start // 8, -(-rows.stop // 8)
         wide = _unpacked(self._words[:, first:last], _EVEN_FIRST)
         return np.ascontiguousarray(wide[:, rows.start - 8 * first : rows.stop - 8 * first].T)
@@ -277,8 +325,9 @@ def _words(tensor: Tensor) -> Words:
 
 
 def _unpacked(packed: Words, shifts: Words) -> Codes:
-    """[n, m] → [n, 8 * m]: the numbers of 4 bits of each, in the order of `shifts`."""
-    codes = np.empty((*packed.shape, 8), np.uint8)
+    """[n, m] → [n, len(shifts) * m]: the numbers in each, in the order of `shifts`."""
+    codes = np.empty((*packed.shape, len(shifts)), np.uint8)
+    mask = np.uint32((1 << (32 // len(shifts))) - 1)
     for place, shift in enumerate(shifts):
-        codes[..., place] = packed >> shift & 15
+        codes[..., place] = packed >> shift & mask
     return codes.reshape(len(packed), -1)

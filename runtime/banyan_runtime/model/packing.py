@@ -23,28 +23,46 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
-class Fours:
-    """Integers of 4 bits, eight in a number of 32: (q - zero) * scale, where `group` neighbours along the inputs (None: all) share both.
+class Grouped:
+    """Integers of so many bits, as many as there is room for in a number of 32: (q - zero) * scale, where `group` neighbours along the
+    inputs (None: all) share both.
 
     awq: `NAME.qweight` [inputs, outputs / 8], the even columns of eight before the odd ones, `qzeros`, `scales` [groups, outputs].
     gptq: `NAME.qweight` [inputs / 8, outputs], `qzeros` less `lowered`, `scales`; `g_idx`: the group of each input, where not in order.
-    packed: `NAME.weight_packed` [outputs, inputs / 8], `weight_scale` [outputs, groups]; each zero is 8.
+    packed: `NAME.weight_packed` [outputs, inputs / 8], `weight_scale` [outputs, groups], `weight_zero_point` [outputs / 8, groups],
+    `weight_g_idx`.
+    Of 8 bits four are in a number. `symmetric`: each zero is half of what there is, whatever zeros are written beside.
     """
 
     form: Literal["awq", "gptq", "packed"]
+    bits: Literal[4, 8]
     group: int | None
+    symmetric: bool = False
     lowered: int = 0
     ordered: bool = True
 
+    @property
+    def each(self) -> int:
+        """Integers in a number of 32 bits."""
+        return 32 // self.bits
 
-Packing = Scaled | Fours
+    @property
+    def half(self) -> int:
+        return 1 << (self.bits - 1)
+
+
+Packing = Scaled | Grouped
 
 _LARGEST: Final = 1 << 20  # of a group or a block; known: 128
 _REMEDY: Final = "take the model's bfloat16 or float16 files, or a GGUF file"
+_METHODS: Final = "fp8, fbgemm_fp8, modelopt, awq, gptq, compressed-tensors"
+_BY_MODULE: Final = ("bits", "group_size", "desc_act", "sym")  # which GPTQ's tools may choose for each
+_READ: Final = ("num_bits", "type", "strategy", "group_size", "block_structure", "symmetric", "actorder")  # of compressed-tensors' weights
+_BY_ROWS: Final = ("tensor", "channel")  # which the scales of a matrix tell apart by themselves
 
 
 def packing(config: object, where: str) -> Packing | None:
-    """Of a quantization_config; None: there is none. Raises ModelError that names the key, its value and what is supported."""
+    """Of a quantization_config; None: no weights are quantized. Raises ModelError that names the key, its value and what is supported."""
     if config is None:
         return None
     if not isinstance(config, dict):
@@ -54,42 +72,74 @@ def packing(config: object, where: str) -> Packing | None:
         case "fp8":
             keys.need("fmt", "e4m3", "e4m3")
             return Scaled("F8_E4M3", keys.block("weight_block_size"))
+        case "fbgemm_fp8":
+            return Scaled("F8_E4M3")
+        case "modelopt":
+            keys.need("quant_algo", None, "FP8")
+            return Scaled("F8_E4M3")
         case "awq":
             keys.need("bits", 4)
             keys.need("version", "gemm", "gemm", "GEMM")
             keys.need("zero_point", True, True)
-            return Fours("awq", keys.group("group_size"))
+            return Grouped("awq", 4, keys.group("group_size"))
         case "gptq":
-            keys.need("bits", 4)
-            form = keys.need("checkpoint_format", "gptq", "gptq", "gptq_v2")
-            ordered = not keys.need("desc_act", False, False, True)
-            return Fours("gptq", keys.group("group_size"), lowered=int(form == "gptq"), ordered=ordered)
+            return _gptq(keys)
         case "compressed-tensors":
             return _compressed(keys)
         case other:
             raise ModelError(
-                f"{where}: quantization_config.quant_method={shown(other)} is not supported; supported are fp8, awq, gptq, "
-                f"compressed-tensors; {_REMEDY}"
+                f"{where}: quantization_config.quant_method={shown(other)} is not supported; supported are {_METHODS}; {_REMEDY}"
             )
 
 
-def _compressed(keys: _Keys) -> Packing:
+def _gptq(keys: _Keys) -> Packing:
+    bits = keys.bits("bits")
+    form = keys.need("checkpoint_format", "gptq", "gptq", "gptq_v2", "", None)
+    ordered = not keys.need("desc_act", False, False, True)
+    modules = keys.config.get("dynamic") or {}
+    for module, own in modules.items() if isinstance(modules, dict) else ():
+        own = own if isinstance(own, dict) else {}
+        if not module.startswith("-:") and any(key in own and own[key] != keys.config.get(key) for key in _BY_MODULE):
+            raise ModelError(
+                f"{keys.where}: quantization_config.dynamic quantizes {shown(module)} in another way than the rest: {shown(own)}, which is "
+                f"not supported; {_REMEDY}"
+            )
+    symmetric = bool(keys.need("sym", None, None, False, True))
+    return Grouped("gptq", bits, keys.group("group_size"), symmetric, lowered=int(form != "gptq_v2"), ordered=ordered)
+
+
+def _compressed(keys: _Keys) -> Packing | None:
+    if transforms := keys.config.get("transform_config"):
+        raise ModelError(f"{keys.where}: quantization_config.transform_config={shown(transforms)} is not supported; {_REMEDY}")
+    sparsity = keys.config.get("sparsity_config")
+    if isinstance(sparsity, dict) and sparsity:
+        _Keys(sparsity, keys.where, "quantization_config.sparsity_config").need("format", "dense")
     groups = keys.config.get("config_groups")
+    if groups == {}:  # what is quantized is the cache, or nothing
+        return None
     weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
-    if not weights or not isinstance(weights[0], dict) or any(each != weights[0] for each in weights):
+    known = [each for each in weights if isinstance(each, dict)]
+    if not known or len(known) < len(weights) or any(_read(each) != _read(known[0]) for each in known):
         raise ModelError(f"{keys.where}: quantization_config.config_groups do not quantize all weights in one way; {_REMEDY}")
-    own = _Keys(weights[0], keys.where, "quantization_config.config_groups.weights")
+    own = _Keys(known[0], keys.where, "quantization_config.config_groups.weights")
     form = keys.need("format", None, "float-quantized", "naive-quantized", "int-quantized", "pack-quantized")
-    own.need("symmetric", True, True)
-    own.need("actorder", None, None, False, "weight", "static")
+    symmetric = bool(own.need("symmetric", True, True, False))
+    order = own.need("actorder", None, None, False, True, "weight", "static", "group", "dynamic")
     if form == "pack-quantized":
-        own.need("num_bits", 4)
+        own.need("type", "int")
         strategy = own.need("strategy", "group", "group", "channel")
-        return Fours("packed", own.group("group_size") if strategy == "group" else None)
+        group = own.group("group_size") if strategy == "group" else None
+        return Grouped("packed", own.bits("num_bits"), group, symmetric, ordered=order not in (True, "group", "dynamic"))
+    own.need("symmetric", True, True)
     own.need("num_bits", 8)
     kind = own.need("type", "int", "float", "int")
-    strategy = own.need("strategy", "tensor", "tensor", "channel", "block")
+    strategy = own.need("strategy", "tensor", *_BY_ROWS, "block")
     return Scaled("F8_E4M3" if kind == "float" else "I8", own.block("block_structure") if strategy == "block" else None)
+
+
+def _read(weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is read of how weights are quantized."""
+    return {key: _BY_ROWS[0] if key == "strategy" and weights.get(key) in _BY_ROWS else weights.get(key) for key in _READ}
 
 
 class _Keys:
@@ -105,6 +155,9 @@ class _Keys:
             listed = ", ".join(str(one) for one in supported or (default,))
             raise ModelError(f"{self.where}: {self._name}.{key}={shown(found)} is not supported; supported: {listed}; {_REMEDY}")
         return found
+
+    def bits(self, key: str) -> Literal[4, 8]:
+        return 8 if self.need(key, None, 4, 8) == 8 else 4
 
     def group(self, key: str) -> int | None:
         found = self.config.get(key)

@@ -94,7 +94,8 @@ class Safetensors:
         return Span(self.tensors[name].file, self._offsets[name], _KINDS[self.tensors[name].kind])
 
     def spare(self, name: str) -> bool:
-        return False
+        """Scales of a cache that is kept in fewer bits, which lie beside plain matrices, too."""
+        return name.endswith(checkpoint.UNREAD)
 
     def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
         for file in self._files:
