@@ -185,9 +185,10 @@ def main() -> None:
             bench = gpu_ways.Bench(model, given.layers, sorted(given.running))
             each = list(bench.products.values())
             ways: dict[str, list[Option]] = {"tiles": list(each), "staged": list(map(Staged, each)), "shared": [Memory.SHARED]}
-            offered = bench.forward.decoder.kernels.ways.options
-            chosen = [option for name in given.ways for option in ways[name] if option in offered]
+            known = bench.forward.decoder.kernels.ways
+            asked = [option for name in given.ways for option in ways[name] if option in known.options]
             for running in given.running:
+                chosen = [option for option in asked if known.possible(option, running)]
                 print(f"{model}, {running} running, the kernels of the last layer, and the first and last of a step")
                 for grid, found in watched(bench, running, chosen, book, given.replays).items():
                     after, early, first, median, last, half, whole, long, longest, then = map(statistics.median, zip(*found, strict=True))

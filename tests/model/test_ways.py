@@ -80,12 +80,20 @@ def test_those_that_gain_only_together_are_found(alone: float) -> None:
     assert found.chosen == {ONE, OTHER}
 
 
-@pytest.mark.parametrize("again", [(1.0, 0.999, 1.0, 0.997), (1.0, 1.1, 0.9, 1.0), (1.0, None, None, 0.5), (0.9, 0.9, 1.0, 0.9)])
+@pytest.mark.parametrize("again", [(1.0, 0.999, 1.0, 0.997), (1.0, 1.1, 0.9, 1.0), (0.9, 0.9, 1.0, 0.9)])
 def test_what_does_not_show_again_is_not_chosen(again: tuple[float | None, ...]) -> None:
     times = iter([1.0, 0.9, *again])
     found = fastest(4, [ONE], lambda rows, chosen: next(times))
     assert found is not None
     assert not found.chosen
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(0.9, {ONE}), (0.99, set())])
+def test_of_what_could_not_be_measured_again_a_clear_gain_alone_is_chosen(gain: float, chosen: set[Option]) -> None:
+    times = iter([1.0, gain, 1.0, None, None, 0.5])
+    found = fastest(4, [ONE], lambda rows, chosen: next(times))
+    assert found is not None
+    assert found.chosen == chosen
 
 
 def test_what_gains_only_beside_others_is_found() -> None:
@@ -141,7 +149,7 @@ def test_what_was_found_holds_down_to_the_next_smaller_size() -> None:
     assert {rows: bool(one.chosen) for rows, one in several.found.items()} == {16: True, 64: False, 128: True}
     taken = [several.taken(product, rows) for rows in (1, 4, 8, 9, 16, 17, 32, 33, 64, 65, 100, 101, 256, 257, 5000)]
     assert taken == [None, None, None, 16, 16, None, None, None, None, 128, 128, None, None, None, None]
-    assert several.line() == "16: 1000.000 -> 500.000 with 8x64; 64: 1000.000; 128: 1000.000 -> 500.000 with 8x64"
+    assert several.line() == "16: 1000.000 -> 500.000 with 8x64; 64: 1000.000; 128: 1000.000 -> 500.000 with 8x64; not measured: 4"
 
 
 # --- products of some rows ---
@@ -494,6 +502,7 @@ def test_behind_its_time_nothing_is_tried(gpu: PretendedGpu, tmp_path: Path, mon
     forward = runner.forward
     assert isinstance(forward, TorchForward)
     assert forward.decoder.kernels.ways.found == {}
+    assert forward.decoder.kernels.ways.line() == "not measured: 8"
 
 
 def test_whoever_wants_none_measured_has_none_measured(gpu: PretendedGpu, tmp_path: Path) -> None:

@@ -131,12 +131,12 @@ class Report:
         self._log(f"Out of memory in a {mode} step. #new-token: {tokens}, #failed_reqs: {lost}{smaller}. {said}")
 
     def broken_row(self, now: float) -> None:
-        """A request has failed for NaN."""
+        """A request has failed for NaN, or for logits of which none is admissible."""
         self._broken_rows += 1
         if self._broken_told is None or now - self._broken_told >= BROKEN_ROWS_EVERY_S:
             self._log(
                 f"The model computed NaN. #failed_reqs: {self._broken_rows}. Its weights are damaged, its numbers do not fit into --dtype, "
-                "or the device fails; --enable-nan-detection tells of each step."
+                "the device fails, or a request admits no token; --enable-nan-detection tells of each step."
             )
             self._broken_rows, self._broken_told = 0, now
 

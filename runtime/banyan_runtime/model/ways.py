@@ -15,6 +15,7 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Rows of the steps that are measured: what is found holds down to the one before. From 16 on each takes some
 kernels more to be compiled."""
 GAIN: Final = 0.005  # of a step's time: what gains less is not told from chance, which is some two thousandths of a captured step
+CLEAR: Final = 4 * GAIN  # what gains more is chosen even where no time is left to measure it again
 
 
 class Product(NamedTuple):
@@ -112,14 +113,15 @@ class Ways:
         self.current = {rows: one.chosen for rows, one in self.found.items()}
 
     def line(self) -> str:
-        """What was found, in words."""
+        """What was found, in words, and for which numbers of rows nothing was measured: for want of time, or of a choice."""
         parts = [
             f"{rows}: {1e3 * one.before:.3f} -> {1e3 * one.after:.3f} with {', '.join(sorted(map(str, one.chosen)))}"
             if one.chosen
             else f"{rows}: {1e3 * one.before:.3f}"
             for rows, one in sorted((self.found or {}).items())
         ]
-        return "; ".join(parts)
+        left = ", ".join(str(rows) for rows in sorted(self.reach) if rows not in (self.found or {}))
+        return "; ".join([*parts, *([f"not measured: {left}"] if left else [])])
 
 
 def of(rows: int) -> int | None:
@@ -156,6 +158,8 @@ def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
             again, after = map(min, zip(*known, strict=True))
             if after < again * (1 - GAIN):
                 return Found(chosen, again, after)
+        elif best < before * (1 - CLEAR):
+            return Found(chosen, before, best)
     return Found(none, before, before)
 
 
