@@ -598,7 +598,7 @@ def test_the_last_bytes_of_a_disk_are_left_to_files_and_batches(
         kept, ids = bounded(tmp_path, clock), [new_id(NOW) for _ in range(5)]
         kept.save(ids[0], record())
         await kept.settle()
-        free[0] = store.LEFT_BYTES + 10
+        free[0] = store.LEFT_BYTES - (1 << 20)
         for one in ids[1:]:
             kept.save(one, record())
             await kept.settle()
@@ -613,6 +613,31 @@ def test_the_last_bytes_of_a_disk_are_left_to_files_and_batches(
         run(scenario)
     (told,) = [line for line in caplog.messages if "kept in memory only" in line]
     assert "64 MiB are left to files and batches: make room there, or set --response-store-bytes to less" in told
+
+
+def test_on_a_disk_that_is_full_of_responses_the_oldest_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they may take; where they are not what fills it, none goes in vain."""
+    others = [0]
+    size = store.LEFT_BYTES + 20 * BLOCK_BYTES
+    monkeypatch.setattr(Reserve, "free", property(lambda self: size - others[0] - BLOCK_BYTES * len(files(tmp_path))))
+
+    async def scenario() -> None:
+        clock, ids = Clock(), []
+        kept = ResponseStore(str(tmp_path), clock=clock, most_bytes=1 << 30)
+        for _ in range(50):
+            clock.now += 1
+            ids.append(new_id(clock.now))
+            kept.save(ids[-1], record())
+            await kept.settle()
+            assert files(tmp_path)[-1] == ids[-1]
+        assert 16 <= len(files(tmp_path)) <= 20
+        left, others[0] = files(tmp_path), 60 * BLOCK_BYTES
+        clock.now += store.NO_ROOM_S
+        kept.save(new_id(clock.now), record())
+        await kept.settle()
+        assert files(tmp_path) == left
+
+    run(scenario)
 
 
 def test_old_responses_go_though_the_disk_has_no_room_for_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

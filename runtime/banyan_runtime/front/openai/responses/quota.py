@@ -57,23 +57,30 @@ class Quota:
         """Whether so many bytes ever find room."""
         return self.most is None or taken(size) <= self.most
 
-    def leaving(self, stored: Iterable[Stored], oldest: float, live: Container[str], size: int, on_the_way: int = 0) -> Leaving:
+    def leaving(
+        self, stored: Iterable[Stored], oldest: float, live: Container[str], size: int, on_the_way: int = 0, lacking: int = 0
+    ) -> Leaving:
         """What goes so that `size` bytes find room beside those that were `on_the_way` when `stored` was asked for, if they ever can: what
-        was made before `oldest`, then the oldest of the others, but none that runs here (`live`), which is about to be written again."""
+        was made before `oldest`, then the oldest of the others, but none that runs here (`live`), which is about to be written again.
+        `lacking`: bytes that the disk has too few of; they find room likewise, if all that may go makes as much."""
         ordered = sorted(stored, key=lambda one: one.made)
         old = [one for one in ordered if one.made < oldest]
         rest = ordered[len(old) :]
         left = sum(one.taken for one in rest)
         pushed: list[Stored] = []
+        aim = left
         more = on_the_way + (taken(size) if self.fits(size) else 0)
         if self.most is not None and left + more > self.most:
             aim = max(0, min(int(self.most * KEPT_PART), self.most - more))
-            for one in rest:
-                if left <= aim:
-                    break
-                if one.id not in live:
-                    pushed.append(one)
-                    left -= one.taken
+        lacking -= sum(one.taken for one in old)
+        if 0 < lacking <= sum(one.taken for one in rest if one.id not in live):
+            aim = min(aim, int(left * KEPT_PART), left - lacking)
+        for one in rest:
+            if left <= aim:
+                break
+            if one.id not in live:
+                pushed.append(one)
+                left -= one.taken
         return Leaving(tuple(old), tuple(pushed), left)
 
     def looked(self, left: int, settled: int, size: int) -> None:

@@ -263,9 +263,16 @@ class ResponseStore:
 
     async def _make_room(self, size: int) -> None:
         """Raises NoRoom, and ApiError when the storage does not answer."""
-        if (free := await self._asked(lambda place: self._reserve.free)) is not None and free < LEFT_BYTES + size:
+        if (lacking := await self._lacking(size)) > 0:
+            async with self._looking:
+                if (now := self._clock()) >= self._look_again:
+                    self._look_again = now + NO_ROOM_S
+                    await self._look(size, lacking)
+                    if (lacking := await self._lacking(size)) <= 0:
+                        self._look_again = 0.0
+        if lacking > 0:
             remedy = f"{LEFT_BYTES >> 20} MiB are left to files and batches: make room there, or set --response-store-bytes to less"
-            raise NoRoom(f"{free >> 20} MiB are free on the disk of {self._where}, of which {remedy}")
+            raise NoRoom(f"{lacking} bytes are too few on the disk of {self._where}, of which {remedy}")
         if self._quota.take(size):
             return
         if not self._quota.fits(size):  # a look finds no room for it, and must not keep others from looking
@@ -281,14 +288,19 @@ class ResponseStore:
                     return
         raise NoRoom(f"{size} bytes more than --response-store-bytes={self._quota.most} are not to be had: set it to more")
 
-    async def _look(self, size: int) -> None:
-        """Look at all that is there, and remove what was kept long enough, and the oldest so that `size` bytes more have room. Raises
-        ApiError when the storage does not answer."""
+    async def _lacking(self, size: int) -> int:
+        """Bytes that the disk has too few of for so many more."""
+        free = await self._asked(lambda place: self._reserve.free)
+        return 0 if free is None else LEFT_BYTES + size - free
+
+    async def _look(self, size: int, lacking: int = 0) -> None:
+        """Look at all that is there, and remove what was kept long enough, and the oldest so that `size` bytes more have room, on a disk
+        that is `lacking` some. Raises ApiError when the storage does not answer."""
         self._swept = self._clock()
         settled, on_the_way = self._quota.settled, self._quota.on_the_way
-        self._quota.looked(await self._asked(lambda place: self._sweep(place, size, on_the_way)), settled, size)
+        self._quota.looked(await self._asked(lambda place: self._sweep(place, size, on_the_way, lacking)), settled, size)
 
-    def _sweep(self, place: Location, size: int, on_the_way: int) -> int:
+    def _sweep(self, place: Location, size: int, on_the_way: int, lacking: int) -> int:
         """Returns the bytes of those that stay."""
         prefix = place.child(FOLDER + "/").key
         stored = []
@@ -296,11 +308,12 @@ class ResponseStore:
             response_id = info.key.removeprefix(prefix).removesuffix(".json")
             if (made := _ID.fullmatch(response_id)) is not None:
                 stored.append(Stored(response_id, info.key, int(made.group(1), 16), info.size))
-        leaving = self._quota.leaving(stored, self._clock() - self._kept_s, self._live, size, on_the_way)
+        leaving = self._quota.leaving(stored, self._clock() - self._kept_s, self._live, size, on_the_way, lacking)
         for one in (*leaving.old, *leaving.pushed):
             place.store.delete(one.key)
         if leaving.pushed:
-            log.info("%d responses gave way to later ones (--response-store-bytes=%d)", len(leaving.pushed), self._quota.most)
+            why = "the disk has little room" if lacking > 0 else f"--response-store-bytes={self._quota.most}"
+            log.info("%d responses gave way to later ones (%s)", len(leaving.pushed), why)
         return leaving.left
 
     async def _asked(self, call: Callable[[Location], T]) -> T:
