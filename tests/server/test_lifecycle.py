@@ -164,6 +164,20 @@ def test_listening_for_everybody_without_a_key_is_warned_about(start_server: Sta
     assert "WARNING: listening on 0.0.0.0 without a key" in server.log
 
 
+def test_a_server_on_all_addresses_of_ipv6_answers_on_those_of_ipv4_too(start_server: StartServer) -> None:
+    """As pods on clusters of IPv6 do, whom port-forward reaches by either."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    server = start_server("--host", "::").ready()
+    assert "WARNING: listening on :: without a key" in server.log
+    (port,) = set(re.findall(r"Listening on http://\[::\]:(\d+)$", server.log, re.MULTILINE))
+    for address in ("127.0.0.1", "[::1]"):
+        for path in ("/v1/models", "/v1/files"):
+            assert httpx.get(f"http://{address}:{port}{path}", trust_env=False).status_code == 200
+
+
 # --- down ---
 
 

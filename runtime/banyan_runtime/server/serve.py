@@ -433,7 +433,7 @@ def url_of(host: str, port: int) -> str:
 
 def own_url(host: str, port: int) -> str:
     """Where a process of this machine reaches a server that listens on `host`, which may stand for all addresses."""
-    return url_of({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host), port)
+    return url_of("127.0.0.1" if host in ("0.0.0.0", "", "::") else host, port)
 
 
 def find_tokenizer(config: ServerConfig) -> Path | None:
@@ -443,11 +443,13 @@ def find_tokenizer(config: ServerConfig) -> Path | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when the address cannot be had."""
+    """A listening socket; on "::" for both families. Raises ConfigError when the address cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # else what the kernel is set to
         listener.bind(address)
         listener.listen(BACKLOG)  # from now on a client waits; before the first line in the log it would have been refused
     except OSError as error:
