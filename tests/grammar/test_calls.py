@@ -12,7 +12,7 @@ from banyan_runtime.front.chat.events import ToolArgs
 from banyan_runtime.front.chat.tools.llama3 import LLAMA3
 from banyan_runtime.front.chat.tools.registry import find
 from banyan_runtime.front.openai.tools import Tool
-from banyan_runtime.front.prepare.forced import forced, strict
+from banyan_runtime.front.prepare.forced import Leniency, forced, strict
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.tags import NUMBER, Answer, Call, json_arguments, text_arguments
 from banyan_runtime.wire import Grammar
@@ -121,7 +121,7 @@ def test_a_text_that_is_forced_is_what_is_read_of_it(tiny: Language, form: str, 
     }  # fmt: skip
     tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}})
     found = find(form)
-    grammar = forced(found.tag, [tool], several=True, usable=lambda grammar: True).forced()
+    grammar = forced(found.tag, [tool], several=True, leniency=Leniency(lambda grammar: True)).forced()
 
     def read(text: str) -> str | None:
         """The arguments; None: the grammar lets nobody say that."""

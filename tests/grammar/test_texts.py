@@ -18,7 +18,7 @@ from banyan_runtime.front.chat.tools.format import ToolFormat
 from banyan_runtime.front.chat.tools.registry import FORMATS
 from banyan_runtime.front.chat.tools.tags import TextArguments, filled
 from banyan_runtime.front.openai.tools import Tool
-from banyan_runtime.front.prepare.forced import forced
+from banyan_runtime.front.prepare.forced import Leniency, forced
 from banyan_runtime.grammar.backend import Matcher
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.wire import Grammar
@@ -41,7 +41,7 @@ def parameters(value: dict[str, Any], **more: Any) -> dict[str, Any]:
 def grammar_of(form: ToolFormat, schema: dict[str, Any]) -> Grammar:
     assert form.tag is not None
     tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}})
-    return forced(form.tag, [tool], several=True, usable=lambda grammar: True).forced()
+    return forced(form.tag, [tool], several=True, leniency=Leniency(lambda grammar: True)).forced()
 
 
 def call(form: ToolFormat, text: str, name: str = "v") -> str:

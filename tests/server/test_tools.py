@@ -142,12 +142,26 @@ def test_a_required_call_fits_the_schema_of_its_tool(client: openai.OpenAI, temp
     ids=["pattern", "format", "oneOf", "bounds", "not"],
 )
 def test_of_a_tool_that_is_not_strict_what_cannot_be_enforced_is_not(client: openai.OpenAI, hard: dict[str, Any]) -> None:
-    parameters = {"type": "object", "properties": {"hard": hard}, "required": ["hard"]}
+    """The rest of its schema is. What may be anything is written until there are no more tokens, now and then."""
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 5}, "hard": hard},
+        "required": ["city", "hard"],
+        "additionalProperties": False,
+    }
     search: dict[str, Any] = {"type": "function", "function": {"name": "search", "parameters": parameters}}
     body: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
     options: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False, "extra_body": body}
-    for name, arguments in calls_of(ask(client, tools=[search, TOOL], **options)):
-        jsonschema.validate(arguments, WEATHER if name == "get_weather" else {"type": "object"})
+    choice = {"type": "function", "function": {"name": "search"}}
+    for tools in ([search, TOOL], [TOOL, search]):
+        answer = client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=HELLO, temperature=0, max_tokens=256, **options | {"tools": tools, "tool_choice": choice}
+        )
+        assert answer.headers["X-Banyan-Ignored"] == f"tools[{tools.index(search)}].function.parameters"
+        (call,) = answer.parse().choices[0].message.tool_calls or []
+        assert call.type == "function"
+        assert re.match(r'\{"city": ?"[^"]{0,5}", ?"hard": ?', call.function.arguments)
+    assert ask(client, tools=[search, TOOL], **options).choices[0].finish_reason in ("tool_calls", "length")
     json_or_call = ask(client, tools=[search], response_format={"type": "json_object"}, extra_body=body)
     assert json_or_call.choices[0].finish_reason in ("stop", "tool_calls", "length")
     search["function"]["strict"] = True

@@ -88,7 +88,7 @@ class _OpenAiPlan(msgspec.Struct, frozen=True, kw_only=True):
 class ChatPlan(_OpenAiPlan, frozen=True, kw_only=True, tag="chat"):
     include_reasoning: bool
     turn_end: tuple[int, ...] = ()  # tokens that end a turn in the chat template, which the front does not read
-    unshown: tuple[str, ...] = ()  # fields that the chat template shows the model nothing of: they are among those ignored
+    unshown: tuple[str, ...] = ()  # fields that the model is shown nothing of, or not held to: they are among those ignored
     functions: bool = False  # asked for in OpenAI's older words, and told in them
 
 

@@ -73,6 +73,7 @@ def _planned(served: Served, asked: ChatRequest, body: Mapping[str, Any], reques
     )
     # The template writes BOS itself, so the tokenizer must not add a second one.
     ids = encode(served, prompt.text, "messages", add_special_tokens=asked.add_special_tokens)
+    unshown = (*prompt.unshown, *(f"tools[{index}].function.parameters" for index in output.loosened))
     top = asked.top_logprobs if asked.logprobs else -1
     requests: Sequence[GenerateRequest] = sequences(
         served, frame, ids, params, seed_id=f"chatcmpl-{envelope.own_id or request_id}", scores=Scores(top)
@@ -82,14 +83,14 @@ def _planned(served: Served, asked: ChatRequest, body: Mapping[str, Any], reques
         requests = within_logprobs(requests)
     check_logprobs(requests, "top_logprobs", params.max_tokens_name)
     return ChatPlan(
-        envelope=msgspec.structs.replace(envelope, ignored=(*prompt.unshown, *envelope.ignored)),
+        envelope=msgspec.structs.replace(envelope, ignored=(*unshown, *envelope.ignored)),
         requests=tuple(requests),
         choices_per_prompt=params.n,
         top_logprobs=top,
         tokens_as_ids=asked.return_tokens_as_token_ids,
         include_reasoning=asked.include_reasoning,
         turn_end=tuple(text.turn_end_ids),
-        unshown=prompt.unshown,
+        unshown=unshown,
     )
 
 

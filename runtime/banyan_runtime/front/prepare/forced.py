@@ -10,11 +10,22 @@ from banyan_runtime.front.chat.tools.tags import NAME, NUMBER, Hole, JsonArgumen
 from banyan_runtime.front.openai.tools import Tool
 from banyan_runtime.grammar import tags
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.loosened import loosened
+from banyan_runtime.grammar.schema import Schema
 from banyan_runtime.grammar.structural import Node
 from banyan_runtime.wire import Grammar
 
 Usable = Callable[[Grammar], bool]
 """Says whether a grammar can be used."""
+
+
+class Leniency:
+    """Of tools that are not strict: those parts of their schemas are enforced that can be."""
+
+    def __init__(self, usable: Usable) -> None:
+        self.usable = usable
+        self.loosened: dict[str, None] = {}  # the names of tools whose schemas are not enforced as a whole
+
 
 ARRAY: Final = ToolTag(
     trigger="",
@@ -33,10 +44,10 @@ def tag_of(form: ToolFormat | None, added: Container[str]) -> ToolTag:
     return ARRAY if tag is None else tag
 
 
-def forced(tag: ToolTag, tools: Sequence[Tool], *, several: bool, usable: Usable) -> tags.Answer:
-    """At least one call of these tools, each with arguments that fit its schema. Of a tool that is not strict, a schema that
-    cannot be enforced (is not `usable` in a call) is not; Answer's methods raise GrammarError for one that is."""
-    return _answer(tag, tools, several=several, usable=usable)
+def forced(tag: ToolTag, tools: Sequence[Tool], *, several: bool, leniency: Leniency) -> tags.Answer:
+    """At least one call of these tools, each with arguments that fit its schema. Of a tool that is not strict, what cannot be enforced
+    (is not `usable` in a call) is not; Answer's methods raise GrammarError for one that is."""
+    return _answer(tag, tools, several=several, leniency=leniency)
 
 
 def strict(tag: ToolTag, tools: Sequence[Tool], added: Container[str], *, several: bool) -> Grammar | None:
@@ -51,16 +62,16 @@ def strict(tag: ToolTag, tools: Sequence[Tool], added: Container[str], *, severa
 
 def loose(tag: ToolTag, tools: Sequence[Tool], *, several: bool) -> tags.Answer:
     """Calls that fit the schemas of those tools that are strict."""
-    return _answer(tag, tools, several=several, usable=None)
+    return _answer(tag, tools, several=several, leniency=None)
 
 
-def _answer(tag: ToolTag, tools: Sequence[Tool], *, several: bool, usable: Usable | None) -> tags.Answer:
-    """`usable` None: only strict tools are held to their schemas."""
+def _answer(tag: ToolTag, tools: Sequence[Tool], *, several: bool, leniency: Leniency | None) -> tags.Answer:
+    """`leniency` None: only strict tools are held to their schemas."""
     calls = []
     for tool in tools:
         schema = tool.function.parameters or {}
-        if not tool.function.strict and (usable is None or not _enforceable(tag, schema, usable)):
-            schema = {}
+        if not tool.function.strict:
+            schema = {} if leniency is None else _enforced(tag, tool, leniency)
         calls.append(tags.Call(_parts(tag.begin, tool.function.name), _arguments(tag, schema), tag.end))
     return tags.Answer(calls, tag.opening, tag.closing, tag.separator, several)
 
@@ -73,6 +84,14 @@ def problem(tag: ToolTag, tool: Tool, tried: Callable[[Grammar], str | None]) ->
         return tried(_alone(tag, tool.function.parameters or {}))
     except GrammarError as error:
         return str(error)
+
+
+def _enforced(tag: ToolTag, tool: Tool, leniency: Leniency) -> Schema:
+    schema = dict(tool.function.parameters or {})
+    found = loosened(schema, lambda part: _enforceable(tag, part, leniency.usable))
+    if found is not schema:
+        leniency.loosened[tool.function.name] = None
+    return found
 
 
 def _enforceable(tag: ToolTag, schema: Mapping[str, Any], usable: Usable) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from banyan_runtime.front.anthropic.schema import OPTIONS, CountRequest, MessagesRequest
+from banyan_runtime.front.anthropic.schema import CountRequest, MessagesRequest
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import AnswerPlan, ChatPlan
@@ -35,6 +35,6 @@ def answer_count(served: Served, body: Mapping[str, Any], request_id: str) -> An
 def _planned(served: Served, asked: CountRequest, request_id: str) -> ChatPlan:
     body = asked.chat()  # what is wrong here is told in the client's words already
     try:
-        return renamed_plan(plan_chat(served, body, request_id), OPTIONS)
+        return renamed_plan(plan_chat(served, body, request_id), asked.names())
     except ApiError as error:
         raise renamed(error, asked.names()) from None

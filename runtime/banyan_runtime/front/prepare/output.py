@@ -18,7 +18,7 @@ from banyan_runtime.front.openai.tools import ToolChoice
 from banyan_runtime.front.plan import ReasoningStart, ToolUse
 from banyan_runtime.front.prepare.channels import free_in_channels, in_channels
 from banyan_runtime.front.prepare.constraints import Asked, asked_of
-from banyan_runtime.front.prepare.forced import ARRAY, Usable, forced, loose, problem, strict, tag_of
+from banyan_runtime.front.prepare.forced import ARRAY, Leniency, forced, loose, problem, strict, tag_of
 from banyan_runtime.front.prepare.sequences import Served
 from banyan_runtime.front.prepare.thinking import behind_thoughts, marked_by_tokens
 from banyan_runtime.front.text.text import Text
@@ -30,6 +30,7 @@ class Output:
     reasoning: ReasoningStart | None
     tools: ToolUse | None
     constraint: wire.Constraint | None
+    loosened: tuple[int, ...] = ()  # tools of whose schemas not all is enforced
 
 
 def output_of(served: Served, asked: ChatRequest, choice: ToolChoice, opening: str) -> Output:
@@ -37,10 +38,12 @@ def output_of(served: Served, asked: ChatRequest, choice: ToolChoice, opening: s
     text = served.text
     start = Start.CONTENT if text.reasoning is None else _start(text.reasoning.form, asked, opening)
     constrain = _in_channels if _speaks_harmony(text) else _behind_reasoning
+    leniency = Leniency(served.constraints.usable)
     return Output(
         reasoning=None if text.reasoning is None else start.value,
         tools=_tools(text, asked, choice),
-        constraint=constrain(served, asked, choice, start),
+        constraint=constrain(served, asked, choice, start, leniency),
+        loosened=tuple(index for index, tool in enumerate(asked.tools) if tool.function.name in leniency.loosened),
     )
 
 
@@ -55,35 +58,40 @@ def _speaks_harmony(text: Text) -> bool:
     return text.reasoning is not None and isinstance(text.reasoning.form, HarmonyFormat)
 
 
-def _tried(served: Served, asked: ChatRequest, choice: ToolChoice, demanded: Callable[[Usable], Asked | None]) -> Asked | None:
-    """What is demanded, where it can be used; tools that are not strict are held to those schemas that can be. Raises ApiError."""
-    found = demanded(lambda grammar: True)  # trying the schemas one by one is for those where the whole fails
+def _tried(
+    served: Served, asked: ChatRequest, choice: ToolChoice, leniency: Leniency, demanded: Callable[[Leniency], Asked | None]
+) -> Asked | None:
+    """What is demanded, where it can be used; tools that are not strict are held to what can be of their schemas. Raises ApiError."""
+    untried = Leniency(lambda grammar: True)  # trying the schemas one by one is for those where the whole fails
+    found = demanded(untried)
     if found is None:
         return None
     try:
         served.constraints.check(found)
     except ApiError:
-        found = demanded(served.constraints.usable)
+        found = demanded(leniency)
         assert found is not None
         try:
             served.constraints.check(found)
         except ApiError as error:
             raise _bad_tool(served, asked, choice) or error from None
+    else:
+        leniency.loosened |= untried.loosened  # for what is refused untried
     return found
 
 
-def _in_channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start) -> wire.Constraint | None:
+def _in_channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start, leniency: Leniency) -> wire.Constraint | None:
     """For gpt-oss: the grammar is one of all its messages. Raises ApiError."""
     own = asked_of(asked)
     if own is not None and choice.mode != "required":
         served.constraints.check(own)  # as the client wrote it, so that an error is about that
-    found = _tried(served, asked, choice, lambda usable: _channels(served, asked, choice, start, own, usable))
+    found = _tried(served, asked, choice, leniency, lambda given: _channels(served, asked, choice, start, own, given))
     if found is None:
         return None
     return found.constraint(kind="" if own is None or choice.mode == "required" else own.grammar.kind)
 
 
-def _channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start, own: Asked | None, usable: Usable) -> Asked | None:
+def _channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start, own: Asked | None, leniency: Leniency) -> Asked | None:
     text = served.text
     tools = [tool for tool in asked.tools if tool.function.name in choice.names]
     tag = HARMONY.tag
@@ -91,10 +99,10 @@ def _channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Sta
     several = asked.parallel_tool_calls and not choice.named and text.needed_tokenizer.added.get(CALL) not in text.defaults.eos_ids
     try:
         if choice.mode == "required":
-            return Asked(in_channels(start, None, forced(tag, tools, several=several, usable=usable)), "tools")
+            return Asked(in_channels(start, None, forced(tag, tools, several=several, leniency=leniency)), "tools")
         if own is not None:
             may_call = choice.mode == "auto" and text.tools is not None
-            calls = forced(tag, tools, several=several, usable=usable) if may_call else None
+            calls = forced(tag, tools, several=several, leniency=leniency) if may_call else None
             return dataclasses.replace(own, grammar=in_channels(start, own.grammar, calls))
         if choice.mode == "none" or text.tools is None or not any(tool.function.strict for tool in tools):
             return None
@@ -103,9 +111,9 @@ def _channels(served: Served, asked: ChatRequest, choice: ToolChoice, start: Sta
         raise _bad_tools(served, asked, choice, error) from None
 
 
-def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start) -> wire.Constraint | None:
+def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, start: Start, leniency: Leniency) -> wire.Constraint | None:
     """The model may think freely before it obeys. Raises ApiError."""
-    text, found = served.text, _tried(served, asked, choice, lambda usable: _demanded(served, asked, choice, usable))
+    text, found = served.text, _tried(served, asked, choice, leniency, lambda given: _demanded(served, asked, choice, given))
     if found is None:
         return None
     if text.reasoning is None or start is Start.CONTENT:
@@ -121,7 +129,7 @@ def _behind_reasoning(served: Served, asked: ChatRequest, choice: ToolChoice, st
     return whole.constraint(kind=found.grammar.kind)
 
 
-def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice, usable: Usable) -> Asked | None:
+def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice, leniency: Leniency) -> Asked | None:
     """What the output must be: calls where they are required, else what the request's own constraint says. Raises ApiError."""
     text = served.text
     own = asked_of(asked)
@@ -132,7 +140,7 @@ def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice, usable: Us
     several = asked.parallel_tool_calls and not choice.named
     try:
         if choice.mode == "required":
-            return Asked(forced(tag, tools, several=several, usable=usable).forced(), "tools")
+            return Asked(forced(tag, tools, several=several, leniency=leniency).forced(), "tools")
         if own is None:
             free = strict(tag, tools, text.needed_tokenizer.added, several=several)
             return None if free is None else Asked(free, "tools")
@@ -140,7 +148,7 @@ def _demanded(served: Served, asked: ChatRequest, choice: ToolChoice, usable: Us
         with_calls = text.tools is not None and tag is not ARRAY and own.grammar.kind in ("json_schema", "json_object")
         if not with_calls:
             return own
-        return dataclasses.replace(own, grammar=forced(tag, tools, several=several, usable=usable).or_json(own.grammar))
+        return dataclasses.replace(own, grammar=forced(tag, tools, several=several, leniency=leniency).or_json(own.grammar))
     except GrammarError as error:
         raise _bad_tools(served, asked, choice, error) from None
 
