@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -10,9 +12,10 @@ import llguidance
 import numpy as np
 import pytest
 
+from banyan_runtime.grammar import masks as masks_module
 from banyan_runtime.grammar.backend import Masks, Matcher, SideBySide
 from banyan_runtime.grammar.errors import GrammarError
-from banyan_runtime.grammar.masks import FEW, FEW_THREADS, MaskFiller
+from banyan_runtime.grammar.masks import ALONE, FEW, FEW_THREADS, MaskFiller
 from banyan_runtime.grammar.reasoning_gate import ReasoningGate
 from banyan_runtime.wire import Grammar
 from tests.grammar.walks import Language
@@ -138,3 +141,45 @@ def test_where_no_threads_can_be_had_masks_come_one_after_another(
         assert [mask.tolist() for mask in masks] == [alone(matcher, words)[0] for matcher in matchers]
     assert tried == [8]
     assert caplog.text.count("one after another: 8 threads cannot be had: Resource temporarily unavailable") == 1
+
+
+def walked(language: Language, grammar: Grammar, most: int) -> tuple[int, str]:
+    """How many masks there were for an output of nothing but a's, and why there was no further one."""
+    matcher, words = language.matcher(grammar), np.zeros(-(-language.vocabulary.size // 32), np.uint32)
+    (token,) = language.ids("a")
+    for count in range(most):
+        try:
+            matcher.fill(words)
+        except GrammarError as error:
+            return count, str(error)
+        matcher = matcher.copy()
+        assert matcher.accept(token)
+    return most, ""
+
+
+@pytest.mark.parametrize("rule", ['s s | s s s | "a" | "b" | ""', 's s | "a" | ""'])
+def test_a_grammar_of_which_a_text_can_come_in_too_many_ways_is_given_up(smol: Language, rule: str) -> None:
+    """Its masks take a hundred times as long as others', and all who generate wait for them."""
+    _, why = walked(smol, Grammar("ebnf", f"root ::= s\ns ::= {rule}"), 3000)
+    assert "too long" in why or "too complex" in why
+
+
+@pytest.mark.parametrize(("seconds", "masks"), [(0.009, 100), (0.02, 30), (1.0, 0)])
+def test_masks_may_take_so_long_together(tiny: Language, seconds: float, masks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, seconds)
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
+    assert walked(tiny, Grammar("regex", "a+"), 100)[0] == pytest.approx(masks, abs=1)
+
+
+def test_after_masks_that_took_long_side_by_side_they_are_computed_one_by_one(smol: Language, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it shows whose take that long."""
+    monkeypatch.setattr(masks_module, "SLOW_S", -1.0)
+    words, counted = -(-smol.vocabulary.size // 32), Counted(smol, 4)
+    filler = MaskFiller(lambda count: counted, cores=4)
+    asked = []
+    for _ in range(2 + ALONE):
+        before = counted.masks
+        matchers = outputs(smol, 3, 8)
+        filler.fill(matchers, np.zeros((8, words), np.uint32))
+        asked.append(counted.masks > before)
+    assert asked == [True, *[False] * ALONE, True]

@@ -27,7 +27,7 @@ class _Loosening:
         self._fits = fits
         self._trials = 0
         # Anything, until they are loosened themselves: one that is not would keep all others from fitting.
-        self._definitions: Schema = {name: dict.fromkeys(schema[name], {}) for name in DEFINITIONS if isinstance(schema.get(name), dict)}
+        self._definitions: Schema = {name: {key: {} for key in schema[name]} for name in DEFINITIONS if isinstance(schema.get(name), dict)}
 
     def whole(self) -> Schema:
         if self._fit(self._schema):

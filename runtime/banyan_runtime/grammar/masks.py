@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -14,6 +15,8 @@ log = logging.getLogger("banyan")
 FEW: Final = 4  # masks, of 10 to 20 us each: threads are not awake sooner
 FEW_THREADS: Final = 4  # two of one core were measured to take a tenth longer than one alone (benchmarks/grammar.py)
 MOST_THREADS: Final = 8
+SLOW_S: Final = 0.05  # for a step's masks side by side: one of them takes so long, or a machine has other things to do
+ALONE: Final = 16  # steps whose masks are computed one after another then, so that it shows whose take that long
 
 
 class MaskFiller:
@@ -24,6 +27,7 @@ class MaskFiller:
         self._threads = min(cores, MOST_THREADS)
         self._opened = False
         self._compute: SideBySide | None = None
+        self._alone = 0
 
     def fill(self, matchers: Sequence[Matcher], masks: Masks) -> list[GrammarError | None]:
         """The mask of each matcher into its row, and what went wrong with it. A row with an error means nothing."""
@@ -38,12 +42,18 @@ class MaskFiller:
         compute = self._threads_of_its_own() if len(slow) >= FEW else None
         if compute is None:
             return set()
+        if self._alone:
+            self._alone -= 1
+            return set()
+        began = time.monotonic()
         try:
             compute(slow, masks)
         except GrammarError as error:  # of one of them: whose it is shows when they are computed one by one
             log.warning("Masks of grammars are computed one after another: %s", error)
             self._compute = None
             return set()
+        if time.monotonic() - began > SLOW_S:
+            self._alone = ALONE
         return {row for _, row in slow}
 
     def _threads_of_its_own(self) -> SideBySide | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,13 @@ _JSON: Final[Mapping[str, JsonCompileOptions]] = {
     "none": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
 }
 _ESCAPE: Final = re.compile(r"\x7f|\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)  # in GBNF; and what Lark wants escaped
+ALLOWED_S: Final = 0.01
+"""Of computing time for each token, while all others wait: ten times of what nearly all grammars take."""
+DEBT_S: Final = 0.3  # beyond what is allowed, of an output so far; then its grammar is given up
+_SLOW: Final = (
+    "it takes too long to find what may come next: the same text can come of it in too many ways. Write it so that each can come of it "
+    "in one way, without rules that begin with themselves or match nothing, repeatedly."
+)
 _SHOWN: Final = 1000  # characters of the compiler's own words
 
 
@@ -164,6 +172,7 @@ class LlguidanceMatcher:
         self._rows = rows  # ids that the model has
         self._accepted = 0
         self._ended = False
+        self._debt = 0.0  # seconds
 
     @property
     def library(self) -> llguidance.LLMatcher | None:
@@ -176,9 +185,13 @@ class LlguidanceMatcher:
             self._allow(words, self._stops)
             return
         if not computed:
+            began = time.thread_time()
             self._compute(words)
+            self._debt = max(0.0, self._debt + time.thread_time() - began - ALLOWED_S)
         if matcher.is_error():
             check(matcher)
+        if self._debt > DEBT_S:
+            raise GrammarError(_SLOW)
         for token_id in self._ends:
             if token_id < self._rows:
                 words[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
@@ -238,7 +251,7 @@ class LlguidanceMatcher:
 
     def copy(self) -> LlguidanceMatcher:
         other = LlguidanceMatcher(self._matcher.deep_copy(), self._ends, self._stops, self._size, self._rows)
-        other._accepted, other._ended = self._accepted, self._ended
+        other._accepted, other._ended, other._debt = self._accepted, self._ended, self._debt
         return other
 
 
