@@ -116,3 +116,5 @@ class Settings:
     """Only decides which model sources exist: file:// is for local mode alone."""
     namespace: str = ""
     """Where the operator itself runs: NetworkPolicies let it in. Empty in local mode."""
+    listen: str = "0.0.0.0"
+    """The address on which pods listen: every one of the family that the cluster's pods are reached by."""

@@ -164,7 +164,9 @@ def environment(pod: dict[str, Any]) -> dict[str, str]:
 
 def test_what_the_chart_puts_into_the_environment_the_operator_understands() -> None:
     pod = operator_pod("--set", "runtime.imagePullSecrets[0].name=first,operator.namespaces={a,b},operator.workers=3")
-    options = parse([], environment(pod))
+    options = parse([], environment(pod) | {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+    assert (options.host, options.listen) == ("0.0.0.0", "0.0.0.0")
+    assert parse([], environment(pod) | {"KUBERNETES_SERVICE_HOST": "fd00::1"}).host == "::"
     assert options.image_pull_secrets == ("first",)
     assert options.namespaces == ("a", "b")
     assert (options.workers, options.resync_s) == (3, 3600)

@@ -32,7 +32,7 @@ from banyan_operator.cluster.queue import WorkQueue
 from banyan_operator.cluster.repairs import LIMIT, Repairs
 from banyan_operator.cluster.report import Reporter
 from banyan_operator.cluster.store import Store
-from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
+from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT, in_url
 from banyan_operator.kube.objects import Key
 from banyan_operator.plan import Report
 
@@ -137,6 +137,17 @@ def test_every_series_is_declared_and_a_resource_brings_its_own() -> None:
     assert 'name="smollm2"' not in metrics.render().decode()
 
 
+def test_how_many_lines_were_completed_is_no_0_where_it_was_never_heard() -> None:
+    metrics, store = Metrics("0"), Store()
+    metrics.registry.register(StoreCollector(store))
+    for name, counts in (("lost", {"total": 9}), ("new", {})):
+        job = {"phase": "Succeeded", "requestCounts": counts}
+        store.note({"kind": "BatchJob", "metadata": {"name": name, "namespace": "team", "uid": name}, "status": job})
+    families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
+    told = [(one.labels["name"], one.labels["state"], one.value) for one in families["banyan_batchjob_lines"].samples]
+    assert sorted(told) == [("lost", "total", 9), ("new", "completed", 0), ("new", "failed", 0), ("new", "total", 0)]
+
+
 def test_livez_tells_what_is_wrong_and_readyz_what_is_waited_for() -> None:
     async def scenario() -> list[tuple[int, str]]:
         said: dict[str, str | None] = {"trouble": None, "unready": "pods can not be listed: forbidden"}
@@ -162,6 +173,52 @@ def test_livez_tells_what_is_wrong_and_readyz_what_is_waited_for() -> None:
         (503, "the lease was not renewed for 20 s"),
         (200, "ok"),
     ]
+
+
+IPV6 = {"KUBERNETES_SERVICE_HOST": "fd00:10:96::1"}
+IPV4 = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("env", "host", "listen"),
+    [
+        ({}, "127.0.0.1", "0.0.0.0"),  # beside a cluster
+        (IPV4, "0.0.0.0", "0.0.0.0"),
+        (IPV6, "::", "::"),
+        (IPV6 | {"BANYAN_HOST": "127.0.0.1"}, "127.0.0.1", "::"),
+        ({"BANYAN_HOST": "::1"}, "::1", "0.0.0.0"),
+    ],
+)
+def test_the_operator_and_its_pods_listen_where_the_cluster_reaches_them(env: dict[str, str], host: str, listen: str) -> None:
+    options = parse(["--runtime-image=x"], env)
+    assert (options.host, options.listen) == (host, listen)
+
+
+@pytest.mark.parametrize(
+    ("host", "written"), [("::", "[::]"), ("::1", "[::1]"), ("[::1]", "[::1]"), ("0.0.0.0", "0.0.0.0"), ("a.b", "a.b")]
+)
+def test_an_address_of_ipv6_stands_in_brackets_in_a_url(host: str, written: str) -> None:
+    assert in_url(host) == written
+
+
+def test_the_operator_answers_on_ipv6() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+
+    async def scenario(host: str) -> str:
+        health = Health(Metrics("0"), lambda: None, lambda: None)
+        try:
+            port = await health.start(host, 0)
+        except OSError as error:
+            pytest.skip(f"this machine has no IPv6: {error}")
+        try:
+            page = await asyncio.to_thread(urllib.request.urlopen, f"http://{in_url('::1')}:{port}/livez", timeout=5)
+            return str(page.read().decode())
+        finally:
+            await health.stop()
+
+    assert asyncio.run(scenario("::1")) == "ok"
+    assert asyncio.run(scenario(parse(["--runtime-image=x"], IPV6).host)) == "ok"
 
 
 def test_a_pod_that_does_not_answer_costs_no_worker_its_time_and_one_that_does_brings_news() -> None:

@@ -190,10 +190,10 @@ def test_what_had_ended_when_it_went_is_kept_until_its_batch_is_over() -> None:
     store = Store()
     store.note(the_batch(1))
     store.note(of_batch("Job", "nightly--work", 2, "j", status={"active": 1}))
-    store.note_gone(ended("p", 4, "j"))  # no watch has shown it before
+    assert store.note_gone(ended("p", 4, "j")) == {BATCH}, "no watch has shown it before: what it says is news"
     assert store.note_gone(of_batch("Job", "nightly--work", 5, "j", status=OVER)) == {BATCH}
     store.note_gone(of_batch("Job", "nightly--plan", 6, "k", status={"active": 1}))
-    store.note_gone(of_batch("Pod", "q", 7, "q", "j", status={"phase": "Running"}))
+    assert store.note_gone(of_batch("Pod", "q", 7, "q", "j", status={"phase": "Running"})) == frozenset()
     assert kept(store) == ["p", "j"]
     assert store.children(BATCH) == ()
     store.note(the_batch(8, status={"phase": "Succeeded"}))

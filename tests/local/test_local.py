@@ -344,6 +344,23 @@ def test_a_second_interrupt_kills_what_does_not_want_to_end(tmp_path: Path, stan
     assert operator.survivors() == []
 
 
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_a_stopped_launcher_keeps_nothing_from_its_end(tmp_path: Path, stand_in: Any, start_operator: Any, interrupts: int) -> None:
+    grace = 60 if interrupts == 2 else 5
+    drain = {"preStopSeconds": 0, "terminationGracePeriodSeconds": grace}
+    operator = start_operator(write(tmp_path / "m", server(stand_in, env={"CHILD": "1"}, drain=drain)))
+    operator.wait(lambda: operator.phase("chat") == "Ready")
+    below = operator.processes()
+    assert len(below) == 3
+    launcher = next(process for process in below if process.parent() == psutil.Process(operator.process.pid))
+    launcher.suspend()
+    for _ in range(interrupts):
+        operator.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    assert operator.process.wait(15) == 0
+    assert operator.survivors() == []
+
+
 def test_a_wait_that_is_interrupted_is_no_success(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "60"})), "--until-done")
     operator.wait(lambda: operator.phase("chat") == "Loading")
@@ -469,3 +486,54 @@ def test_until_done_ends_when_the_batch_has_ended_and_says_how(
     again = start_operator(tmp_path / "m", "--until-done")
     assert again.process.wait(30) == exit_code
     assert again.resource("nightly")["metadata"]["uid"] == job["metadata"]["uid"], "what has ended stays ended"
+
+
+LEAVES = """
+import json, os, shutil, sys
+if "--phase=merge" in sys.argv:
+    shutil.rmtree(os.environ["HOME"].partition("/volumes/")[0])  # as good as a disk that is full by then
+counts = {"total": 300, "completed": 300, "failed": 0}
+words = {"code": "Succeeded", "message": "", "requestCounts": counts, "output": "file:///there"}
+with open(os.environ["BANYAN_TERMINATION_LOG"], "w") as log:
+    log.write(json.dumps(words))
+"""
+
+
+def test_last_words_need_no_room_in_the_state_folder(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    worker = {"name": "worker", "command": [sys.executable, "-c", LEAVES]}
+    job = batch_job(0, podTemplate={"spec": {"containers": [worker]}})
+    operator = start_operator(write(tmp_path / "m", server(stand_in), job), "--until-done")
+    assert operator.process.wait(30) == 0, operator.log.read_text()
+    status = operator.resource("nightly")["status"]
+    assert status["requestCounts"] == {"total": 300, "completed": 300, "failed": 0}
+    assert status["outputURI"] == "file:///there"
+
+
+STOPS = """
+import json, os, signal, sys, time
+def say(code, completed):
+    counts = {"total": 1500, "completed": completed, "failed": 0}
+    with open(os.environ["BANYAN_TERMINATION_LOG"], "w") as log:
+        log.write(json.dumps({"code": code, "message": "", "requestCounts": counts, "shards": 1, "fenced": True}))
+if "--phase=work" in sys.argv:
+    def stop(*_):
+        say("Interrupted", 352)
+        os._exit(143)
+    signal.signal(signal.SIGTERM, stop)
+    print("at work", flush=True)
+    time.sleep(600)
+say("Planned", 0)
+"""
+
+
+def test_a_suspended_batch_shows_what_its_worker_said_at_its_end(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    worker = {"name": "worker", "command": [sys.executable, "-c", STOPS]}
+    spec: dict[str, Any] = {"podTemplate": {"spec": {"containers": [worker]}}}
+    operator = start_operator(write(tmp_path / "m", server(stand_in), batch_job(0, **spec)))
+    logs = operator.state / "logs"
+    operator.wait(lambda: any("at work" in log.read_text() for log in logs.glob("nightly--work-*/worker.log")))
+    write(tmp_path / "m", server(stand_in), batch_job(0, suspend=True, **spec))
+    operator.wait(lambda: operator.phase("nightly") == "Suspended")
+    assert operator.resource("nightly")["status"]["requests"] == "352/1500"
+    assert not any(pod["name"].startswith("nightly--work") for pod in operator.status()["pods"])
+    assert operator.stop() == 0

@@ -216,11 +216,57 @@ def test_a_report_is_waited_for_one_minute_and_then_the_status_says_that_it_neve
     assert early.requeue_after_s == pytest.approx(6)
     late = observe(after(early), job(**COMPLETE), merge_job, now=NOW + 57)
     assert late.status["phase"] == phase
-    assert late.status["requestCounts"]["completed"] == 400
-    assert "was never seen: counts are as last known" in condition(late, kind)["message"]
-    if phase == "Failed":
+    if phase == "Succeeded":
+        assert "What the run said at its end was lost: manifest.json" in condition(late, kind)["message"]
+    else:
+        assert late.status["requestCounts"]["completed"] == 400
+        assert "was never seen: counts are as last known" in condition(late, kind)["message"]
         assert condition(late, "Failed")["reason"] == "MergeFailed"
         assert "Job has failed indexes" in condition(late, kind)["message"]
+
+
+def merged_without_words(partial: Any = None) -> tuple[Manifest, ...]:
+    """A merge that has published, and whose last words its node has lost."""
+    merge_job, report = published(partial)
+    del report["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
+    return merge_job, report
+
+
+def test_counts_that_were_polled_are_none_that_a_run_ended_with():
+    """All of it is published, and 412 of 1000 were done when it was last asked."""
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    plan = observe(before, job(**COMPLETE), *merged_without_words())
+    status = plan.status
+    assert (status["phase"], status["progressPercent"]) == ("Succeeded", 100)
+    assert status["requestCounts"] == {"total": 1000}
+    assert ("requests" in status, "usage" in status) == (False, False)
+    told = condition(plan, "Complete")["message"]
+    assert told == "All results are published. What the run said at its end was lost: manifest.json, beside the output, has its counts."
+    assert [(event.reason, event.message) for event in plan.events] == [("Completed", told)]
+
+
+def test_of_a_merge_that_is_waited_for_the_counts_stay_as_they_are():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    waits = observe(before, job(**COMPLETE), job(phase="merge", **COMPLETE))
+    assert (waits.status["phase"], waits.status["requests"]) == ("Merging", "412/1000")
+
+
+def test_counts_that_were_polled_when_all_was_done_are_those_that_a_run_ended_with():
+    done = PROGRESS | {"completed": 988, "failed": 12}
+    before = after(observe(BATCH, job(active=1), running(), progress=done))
+    plan = observe(before, job(**COMPLETE), *merged_without_words())
+    assert plan.status["requestCounts"] == {"total": 1000, "completed": 988, "failed": 12}
+    assert (plan.status["requests"], plan.status["usage"]["totalTokens"]) == ("1000/1000", 15)
+    assert "988 completed, 12 failed of 1000" in plan.events[0].message
+
+
+def test_what_is_known_of_a_run_that_ended_early_is_told_as_such_where_its_last_words_are_lost():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    cancelled = a_batch(cancel=True) | {"status": before["status"]}
+    at_rest = job(suspend=True, conditions=[{"type": "Suspended", "status": "True", **AT}])
+    plan = observe(cancelled, at_rest, *merged_without_words("cancelled"))
+    assert (plan.status["phase"], plan.status["requests"]) == ("Cancelled", "412/1000")
+    assert condition(plan, "Complete")["message"].endswith("has its counts. Those here are as last known.")
 
 
 @pytest.mark.parametrize("early", ["SuccessCriteriaMet", "FailureTarget"])

@@ -413,6 +413,28 @@ def test_work_that_failed_as_its_job_was_deleted_in_the_foreground_is_made_again
     assert list(made(observe(planned(), job(**COUNTED), ends))) == ["merge"], "a pod alone was deleted"
 
 
+def killed(reason: str = "Error") -> Manifest:
+    """A worker that ended by SIGKILL."""
+    state = {"terminated": {"exitCode": 137, "reason": reason, "finishedAt": stamp(NOW - 5)}}
+    return pod(state, "Failed")
+
+
+def test_work_that_was_killed_as_its_job_was_deleted_in_the_foreground_is_made_again():
+    """Its grace was over, or was none (--force)."""
+    deleted = {"metadata": {"deletionTimestamp": stamp(NOW - 9)}}
+    going, ends = merge(job(**COUNTED), deleted), merge(killed(), deleted)
+    plan = observe(planned(), going, ends)
+    assert (made(plan), plan.status["phase"]) == ({}, "Running")
+    assert list(made(observe(planned(), remains=(ends, going)))) == ["work"]
+    for why, children in {
+        "the pod was not deleted": (going, killed()),
+        "the Job was not deleted": (job(**COUNTED), ends),
+        "it took too much memory": (going, merge(killed("OOMKilled"), deleted)),
+        "its Job had failed before": (merge(going, {"metadata": {"deletionTimestamp": stamp(NOW - 2)}}), ends),
+    }.items():
+        assert list(made(observe(planned(), *children))) == ["merge"], why
+
+
 def test_a_job_that_is_there_counts_and_not_one_that_went_nor_that_of_an_earlier_batch():
     before = (job(phase="plan", **FAILED), ended(1, {}, of="plan"))
     again = merge(job(phase="plan", active=1), {"metadata": {"uid": "again"}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from banyan_operator.plan import Outcome, Ref
+from banyan_operator.plan import Manifest, Outcome, Ref
 from banyan_operator.times import stamp
 from tests.operator.batches import (
     AT,
@@ -59,6 +59,27 @@ def test_a_batch_that_is_suspended_is_so_when_nothing_runs_any_more():
     assert "nightly--work-0-x" in condition(stopping, "Suspended")["message"]
     stopped = observe(after(stopping, suspended), job(suspend=True, **SUSPENDED))
     assert (stopped.status["phase"], condition(stopped, "Suspended")["status"]) == ("Suspended", "True")
+
+
+def stopped(completed: int, index: int = 0) -> Manifest:
+    """A worker that was suspended, and says how far the run was when it ended."""
+    counts = {"total": 1000, "completed": completed, "failed": 12}
+    words = {"code": "Interrupted", "message": "stopped", "requestCounts": counts, "usage": {"totalTokens": 2 * completed}}
+    return merge(ended(143, words, index=index), {"metadata": {"deletionTimestamp": stamp(NOW)}})
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_batch_that_is_suspended_shows_what_its_workers_had_done_when_they_ended(gone: bool) -> None:
+    """They went on after they were asked last. Their pods are deleted: what they said is seen on their way, or of what remains of them."""
+    suspended = a_batch(suspend=True)
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    pods = stopped(640), stopped(700, index=1)
+    rests = job(suspend=True, **SUSPENDED)
+    plan = observe(suspended | {"status": before["status"]}, rests, *(() if gone else pods), remains=pods if gone else ())
+    assert (plan.status["phase"], plan.status["requests"]) == ("Suspended", "712/1000")
+    assert plan.status["usage"]["totalTokens"] == 1400
+    again = observe(after(plan, BATCH), job(active=1), running(), progress=PROGRESS | {"completed": 650})
+    assert again.status["requests"] == "712/1000"
 
 
 def test_a_batch_whose_job_is_not_heard_to_be_suspended_is_not_told_to_be_so_and_then_to_go_on():

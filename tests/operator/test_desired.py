@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,17 @@ def test_the_runtime_understands_every_command(name):
             assert container["command"] == ["banyan-runtime", "batch"]
             run = options.parse(argv)
             assert (run.progress_host, run.progress_port) == ("0.0.0.0", 9100)
+
+
+@pytest.mark.parametrize("name", ["server-everything", "batch-serverref-s3", "batch-own-server"])
+def test_where_pods_are_reached_by_ipv6_they_listen_there_and_nothing_else_differs(name):
+    usual, ipv6 = render(CASES[name]), render(CASES[name], replace(SETTINGS, listen="::"))
+    for container in (one for spec in pod_specs(ipv6) for one in containers(spec)):
+        hosts = [word.partition("=")[2] for word in expand(container) if re.match("--(progress-)?host=", word)]
+        assert hosts == ["::"]
+    texts = [json.dumps(one).replace('"value": "::"', '"value": "0.0.0.0"') for one in (usual, ipv6)]
+    named_by_content = {found for text in texts for found in re.findall(r"\b[0-9a-f]{10}\b", text)}
+    assert len({re.sub("|".join(named_by_content), "", text) for text in texts}) == 1
 
 
 def test_what_the_spec_says_reaches_the_server():

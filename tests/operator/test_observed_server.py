@@ -186,11 +186,15 @@ def test_a_server_all_of_which_runs_tells_of_a_service_that_is_being_deleted():
     assert ready(plan)["status"] == "True"
 
 
-def test_a_load_balancers_address_is_shown():
+@pytest.mark.parametrize(
+    ("point", "host"),
+    [({"hostname": "lb.example.com"}, "lb.example.com"), ({"ip": "192.0.2.7"}, "192.0.2.7"), ({"ip": "2001:db8::7"}, "[2001:db8::7]")],
+)
+def test_a_load_balancers_address_is_shown(point, host):
     server = a_server(service={"type": "LoadBalancer", "port": 8080})
     service = next(child for child in render(server) if child["kind"] == "Service" and child["metadata"]["name"] == "tiny")
-    service["status"] = {"loadBalancer": {"ingress": [{"hostname": "lb.example.com"}]}}
-    assert observe(server, deployment(server), pod(server, **READY), service).status["url"] == "http://lb.example.com:8080"
+    service["status"] = {"loadBalancer": {"ingress": [point]}}
+    assert observe(server, deployment(server), pod(server, **READY), service).status["url"] == f"http://{host}:8080"
 
 
 def test_a_transition_time_moves_only_with_the_status():

@@ -164,7 +164,7 @@ class BatchJobStatus(Model):
     request_counts: RequestCounts | None = Field(
         default=None,
         description="Same meaning as in the OpenAI batch object. Of a finished job as its merge reported them; where that report was "
-        "never seen, the condition says so, and counts are as last known.",
+        "never seen, the condition says so, and counts are as last known, or left out where they lack some of what is published.",
     )
     shards: Shards | None = Field(default=None, description="Parts of the input that workers claim, one at a time.")
     shards_text: Annotated[str, Field(max_length=24)] | None = Field(

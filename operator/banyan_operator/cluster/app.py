@@ -25,6 +25,7 @@ from banyan_operator.cluster.life import LEASE, Life
 from banyan_operator.cluster.metrics import Metrics
 from banyan_operator.cluster.namespaces import NamespacesChangedError, reachable
 from banyan_operator.cluster.options import EXIT_CONFIG, Options, parse
+from banyan_operator.kube.addresses import in_url
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ async def live(options: Options, metrics: Metrics, deadman: Deadman) -> None:
         clusterwide=not options.namespaces,
         namespaces=options.namespaces,
         stop_flag=life.ended,
-        liveness_endpoint=f"http://{options.host}:{options.probe_port}/livez" if options.probe_port else None,
+        liveness_endpoint=f"http://{in_url(options.host)}:{options.probe_port}/livez" if options.probe_port else None,
     )
     if life.error is not None:
         raise life.error

@@ -33,6 +33,7 @@ from banyan_operator.cluster.recorder import Recorder
 from banyan_operator.cluster.relist import Relist
 from banyan_operator.cluster.report import Reporter
 from banyan_operator.cluster.store import Store, owners
+from banyan_operator.kube.addresses import in_url
 from banyan_operator.kube.kinds import RESOURCES, Kind
 from banyan_operator.kube.objects import Key
 from banyan_operator.plan import Settings
@@ -79,6 +80,7 @@ class Life:
                 image_pull_policy=options.image_pull_policy,
                 image_pull_secrets=options.image_pull_secrets,
                 namespace=options.namespace,
+                listen=options.listen,
             ),
             decide=decide,
         )
@@ -98,7 +100,8 @@ class Life:
             for collector in (StoreCollector(self._store), QueueCollector(self._queue)):
                 self._metrics.registry.register(collector)
                 self._collectors.append(collector)
-            log.info("banyan-operator %s on %s, /livez /readyz /metrics on %s:%d", __version__, self._api.host, options.host, options.port)
+            where = f"{in_url(options.host)}:{options.port}"
+            log.info("banyan-operator %s on %s, /livez /readyz /metrics on %s", __version__, self._api.host, where)
             await self._relist.everything()
         except BaseException as error:
             self.error = None if isinstance(error, asyncio.CancelledError) else error

@@ -189,8 +189,10 @@ class StoreCollector(Collector):
         phases = GaugeMetricFamily("banyan_batchjob_phase", "1 for the phase that a BatchJob is in.", labels=[*named, "phase"])
         for job in jobs:
             who, status = _who(job), job.get("status") or {}
+            counts = status.get("requestCounts") or {}
             for state in ("total", "completed", "failed"):
-                lines.add_metric([*who, state], (status.get("requestCounts") or {}).get(state) or 0)
+                if not counts or state in counts:  # else that was never heard, and is not 0
+                    lines.add_metric([*who, state], counts.get(state) or 0)
             for phase in PHASES:
                 phases.add_metric([*who, phase], status.get("phase") == phase)
         yield from (lines, phases)

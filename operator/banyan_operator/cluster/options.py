@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 EXIT_CONFIG: Final = 64
+SERVICE_HOST: Final = "KUBERNETES_SERVICE_HOST"
+"""What the kubelet tells every pod: the address of the API server's Service, which is of the cluster's first family."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,12 @@ class Options:
     image_pull_policy: str
     image_pull_secrets: tuple[str, ...]
     namespace: str  # where the operator itself is
+    listen: str  # the address on which servers and workers listen in their pods
     lease_namespace: str
     leader_election: bool
     workers: int
     resync_s: float
-    host: str
+    host: str  # of the operator's own HTTP
     port: int
     probe_port: int
     log_level: str
@@ -68,7 +71,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         "everything is listed again after so long, beside the watches",
         _between(float, 1),
     )
-    add("--host", "BANYAN_HOST", "127.0.0.1", "address of /livez, /readyz and /metrics")
+    own = everywhere(env) if env.get(SERVICE_HOST) else "127.0.0.1"  # the kubelet's probes and Prometheus reach a pod's address
+    add("--host", "BANYAN_HOST", own, "address of /livez, /readyz and /metrics")
     add("--port", "BANYAN_PORT", "8080", "port of these; 0 takes a free one", _port)
     add("--probe-port", "BANYAN_PROBE_PORT", "0", "port of kopf's own /livez; 0: none", _port)
     add("--log-level", "BANYAN_LOG_LEVEL", "info", "log level", *_one_of("debug", "info", "warning", "error"))
@@ -89,6 +93,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         image_pull_policy=args.image_pull_policy,
         image_pull_secrets=_words(args.image_pull_secrets),
         namespace=args.namespace,
+        listen=everywhere(env),
         lease_namespace=args.lease_namespace,
         leader_election=not args.no_leader_election,
         workers=args.workers,
@@ -98,6 +103,11 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         probe_port=args.probe_port,
         log_level=args.log_level,
     )
+
+
+def everywhere(env: Mapping[str, str]) -> str:
+    """Every address of the family that the cluster's pods are reached by; IPv4 where the operator is in no pod and cannot tell."""
+    return "::" if ":" in env.get(SERVICE_HOST, "") else "0.0.0.0"
 
 
 def _one_of(*known: str) -> tuple[Callable[[str], str], str]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
+from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT, in_url
 from banyan_operator.kube.kinds import DEPLOYMENT, JOB, POD, REPLICA_SET, Manifest
 from banyan_operator.kube.objects import controller_uid, is_true, uid_of
 
@@ -120,8 +120,7 @@ class Pods:
     async def _fetch(self, pod: Manifest, port: int, path: str) -> Mapping[str, Any] | None:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
-        address = pod["status"]["podIP"]
-        host = f"[{address}]" if ":" in address else address
+        host = in_url(pod["status"]["podIP"])
         try:
             async with self._session.get(f"http://{host}:{port}{path}", allow_redirects=False) as response:
                 raw = bytearray()

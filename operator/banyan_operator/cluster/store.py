@@ -85,10 +85,10 @@ class Store:
         """Note that an object is no longer shown by its watch: deleted, or without our label, which look the same."""
         key, uid = key_of(manifest), uid_of(manifest)
         self._remember_gone(uid, version(manifest))
-        self._keep(manifest)  # it tells how the object was last, which may be newer than what is known
+        told = self._keep(manifest)  # it tells how the object was last, which may be newer than what is known
         known = self._objects.get(key)
         if known is None or uid_of(known) != uid or version(known) > version(manifest):
-            return NOBODY
+            return told  # a list may have shown before that it is gone, and not how it ended
         return self.forget(key)
 
     def note_list(self, kind: Kind, namespace: str | None, listed: Iterable[Mapping[str, Any]], list_version: int) -> tuple[Keys, int]:
@@ -150,14 +150,18 @@ class Store:
         while len(self._gone) > _REMEMBER_GONE:
             del self._gone[next(iter(self._gone))]
 
-    def _keep(self, gone: Mapping[str, Any]) -> None:
+    def _keep(self, gone: Mapping[str, Any]) -> Keys:
+        """Remember how it ended; returns the resources for which that is kept."""
         if not has_ended(gone):
-            return
+            return NOBODY
+        told = set()
         for owner in owners(gone):
             known = self._objects.get(owner)
             if owner.kind != kinds.BATCH_JOB.kind or known is None or is_terminal(known.get("status") or {}):
                 continue
             self._remains.keep(known, trim(gone))
+            told.add(owner)
+        return frozenset(told)
 
     def _concerned(self, key: Key, before: Manifest | None, after: Manifest | None, own: bool) -> Keys:
         if key.kind not in _RESOURCES:

@@ -143,7 +143,7 @@ def _worker(
     store_env, store_mounts = podspec.s3(spec.s3, settings.default_storage)
     env = {
         "BANYAN_GRACE_SECONDS": str(GRACE_S),
-        "BANYAN_PROGRESS_HOST": "0.0.0.0",  # the operator and Prometheus ask the pod's address
+        "BANYAN_PROGRESS_HOST": settings.listen,  # the operator and Prometheus ask the pod's address
         "BANYAN_PROGRESS_PORT": str(PROGRESS_PORT),
         RUN_ID: run_id(job),  # a worker that is started again finds what it has done already
         "HOME": "/tmp",

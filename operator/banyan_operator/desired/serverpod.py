@@ -96,7 +96,7 @@ def container(server: Server, image: str, settings: Settings) -> tuple[Manifest,
         "command": ["banyan-runtime", "serve"],
         "args": _args(server),
         "ports": [{"name": SERVER_PORT_NAME, "containerPort": SERVER_PORT, "protocol": "TCP"}],
-        "env": podspec.environment(_environment(server) | source_env, server.runtime.env),
+        "env": podspec.environment(_environment(server, settings) | source_env, server.runtime.env),
         "volumeMounts": podspec.mounts(mounts),
         "startupProbe": _probe("/readyz", STARTUP_PERIOD_S, PROBE_TIMEOUT_S, _startup_failures(server.probes)),
         "livenessProbe": _probe(
@@ -170,10 +170,10 @@ def _model_path(model: ModelSource) -> str:
             return podspec.escaped(model.uri)
 
 
-def _environment(server: Server) -> dict[str, str]:
+def _environment(server: Server, settings: Settings) -> dict[str, str]:
     cache = "/tmp/cache" if server.cache.type == "None" else "/cache"  # fetched weights and compiled kernels need some place
     env = {
-        "BANYAN_HOST": "0.0.0.0",  # the kubelet's probes and the Service reach the pod's address
+        "BANYAN_HOST": settings.listen,  # the kubelet's probes and the Service reach the pod's address
         "BANYAN_PORT": str(SERVER_PORT),
         "BANYAN_CACHE": cache,
         "BANYAN_DRAIN_SECONDS": str(server.drain_s),

@@ -14,6 +14,11 @@ PROGRESS_PORT_NAME: Final = "progress"
 SERVICE_PORT: Final = 80
 
 
+def in_url(host: str) -> str:
+    """A name or address as it stands in a URL: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
 def pods_url(server: Mapping[str, Any], service: str | None = None) -> str:
     """The base URL of its headless Service: one address a ready pod, for clients that choose a pod themselves.
 

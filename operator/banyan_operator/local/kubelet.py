@@ -18,15 +18,16 @@ from banyan_operator.local import environment, podlife, probes, translate
 from banyan_operator.local.accelerators import Accelerators
 from banyan_operator.local.objects import Objects
 from banyan_operator.local.ports import Ports
-from banyan_operator.local.process import Process
+from banyan_operator.local.process import KILL_S, Process
+from banyan_operator.local.termination import Termination
 from banyan_operator.local.translate import Place
 from banyan_operator.local.volumes import Find, Missing, Volumes
 from banyan_operator.plan import Manifest
 
-MESSAGE_BYTES = 4096
 LOG_TAIL_BYTES = 2048
-"""What the kubelet keeps of a termination message, and of the log where a container left no message."""
+"""What the kubelet keeps of the log where a container left no message."""
 START_ERROR = 128
+GIVE_UP_S = KILL_S + 8.0  # a process that was killed is gone in milliseconds, unless it waits for a disk that does not answer
 
 
 @dataclass(slots=True)
@@ -62,7 +63,9 @@ class Kubelet:
         self._wake = wake
         self._say = say
         self._running: dict[str, Running] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._lives: set[asyncio.Task[None]] = set()  # of containers
+        self._checks: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._session: aiohttp.ClientSession | None = None
         self._bug: BaseException | None = None
         self.pre_stop = True
@@ -99,11 +102,16 @@ class Kubelet:
                 process.kill()
 
     async def close(self) -> None:
-        """Kill what is left and wait until it is gone."""
+        """Kill what is left and wait until it is gone. What the kernel itself holds on to is given up."""
+        self._closed = True
         self.kill_all()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for check in self._checks:
+            check.cancel()
+        if self._lives:
+            await asyncio.wait(self._lives, timeout=GIVE_UP_S)
+        for life in self._lives:
+            life.cancel()
+        await asyncio.gather(*self._lives, *self._checks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -128,13 +136,13 @@ class Kubelet:
         pod.notes.clear()
         if pod.finished or pod.gone:
             self._release(running)
-        if pod.gone:
+        news = (pod.finished or not pod.gone) and self._objects.set_status(key_of(running.manifest), pod.status(now))
+        if pod.gone and not news:  # else in the next turn: what its containers said at their end is to be seen first
             del self._running[pod.uid]
             self._machine.volumes.discard(pod.uid)
             self._objects.remove(key_of(running.manifest))
             return None
-        self._objects.set_status(key_of(running.manifest), pod.status(now))
-        return pod.due()
+        return now if pod.gone else pod.due()
 
     def _release(self, running: Running) -> None:
         self._machine.accelerators.release(running.pod.uid)
@@ -144,21 +152,21 @@ class Kubelet:
     def _do(self, running: Running, action: podlife.Action) -> None:
         match action:
             case podlife.Start(name):
-                self._spawn(self._run(running, name))
+                self._spawn(self._run(running, name), self._lives)
             case podlife.Check(name, kind):
-                self._spawn(self._check(running, name, kind))
+                self._spawn(self._check(running, name, kind), self._checks)
             case podlife.Terminate(name):
                 running.processes[name].terminate()
             case podlife.Kill(name):
                 running.processes[name].kill()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
+        among.add(task)
+        task.add_done_callback(among.discard)
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._bug = task.exception()
             self._wake()
@@ -167,33 +175,39 @@ class Kubelet:
         """One life of one container, from its start to its end."""
         pod = running.pod
         folder = self._machine.volumes.pod_folder(pod.uid)
-        termination = folder / f"{name}.termination"
         log = self._machine.logs / pod.name / f"{name}.log"
         container = pod[name].spec
         try:
-            command = self._command(running, container, termination)
-            process = await Process.start(_found(command), command.env, Path(command.workdir or folder), log)
+            with Termination(folder / f"{name}.termination") as termination:
+                command = self._command(running, container, termination.path)
+                process = await Process.start(_found(command), command.env, Path(command.workdir or folder), log)
+                code = await self._end_of(running, name, process)
+                words = _last_words(container, code, termination, log)
         except Missing as error:
             pod.cannot_start(name, error.reason, str(error), self._clock())
         except OSError as error:
             pod.ended(name, START_ERROR, str(error), self._clock(), "StartError")
         else:
-            running.processes[name] = process
-            pod.runs(name, self._clock(), f"process://{process.pid}")
-            self._wake()
-            try:
-                code = await process.wait()
-            finally:
-                process.kill()
-            pod.ended(name, code, _last_words(container, code, termination, log), self._clock())
+            pod.ended(name, code, words, self._clock())
         self._wake()
+
+    async def _end_of(self, running: Running, name: str, process: Process) -> int:
+        """The exit code of a container that has just been started."""
+        running.processes[name] = process
+        running.pod.runs(name, self._clock(), f"process://{process.pid}")
+        self._wake()
+        try:
+            if self._closed:  # it was on its way
+                process.kill()
+            return await process.wait()
+        finally:
+            process.kill()
 
     def _command(self, running: Running, container: Manifest, termination: Path) -> translate.Command:
         pod = running.pod
         find = self._find(running)
         folders = self._machine.volumes.mount(running.manifest, find)
-        termination.parent.mkdir(parents=True, exist_ok=True)
-        termination.write_bytes(b"")
+        self._machine.volumes.pod_folder(pod.uid).mkdir(parents=True, exist_ok=True)
         place = Place(
             folders=folders,
             ports=running.ports,
@@ -245,10 +259,10 @@ def _found(command: translate.Command) -> list[str]:
     return list(command.argv)
 
 
-def _last_words(container: Manifest, code: int, termination: Path, log: Path) -> str:
+def _last_words(container: Manifest, code: int, termination: Termination, log: Path) -> str:
     """The termination message of a container that ended."""
+    message = termination.read()
     try:
-        message = termination.read_bytes()[:MESSAGE_BYTES].decode(errors="replace").strip()
         if not message and code and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             with log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))

@@ -4,7 +4,8 @@
 
 It is started as the leader of a session, hands SIGTERM and SIGINT on to COMMAND alone (as a container runtime does to
 process 1), and ends with COMMAND's exit code, 128+n for a signal. Nothing survives it: what COMMAND leaves behind is killed, and when
-the other end of the lifeline pipe closes (the operator died, or wants the container dead) everything is killed at once.
+the other end of the lifeline pipe closes (the operator died, or wants the container dead) everything is killed at once. One that was
+stopped (SIGSTOP) is woken when the operator dies: it would not see that otherwise.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def descendants() -> list[int]:
-    """Every process below this one, also those that made a session of their own. Empty where there is no /proc."""
+def descendants(root: int) -> list[int]:
+    """Every process below `root`, also those that made a session of their own. Empty where there is no /proc."""
     children: dict[int, list[int]] = {}
     if not os.path.isdir("/proc/self"):  # noqa: PTH112 (pathlib costs this script half of its start-up time)
         return []
@@ -43,7 +44,7 @@ def descendants() -> list[int]:
                 continue
             children.setdefault(parent, []).append(int(name))
     found: list[int] = []
-    todo = [os.getpid()]
+    todo = [root]
     while todo:
         below = children.get(todo.pop(), [])
         found += below
@@ -72,7 +73,7 @@ def kill_all(child: int) -> None:
         if sys.platform != "linux":
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child, signal.SIGKILL)
-        for pid in descendants():
+        for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         reap(child)
@@ -105,6 +106,7 @@ def start(argv: list[str]) -> int:
 
 def main(lifeline: int, argv: list[str]) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # not SIGKILL: what it has started is ended by itself alone
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)

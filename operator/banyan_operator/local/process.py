@@ -9,10 +9,13 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from banyan_operator.local import launcher
 
 LOG_KEPT = ".previous"
+KILL_S: Final = 2.0
+"""How long the launcher gets to kill what is below it, which takes milliseconds: one that is being traced, say, never would."""
 
 
 class Process:
@@ -21,6 +24,7 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
         self._process = process
         self._lifeline: int | None = lifeline
+        self._loop = asyncio.get_running_loop()
 
     @property
     def pid(self) -> int:
@@ -57,7 +61,7 @@ class Process:
     async def wait(self) -> int:
         """The exit code: the process's own, or 128 plus the signal that ended it."""
         code = await self._process.wait()
-        self.kill()
+        self._let_go()
         # the launcher itself may have been killed from outside; what it leaves is in its process group
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -65,14 +69,37 @@ class Process:
 
     def terminate(self) -> None:
         """SIGTERM to the container's process (not to its children: how to stop them is its business)."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        self._tell(signal.SIGTERM)
+        self._tell(signal.SIGCONT)  # a launcher that was stopped hands nothing on
 
     def kill(self) -> None:
-        """SIGKILL to the container's process and everything below it."""
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
+        """SIGKILL to the container's process and everything below it, within KILL_S whatever state the launcher is in."""
+        if self._let_go():
+            self._tell(signal.SIGCONT)  # a launcher that was stopped would not see it
+            self._loop.call_soon_threadsafe(self._loop.call_later, KILL_S, self._kill_from_outside)
+
+    def _let_go(self) -> bool:
+        """Close the lifeline; whether it was open."""
+        if self._lifeline is None:
+            return False
+        os.close(self._lifeline)
+        self._lifeline = None
+        return True
+
+    def _tell(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def _kill_from_outside(self) -> None:
+        """What the launcher should have done by now: everything below it, then itself."""
+        if self._process.returncode is not None:
+            return
+        for _ in range(2):  # once more for what was started while the first was under way
+            for pid in launcher.descendants(self.pid):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def _keep_older(log: Path) -> None:

@@ -85,7 +85,7 @@ def status(one: Observed, written: Written) -> BatchJobStatus:
         shards_text=f"{counted.shards.completed}/{counted.shards.total}" if counted.shards is not None else None,
         progress_percent=percent,
         progress=bar(percent),
-        requests=f"{counted.done}/{total}" if total is not None else None,
+        requests=f"{counted.done}/{total}" if total is not None and not counted.lost else None,
         workers=_workers(one, over),
         tokens_per_second=live.tokens_per_second if live else None,
         requests_per_hour=counted.requests_per_hour,

@@ -27,6 +27,7 @@ class Counted:
     requests: RequestCounts
     usage: Usage | None
     shards: Shards | None
+    lost: bool  # all is done and published, and how many requests failed was never heard
     moved: bool  # more is done than was known before
     requests_per_hour: int | None
     eta_s: float | None
@@ -38,14 +39,18 @@ class Counted:
 
 def count(seen: Seen, progress: Progress | None, prior: Mapping[str, Any], now: float) -> Counted:
     """`progress`: of the workers that answered while lines are worked on. `prior`: the status as it was. `now`: unix seconds."""
-    requests = _requests(seen, progress, prior)
+    requests, usage = _requests(seen, progress, prior), _usage(seen, progress, prior)
+    lost = _all_published_unheard(seen, now) and (requests.total is None or finished(requests) != requests.total)
+    if lost:  # what was polled before the end is less than what was done, and would be taken for what came of it
+        requests, usage = RequestCounts(total=requests.total), None
     before = answers.counts(prior.get("requestCounts")) or RequestCounts()
     moved = finished(requests) > finished(before)
     per_hour = _per_hour(progress, moved, prior, now)
     return Counted(
         requests=requests,
-        usage=_usage(seen, progress, prior),
+        usage=usage,
         shards=_shards(seen, progress, prior),
+        lost=lost,
         moved=moved,
         requests_per_hour=per_hour,
         eta_s=_eta_s(requests, per_hour, prior, now) if progress is not None else None,
@@ -61,14 +66,18 @@ def _final(seen: Seen) -> Mapping[str, Any]:
     return {}
 
 
+def _all_published_unheard(seen: Seen, now: float) -> bool:
+    """All of the run is published, and what that came to will not be heard any more."""
+    publisher = seen.publisher
+    return publisher is not None and publisher.unheard and publisher.over(now) and partial_of(publisher.job) is None
+
+
 def _requests(seen: Seen, progress: Progress | None, prior: Mapping[str, Any]) -> RequestCounts:
     if (final := answers.counts(_final(seen).get("requestCounts"))) is not None:
         return final
     said = [progress.counts if progress is not None else None, answers.counts(prior.get("requestCounts"))]
     if seen.work is not None:
-        said.append(answers.counts(seen.work.words.get("requestCounts")))
-        if said == [None, None, None] and seen.work.failure is not None:
-            said.append(answers.counts(seen.work.failure[1].words.details.get("requestCounts")))
+        said += [answers.counts(words.get("requestCounts")) for words in seen.work.said]  # each knows of the whole run
     if seen.plan is not None:
         said.append(answers.counts(seen.plan.words.get("requestCounts")))
     known = [one for one in said if one is not None and one.total != 0]  # 0: who says so has not read the plan
@@ -81,7 +90,7 @@ def _usage(seen: Seen, progress: Progress | None, prior: Mapping[str, Any]) -> U
         return final
     said = [progress.usage if progress is not None else None, answers.usage(prior.get("usage"))]
     if seen.work is not None:
-        said.append(answers.usage(seen.work.words.get("usage")))
+        said += [answers.usage(words.get("usage")) for words in seen.work.said]
     return max((one for one in said if one is not None), key=lambda one: one.total_tokens or 0, default=None)
 
 

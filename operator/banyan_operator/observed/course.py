@@ -36,6 +36,7 @@ ENDED_EARLY: Final = {
 }
 """Of these, those of a run that was published before all of it was done, and how it was."""
 UNREPORTED: Final = "The report of the worker's pod was never seen: counts are as last known."
+UNHEARD: Final = "What the run said at its end was lost: manifest.json, beside the output, has its counts."
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def _alone(job: BatchJob, seen: Seen, work: Stage, wish: Wish, now: float) -> Co
         if not work.over(now):
             return Course(_as_it_is(work))
         if work.ending.succeeded:
-            return Course(_as_it_is(work), over=Over("Succeeded", yes("Succeeded", f"All results are published.{_tail(work.ending)}")))
+            return Course(_as_it_is(work), over=Over("Succeeded", yes("Succeeded", f"All results are published.{_heard(work)}")))
         return Course(_as_it_is(work), over=_failed(_why(work.ending, "WorkersFailed")))
     orders = (Order("work", suspend=job.spec.suspend or wish.hold is not None or wish.stop is not None),)
     over = None
@@ -232,18 +233,18 @@ def _merged(merge: Stage) -> Over:
         return _failed(replace(because, message=f"{because.message} What was done could not be published either: {why.message}"))
     match partial:
         case "cancelled":
-            return _ended(CANCEL, f"What was done by then is published.{_tail(ending)}")
+            return _ended(CANCEL, f"What was done by then is published.{_heard(merge)}")
         case "expired":
-            return _ended(EXPIRE, f"What was done by then is published.{_tail(ending)}")
+            return _ended(EXPIRE, f"What was done by then is published.{_heard(merge)}")
         case None if said == "AllLinesFailed":
             return _failed(replace(_why(ending, "AllLinesFailed"), refusal=False))
         case None if said in ENDED_EARLY:
             return _ended_early(said, answers.counts(merge.words.get("requestCounts")), _tail(ending))
         case None:
-            return Over("Succeeded", yes("Succeeded", f"All results are published.{_tail(ending)}"))
+            return Over("Succeeded", yes("Succeeded", f"All results are published.{_heard(merge)}"))
     default = "TooManyErrors" if partial == "too-many-errors" else "WorkersFailed"
     because = because or Because(default, "The work failed.")
-    return _failed(replace(because, message=f"{because.message} What was done is published.{_tail(ending)}"))
+    return _failed(replace(because, message=f"{because.message} What was done is published.{_heard(merge)}"))
 
 
 def _ended(stop: Stop, results: str) -> Over:
@@ -290,6 +291,13 @@ def _deleted(phase: Phase) -> Because:
 
 def _tail(ending: Ending) -> str:
     return "" if ending.reported else f" {UNREPORTED}"
+
+
+def _heard(publisher: Stage) -> str:
+    """Of one that has published: whether it is known what it came to. Counts that were polled are none that it ended with."""
+    if not publisher.unheard:
+        return _tail(publisher.ending) if publisher.ending is not None else ""
+    return f" {UNHEARD}" if partial_of(publisher.job) is None else f" {UNHEARD} Those here are as last known."
 
 
 def _left(seen: Seen, memory: Known | None = None) -> str:

@@ -16,6 +16,9 @@ from banyan_operator.times import seconds, stamp
 REPORT_S: Final = 60.0
 """How long after a Job's end its deciding pod is waited for: watches of two kinds lag by different times, and a pod can be deleted."""
 
+KILLED: Final = 137  # exit code, of SIGKILL
+OOM_KILLED: Final = "OOMKilled"  # the kubelet's reason where the kernel sent it
+
 DECIDED: Final = {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}
 """What a Job says as soon as its end is certain, by its final condition."""
 
@@ -65,7 +68,7 @@ def ending(work: Manifest | None, workers: Sequence[Pod]) -> Ending | None:
         if final and said.get("reason") == "PodFailurePolicy":  # that one ended the Job, and the others with it, which end later
             return Ending(False, str(said.get("message") or ""), max(final, key=_ended_at), True, _due(work, "Failed", workers))
         pod = max(counted or failed, key=_ended_at, default=None)
-        if work["metadata"].get("deletionTimestamp") and pod is not None and _was_stopped(pod):
+        if pod is not None and _was_stopped(work, pod):
             return None
         all_seen = len(ended) == len(workers) and len(counted) >= ((work.get("status") or {}).get("failed") or 0)
         return Ending(False, str(said.get("message") or ""), pod, pod is not None and all_seen, _due(work, "Failed", workers))
@@ -85,10 +88,16 @@ def _due(work: Manifest | None, kind: str, workers: Sequence[Pod]) -> float | No
     return (seconds(found.get("lastTransitionTime")) or 0.0) + REPORT_S
 
 
-def _was_stopped(pod: Pod) -> bool:
-    """It was deleted, and its worker has left off since."""
-    end = _worker_end(pod)
-    return pod.deleted is not None and end is not None and end.exit_code == STOPPED
+def _was_stopped(work: Manifest, pod: Pod) -> bool:
+    """It was deleted with its Job, and that is why its worker has ended: it left off when it was told to, or was killed where it did not in
+    time, or got none. What is killed for want of memory has failed by itself, and so has a Job that had failed before."""
+    deleted, end = seconds(work["metadata"].get("deletionTimestamp")), _worker_end(pod)
+    if deleted is None or pod.deleted is None or end is None:
+        return False
+    if end.exit_code == KILLED and end.reason != OOM_KILLED:
+        times = [seconds(condition(work, kind).get("lastTransitionTime")) for kind in (DECIDED["Failed"], "Failed")]
+        return all(at is None or at >= deleted for at in times)
+    return end.exit_code == STOPPED
 
 
 def _worker_end(pod: Pod) -> End | None:

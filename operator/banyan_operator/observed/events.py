@@ -62,6 +62,8 @@ def of_batch(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
         text = f"{counts.get('completed', 0)} completed, {counts.get('failed', 0)} failed of {counts.get('total', 'unknown')}"
         if after == "Failed":
             text = str(_condition(new, "Failed").get("message") or "")
+        elif after == "Succeeded" and "completed" not in counts:  # nobody knows how many
+            text = str(_condition(new, "Complete").get("message") or "")
         events.append(Event("Warning" if kind == "Warning" else "Normal", reason, text))
         return events
     return events + _failure(prior, new, events)

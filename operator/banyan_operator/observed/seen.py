@@ -13,7 +13,7 @@ from banyan_operator.desired.metadata import owner
 from banyan_operator.desired.names import Names
 from banyan_operator.kube.kinds import JOB
 from banyan_operator.kube.objects import is_true, uid_of
-from banyan_operator.observed import diagnosis
+from banyan_operator.observed import answers, diagnosis
 from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.conditions import messages
 from banyan_operator.observed.diagnosis import Diagnosis, View
@@ -34,6 +34,7 @@ class Stage:
     pods: tuple[Pod, ...]  # of that Job, newest first
     ending: Ending | None  # None while it goes on
     gone: bool = False  # somebody removed it when it had ended, or does: what it did is done, and nothing of it is left to be changed
+    before: tuple[Pod, ...] = ()  # of one that goes on: pods of it that had ended when they went, as those that are suspended do
 
     @property
     def alone(self) -> bool:
@@ -60,6 +61,18 @@ class Stage:
         """Of the worker that succeeded, or decided the failure: its last words."""
         end = self.ending.end if self.ending is not None else None
         return {} if end is None else end.words.details
+
+    @property
+    def said(self) -> Iterator[Mapping[str, Any]]:
+        """The last words of all its workers that have ended, whyever."""
+        for pod in (*self.pods, *self.before):
+            if (container := pod.container(CONTAINER)) is not None and container.ended is not None:
+                yield container.ended.words.details
+
+    @property
+    def unheard(self) -> bool:
+        """It succeeded, and what it came to was not heard: its last words were lost, or its pod was never seen."""
+        return self.ending is not None and self.ending.succeeded and answers.counts(self.words.get("requestCounts")) is None
 
     @property
     def finished(self) -> str | None:
@@ -117,6 +130,11 @@ class Seen:
     diagnosis: Diagnosis | None  # of the stage at work
 
     @property
+    def publisher(self) -> Stage | None:
+        """The one that publishes."""
+        return self.merge or (self.work if self.work is not None and self.work.alone else None)
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         return tuple(stage for stage in (self.plan, self.work, self.merge) if stage is not None)
 
@@ -172,13 +190,14 @@ def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Set
 
 def _stage(job: BatchJob, phase: Phase, world: World) -> Stage | None:
     there = {uid_of(one) for one in world.children}
-    known = (*world.children, *(one for one in world.remains if uid_of(one) not in there))
+    gone = tuple(one for one in world.remains if uid_of(one) not in there)
+    known = (*world.children, *gone)
     name = Names.of(job, known).job(phase)
     for one in world.children:
         if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
             pods = pods_of([one], world.children)
             if ending(one, pods) is None:
-                return Stage(phase, one, pods, None)
+                return Stage(phase, one, pods, None, before=pods_of([one], gone))
             pods = pods_of([one], known)  # who removes it in the foreground removes its pods first
             return Stage(phase, one, pods, ending(one, pods), gone=bool(one["metadata"].get("deletionTimestamp")))
     for one in reversed(world.remains):

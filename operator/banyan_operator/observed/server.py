@@ -9,6 +9,7 @@ from typing import Any, Final
 from banyan_operator.api import InferenceServer
 from banyan_operator.api.status import Address, InferenceServerStatus, ServedModel, ServerPhase
 from banyan_operator.desired.metadata import SPEC_HASH, owner, selector
+from banyan_operator.kube.addresses import in_url
 from banyan_operator.kube.kinds import DEPLOYMENT, REPLICA_SET
 from banyan_operator.kube.objects import Ref, condition, controller_uid, find_object, is_true, uid_of
 from banyan_operator.observed import diagnosis
@@ -326,7 +327,7 @@ def _addresses(server: InferenceServer, world: World, settings: Settings) -> tup
     for point in _points(service):
         host = point.get("hostname") or point.get("ip")
         if host:
-            found.append(Address(type="LoadBalancer", url=f"http://{host}" + ("" if port == 80 else f":{port}")))
+            found.append(Address(type="LoadBalancer", url=f"http://{in_url(host)}" + ("" if port == 80 else f":{port}")))
     ingress = server.spec.ingress
     if ingress is None or settings.platform == "local":
         return tuple(found), None
