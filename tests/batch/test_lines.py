@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from banyan_runtime import nesting
 from banyan_runtime.batch.duplicates import IdCensus
-from banyan_runtime.batch.lines import Invalid, LineParser, LineSplitter, RawLine, Request, same_endpoint
+from banyan_runtime.batch.lines import Invalid, LineParser, LineSplitter, RawLine, Request, same_endpoint, uncut
 from tests.batch.conftest import line
 
 PARSER = LineParser("/v1/chat/completions")
@@ -157,3 +157,50 @@ def test_a_line_that_is_nested_very_deeply_is_invalid_wherever_it_is_read() -> N
         deep = parsed(nesting.MOST + 1, frames)
         assert isinstance(deep, Invalid)
         assert "nested more than 500 deep" in deep.message
+
+
+@pytest.mark.parametrize(("background", "refused"), [("true", True), ("1", True), ('"no"', True), ("false", False), ("null", False)])
+def test_a_response_in_the_background_is_refused_since_its_answer_would_be_none(background: str, refused: bool) -> None:
+    text = line("a", "hello", url="/v1/responses").replace('"body": {', f'"body": {{"background": {background}, ')
+    outcome = LineParser("/v1/responses").parse(RawLine(1, text.encode()))
+    if refused:
+        assert isinstance(outcome, Invalid)
+        assert (outcome.code, outcome.param) == ("background_not_supported", "body.background")
+        assert outcome.message.startswith("background must be false or absent")
+    else:
+        assert isinstance(outcome, Request)
+    elsewhere = PARSER.parse(RawLine(1, text.replace("/v1/responses", "/v1/chat/completions").encode()))
+    assert isinstance(elsewhere, Request), "chat completions know no such field"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "This line must be a JSON object, got an array."),
+        ("null", "This line must be a JSON object, got null."),
+        (' "x"', "This line must be a JSON object, got a string."),
+        ("-1", "This line must be a JSON object, got a number."),
+        ("[1", "This line is not parseable as valid JSON."),
+        ("NaN", "This line is not parseable as valid JSON: NaN is not JSON (byte 0): write a number, or null."),
+        (
+            '{"body":{"seed":-Infinity}}',
+            "This line is not parseable as valid JSON: -Infinity is not JSON (byte 17): write a number, or null.",
+        ),
+        (line("a", "x", method="GET"), "method must be 'POST', got \"GET\"."),
+        (line("a", "x", method="é" * 100), f"method must be 'POST', got {json.dumps('é' * 100)[:60]}…."),
+        (line("a", "x", url="/v1/x"), 'url must be the batch\'s endpoint, /v1/chat/completions, got "/v1/x".'),
+        (line("a", "x").replace('"a"', "5"), "custom_id must be a string that is not empty, got 5."),
+        (line("a", "x", body=[1]), "body must be a JSON object, got [1]."),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_with_what_was_found(text: str, message: str) -> None:
+    outcome = PARSER.parse(RawLine(1, text.strip().encode()))
+    assert isinstance(outcome, Invalid)
+    assert outcome.message == message
+
+
+@given(st.text(st.sampled_from('ab\\"\u2028\u2029\u0085\u2027\u202a\u0084é한\U0001f600\n')))
+def test_no_reader_of_lines_cuts_what_was_written_uncut(text: str) -> None:
+    written = uncut(msgspec.json.encode({text: [text]}))
+    assert len(written.decode().splitlines()) == 1
+    assert json.loads(written) == {text: [text]}

@@ -12,8 +12,9 @@ import pytest
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.app import create_app
-from banyan_runtime.front.body import FREE_BYTES, BodyBudget
+from banyan_runtime.front.body import FREE_BYTES, BodyBudget, decode_object
 from banyan_runtime.front.context import Context
+from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.plan import AnswerPlan, Endpoint
 from banyan_runtime.front.state import ServerState
@@ -117,3 +118,24 @@ def test_what_is_only_announced_takes_nothing_and_small_bodies_need_no_room(url:
     with RawClient(url) as idle:
         idle.send(head("POST", PATH, JSON, f"Content-Length: {900 << 10}"))
         assert httpx.post(url + PATH, json=LARGE).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        (b'{"seed":NaN}', None, "NaN is not JSON (byte 8): write a number, or null"),
+        (b'{"a":{"b":[1,-Infinity]}}', None, "-Infinity is not JSON (byte 14): write a number, or null"),
+        (b'{"a":bad}', None, "JSON is malformed: invalid character (byte 5)"),
+        (b'{"n":1,"seed":' + b"7" * 3_000_000 + b"}", "seed", "Invalid 'seed': a number there is too large."),
+        (b'{"a":[{"b":-' + b"7" * 5000 + b"}]}", "a", "Invalid 'a': a number there is too large."),
+        (b'{"temperature":1e999}', "temperature", "Invalid 'temperature': a number there is too large, got 1e999."),
+        (b'{"' + b"x" * 500 + b'":1e999}', "x" * 64, "a number there is too large, got 1e999."),
+    ],
+    ids=range(7),
+)
+def test_a_number_that_is_none_or_too_large_is_named_in_few_words(body: bytes, param: str | None, message: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        decode_object(body)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert message in refused.value.message
+    assert len(refused.value.message) < 200

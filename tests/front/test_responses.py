@@ -23,7 +23,9 @@ from banyan_runtime.front.openai.responses.assembly import Assembly
 from banyan_runtime.front.openai.responses.ids import Side, item_id
 from banyan_runtime.front.openai.responses.references import MAX_RESPONSES, Before, Kept, resolved
 from banyan_runtime.front.openai.responses.run import GIVEN_UP_S
+from banyan_runtime.front.openai.responses.schema import ResponsesRequest
 from banyan_runtime.front.openai.responses.store import Record, ResponseStore, new_id
+from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import GenerateRequest, ResponsePlan, ToolUse
 from banyan_runtime.front.spelling import Spelled
 from banyan_runtime.front.text.text import Text
@@ -339,6 +341,39 @@ def test_one_that_is_deleted_is_not_written_down_again(play: Play, tmp_path: Pat
     play(scenario)
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_readers_of_one_that_is_deleted_hear_that_it_was_cancelled(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    monkeypatch.setattr(routes, "REFRESH_S", 0.01)
+
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        front.context.responses, elsewhere = ResponseStore(str(tmp_path / "kept")), ResponseStore(str(tmp_path / "kept"))
+        async with Client(front, address) as client:
+            response_id, one = await begun(client, engine)
+            await engine.step({one: [A]})
+            run_ = front.context.responses_live[response_id]
+            reader = asyncio.create_task(client.http.get(f"/responses/{response_id}?stream=true"))
+            while not run_._listeners:
+                await client.told(response_id)
+            await front.context.responses.settle()
+            saved: list[str] = []
+            if here:
+                await client.http.delete(f"/responses/{response_id}")
+            else:
+                await elsewhere.remove(response_id)
+            assert await engine.aborted() == one
+            monkeypatch.setattr(front.context.responses, "save", lambda kept, _: saved.append(kept))
+            await engine.step({}, finish(one, FinishCode.ABORT))
+            last = parsed((await reader).text)[-1]
+            assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+            assert (last["response"]["id"], last["response"]["output"][0]["content"][0]["text"]) == (response_id, "a")
+            assert not saved
+            assert (await client.http.get(f"/responses/{response_id}?stream=true")).status_code == 404
+
+    play(scenario)
+
+
 def test_one_that_is_deleted_by_way_of_another_server_ends(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "REFRESH_S", 0.01)
 
@@ -449,3 +484,59 @@ def test_several_readers_hear_the_same_events_from_where_they_want(play: Play) -
             assert (await client.http.get(f"/responses/{response_id}?stream=true&starting_after=x")).status_code == 400
 
     play(scenario)
+
+
+def test_a_query_is_read_as_clients_write_it_and_what_is_wrong_in_it_is_named(play: Play) -> None:
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        async with Client(front, address) as client:
+            response_id, one = await begun(client, engine)
+            await engine.step({one: [A, EOS]}, finish(one, FinishCode.STOP))
+            while (await client.told(response_id))["status"] != "completed":
+                pass
+
+            async def asked(query: str) -> httpx.Response:
+                return await client.http.get(f"/responses/{response_id}?{query}")
+
+            for value in ("true", "True", "TRUE", "1"):
+                assert (await asked(f"stream={value}")).headers["content-type"].startswith("text/event-stream")
+            for value in ("false", "False", "0"):
+                assert (await asked(f"stream={value}")).json()["id"] == response_id
+            for query, param in (("stream=bogus", "stream"), ("stream=", "stream"), ("starting_after=3", "starting_after")):
+                refused = await asked(query)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+            assert (await asked("stream=bogus")).json()["error"]["message"] == (
+                "Invalid value for 'stream': 'bogus'. Supported values are: true, false, 1, 0."
+            )
+            for query in ("include=bogus", "include[]=a&include[]=b&include_obfuscation=false", "include=x&stream=true"):
+                assert (await asked(query)).headers["x-banyan-ignored"] == "include"
+            assert "x-banyan-ignored" not in (await asked("stream=true&starting_after=1&include_obfuscation=false")).headers
+
+    play(scenario)
+
+
+def test_characters_at_which_clients_cut_lines_are_escaped_in_events_that_are_kept(play: Play) -> None:
+    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+        async with Client(front, address) as client:
+            settings = json.dumps({"instructions": "a\u2028b"}, ensure_ascii=False).encode()
+            response_id, one = await begun(client, engine, settings=settings)
+            await engine.step({one: [EOS]}, finish(one, FinishCode.STOP))
+            while (await client.told(response_id))["status"] != "completed":
+                pass
+            told = (await client.http.get(f"/responses/{response_id}?stream=true")).text
+            assert told.splitlines() == told.split("\n")[:-1]
+            assert parsed(told)[0]["response"]["instructions"] == "a\u2028b"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"a": "b", "long": "v" * 513}, "Invalid 'metadata.long': its value has 513 characters, at most 512 are allowed. Shorten it."),
+        ({"k" * 100: "v"}, f"Invalid 'metadata': the key '{'k' * 64}…' has 100 characters, at most 64 are allowed. Shorten it."),
+    ],
+)
+def test_the_pair_of_metadata_that_is_too_long_is_named(metadata: dict[str, str], message: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(ResponsesRequest, {"input": "Hi", "metadata": metadata}).check()
+    assert (refused.value.param, refused.value.message) == ("metadata", message)

@@ -70,8 +70,18 @@ async def empty() -> AsyncGenerator[bytes, None]:
     yield b""
 
 
+CUTTING = "data: \u2028 and \u2029 and \u0085 and — \u00e5\n\n"  # what clients take for line ends, and what resembles it
+
+
+async def cutting() -> AsyncGenerator[bytes, None]:
+    yield CUTTING.encode()  # before there is a connection to write to
+    await asyncio.sleep(0.2)
+    yield CUTTING.encode()  # at once
+    yield CUTTING.encode()
+
+
 STREAMS: dict[str, Events] = {
-    events.__name__: events for events in (slow, late, endless, silent, refused, refused_late, empty)
+    events.__name__: events for events in (slow, late, endless, silent, refused, refused_late, empty, cutting)
 }  # fmt: skip
 
 
@@ -193,6 +203,27 @@ def test_a_stream_opens_before_its_first_event_and_is_kept_open_until_then(url: 
     assert (response.status_code, response.headers["content-type"].split(";")[0]) == (200, "text/event-stream")
     assert lines[0] == ": keep-alive"
     assert lines[-1] == "data: 1"
+
+
+def test_no_event_has_a_character_but_line_ends_at_which_clients_cut_lines(url: str) -> None:
+    with httpx.stream("GET", f"{url}/stream/cutting") as response:
+        lines = [line for line in response.iter_lines() if line and not line.startswith(":")]
+    assert lines == ["data: \\u2028 and \\u2029 and \\u0085 and — \u00e5"] * 3
+
+
+def test_nor_have_parts_that_are_made_while_the_client_takes_them(url: str) -> None:
+    written: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        written.append(message.get("body", b""))
+
+    async def scenario() -> None:
+        stream = EventStream(iter([b'data: "', "\u2028".encode(), b'"\n\n']))
+        stream.end(CUTTING.encode())
+        await stream({"type": "http"}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
+    assert b"".join(written).decode().splitlines() == ['data: "\\u2028"', "", "data: \\u2028 and \\u2029 and \\u0085 and — \u00e5", ""]
 
 
 def test_a_refusal_that_comes_within_moments_has_a_status_of_its_own(url: str, site: Site) -> None:

@@ -92,6 +92,10 @@ def test_an_expiry_is_shown_and_both_its_keys_are_needed(client: openai.OpenAI, 
     for field, value in (("expires_after[seconds]", b"3600"), ("expires_after[anchor]", b"created_at"), ("expires_after[seconds]", b"1")):
         refused = upload(server, ("purpose", None, b"user_data"), (field, None, value), ("file", "a", b"x"))
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires_after")
+    refused = upload(server, ("purpose", None, b"user_data"), ("expires_after", None, b"3600 s"), ("file", "a", b"x"))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires_after")
+    assert "'3600 s'" in refused.json()["error"]["message"]
+    assert "'expires_after[seconds]'" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,12 @@ from banyan_runtime import halves, nesting
 
 MAX_LINE_BYTES: Final = 16 << 20
 PREFIX_BYTES: Final = 256  # of a prompt, by which lines are put beside each other
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+RESPONSES: Final = "/v1/responses"  # the one endpoint that knows `background`
+ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", RESPONSES)
 _BOM: Final = b"\xef\xbb\xbf"
 _BLANK: Final = b" \t\r\n"
+_SHOWN: Final = 60  # characters of a wrong value that a message repeats
+_BREAKS: Final = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class _Envelope(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     stream: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    background: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     priority: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -122,8 +126,11 @@ class _Body(msgspec.Struct):
 _envelope = msgspec.json.Decoder(_Envelope)
 _body = msgspec.json.Decoder(_Body)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_anything = msgspec.json.Decoder(msgspec.Raw)  # whether it is JSON at all
 _string = msgspec.json.Decoder(str)
 _encoder = msgspec.json.Encoder()
+_AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)$")
+_NO_NUMBER: Final = re.compile(rb"-?(?:NaN|Infinity)")
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -147,8 +154,10 @@ class LineParser:
             envelope = _envelope.decode(raw.data)
         except RecursionError:
             return self._too_deep(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return self._unreadable(raw.number, raw.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if isinstance(error, msgspec.ValidationError) and (kind := _kind(raw.data)) is not None:
+                return Invalid(raw.number, None, "invalid_json_line", f"This line must be a JSON object, got {kind}.")
+            return self._unreadable(raw.number, raw.data, error)
         if nesting.too_deep(raw.data):
             return self._too_deep(raw)
         custom_id = _text(envelope.custom_id)
@@ -159,9 +168,11 @@ class LineParser:
         assert isinstance(envelope.body, msgspec.Raw)
         return Request(raw.number, custom_id, self._amended(envelope.body, head), _prefix(head), self.model or _text(head.model))
 
-    def _unreadable(self, number: int, data: bytes) -> Invalid:
+    def _unreadable(self, number: int, data: bytes, error: Exception) -> Invalid:
         """Who wrote half a character somewhere is told which request it was."""
         message, custom_id = "This line is not parseable as valid JSON.", None
+        if (words := no_number(data, error)) is not None:
+            message = f"This line is not parseable as valid JSON: {words}."
         if (loose := halves.read(data)) is not None:
             message = f"This line is not parseable as valid JSON: {halves.WORDS}."
             if isinstance(loose, dict) and isinstance(told := loose.get("custom_id"), str) and not _HALF.search(told):
@@ -177,21 +188,24 @@ class LineParser:
             if getattr(envelope, name) is msgspec.UNSET:
                 return "missing_required_parameter", f"Missing required parameter: '{name}'.", name
         if not custom_id:
-            return "invalid_custom_id", "custom_id must be a string that is not empty.", "custom_id"
+            return "invalid_custom_id", f"custom_id must be a string that is not empty, got {_shown(envelope.custom_id)}.", "custom_id"
         if _text(envelope.method) != "POST":
-            return "invalid_method", "method must be 'POST'.", "method"
+            return "invalid_method", f"method must be 'POST', got {_shown(envelope.method)}.", "method"
         url = _text(envelope.url)
         if url is None or not same_endpoint(url, self.endpoint):
-            return "url_mismatch", f"url must be the batch's endpoint, {self.endpoint}.", "url"
+            return "url_mismatch", f"url must be the batch's endpoint, {self.endpoint}, got {_shown(envelope.url)}.", "url"
         return self._body(envelope.body)
 
     def _body(self, body: msgspec.Raw | msgspec.UnsetType) -> _Body | tuple[str, str, str | None]:
         try:
             head = _body.decode(body if isinstance(body, msgspec.Raw) else b"")
         except (msgspec.MsgspecError, RecursionError):
-            return "invalid_body", "body must be a JSON object.", "body"
-        if isinstance(head.stream, msgspec.Raw) and bytes(head.stream) not in (b"false", b"null"):
+            return "invalid_body", f"body must be a JSON object, got {_shown(body)}.", "body"
+        if _asked(head.stream):
             return "stream_not_supported", "stream must be false or absent: a batch has no one to stream to.", "body.stream"
+        if self.endpoint == RESPONSES and _asked(head.background):
+            why = "a batch waits for each answer itself, and would write down one that has only begun."
+            return "background_not_supported", f"background must be false or absent: {why}", "body.background"
         return head
 
     def _amended(self, body: msgspec.Raw, head: _Body) -> bytes:
@@ -227,3 +241,44 @@ def _text(value: msgspec.Raw | msgspec.UnsetType) -> str | None:
         return _string.decode(value)
     except msgspec.MsgspecError:
         return None
+
+
+def _asked(switch: msgspec.Raw | msgspec.UnsetType) -> bool:
+    return isinstance(switch, msgspec.Raw) and bytes(switch) not in (b"false", b"null")
+
+
+def _shown(value: msgspec.Raw | msgspec.UnsetType) -> str:
+    """A wrong value as a message repeats it: as it was written, or the beginning of that."""
+    text = bytes(value)[: 4 * _SHOWN + 4].decode(errors="ignore") if isinstance(value, msgspec.Raw) else ""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _kind(data: bytes) -> str | None:
+    """What a line is that is no object; None where it is one, or no JSON."""
+    try:
+        _anything.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    kinds = {b"{": None, b"[": "an array", b'"': "a string", b"n": "null", b"t": "true", b"f": "false"}
+    return kinds.get(data[:1], "a number")
+
+
+def uncut(encoded: bytes) -> bytes:
+    """JSON without the three characters other than line ends at which clients cut lines (`str.splitlines`, httpx's `iter_lines`). They
+    can stand in strings only, where their escapes mean the same."""
+    if encoded.isascii() or not (b"\xe2" in encoded or b"\xc2" in encoded):  # soon found out, and true of most texts in any script
+        return encoded
+    for character, escape in _BREAKS:
+        encoded = encoded.replace(character, escape)
+    return encoded
+
+
+def no_number(text: bytes | bytearray | memoryview, error: Exception) -> str | None:
+    """What is wrong with a text that msgspec would not read, where that is a word for a number which Python writes and JSON lacks."""
+    found = _AT_BYTE.search(str(error))
+    if found is None:
+        return None
+    at = int(found[1])
+    begins = bytes(text[max(0, at - 1) : at + len(b"Infinity")])  # a sign is read before it
+    word = _NO_NUMBER.match(begins) or _NO_NUMBER.match(begins, min(at, 1))
+    return f"{word[0].decode()} is not JSON (byte {at}): write a number, or null" if word else None

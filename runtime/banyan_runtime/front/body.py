@@ -11,13 +11,25 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from banyan_runtime import halves, nesting
-from banyan_runtime.front.errors import ClientGone, content_encoding, malformed_json, media_type, too_large, too_many_bodies
+from banyan_runtime.batch.lines import no_number
+from banyan_runtime.front.errors import (
+    ApiError,
+    ClientGone,
+    content_encoding,
+    invalid,
+    malformed_json,
+    media_type,
+    too_large,
+    too_many_bodies,
+)
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 MAX_COMMAND_BYTES: Final = 64 * 1024
 MAX_UNPREPARED_BYTES: Final = 256 << 20  # of all bodies together
 FREE_BYTES: Final = 64 << 10  # of each body; as much as its connection holds unread anyway
 _BOM: Final = b"\xef\xbb\xbf"  # some programs put it before UTF-8
+_ECHOED: Final = 64  # characters of a client's input that an error repeats
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _DEEP: Final = f"it is nested more than {nesting.MOST} deep"
 
 
@@ -107,7 +119,7 @@ def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise malformed_json(str(error) if halves.read(body) is None else halves.WORDS) from None
+        raise _unreadable(body, error) from None
     except RecursionError:
         raise malformed_json(_DEEP) from None
     if nesting.too_deep(bytes(body) if isinstance(body, memoryview) else body):
@@ -115,3 +127,28 @@ def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise malformed_json("it must be an object")
     return value
+
+
+def _unreadable(body: bytes | bytearray | memoryview, error: Exception) -> ApiError:
+    """What is wrong with a body that cannot be decoded."""
+    if isinstance(error, msgspec.ValidationError) and (found := _beyond(body)) is not None:
+        return found
+    if (words := no_number(body, error)) is not None:
+        return malformed_json(words)
+    return malformed_json(str(error) if halves.read(body) is None else halves.WORDS)
+
+
+def _beyond(body: bytes | bytearray | memoryview) -> ApiError | None:
+    """Of a body that is JSON but for a number which is larger than any that is read: the field that has it."""
+    try:
+        fields = _fields.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    for name, value in fields.items():
+        try:
+            msgspec.json.decode(value)
+        except msgspec.ValidationError:
+            text, param = bytes(value), name[:_ECHOED]
+            got = f", got {text.decode()}" if len(text) <= _ECHOED and text[:1] not in (b"[", b"{") else ""
+            return invalid(param, f"Invalid '{param}': a number there is too large{got}.")
+    return None

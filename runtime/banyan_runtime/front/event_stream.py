@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from banyan_runtime.batch.lines import uncut
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.transport import EXCHANGE, watch, while_connected
 from banyan_runtime.front.turns import Turn
@@ -40,7 +41,7 @@ class EventStream(Response):
     the connection before it returns; otherwise events gather, and leave together.
 
     Events are bytes, or parts that are made only when the client takes them, in turns. A client that leaves more than
-    `MAX_UNSENT` waiting is given up.
+    `MAX_UNSENT` waiting is given up. In what is written stands no character at which a client would cut a line but line ends.
 
     The headers leave at once, and comments keep a silent connection open. However it ends (`end`, `fail`, the client gone, never
     called at all) `on_close` is called, once.
@@ -75,7 +76,7 @@ class EventStream(Response):
         if not events:
             return
         free = not self._unsent and self._sending is None and not self._over.done()
-        if free and self._write is not None and isinstance(events, bytes) and self._write(events):  # the frequent case
+        if free and self._write is not None and isinstance(events, bytes) and self._write(uncut(events)):  # the frequent case
             self._written = self._loop.time()
             return
         self._keep(events)
@@ -221,7 +222,7 @@ class EventStream(Response):
         unsent = self._unsent
         if len(unsent) == 1 and isinstance(unsent[0], bytes):  # the frequent case
             self._unsent_bytes = 0
-            return unsent.popleft()  # type: ignore[return-value]
+            return uncut(unsent.popleft())  # type: ignore[arg-type]
         taken: list[bytes] = []
         size, turn = 0, Turn()
         while unsent and size < PART_BYTES:
@@ -239,7 +240,7 @@ class EventStream(Response):
             size += len(taken[-1])
             if turn.over:
                 break
-        return b"".join(taken)
+        return uncut(b"".join(taken))  # no part ends within a character
 
     async def _send_all(self) -> None:
         """The way that may wait: for a client that is slow, for the turns of others, and for the end."""

@@ -21,7 +21,7 @@ from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing
 MAX_PROBLEMS: Final = 10
 MAX_IGNORED: Final = 20
 MAX_TOP_LOGPROBS: Final = 20
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class RequestModel(BaseModel):
@@ -138,7 +138,7 @@ def unknown(request: BaseModel, known: Set[str]) -> tuple[str, ...]:
 def _unknown(model: BaseModel, known: Set[str], where: str) -> Iterator[str]:
     for name, value in (model.model_extra or {}).items():
         # Clients send back the messages they got, with fields that are there and empty.
-        if name not in known and _NAME.fullmatch(name) and not (where and value in (None, "", [], {})):
+        if name not in known and NAME.fullmatch(name) and not (where and value in (None, "", [], {})):
             yield where + name
     for name, value in vars(model).items():  # the fields, and nothing else
         if isinstance(value, BaseModel):
@@ -154,7 +154,7 @@ def _unknown(model: BaseModel, known: Set[str], where: str) -> Iterator[str]:
 def strangers(value: object, known: Set[str], where: str) -> Iterator[str]:
     """The fields that nobody knows of an object for which there is no model, as `unknown` names them."""
     for name, given in value.items() if isinstance(value, dict) else ():
-        if name not in known and _NAME.fullmatch(name) and given not in (None, "", [], {}):
+        if name not in known and NAME.fullmatch(name) and given not in (None, "", [], {}):
             yield f"{where}.{name}"
 
 
@@ -176,7 +176,7 @@ def _silent(model: BaseModel) -> Set[str]:
 
 def check_name(param: str, name: str) -> None:
     """Raises ApiError for what may be no name of a tool or a schema."""
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise invalid(param, f"Invalid '{param}': '{name[:100]}' must be 1 to 64 letters, digits, '_' or '-'.")
 
 

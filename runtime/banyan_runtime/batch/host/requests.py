@@ -66,6 +66,10 @@ def file_purpose(fields: Mapping[str, str]) -> str:
 
 def file_expiry(fields: Mapping[str, str], purpose: str) -> int | None:
     """Seconds for which a file is kept; None: until it is deleted. Raises Refusal."""
+    if "expires_after" in fields:
+        low, high = EXPIRES_S
+        remedy = f"send the two fields 'expires_after[anchor]', 'created_at', and 'expires_after[seconds]', {low} to {high}"
+        raise invalid("expires_after", f"Invalid 'expires_after': got '{fields['expires_after'][:100]}'; {remedy}.")
     given = {name.removeprefix("expires_after[").rstrip("]"): value for name, value in fields.items() if name.startswith("expires_after[")}
     if not given:
         return BATCH_INPUT_DAYS * 86400 if purpose == "batch" else None
@@ -111,7 +115,9 @@ def _metadata(value: Any) -> dict[str, str] | None:
         raise invalid("metadata", f"Invalid 'metadata': it has {len(value)} pairs, at most {MAX_PAIRS} are kept.")
     for key, text in value.items():
         if len(key) > MAX_KEY:
-            raise invalid("metadata", f"Invalid 'metadata': a key is longer than {MAX_KEY} characters.")
+            raise invalid(
+                "metadata", f"Invalid 'metadata': the key '{key[:MAX_KEY]}…' has {len(key)} characters, at most {MAX_KEY} are allowed."
+            )
         if not isinstance(text, str) or len(text) > MAX_VALUE:
             raise invalid("metadata", f"Invalid 'metadata.{key}': it must be a string of at most {MAX_VALUE} characters.")
     return value

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from banyan_runtime.front.answers import Answer, Arrival, answer, fail, given
+from banyan_runtime.batch.lines import uncut
+from banyan_runtime.front.answers import Answer, Arrival, answer, fail, given, ignored
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.deadline import Deadline
 from banyan_runtime.front.errors import ApiError, invalid, unsupported
@@ -19,6 +21,7 @@ from banyan_runtime.front.openai.responses.assembly import ENDED
 from banyan_runtime.front.openai.responses.references import MAX_BYTES, Before, Kept, Named, named
 from banyan_runtime.front.openai.responses.run import GIVEN_UP_S, REFRESH_S, Run
 from banyan_runtime.front.openai.responses.store import Record, new_id
+from banyan_runtime.front.parsing import MAX_IGNORED, NAME
 from banyan_runtime.front.plan import AnswerPlan, ResponsePlan
 from banyan_runtime.front.transport import while_connected
 
@@ -27,6 +30,9 @@ READ_HERE: Final = 256 << 10  # bytes of a request that take no millisecond to r
 LISTED: Final = 20  # input items, where the client does not say how many
 LISTED_AT_MOST: Final = 100
 _JSON: Final = "application/json"
+_SWITCH: Final = {"true": True, "1": True, "false": False, "0": False}
+_READ: Final = ("stream", "starting_after")  # of a retrieval's query
+_NOTHING: Final = ("", "false")  # asks for nothing: include_obfuscation=false
 _NAMES_KEPT: Final = (b"previous_response_id", b"item_reference", b'"id"')  # a body with none of these names nothing that is kept
 
 
@@ -40,9 +46,11 @@ async def input_tokens(context: Context, http: Request) -> Response:
 
 async def get_response(context: Context, http: Request) -> Response:
     """The response as it is now. `?stream=true&starting_after=N`: its events, where it runs or ran in the background here."""
-    response_id = http.path_params["id"]
-    if http.query_params.get("stream") != "true":
-        return await _told(context, response_id)
+    response_id, headers = http.path_params["id"], _without_effect(http)
+    if not _switch(http, "stream"):
+        if "starting_after" in http.query_params:
+            raise invalid("starting_after", "starting_after says behind which event to begin: send it with stream=true, or leave it out.")
+        return await _told(context, response_id, headers)
     after = _number(http, "starting_after", -1, -1, 1 << 31)
     run = context.responses_live.get(response_id)
     log = context.responses.logs.find(response_id) if run is None else run.log
@@ -52,8 +60,8 @@ async def get_response(context: Context, http: Request) -> Response:
     if events is None:
         raise invalid("stream", "The events of this response are not kept: only those of one that runs or ran in the background here are.")
     if run is not None:
-        return await _Stream(context, run, after, owner=False).response(http)
-    return Response(events, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
+        return await _Stream(context, run, after, headers, owner=False).response(http)
+    return Response(uncut(events), headers={"Cache-Control": "no-cache", **headers}, media_type="text/event-stream")
 
 
 async def cancel_response(context: Context, http: Request) -> Response:
@@ -79,7 +87,7 @@ async def delete_response(context: Context, http: Request) -> Response:
     await context.responses.remove(response_id)
     run = context.responses_live.pop(response_id, None)
     if run is not None:
-        run.close()
+        run.discard()
     return _json({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -157,7 +165,7 @@ def _start(context: Context, arrival: Arrival, plan: ResponsePlan) -> Answer:
         run.save()
         _keep_up(context, run, arrival.deadline)
     if plan.envelope.stream:
-        return _Stream(context, run, -1, owner=not plan.background)
+        return _Stream(context, run, -1, run.headers, owner=not plan.background)
     return _InBackground(run) if plan.background else _Whole(run)
 
 
@@ -172,7 +180,7 @@ def _keep_up(context: Context, run: Run, deadline: Deadline) -> None:
             return
         if context.responses.was_removed(run.id):  # by way of another server
             context.responses_live.pop(run.id, None)
-            run.close()
+            run.discard()
             return
         run.save()
         loop.call_later(REFRESH_S, refresh)
@@ -223,11 +231,11 @@ class _InBackground:
 class _Stream:
     """A response in events. `owner`: the client's going ends it."""
 
-    def __init__(self, context: Context, run: Run, after: int, *, owner: bool) -> None:
+    def __init__(self, context: Context, run: Run, after: int, headers: Mapping[str, str], *, owner: bool) -> None:
         self._context = context
         self._run = run
         self._owner = owner
-        self._stream = EventStream(run.opening if owner else b"", run.headers)
+        self._stream = EventStream(run.opening if owner else b"", headers)
         self._stream.on_close = self._close
         run.listen(self._take, None if owner else after)
 
@@ -255,10 +263,10 @@ class _Stream:
 # --- what is kept ---
 
 
-async def _told(context: Context, response_id: str) -> Response:
+async def _told(context: Context, response_id: str, headers: Mapping[str, str] | None = None) -> Response:
     run = context.responses_live.get(response_id)
     told = _last_word(await _record(context, response_id)) if run is None else run.told()
-    return Response(told, media_type=_JSON)
+    return Response(told, headers=headers, media_type=_JSON)
 
 
 class _Status(msgspec.Struct):
@@ -299,6 +307,22 @@ def _number(http: Request, name: str, default: int, low: int, high: int) -> int:
     if not low <= number <= high:
         raise invalid(name, f"{name} must be an integer in [{low}, {high}], got '{given[:50]}'.")
     return number
+
+
+def _switch(http: Request, name: str) -> bool:
+    """As clients write it: JavaScript's true, Python's True, a shell's 1. Raises ApiError."""
+    given = http.query_params.get(name)
+    if given is None:
+        return False
+    if (value := _SWITCH.get(given.lower())) is None:
+        raise invalid(name, f"Invalid value for '{name}': '{given[:50]}'. Supported values are: true, false, 1, 0.")
+    return value
+
+
+def _without_effect(http: Request) -> dict[str, str]:
+    """The header that names what a retrieval asks for and does not get: `include[]`, as lists are written, and what nobody knows."""
+    names = (name.removesuffix("[]") for name, value in http.query_params.items() if name not in _READ and value not in _NOTHING)
+    return ignored(list(dict.fromkeys(name for name in names if NAME.fullmatch(name)))[:MAX_IGNORED])
 
 
 def _json(body: dict[str, Any]) -> Response:

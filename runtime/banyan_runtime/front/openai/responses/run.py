@@ -91,6 +91,11 @@ class Run:
         if self.group is not None:
             self.group.abort()
 
+    def discard(self) -> None:
+        """It was deleted: it ends as one that is cancelled, for its readers too, and nothing of it is kept."""
+        self._store = False
+        self.abort()
+
     def expire(self) -> None:
         if self.group is not None:
             self.group.expire()

@@ -84,8 +84,12 @@ class ResponsesRequest(RequestModel):
         if len(self.metadata) > MAX_METADATA:
             raise invalid("metadata", f"at most {MAX_METADATA} pairs are allowed, got {len(self.metadata)}", "object_above_max_properties")
         for key, value in self.metadata.items():
-            if len(key) > MAX_KEY or len(value) > MAX_VALUE:
-                raise invalid("metadata", f"keys of metadata have at most {MAX_KEY} characters, values {MAX_VALUE}.")
+            if len(key) > MAX_KEY:
+                message = f"the key '{key[:MAX_KEY]}…' has {len(key)} characters, at most {MAX_KEY} are allowed. Shorten it."
+                raise invalid("metadata", f"Invalid 'metadata': {message}")
+            if len(value) > MAX_VALUE:
+                message = f"its value has {len(value)} characters, at most {MAX_VALUE} are allowed. Shorten it."
+                raise invalid("metadata", f"Invalid 'metadata.{key}': {message}")
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The body of the chat completion over these messages. Raises ApiError."""
