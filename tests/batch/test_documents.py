@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -93,3 +95,28 @@ def test_the_plan_of_another_run_is_refused() -> None:
     assert Plan.decode(plan.encode(), "run") == plan
     with pytest.raises(Damaged, match=r"\.banyan/other/plan\.json: .* plan of run run, not of run other"):
         Plan.decode(plan.encode(), "other")
+
+
+FIRST_DECODING = """
+import sys
+from banyan_runtime.batch.documents import Owner, Plan, State, Stop
+from banyan_runtime.batch.records import Manifest, manifest_head
+from banyan_runtime.storage.store import Damaged
+
+called = []
+sys.setprofile(lambda frame, event, arg: called.append(frame.f_code.co_filename))
+for decode in (Owner.decode, Plan.decode, State.decode, Stop.decode, Manifest.decode, manifest_head):
+    try:
+        decode(b'{"parts": [{"key": "a"}]}')
+    except Damaged:
+        pass
+sys.setprofile(None)
+assert any("records.py" in name for name in called)
+print(*(name for name in called if "msgspec" in name or "typing" in name))
+"""
+
+
+def test_nothing_is_left_to_find_out_about_a_document_when_threads_decode_it() -> None:
+    """Two threads that make msgspec look through the same class take the process down."""
+    done = subprocess.run([sys.executable, "-c", FIRST_DECODING], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -73,6 +73,21 @@ def test_a_pretty_printed_answer_still_fits_on_one_line(run: Run) -> None:
     assert results.output[0]["response"]["request_id"] == "x"
 
 
+def test_no_line_of_the_results_has_a_character_but_line_ends_at_which_clients_cut_lines(run: Run, server: ScriptedServer) -> None:
+    async def cutting(request: web.Request, body: dict[str, Any], prompt: str, attempt: int) -> web.StreamResponse:
+        return web.Response(
+            text='{"id": "a\u2028b\u2029c\u0085d"}', status=400 if prompt == "bad" else 200, content_type="application/json"
+        )
+
+    server.handler = cutting
+    results = run([line("good\u2028", "hello"), line("bad\u0085", "bad"), line("unsent\u2029", "x", method="GET\u2028")])
+    assert [entry["custom_id"] for entry in results.output] == ["good\u2028"]
+    assert [entry["custom_id"] for entry in results.errors] == ["bad\u0085", "unsent\u2029"]
+    assert results.output[0]["response"]["body"] == results.errors[0]["response"]["body"] == {"id": "a\u2028b\u2029c\u0085d"}
+    for name, count in (("output.jsonl", 1), ("errors.jsonl", 2)):
+        assert len((results.folder / name).read_text("utf-8").splitlines()) == count
+
+
 def test_passing_trouble_is_tried_again(run: Run, server: ScriptedServer) -> None:
     troubles = ["status 500 twice", "status 502 once", "status 429 twice", "status 503 once", "cut once", "nonsense once", "hello"]
     results = run([line(trouble, trouble) for trouble in troubles])

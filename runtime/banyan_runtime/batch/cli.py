@@ -17,7 +17,17 @@ import uvloop
 
 from banyan_runtime.batch.display import Display, display
 from banyan_runtime.batch.documents import FOLDER
-from banyan_runtime.batch.errors import AllLinesFailed, Interrupted, InvalidSpec, RunEnded, TooManyErrors, Unfinished, from_store
+from banyan_runtime.batch.errors import (
+    AllLinesFailed,
+    InputChanged,
+    InputNotFound,
+    Interrupted,
+    InvalidSpec,
+    RunEnded,
+    TooManyErrors,
+    Unfinished,
+    from_store,
+)
 from banyan_runtime.batch.hands import Hands
 from banyan_runtime.batch.instrumented import InstrumentedStore
 from banyan_runtime.batch.options import Options, parse
@@ -48,6 +58,11 @@ CODES: Final = {
     "failed": "Failed",
     "too-many-errors": "TooManyErrors",
 }
+
+GO_ON: Final = (
+    "the same command goes on; if the run has published its results by then, run it again with them as --retry-failed "
+    "(spec.input.failedOf of a new BatchJob)"
+)
 
 T = TypeVar("T")
 Done = Manifest | dict[str, Any]
@@ -278,7 +293,10 @@ class _Command:
         async with Sender(target, expected, options.policy) as sender:
             progress.ask_load = lambda: sender.load
             progress.begin(plan.total, time.monotonic())
-            done = await self._show_while(run.work(sender, self._grace))
+            try:
+                done = await self._show_while(run.work(sender, self._grace))
+            except (InputChanged, InputNotFound) as error:
+                raise type(error)(f"{error}, and {GO_ON}") from error
             progress.end(time.monotonic())
         if not done and run.stopped == "too-many-errors" and options.phase == "work":
             raise TooManyErrors(f"{progress.failed} of {plan.total} lines failed: more than --max-error-percent={plan.max_error_percent}")

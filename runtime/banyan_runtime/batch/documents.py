@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from banyan_runtime.batch.records import InputFile, Outcome, Usage, decoded
+from banyan_runtime.batch.records import InputFile, Outcome, Usage, decoded, known
 from banyan_runtime.storage.store import Damaged
 
 FOLDER: Final = ".banyan"  # below the output; holds everything of all runs that wrote there
@@ -39,6 +39,7 @@ class Keys:
         return f"{self.folder}parts/{shard:06}-{epoch}-{seq}-{nonce}.records"
 
 
+@known
 class Owner(msgspec.Struct, frozen=True, rename="camel"):
     """owner.json: the run to which an output belongs."""
 
@@ -87,6 +88,11 @@ class Shard(msgspec.Struct, frozen=True, rename="camel"):
     lines: int
     duplicates: str = ""  # ordinals within the shard whose custom_id an earlier line has
     kept: str = ""  # ordinals within the shard that succeeded in the run that this one completes
+    last: int = 0  # number of the last line in its object; 0: not known
+
+    def number_of(self, ordinal: int) -> int | None:
+        """The number in its object of a line of the shard that cannot be read. None: blank lines stand between, nobody knows where."""
+        return self.number + ordinal if self.last - self.number + 1 == self.lines else None
 
 
 class Completes(msgspec.Struct, frozen=True, rename="camel"):
@@ -98,6 +104,7 @@ class Completes(msgspec.Struct, frozen=True, rename="camel"):
     usage: Usage
 
 
+@known
 class Plan(msgspec.Struct, frozen=True, rename="camel"):
     """plan.json: what there is to do. Written once."""
 
@@ -146,6 +153,7 @@ class Part(msgspec.Struct, frozen=True, rename="camel"):
     ordered: bool = True  # records ascend by ordinal
 
 
+@known
 class State(msgspec.Struct, frozen=True, rename="camel"):
     """The state of a shard: who works on it and what is finished. A shard without one has not been begun."""
 
@@ -185,6 +193,7 @@ class State(msgspec.Struct, frozen=True, rename="camel"):
         return decoded(data, State, name, "remove it, and the shard's lines run again")
 
 
+@known
 class Stop(msgspec.Struct, frozen=True, rename="camel"):
     """stop.json: the run ends early, and why. The first that is written counts."""
 

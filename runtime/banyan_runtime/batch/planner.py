@@ -113,12 +113,13 @@ def _units(
 ) -> Iterator[Shard]:
     """One pass over an object: small shards of it. A compressed one is a single shard, since it can only be read from its start."""
     most_lines, most_bytes = max(1, cut.lines // UNITS), max(1, cut.bytes // UNITS)
-    start, first_number, first = 0, 1, found.total
+    start, first_number, last_number, first = 0, 1, 0, found.total
     for raw in lines:
         if not packed and found.total > first and (found.total - first >= most_lines or raw.start - start >= most_bytes):
-            yield Shard(number, start, raw.start, first_number, first, found.total - first)
+            yield Shard(number, start, raw.start, first_number, first, found.total - first, last=last_number)
             start, first_number, first = raw.start, raw.number, found.total
         found.total += 1
+        last_number = raw.number
         line = parser.parse(raw)
         if isinstance(line, Invalid):
             _note(found, line)
@@ -129,7 +130,7 @@ def _units(
             if len(found.models) > MAX_MODELS:
                 found.models = None
     if found.total > first:
-        yield Shard(number, start, size, first_number, first, found.total - first)
+        yield Shard(number, start, size, first_number, first, found.total - first, last=last_number)
 
 
 def _shards(units: list[Shard], total: int, cut: Cut) -> list[Shard]:
@@ -147,7 +148,7 @@ def _shards(units: list[Shard], total: int, cut: Cut) -> list[Shard]:
                 and last.lines + unit.lines <= most_lines
                 and unit.end - last.start <= most_bytes
             ):
-                shards[-1] = msgspec.structs.replace(last, end=unit.end, lines=last.lines + unit.lines)
+                shards[-1] = msgspec.structs.replace(last, end=unit.end, lines=last.lines + unit.lines, last=unit.last)
             else:
                 shards.append(unit)
         if len(shards) <= MAX_SHARDS or len(shards) == fewest:

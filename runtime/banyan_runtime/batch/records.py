@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from banyan_runtime.batch.lines import Invalid
+from banyan_runtime.batch.lines import Invalid, uncut
 from banyan_runtime.storage.store import Damaged
 
 OUTPUT: Final = "output.jsonl"
@@ -19,6 +19,13 @@ T = TypeVar("T")
 
 Kind = Literal["output", "error"]
 Outcome = Literal["completed", "cancelled", "expired", "failed", "too-many-errors"]
+
+
+def known(kind: type[T]) -> type[T]:
+    """A class decorator: have msgspec look through this kind of document now, while there is one thread. It would at the first decoding,
+    and a second thread that decodes meanwhile takes what is half made, which ends the process by SIGSEGV."""
+    msgspec.json.Decoder(kind)
+    return kind
 
 
 def decoded(data: bytes, kind: type[T], name: str, remedy: str) -> T:
@@ -93,26 +100,30 @@ class _Line(msgspec.Struct):
 _encoder = msgspec.json.Encoder()
 
 
+def _written(line: _Line) -> bytes:
+    return uncut(_encoder.encode(line)) + b"\n"
+
+
 def record_id(run: str, ordinal: int) -> str:
     """The `id` of a result line: the same for the same line of the same run, whoever writes it."""
     return "batch_req_" + hashlib.blake2b(f"{run}/{ordinal}".encode(), digest_size=16).hexdigest()
 
 
 def answered(record: str, custom_id: str, status: int, request_id: str, body: bytes, usage: Usage | None) -> Record:
-    """The server answered: 2xx goes to the output, everything else to the errors. `body` is one line of JSON, kept as it is."""
+    """The server answered: 2xx goes to the output, everything else to the errors. `body`: one line of JSON, kept but for `uncut`."""
     line = _Line(record, custom_id, _Response(status, request_id, msgspec.Raw(body)), None)
-    return Record("output" if 200 <= status < 300 else "error", _encoder.encode(line) + b"\n", usage)
+    return Record("output" if 200 <= status < 300 else "error", _written(line), usage)
 
 
 def unanswered(record: str, custom_id: str, code: str, message: str) -> Record:
     """No usable answer came."""
-    return Record("error", _encoder.encode(_Line(record, custom_id, None, _Error(code, message))) + b"\n")
+    return Record("error", _written(_Line(record, custom_id, None, _Error(code, message))))
 
 
 def invalid(record: str, line: Invalid) -> Record:
     """The line was never sent."""
     error = _Error(line.code, line.message, line.param, line.number)
-    return Record("error", _encoder.encode(_Line(record, line.custom_id, None, error)) + b"\n")
+    return Record("error", _written(_Line(record, line.custom_id, None, error)))
 
 
 def reason(errors: bytes) -> str | None:
@@ -143,6 +154,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     lines: int
 
 
+@known
 class Manifest(msgspec.Struct, frozen=True, rename="camel"):
     """manifest.json. Written last: where it is, the results are whole."""
 
@@ -178,6 +190,7 @@ class Publishing(msgspec.Struct, frozen=True, rename="camel"):
         return _encoder.encode(self)
 
 
+@known
 class ManifestHead(msgspec.Struct, frozen=True):
     run: str = ""
     state: str = "complete"  # manifests of the first release do not say it
@@ -203,7 +216,9 @@ _NOT_RUN: Final = {
 }
 
 
-def not_run(record: str, custom_id: str | None, outcome: Outcome) -> Record:
-    """The run ended before the line was executed."""
+def not_run(record: str, custom_id: str | None, outcome: Outcome, *, line: int | None = None, why: str = "") -> Record:
+    """The run ended before the line was executed. One without a custom_id is named by the number of its `line`, as far as that is known;
+    `why` it has none is said behind the rest."""
     code, message = _NOT_RUN[outcome]
-    return Record("error", _encoder.encode(_Line(record, custom_id, None, _Error(code, message))) + b"\n")
+    error = _Error(code, f"{message} {why}".rstrip(), line=line if custom_id is None else None)
+    return Record("error", _written(_Line(record, custom_id, None, error)))

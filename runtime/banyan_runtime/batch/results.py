@@ -14,7 +14,7 @@ from banyan_runtime.batch.errors import InputChanged, InputInvalid, InputNotFoun
 from banyan_runtime.batch.executor import RUN_METADATA
 from banyan_runtime.batch.lines import LineParser, LineSplitter, RawLine
 from banyan_runtime.batch.protocol import Assembled
-from banyan_runtime.batch.records import OUTPUT, not_run, record_id
+from banyan_runtime.batch.records import OUTPUT, Record, not_run, record_id
 from banyan_runtime.batch.source import Source, found_again
 from banyan_runtime.storage.open import Location
 from banyan_runtime.storage.store import NotFound, Precondition
@@ -96,8 +96,16 @@ class ResultFiles:
                 yield following[1]
                 following = next(failed, None)
             elif ordinal not in done:
-                custom_id = self._parser.parse(raw).custom_id if raw is not None else None
-                yield not_run(record_id(self._plan.run, shard.first + ordinal), custom_id, outcome).line
+                yield self._not_run(shard, ordinal, raw, outcome).line
+
+    def _not_run(self, shard: Shard, ordinal: int, raw: RawLine | None, outcome: Outcome) -> Record:
+        record = record_id(self._plan.run, shard.first + ordinal)
+        if raw is not None:
+            return not_run(record, self._parser.parse(raw).custom_id, outcome, line=raw.number)
+        inputs = self._plan.inputs
+        which = "the input" if len(inputs) == 1 else inputs[shard.object].uri
+        why = f"Its custom_id is not known, since {which} is not what it was when the run began."
+        return not_run(record, None, outcome, line=shard.number_of(ordinal), why=why)
 
     def _raw_lines(self, shard: Shard) -> Iterator[RawLine | None]:
         """None in place of each that cannot be read any more: that an input was replaced must not cost what was finished."""

@@ -70,11 +70,12 @@ class Source:
                 if not same:
                     self._location.store.head(one.key)  # it is perhaps not there at all
             except NotFound as error:
-                raise InputNotFound(f"{error}; a run is completed with the very input that it had, at the same place") from error
+                words = f"{error}; a run is completed with the very input that it had, at the same place; {put_back(one)}"
+                raise InputNotFound(words) from error
             except StoreError as error:
                 raise from_store(error, reading=True) from error
             if not same:
-                raise InputChanged(f"{one.uri}: it is not what it was when the run began that is to be completed")
+                raise InputChanged(f"{one.uri}: it is not what it was when the run began that is to be completed; {put_back(one)}")
 
     def stop(self) -> None:
         """Let a pass that is under way in another thread fail at its next block, as its result is not wanted any more."""
@@ -117,7 +118,8 @@ class Source:
             end = min(start + BLOCK_BYTES, last)
             block = self._read(number, start, end)
             if len(block) != end - start:
-                raise InputChanged(f"{self._objects[number].uri}: it became shorter while it was read")
+                one = self._objects[number]
+                raise InputChanged(f"{one.uri}: it became shorter while it was read; {put_back(one)}")
             yield block
 
     def _read(self, number: int, start: int, end: int) -> bytes:
@@ -132,14 +134,26 @@ class Source:
                 except Precondition as error:
                     copy = found_again(store, one)
                     if copy is None or copy.tag == one.tag:
-                        raise InputChanged(f"{error}; a run needs its input to stay as it is") from error
+                        raise InputChanged(f"{error}; a run needs its input to stay as it is; {put_back(one)}") from error
                     self._objects[number] = copy
             except (Throttled, Unreachable) as error:
                 if time.monotonic() > deadline:
                     raise from_store(error, reading=True) from error
                 self._stopped.wait(2.0)
+            except NotFound as error:  # it was there
+                raise InputNotFound(f"{error}; it was removed during the run; {put_back(one)}") from error
             except StoreError as error:
                 raise from_store(error, reading=True) from error
+
+
+def put_back(one: InputObject) -> str:
+    """What helps where `one` is not there any more, or not as it was."""
+    known = [f"{one.bytes} bytes"]
+    if one.uri.startswith("s3://"):  # what stands in its place for a file is our own
+        known.append(f"ETag {one.tag}")
+    if one.sha256:
+        known.append(f"SHA-256 {one.sha256}")
+    return f"put back what was there ({', '.join(known)})"
 
 
 def found_again(store: ObjectStore, one: InputObject) -> InputObject | None:

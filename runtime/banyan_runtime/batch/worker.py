@@ -138,6 +138,7 @@ class Worker:
             self._last_pass = True
             self._dirty.set()
             await to_its_end(asyncio.gather(*others, *lines, recording, return_exceptions=True))
+            self._show(kept=not self._journal)  # a journal has all but what ended in the last moment, and its state knows of less
         for task in (others[0], recording):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
@@ -452,13 +453,14 @@ class Worker:
         folder = self._location.child(self._keys.folder + "shards/")
         return {info.key: info.tag for info in folder.store.list(folder.key)}
 
-    def _show(self) -> None:
-        """Counts of the whole run: our own shards as they are, others' as they were last seen."""
+    def _show(self, *, kept: bool = False) -> None:
+        """Counts of the whole run: our own shards as they are, others' as they were last seen. `kept`: of our own, too, only what their
+        states name; what a storage has not taken from us in the end is lost, and somebody else does it once more."""
         self._shown_at = time.monotonic()
         progress, totals = self._progress, self._leases.totals
-        kept = self._plan.completes.lines if self._plan.completes is not None else 0
-        completed, failed, usage = kept + totals.completed, totals.failed, structs.replace(totals.usage)
-        for run in self._runs.values():
+        earlier = self._plan.completes.lines if self._plan.completes is not None else 0
+        completed, failed, usage = earlier + totals.completed, totals.failed, structs.replace(totals.usage)
+        for run in () if kept else self._runs.values():
             recorded = run.held.state
             completed, failed = completed + run.completed - recorded.completed, failed + run.failed - recorded.failed
             usage.add(run.usage)

@@ -1,4 +1,7 @@
-"""The batch host as the front sees it: a process that keeps files and batches, started when it is needed, and again when it ends."""
+"""The batch host as the front sees it: a process that keeps files and batches, started when it is needed, and again when it ends.
+
+It says every two seconds at least that it is there; one that stands still is ended, and replaced as one that died.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ from banyan_runtime.exposition import Cell, Page
 from banyan_runtime.front.errors import ApiError, unavailable
 from banyan_runtime.front.routes import takes_posts
 from banyan_runtime.hub.resolve import cache_dir
+from banyan_runtime.process import cpu_seconds
 from banyan_runtime.server.engine_child import private_folder
+from banyan_runtime.server.signs import LOOK_EVERY_S, Signs
 
 log = logging.getLogger("banyan")
 
@@ -69,6 +74,7 @@ class BatchChild:
         self._key = key
         self._folder: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._signs: Signs | None = None  # of that process
         self._supervising: asyncio.Task[None] | None = None
         self._listens = asyncio.Event()
         self._listened = False  # in any of its lives
@@ -92,7 +98,7 @@ class BatchChild:
         if self._leaving and self._process is None:
             raise unavailable("The server is shutting down; try another one.")
         self._start()
-        if self._resting:
+        if self._resting or (self._signs is not None and self._signs.silent):
             raise _away()
         try:
             await asyncio.wait_for(self._listens.wait(), START_S)
@@ -164,24 +170,30 @@ class BatchChild:
         process.stdin.write(msgspec.json.encode(self._boot()) + b"\n")
         with contextlib.suppress(ConnectionError):
             await process.stdin.drain()
-        watching = asyncio.create_task(self._watch(process.stdout))
+        self._signs = signs = Signs(time.monotonic())
+        watching = [asyncio.create_task(self._watch(process.stdout, signs)), asyncio.create_task(_mind(process, signs))]
         try:
             code = await process.wait()
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             self._listens.clear()
+            self._signs = None
         if not self._leaving:
             log.error("the batch host ended with exit code %d; it is started again, and goes on where it was", code)
 
-    async def _watch(self, output: asyncio.StreamReader) -> None:
-        """The first line that a host writes to its standard output says that it listens, the others how much more it has counted."""
+    async def _watch(self, output: asyncio.StreamReader, signs: Signs) -> None:
+        """The first line that a host writes to its standard output says that it listens, the others how much more it has counted, be it
+        nothing."""
         if await output.readline():
+            signs.heard()
             self._listens.set()
             self._listened = True
         while True:
             try:
                 if not (line := await output.readline()):
                     return
+                signs.heard()
                 self.counts.add(msgspec.json.decode(line, type=News))
             except ValueError as error:  # what goes to standard output by mistake; unread it would fill the pipe
                 log.warning("the batch host said what is no count: %s", error)
@@ -203,6 +215,20 @@ class BatchChild:
             log_level=config.log_level,
             log_format=config.log_format,
         )
+
+
+async def _mind(process: asyncio.subprocess.Process, signs: Signs) -> None:
+    """Look now and then whether the host gets on, and end it if not: whoever waits for an answer of it then hears so."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        ends = signs.look(time.monotonic(), cpu_seconds(process.pid))
+        with contextlib.suppress(ProcessLookupError):
+            if ends:
+                log.error("the batch host does not get on and is ended (pid %d)", process.pid)
+                process.kill()
+                return
+            elif signs.newly_silent:
+                process.send_signal(signal.SIGUSR2)  # the stacks of its threads
 
 
 def default_storage(config: ServerConfig) -> Path:

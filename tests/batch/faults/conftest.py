@@ -61,6 +61,17 @@ class Bench:
         where = self.place.child(name)
         where.store.put(where.key, data)
 
+    def given(self) -> bytes:
+        """The input as it is."""
+        where = self.place.child("in.jsonl")
+        return where.store.get(where.key)
+
+    def known(self) -> list[str]:
+        """How the input as it is must be told of, for whoever looks for it later."""
+        data, where = self.given(), self.place.child("in.jsonl")
+        etag = [f"ETag {where.store.head(where.key).tag}"] if self.in_s3 else []
+        return ["put back what was there", f"{len(data)} bytes", *etag, f"SHA-256 {hashlib.sha256(data).hexdigest()}"]
+
     def start(self, *arguments: str, fault: Fault | None = None, **environment: str) -> Child:
         where = ["--input", self.place.child("in.jsonl").uri, "--output", self.output.uri, "--server", self.server.url]
         if "--retry-failed" in arguments:

@@ -139,6 +139,7 @@ def test_all_bad_lines_are_counted_duplicates_too(bench: Bench) -> None:
 @pytest.mark.parametrize("change", ["replaced", "removed"])
 def test_an_input_that_is_gone_costs_nothing_of_what_is_finished(bench: Bench, change: str) -> None:
     bench.give(120)
+    given, known = bench.given(), bench.known()
     bench.server.delay_s = 0.05
     worker = bench.start(*JOB, "--phase", "work", JOB_COMPLETION_INDEX="0")
     bench.eventually(lambda: bench.server.tries.total() > 30)
@@ -148,6 +149,8 @@ def test_an_input_that_is_gone_costs_nothing_of_what_is_finished(bench: Bench, c
     else:
         where.store.delete(where.key)
     assert worker.wait() == 65, worker.said
+    assert worker.words["code"] == {"replaced": "InputChanged", "removed": "InputNotFound"}[change]
+    assert all(part in worker.words["message"] for part in (*known, "spec.input.failedOf"))
     merge = bench.run(*JOB, "--phase", "merge", "--partial", "failed")
     counts = merge.words["requestCounts"]
     output, errors = bench.entries("output.jsonl"), bench.entries("errors.jsonl")
@@ -156,3 +159,16 @@ def test_an_input_that_is_gone_costs_nothing_of_what_is_finished(bench: Bench, c
     assert {entry["error"]["code"] for entry in errors} == {"batch_failed"}
     assert {entry["custom_id"] for entry in output} == {f"id-{n}" for n in range(len(output))}
     assert len({entry["id"] for entry in output + errors}) == 120
+    unnamed = [entry["error"] for entry in errors if entry["custom_id"] is None]
+    assert [error["line"] for error in unnamed] == list(range(121 - len(unnamed), 121))
+    assert {error["message"].partition(" Its ")[2] for error in unnamed} == {
+        "custom_id is not known, since the input is not what it was when the run began."
+    }
+    first = bench.output.uri
+    refused = bench.run("--retry-failed", first, "--output", bench.place.child("whole/").uri, exit_code=65)
+    assert all(part in refused.words["message"] for part in known)
+    where.store.put(where.key, given)
+    sent = bench.server.tries.total()
+    whole = bench.run("--retry-failed", first, "--output", bench.place.child("whole/").uri)
+    assert whole.words["requestCounts"] == {"total": 120, "completed": 120, "failed": 0}
+    assert bench.server.tries.total() - sent == 120 - counts["completed"], "what was finished is not run again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections import Counter
 from typing import Final
@@ -13,11 +14,12 @@ import msgspec
 from banyan_runtime.batch.host.documents import BatchDocument, Counts
 
 TELL_S: Final = 1.0
+BEAT_TELLS: Final = 2  # at every so many the server hears from us, though there be nothing new: who says nothing for long is ended
 STATUSES: Final = ("completed", "failed", "cancelled", "expired")
 
 
-class News(msgspec.Struct, frozen=True):
-    """What was counted since the host told last."""
+class News(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was counted since the host told last; nothing, if it only says that it is there."""
 
     lines: dict[str, int] = {}  # with an outcome, by status
     retries: int = 0
@@ -59,12 +61,14 @@ class Tally:
         )
 
     async def tell(self, descriptor: int) -> None:
-        """Until cancelled, write what is new to the server's end of a pipe."""
+        """Until cancelled, write to the server's end of a pipe what is new, and that this process gets on: its event loop comes round,
+        whatever the storage does."""
         with contextlib.suppress(OSError):  # the server has ended, and so will we
-            while True:
+            for tell in itertools.count(1):
                 await asyncio.sleep(TELL_S)
-                if (news := self.news()) is not None:
-                    os.write(descriptor, msgspec.json.encode(news) + b"\n")
+                news = self.news()
+                if news is not None or tell % BEAT_TELLS == 0:
+                    os.write(descriptor, msgspec.json.encode(news or News()) + b"\n")
 
 
 def _more(now: dict[str, int], told: dict[str, int]) -> dict[str, int]:
