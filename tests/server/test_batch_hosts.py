@@ -59,6 +59,9 @@ def short_lease(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 def test_who_waits_for_room_keeps_the_batch(bucket: Bucket, short_lease: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = 3 * short_lease  # a machine with other things to do does not come round to a beat for a second, now and then
+    monkeypatch.setattr(keeping, "LEASE_S", lease)
+
     async def act(serving: Model) -> None:
         hosts = [host_over(bucket, serving.url) for _ in range(2)]
         batch = await new(hosts[0])
@@ -71,7 +74,7 @@ def test_who_waits_for_room_keeps_the_batch(bucket: Bucket, short_lease: float, 
             seen = await document(hosts[0], batch)
             if seen.status == "in_progress":
                 owners.add(seen.owner)
-            full = full and time.monotonic() - began < 4 * short_lease
+            full = full and time.monotonic() - began < 2 * lease
             return seen.ended
 
         await together(*hosts, until=over)
