@@ -35,6 +35,7 @@ from tests.operator.conftest import Turn, a_batch, merge
 
 REFUSALS: list[tuple[int, dict[str, Any], str, str, str]] = [
     (65, {"code": "InputNotFound", "message": "s3://b/x: no such key"}, "InputNotFound", "InputNotFound", "Correct spec.input in"),
+    (65, {"code": "InputChanged", "message": "s3://b/x: it was replaced"}, "InputChanged", "InputChanged", "spec.input.failedOf"),
     (65, {"code": "OutputExists", "message": "results of run 12"}, "OutputExists", "OutputExists", "spec.output.overwrite"),
     (77, {"code": "AccessDenied", "message": "403"}, "AccessDenied", "AccessDenied", "credentials"),
     (64, {"code": "InvalidSpec", "message": "--server=x"}, "InvalidSpec", "InvalidSpec", "--server=x"),

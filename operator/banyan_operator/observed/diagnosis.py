@@ -279,6 +279,11 @@ _WORKER_EXITS: Final = {
 }
 _WORKER_WORDS: Final = {  # finer than its exit code; what its message calls an option is a field here
     "InputNotFound": ("the input cannot be read", "Correct spec.input in a new BatchJob"),
+    "InputChanged": (
+        "the input is not what it was when the run began",
+        "Put it back as it was and name this output in spec.input.failedOf of a new BatchJob, or give that what is there now and another "
+        "output",
+    ),
     "OutputExists": (
         "the output cannot be used",
         "Name another spec.output.uri in a new BatchJob; spec.output.resume there goes on with a run that was left, by its name; "
