@@ -99,10 +99,10 @@ def load(
     parameters = made.finished()
     if summary := source.changes({name for name, kind in kinds.items() if kind is None}):
         log.warning("%s", summary)
-    if not plain:
-        _describe(kinds, layout, parameters, devices.name(dtype))
-    elif any(kinds.values()):
-        _tell_plain(parameters, _needed(layout.places, kinds, dtype), dtype, started)
+    before = _needed(layout.places, kinds, dtype)
+    _describe(kinds, layout, before, devices.name(dtype))
+    if plain and any(kinds.values()):
+        _tell_plain(parameters, before, dtype, started)
     return parameters
 
 
@@ -167,8 +167,8 @@ def _needed(places: dict[str, Place], kinds: dict[str, BlockKind | None], dtype:
     return total
 
 
-def _describe(kinds: dict[str, BlockKind | None], layout: Layout, parameters: dict[str, Parameter], dtype: str) -> None:
-    """One line about blocks, where there are any."""
+def _describe(kinds: dict[str, BlockKind | None], layout: Layout, nbytes: int, dtype: str) -> None:
+    """One line about blocks, where there are any. `nbytes`: of all parameters with them."""
     counts = Counter(kind for kind in kinds.values() if kind is not None)
     if not counts:
         return
@@ -176,7 +176,7 @@ def _describe(kinds: dict[str, BlockKind | None], layout: Layout, parameters: di
     others = sum(kind is None and len(layout.places[name].shape) == 2 for name, kind in kinds.items())
     log.info(
         "Weights are quantized: matrices %s%s, %.2f GB with all that is not.",
-        listed, f", {others} in {dtype}" if others else "", blocks.nbytes(parameters.values()) / _GIB,
+        listed, f", {others} in {dtype}" if others else "", nbytes / _GIB,
     )  # fmt: skip
 
 
