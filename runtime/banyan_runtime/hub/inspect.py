@@ -62,10 +62,10 @@ def inspect(folder: Path) -> Summary:
     kv_bytes = 2 * layers * kv_heads * head_dim * item
     if kv_bytes >= 1 << 63:
         raise ModelError(f"{path}: its sizes make {kv_bytes} bytes per token, which no model has")
-    named = config.get("architectures")
+    named, joined = config.get("architectures"), _joined(config)
     return Summary(
         architecture=", ".join(map(str, named)) if isinstance(named, list) and named else "(none named)",
-        parameters=sum(_numbers(tensor, _joined(config)) for tensor in tensors),
+        parameters=sum(_numbers(tensor, joined) for tensor in tensors),
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         dtypes=dict(Counter(tensor.dtype for tensor in tensors)),
         files=len(files),

@@ -18,7 +18,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from banyan_runtime.errors import ModelError
-from banyan_runtime.hub.checkpoint import UNREAD
 from banyan_runtime.hub.files import shown
 from banyan_runtime.model import blocks
 from banyan_runtime.model.blocks import BlockKind, Blocks, Floats
@@ -35,7 +34,6 @@ _MOST: Final = 65504  # of float16
 _UNTOLD: Final = -1  # the group of each input, where a tool has made room for it and not told it
 Words = npt.NDArray[np.uint32]
 Codes = npt.NDArray[np.uint8]
-Signed = npt.NDArray[np.int8]
 Read = Callable[[str], Tensor]
 
 
@@ -73,7 +71,7 @@ class PackedSafetensors:
         self._packing = packing
         self._matrices = self._found()
         parts = {part for matrix in self._matrices.values() for part in matrix.parts.values()}
-        self.tensors = {name: stored for name, stored in self._plain.tensors.items() if name not in parts and not name.endswith(UNREAD)} | {
+        self.tensors = {name: stored for name, stored in self._plain.tensors.items() if name not in parts} | {
             name: matrix.stored for name, matrix in self._matrices.items()
         }
 
@@ -90,7 +88,7 @@ class PackedSafetensors:
         """GPTQ's tools write a bias for each matrix they pack: of zeros, where the model has none. Others write zeros that are none."""
         beside = any(name.endswith(end) and f"{name.removesuffix(end)}.weight" in self._matrices for end in (".bias", ".weight_zero_point"))
         with ExitStack() as stack:
-            return beside and not self._reader(stack)(name).any()
+            return self._plain.spare(name) or (beside and not self._reader(stack)(name).any())
 
     def values(self, wanted: Container[str]) -> Iterator[tuple[str, Blocks | Tensor, str]]:
         plain = [name for name in self.tensors if name in wanted and name not in self._matrices]
@@ -217,8 +215,9 @@ def _scaled(name: str, matrix: _Matrix, packing: Scaled, read: Read) -> Blocks |
     codes, scale = stored.view(torch.uint8).numpy(), read(matrix.parts["scale"]).float()
     by_block: Floats = (scale if packing.block else scale.reshape(-1, 1)).numpy()
     if matrix.kept is not None:
-        steps = np.broadcast_to(by_block, (rows, 1))
-        return _eights(name, matrix, lambda part: codes[part].view(np.int8), lambda part: steps[part].repeat(columns // 32, axis=1), steps)
+        _check(name, matrix, by_block)
+        steps = np.broadcast_to(by_block, (rows, columns // 32))
+        return _blocks(matrix, lambda part: blocks.q8_0(codes[part].view(np.int8), steps[part]))
     meant: Floats = torch.arange(256, dtype=torch.uint8).view(stored.dtype).float().numpy()
     height, width = packing.block or (rows if scale.numel() == 1 else 1, columns)
     width = min(width, columns)
@@ -268,31 +267,24 @@ def _grouped(name: str, matrix: _Matrix, packing: Grouped, read: Read) -> Blocks
 
     if matrix.kept == "Q8_0":
         flip = np.uint8(packing.half)  # one bit: from 0 … 255 to -128 … 127
-        return _eights(name, matrix, lambda part: (codes.of(part) ^ flip).view(np.int8), lambda part: shared(scale, part), scale)
+        _check(name, matrix, scale)
+        return _blocks(matrix, lambda part: blocks.q8_0((codes.of(part) ^ flip).view(np.int8), shared(scale, part)))
     least = -zeros * scale
     _check(name, matrix, scale, least)
-    data = np.empty((rows, blocks.row_bytes("Q4_1", columns)), np.uint8)
-
-    def packed(part: slice) -> None:
-        data[part] = blocks.q4_1(codes.of(part), shared(scale, part), shared(least, part)).data
-
-    blocks.by_rows(rows, columns, packed)
-    return Blocks("Q4_1", rows, columns, data)
+    return _blocks(matrix, lambda part: blocks.q4_1(codes.of(part), shared(scale, part), shared(least, part)))
 
 
-def _eights(
-    name: str, matrix: _Matrix, codes: Callable[[slice], Signed], steps: Callable[[slice], Floats], scale: Floats
-) -> Blocks:  # fmt: skip
-    """Of some rows their integers and the scale of each block; `scale`: all that there are."""
+def _blocks(matrix: _Matrix, made: Callable[[slice], Blocks]) -> Blocks:
+    """Of some rows after others."""
+    assert matrix.kept is not None
     rows, columns = matrix.stored.shape
-    _check(name, matrix, scale)
-    data = np.empty((rows, blocks.row_bytes("Q8_0", columns)), np.uint8)
+    data = np.empty((rows, blocks.row_bytes(matrix.kept, columns)), np.uint8)
 
-    def packed(part: slice) -> None:
-        data[part] = blocks.q8_0(codes(part), steps(part)).data
+    def work(part: slice) -> None:
+        data[part] = made(part).data
 
-    blocks.by_rows(rows, columns, packed)
-    return Blocks("Q8_0", rows, columns, data)
+    blocks.by_rows(rows, columns, work)
+    return Blocks(matrix.kept, rows, columns, data)
 
 
 def _check(name: str, matrix: _Matrix, *numbers: Floats) -> None:
