@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from banyan_runtime import nesting
 from banyan_runtime.batch.duplicates import IdCensus
-from banyan_runtime.batch.lines import Invalid, LineParser, LineSplitter, RawLine, Request, same_endpoint, uncut
+from banyan_runtime.batch.lines import Invalid, LineParser, LineSplitter, RawLine, Request, same_endpoint
+from banyan_runtime.json_text import uncut
 from tests.batch.conftest import line
 
 PARSER = LineParser("/v1/chat/completions")

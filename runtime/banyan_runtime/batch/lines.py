@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from banyan_runtime import halves, nesting
+from banyan_runtime.json_text import no_number
 
 MAX_LINE_BYTES: Final = 16 << 20
 PREFIX_BYTES: Final = 256  # of a prompt, by which lines are put beside each other
@@ -22,7 +23,6 @@ ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings",
 _BOM: Final = b"\xef\xbb\xbf"
 _BLANK: Final = b" \t\r\n"
 _SHOWN: Final = 60  # characters of a wrong value that a message repeats
-_BREAKS: Final = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,6 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _anything = msgspec.json.Decoder(msgspec.Raw)  # whether it is JSON at all
 _string = msgspec.json.Decoder(str)
 _encoder = msgspec.json.Encoder()
-_AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)$")
-_NO_NUMBER: Final = re.compile(rb"-?(?:NaN|Infinity)")
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -261,24 +259,3 @@ def _kind(data: bytes) -> str | None:
         return None
     kinds = {b"{": None, b"[": "an array", b'"': "a string", b"n": "null", b"t": "true", b"f": "false"}
     return kinds.get(data[:1], "a number")
-
-
-def uncut(encoded: bytes) -> bytes:
-    """JSON without the three characters other than line ends at which clients cut lines (`str.splitlines`, httpx's `iter_lines`). They
-    can stand in strings only, where their escapes mean the same."""
-    if encoded.isascii() or not (b"\xe2" in encoded or b"\xc2" in encoded):  # soon found out, and true of most texts in any script
-        return encoded
-    for character, escape in _BREAKS:
-        encoded = encoded.replace(character, escape)
-    return encoded
-
-
-def no_number(text: bytes | bytearray | memoryview, error: Exception) -> str | None:
-    """What is wrong with a text that msgspec would not read, where that is a word for a number which Python writes and JSON lacks."""
-    found = _AT_BYTE.search(str(error))
-    if found is None:
-        return None
-    at = int(found[1])
-    begins = bytes(text[max(0, at - 1) : at + len(b"Infinity")])  # a sign is read before it
-    word = _NO_NUMBER.match(begins) or _NO_NUMBER.match(begins, min(at, 1))
-    return f"{word[0].decode()} is not JSON (byte {at}): write a number, or null" if word else None

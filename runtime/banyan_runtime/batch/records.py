@@ -7,7 +7,8 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from banyan_runtime.batch.lines import Invalid, uncut
+from banyan_runtime.batch.lines import Invalid
+from banyan_runtime.json_text import uncut
 from banyan_runtime.storage.store import Damaged
 
 OUTPUT: Final = "output.jsonl"

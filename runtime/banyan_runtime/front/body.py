@@ -11,7 +11,6 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from banyan_runtime import halves, nesting
-from banyan_runtime.batch.lines import no_number
 from banyan_runtime.front.errors import (
     ApiError,
     ClientGone,
@@ -22,6 +21,7 @@ from banyan_runtime.front.errors import (
     too_large,
     too_many_bodies,
 )
+from banyan_runtime.json_text import no_number
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 MAX_COMMAND_BYTES: Final = 64 * 1024

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from banyan_runtime.batch.lines import uncut
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.transport import EXCHANGE, watch, while_connected
 from banyan_runtime.front.turns import Turn
+from banyan_runtime.json_text import uncut
 
 log = logging.getLogger("banyan.requests")
 

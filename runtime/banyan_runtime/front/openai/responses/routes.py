@@ -11,7 +11,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from banyan_runtime.batch.lines import uncut
 from banyan_runtime.front.answers import Answer, Arrival, answer, fail, given, ignored
 from banyan_runtime.front.context import Context
 from banyan_runtime.front.deadline import Deadline
@@ -24,6 +23,7 @@ from banyan_runtime.front.openai.responses.store import Record, new_id
 from banyan_runtime.front.parsing import MAX_IGNORED, NAME
 from banyan_runtime.front.plan import AnswerPlan, ResponsePlan
 from banyan_runtime.front.transport import while_connected
+from banyan_runtime.json_text import uncut
 
 CANCEL_S: Final = 5.0  # that a cancelled response may take to end
 READ_HERE: Final = 256 << 10  # bytes of a request that take no millisecond to read
