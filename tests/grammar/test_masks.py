@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -164,11 +165,28 @@ def test_a_grammar_of_which_a_text_can_come_in_too_many_ways_is_given_up(smol: L
     assert "too long" in why or "too complex" in why
 
 
-@pytest.mark.parametrize(("seconds", "masks"), [(0.009, 100), (0.02, 30), (1.0, 0)])
+@pytest.mark.parametrize(("seconds", "masks"), [(0.009, 100), (0.02, 15), (1.0, 0)])
 def test_masks_may_take_so_long_together(tiny: Language, seconds: float, masks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0.0, seconds)
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     assert walked(tiny, Grammar("regex", "a+"), 100)[0] == pytest.approx(masks, abs=1)
+
+
+@pytest.mark.parametrize(("seconds", "tokens"), [(0.009, 100), (0.036, 12)])
+def test_so_may_the_tokens_behind_masks_that_others_computed(
+    tiny: Language, seconds: float, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    clock = itertools.count(0.0, seconds)
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
+    matcher, words = tiny.matcher(Grammar("regex", "a+")), np.zeros(-(-tiny.vocabulary.size // 32), np.uint32)
+    (token,) = tiny.ids("a")
+    accepted = 0
+    with contextlib.suppress(GrammarError):
+        while accepted < 100:
+            words[:] = 1
+            matcher.fill(words, computed=True)
+            accepted += matcher.accept(token)
+    assert accepted == tokens
 
 
 def test_after_masks_that_took_long_side_by_side_they_are_computed_one_by_one(smol: Language, monkeypatch: pytest.MonkeyPatch) -> None:

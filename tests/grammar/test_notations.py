@@ -114,6 +114,10 @@ def test_blanks_are_bounded_however_long_a_model_wants_them(tiny: Language) -> N
             {"multipleOf": 999983},
             "'multipleOf' (999983) at # has more than 20000 remainders to tell apart, which is not supported.",
         ),
+        (
+            {"properties": {str(i): {"multipleOf": 19_990} for i in range(6)}},
+            "it has 119940 remainders of 'multipleOf' to tell apart; at most 100000 are allowed.",
+        ),
         ({"properties": {str(i): {} for i in range(1001)}}, "it has 1001 properties; at most 1000 are allowed."),
     ],
 )

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import uvloop
 
+from banyan_runtime.addresses import url_of
 from banyan_runtime.batch.display import Display, display
 from banyan_runtime.batch.documents import FOLDER
 from banyan_runtime.batch.errors import (
@@ -221,7 +222,7 @@ class _Command:
             stack.callback(shown.close)
             if options.progress_port is not None:
                 port = await stack.enter_async_context(serve_status(progress, options.progress_host, options.progress_port))
-                shown.say(f"progress and metrics on http://{options.progress_host}:{port}/progress and /metrics")
+                shown.say(f"progress and metrics on {url_of(options.progress_host, port)}/progress and /metrics")
             api_key = options.api_key()
             run = self._run = Run(self._order(), progress, self._hands, shown.say)
             if (manifest := await self._show_while(run.claim())) is not None:

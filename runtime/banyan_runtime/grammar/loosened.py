@@ -1,79 +1,103 @@
-"""What is left of a schema that cannot be enforced as a whole: the same one, without what keeps it from being so."""
+"""What is left of a schema that cannot be enforced as a whole: the same one, without the keywords that keep it from being so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.keywords import LISTS, MAPS, SINGLE
-from banyan_runtime.grammar.schema import DEFINITIONS, Schema
+from banyan_runtime.grammar.schema import ANNOTATIONS, Schema, check_nesting, copied, enforceable, explicit, parts
 
-MOST_TRIALS: Final = 100  # each is a grammar that is compiled, of a millisecond or some; what is not tried by then is left out whole
-_FRAME: Final = frozenset(
-    {"type", "properties", "required", "additionalProperties", "items", "prefixItems", "anyOf", "enum", "const", "$ref", *DEFINITIONS}
-)
+MOST_TRIALS: Final = 200
+"""Each may be a grammar that is compiled. One that fails among a thousand keywords takes some twenty; what is not tried by then is
+left out."""
+_FRAME: Final = frozenset({"type", "properties", "required", "additionalProperties", "items", "prefixItems", "anyOf", "enum", "const"})
 """What a value is, at all. Other keywords narrow it."""
+_RESTS_ON: Final[Mapping[str, tuple[str, ...]]] = {
+    "additionalProperties": ("properties", "patternProperties"), "items": ("prefixItems",), "additionalItems": ("items",),
+}  # fmt: skip
+"""Keywords that say something of what others beside them leave over: without those they would be about more."""
 
 
 def loosened(schema: Schema, fits: Callable[[Schema], bool]) -> Schema:
-    """The schema of an object, or as much of it as `fits`: each part that does not is narrowed less, and the smallest such parts alone.
-    Whatever fits the schema fits what is left."""
+    """The schema of an object, or as many of its keywords as there may be for it to `fit`. Whatever fits the schema fits what is left."""
+    if fits(schema):
+        return schema
+    try:
+        check_nesting(schema, "the schema")
+    except GrammarError:
+        return {}
     return _Loosening(schema, fits).whole()
+
+
+class _Piece(NamedTuple):
+    """A keyword of a schema, or of one in it."""
+
+    part: int  # its id
+    keyword: str
 
 
 class _Loosening:
     def __init__(self, schema: Schema, fits: Callable[[Schema], bool]) -> None:
-        self._schema = schema
         self._fits = fits
         self._trials = 0
-        # Anything, until they are loosened themselves: one that is not would keep all others from fitting.
-        self._definitions: Schema = {name: {key: {} for key in schema[name]} for name in DEFINITIONS if isinstance(schema.get(name), dict)}
+        self._whole = copied(schema)
+        explicit(self._whole)
+        for _, part in parts(self._whole):
+            if "oneOf" in part and "anyOf" not in part:  # which is wider: of several that a value fits none can be told from the others
+                part["anyOf"] = part.pop("oneOf")
+        self._kept: set[_Piece] = set()
 
     def whole(self) -> Schema:
-        if self._fit(self._schema):
-            return self._schema
-        for name, those in self._definitions.items():
-            for key in those:
-                those[key] = self._part(self._schema[name][key])
-        root = self._schema | self._definitions
-        return self._least(self._with_parts(root), self._fit)
-
-    def _fit(self, schema: Schema) -> bool:
-        self._trials += 1
-        return self._trials <= MOST_TRIALS and self._fits(schema)
-
-    def _fit_as_part(self, part: Any) -> bool:
-        return self._fit({"type": "object", "properties": {"part": part}, "required": ["part"], **self._definitions})
-
-    def _part(self, part: Any) -> Any:
-        if not isinstance(part, dict) or self._fit_as_part(part):
-            return part
-        return self._least(self._with_parts(part), self._fit_as_part)
-
-    def _with_parts(self, schema: Schema) -> Schema:
-        """Each part of it loosened by itself."""
-        made = dict(schema)
-        for name in schema.keys() & {*MAPS} - {*DEFINITIONS}:
-            if isinstance(found := schema[name], dict):
-                made[name] = {key: self._part(part) for key, part in found.items()}
-        for name in schema.keys() & {*LISTS, *SINGLE}:
-            found = schema[name]
-            made[name] = [self._part(part) for part in found] if isinstance(found, list) else self._part(found)
+        pieces = [
+            _Piece(id(part), keyword)
+            for _, part in parts(self._whole)
+            for keyword in part
+            if keyword not in ANNOTATIONS and enforceable(part, keyword)
+        ]
+        self._keep(sorted(pieces, key=_rank))  # of one rank those of a schema before those of schemas in it
+        made = self._made(self._whole, self._kept)
+        assert isinstance(made, dict)
         return made
 
-    def _least(self, schema: Schema, fit: Callable[[Schema], bool]) -> Schema:
-        """Without one keyword that narrows it, without all of them, or without anything that does not fit."""
-        return next((one for one in _less(schema) if fit(one)), {})
+    def _keep(self, pieces: Sequence[_Piece]) -> None:
+        """All of them, or of either half what can be kept: a few that cannot are found in few trials."""
+        if not pieces or self._trials == MOST_TRIALS:
+            return
+        self._trials += 1
+        kept = self._kept.union(pieces)
+        if self._fits(self._made(self._whole, kept)):
+            self._kept = kept
+        elif len(pieces) > 1:
+            middle = len(pieces) // 2
+            self._keep(pieces[:middle])
+            self._keep(pieces[middle:])
+
+    def _made(self, part: Any, kept: set[_Piece]) -> Any:
+        """A schema of nothing but what is kept."""
+        if not isinstance(part, dict):
+            return part
+        made: Schema = {}
+        for keyword, value in part.items():
+            if _Piece(id(part), keyword) not in kept:
+                continue
+            if keyword in MAPS:
+                made[keyword] = {name: self._made(one, kept) for name, one in value.items()}
+            elif keyword in (*LISTS, *SINGLE):
+                made[keyword] = [self._made(one, kept) for one in value] if isinstance(value, list) else self._made(value, kept)
+            else:
+                made[keyword] = value
+        for keyword, others in _RESTS_ON.items():
+            if any(other in part and other not in made for other in others):
+                made.pop(keyword, None)
+        if "properties" in made:
+            made.setdefault("additionalProperties", True)  # else it would be closed
+        return made
 
 
-def _less(schema: Schema) -> Iterator[Schema]:
-    yield schema
-    narrowing = [key for key in schema if key not in _FRAME]
-    for key in narrowing:
-        yield {other: value for other, value in schema.items() if other != key}
-    frame = {key: value for key, value in schema.items() if key in _FRAME}
-    if len(narrowing) > 1:
-        yield frame
-    kept: Schema = {key: frame[key] for key in ("type", *DEFINITIONS) if key in frame}
-    if len(kept) < len(frame):
-        yield kept
+def _rank(piece: _Piece) -> int:
+    """What others point to, what a value is, what points to others, and what narrows it."""
+    if piece.keyword == "$ref":
+        return 2
+    return 0 if piece.keyword.startswith("$") or piece.keyword == "definitions" else 1 if piece.keyword in _FRAME else 3

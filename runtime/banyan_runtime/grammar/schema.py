@@ -29,6 +29,7 @@ _FORMATS: Final = frozenset({
 })  # fmt: skip
 """Those that JSON Schema defines. Any other name says nothing about the text, and is left out."""
 _MAX_REMAINDERS: Final = 20_000  # of a number that is to be a multiple; 10,000 take 60 ms to compile, a million 12 s
+_MAX_ALL_REMAINDERS: Final = 100_000  # of all of a schema
 _UUIDS: Final = frozenset(f"uuid{version}" for version in range(1, 9))  # pydantic's names
 
 
@@ -41,8 +42,11 @@ def prepare(schema: object) -> str:
     if not isinstance(schema, dict):
         raise GrammarError("a schema is a JSON object.")
     _check_size(schema)
+    remainders = 0
     for path, part in parts(schema):
         _check(path, part)
+        remainders += _remainders(part["multipleOf"]) if "multipleOf" in part else 0
+    check_count(remainders, "remainders of 'multipleOf' to tell apart", _MAX_ALL_REMAINDERS)
     ours: Schema = copied(schema)
     ours.pop("x-guidance", None)  # a compiler's own switches
     _neutralise(ours)
@@ -124,6 +128,15 @@ def has_nul(value: Any) -> bool:
     return isinstance(value, str) and "\0" in value
 
 
+def enforceable(part: Schema, keyword: str) -> bool:
+    """Whether nothing speaks against a keyword of a schema but what stands beside it or in it."""
+    try:
+        _check("#", {keyword: part[keyword]})
+    except GrammarError:
+        return False
+    return True
+
+
 def _check(path: str, part: Schema) -> None:
     for keyword in _UNENFORCED:
         if keyword in part and not (keyword == "propertyNames" and _takes_all_names(part[keyword])):
@@ -197,6 +210,14 @@ def _close(schema: Schema) -> None:
         alone = id(part) not in shared and "anyOf" not in part and "oneOf" not in part
         if alone and _mapping(part.get("properties")) and "patternProperties" not in part:
             part.setdefault("additionalProperties", False)
+
+
+def explicit(schema: Schema) -> None:
+    """Have each object that names its properties say whether it has others, as `prepare` would take it."""
+    _close(schema)
+    for _, part in parts(schema):
+        if "properties" in part:
+            part.setdefault("additionalProperties", True)
 
 
 def _list(value: Any) -> list[Any]:

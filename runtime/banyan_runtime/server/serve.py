@@ -20,6 +20,7 @@ from typing import Any, Final
 import uvloop
 
 from banyan_runtime import hub, logs, wire
+from banyan_runtime.addresses import url_of
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front import errors, request_log
@@ -425,10 +426,6 @@ def hang_after(watchdog_timeout: float) -> float:
     """Seconds of silence after which probes call the engine hung: well before the watchdog ends it, for then there is nothing left to
     tell, and whoever balances requests needs some time to send them elsewhere."""
     return float(os.environ.get(HANG_VARIABLE, min(HANG_AFTER_S, watchdog_timeout / 2)))
-
-
-def url_of(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def own_url(host: str, port: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,12 +20,26 @@ Usable = Callable[[Grammar], bool]
 """Says whether a grammar can be used."""
 
 
-class Leniency:
-    """Of tools that are not strict: those parts of their schemas are enforced that can be."""
+LENIENT_CPU_S: Final = 1.0
+"""Of computing time for one request's trials. A single one is bounded by itself (`constraints.TRIAL_CPU_S`)."""
 
-    def __init__(self, usable: Usable) -> None:
-        self.usable = usable
+
+class Leniency:
+    """Of tools that are not strict: those parts of their schemas are enforced that can be, as far as it is found out in time."""
+
+    def __init__(self, usable: Usable, clock: Callable[[], float] = time.thread_time) -> None:
+        self._usable = usable
+        self._clock = clock
+        self._spent_s = 0.0
         self.loosened: dict[str, None] = {}  # the names of tools whose schemas are not enforced as a whole
+
+    def usable(self, grammar: Grammar) -> bool:
+        if self._spent_s > LENIENT_CPU_S:
+            return False
+        begun = self._clock()
+        found = self._usable(grammar)
+        self._spent_s += self._clock() - begun
+        return found
 
 
 ARRAY: Final = ToolTag(

@@ -35,7 +35,7 @@ _JSON: Final[Mapping[str, JsonCompileOptions]] = {
 }
 _ESCAPE: Final = re.compile(r"\x7f|\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)  # in GBNF; and what Lark wants escaped
 ALLOWED_S: Final = 0.01
-"""Of computing time for each token, while all others wait: ten times of what nearly all grammars take."""
+"""Of computing time for each mask, and for each token behind it, while all others wait: ten times of what nearly all grammars take."""
 DEBT_S: Final = 0.3  # beyond what is allowed, of an output so far; then its grammar is given up
 _SLOW: Final = (
     "it takes too long to find what may come next: the same text can come of it in too many ways. Write it so that each can come of it "
@@ -185,9 +185,8 @@ class LlguidanceMatcher:
             self._allow(words, self._stops)
             return
         if not computed:
-            began = time.thread_time()
-            self._compute(words)
-            self._debt = max(0.0, self._debt + time.thread_time() - began - ALLOWED_S)
+            with self._owing():
+                self._compute(words)
         if matcher.is_error():
             check(matcher)
         if self._debt > DEBT_S:
@@ -199,6 +198,13 @@ class LlguidanceMatcher:
             self._allow(words, self._stops)
         if not words.any():
             raise GrammarError("no token of the vocabulary can come next in this grammar.")
+
+    @contextlib.contextmanager
+    def _owing(self) -> Iterator[None]:
+        """What this thread computes meanwhile beyond what is allowed is owed; what it computes less is paid back."""
+        began = time.thread_time()
+        yield
+        self._debt = max(0.0, self._debt + time.thread_time() - began - ALLOWED_S)
 
     def _compute(self, words: Words) -> None:
         """What the library says."""
@@ -223,7 +229,9 @@ class LlguidanceMatcher:
             return True
         if token_id in self._ends or not 0 <= token_id < self._rows:
             return False
-        if self._matcher.try_consume_tokens([token_id]) == 1:
+        with self._owing():
+            taken = self._matcher.try_consume_tokens([token_id]) == 1
+        if taken:
             self._accepted += 1
             return True
         if self._matcher.is_error():

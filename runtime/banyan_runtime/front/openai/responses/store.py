@@ -263,20 +263,12 @@ class ResponseStore:
 
     async def _make_room(self, size: int) -> None:
         """Raises NoRoom, and ApiError when the storage does not answer."""
-        if (lacking := await self._lacking(size)) > 0:
-            async with self._looking:
-                if (now := self._clock()) >= self._look_again:
-                    self._look_again = now + NO_ROOM_S
-                    await self._look(size, lacking)
-                    if (lacking := await self._lacking(size)) <= 0:
-                        self._look_again = 0.0
-        if lacking > 0:
-            remedy = f"{LEFT_BYTES >> 20} MiB are left to files and batches: make room there, or set --response-store-bytes to less"
-            raise NoRoom(f"{lacking} bytes are too few on the disk of {self._where}, of which {remedy}")
+        if not self._quota.fits(size):  # no look finds room for it, and nothing is to give way in vain
+            raise NoRoom(f"{size} bytes are more than --response-store-bytes={self._quota.most}: set it to more")
+        if await self._lacking(size) > 0:
+            await self._make_room_on_disk(size)
         if self._quota.take(size):
             return
-        if not self._quota.fits(size):  # a look finds no room for it, and must not keep others from looking
-            raise NoRoom(f"{size} bytes are more than --response-store-bytes={self._quota.most}: set it to more")
         async with self._looking:
             if self._quota.take(size):
                 return
@@ -287,6 +279,21 @@ class ResponseStore:
                     self._look_again = 0.0
                     return
         raise NoRoom(f"{size} bytes more than --response-store-bytes={self._quota.most} are not to be had: set it to more")
+
+    async def _make_room_on_disk(self, size: int) -> None:
+        """Raises NoRoom, and ApiError when the storage does not answer."""
+        async with self._looking:
+            lacking = await self._lacking(size)  # another write may have made room meanwhile
+            if lacking > 0 and (now := self._clock()) >= self._look_again:
+                self._look_again = now + NO_ROOM_S
+                await self._look(size, lacking)
+                if (lacking := await self._lacking(size)) <= 0:
+                    self._look_again = 0.0
+        if lacking > 0:
+            raise NoRoom(
+                f"on the disk of {self._where} {LEFT_BYTES >> 20} MiB are left to files and batches, and {lacking} bytes are lacking for "
+                f"{size} more beside them: make room there, or set --response-store-bytes to less"
+            )
 
     async def _lacking(self, size: int) -> int:
         """Bytes that the disk has too few of for so many more."""
