@@ -34,10 +34,12 @@ from banyan_runtime.front.event_stream import PART_BYTES, EventStream
 from banyan_runtime.front.generation import Call
 from banyan_runtime.front.generation_group import GenerationGroup
 from banyan_runtime.front.logprobs import Row
+from banyan_runtime.front.parsing import MAX_IGNORED
 from banyan_runtime.front.plan import AnswerPlan, Endpoint, GenerateRequest
 from banyan_runtime.front.transport import while_connected
 from banyan_runtime.front.turns import Turn
 
+_NAMED: Final = 2 * MAX_IGNORED  # what has no effect, and what a model is not shown or held to
 DONE: Final = b"data: [DONE]\n\n"
 _REJECTIONS: Final = {"queue_full": "queue_full", "context_length_exceeded": "too_long", "server_overloaded": "unavailable"}
 to_json: Final = msgspec.json.Encoder().encode
@@ -52,8 +54,8 @@ def claim(context: Context, request_id: str, own_id: str, param: str) -> None:
 
 
 def ignored(names: Sequence[str]) -> dict[str, str]:
-    """The header that names the fields without effect."""
-    return {"X-Banyan-Ignored": ", ".join(names)} if names else {}
+    """The header that names the fields without effect, or the first of very many: proxies bound the headers that they pass on."""
+    return {"X-Banyan-Ignored": ", ".join(names[:_NAMED])} if names else {}
 
 
 def rejection(context: Context, error: ApiError) -> str | None:
