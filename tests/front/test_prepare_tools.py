@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from banyan_runtime.front.answers import ignored
 from banyan_runtime.front.openai.responses.references import Before
 from banyan_runtime.front.plan import AnswerPlan, ChatPlan, Endpoint
 from banyan_runtime.front.prepare.constraints import Constraints
