@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import io
 import json
@@ -17,7 +18,7 @@ from rich.console import Console
 from banyan_operator import cli
 from banyan_operator.cli import main
 from banyan_operator.local.prospect import all_done, servers_ready
-from banyan_operator.local.snapshot import LOCK, Snapshot, state_folder
+from banyan_operator.local.snapshot import LOCK, PodLine, Snapshot, state_folder
 from banyan_operator.local.table import age, render
 from banyan_operator.local.view import Lines, Screen, label, view_for
 from banyan_operator.times import stamp
@@ -26,7 +27,7 @@ NOW = 1_000_000.0
 
 
 def server(phase: str = "Ready", **status: Any) -> dict[str, Any]:
-    metadata = {"name": "chat", "namespace": "default", "creationTimestamp": stamp(NOW - 200)}
+    metadata = {"name": "chat", "namespace": "default", "uid": "a", "creationTimestamp": stamp(NOW - 200)}
     conditions = [
         {
             "type": "Ready",
@@ -40,7 +41,7 @@ def server(phase: str = "Ready", **status: Any) -> dict[str, Any]:
 
 
 def job(phase: str, percent: int = 41) -> dict[str, Any]:
-    metadata = {"name": "nightly", "namespace": "default", "creationTimestamp": stamp(NOW - 38 * 60)}
+    metadata = {"name": "nightly", "namespace": "default", "uid": "b", "creationTimestamp": stamp(NOW - 38 * 60)}
     counts = {"total": 100, "completed": 40, "failed": 1}
     status = {
         "phase": phase,
@@ -337,6 +338,37 @@ def test_a_status_that_cannot_be_read_is_one_line(
     said = capsys.readouterr().err
     assert words in said
     assert len(said.splitlines()) == 1
+
+
+DAMAGES: dict[str, Any] = {
+    "a status that is text": lambda shown: shown["resources"][0].update(status="ready"),
+    "conditions that are texts": lambda shown: shown["resources"][0].update(status={"conditions": ["Ready"]}),
+    "no spec": lambda shown: shown["resources"][0].update(spec=None),
+    "no uid": lambda shown: shown["resources"][0]["metadata"].pop("uid"),
+    "a number in the place of the uid": lambda shown: shown["resources"][0]["metadata"].update(uid=7),
+    "much of something else": lambda shown: shown["resources"].append({"kind": "x" * 100_000, "metadata": 3}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_status_of_another_form_is_one_short_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any) -> None:
+    snapshot(server()).write(tmp_path)
+    shown = json.loads((tmp_path / "status.json").read_text())
+    damage(shown)
+    (tmp_path / "status.json").write_text(json.dumps(shown))
+    assert main(["status", "--state-dir", str(tmp_path)]) == 73
+    said = capsys.readouterr().err
+    assert "is not what this version writes" in said
+    assert len(said) < 1000
+
+
+def test_what_a_later_version_shows_of_pods_is_passed_over(tmp_path: Path) -> None:
+    written = dataclasses.replace(snapshot(server()), pods=(PodLine("one", "Running", True, 0, "/logs"),))
+    written.write(tmp_path)
+    shown = json.loads((tmp_path / "status.json").read_text())
+    shown["pods"][0]["node"] = "here"
+    (tmp_path / "status.json").write_text(json.dumps(shown))
+    assert Snapshot.read(tmp_path).pods == written.pods
 
 
 @pytest.mark.parametrize("left", [(), (server(),)], ids=["nothing was there", "an earlier run left a ready server"])

@@ -207,6 +207,7 @@ ANSWERS = {
     "no bucket": _error(b"404 Not Found", b"NoSuchBucket"),
     "nothing": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
     "refused": _error(b"400 Bad Request", b"Whatever"),
+    "unsupported": _error(b"501 Not Implemented", b"NotImplemented"),
     "a page": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>",
 }
 """What a storage that is in order says for a moment, or another server in its place."""

@@ -19,9 +19,9 @@ from banyan_runtime.storage.patience import Patience
 from banyan_runtime.storage.probe import Conditions, probe
 from banyan_runtime.storage.s3 import S3Store
 from banyan_runtime.storage.s3_settings import S3Settings
-from banyan_runtime.storage.store import Denied, NotFound, Precondition, Stopped, StoreError, Unreachable
+from banyan_runtime.storage.store import Denied, NotFound, Precondition, Stopped, StoreError, Unreachable, Unsupported
 from banyan_runtime.storage.unfenced import UnfencedStore
-from tests.storage.answering import Answer, Request, answering
+from tests.storage.answering import Answer, Answering, Request, answering
 from tests.storage.servers import Fault, Proxy, S3Server, free_port
 
 BIG = bytes(range(256)) * (11 << 12)
@@ -286,6 +286,106 @@ def test_of_a_store_that_is_trusted_denied_access_is_an_outage_but_for_what_it_m
         for optional in (lambda: store.delete("x"), lambda: store.sweep("", 1.0)):
             with pytest.raises(Denied):
                 optional()
+
+
+def store_at(server: Answering, patience_s: float = 0.3) -> S3Store:
+    store = S3Store("bucket", S3Settings(server.url, "us-east-1", True, "AKID", "SECRET"), Patience(patience_s), part_bytes=10)
+    store.trust()
+    return store
+
+
+def error(status: int, code: str) -> Answer:
+    return Answer(status, f"<Error><Code>{code}</Code></Error>".encode(), {"Content-Type": "text/xml"})
+
+
+UPLOAD = Answer(200, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>", {})
+
+
+def test_of_a_store_that_is_trusted_a_page_that_is_not_there_is_an_outage_where_no_object_is_asked_for() -> None:
+    """As what stands before a storage answers while it knows of none behind it."""
+
+    def answer(request: Request) -> Answer:
+        return UPLOAD if request.target.endswith("?uploads") and begins else Answer(404, b"404 page not found", {})
+
+    begins = False
+    with answering(answer) as server:
+        store = store_at(server)
+        for read in (lambda: store.get("x"), lambda: store.head("x")):
+            with pytest.raises(NotFound):
+                read()
+        upload = store.upload("x")
+        for call in (lambda: list(store.list("")), lambda: upload.write(bytes(30))):
+            with pytest.raises(Unreachable, match="no such object"):
+                call()
+        begins = True
+        with pytest.raises(Unreachable, match="no such object"):
+            store.upload("x").write(bytes(30))
+
+
+@pytest.mark.parametrize("code", ["NoSuchUpload", "InvalidPart"])
+def test_an_upload_that_the_storage_has_lost_is_not_sent_to_again(code: str) -> None:
+    """Whoever tries again begins another."""
+
+    def answer(request: Request) -> Answer:
+        if request.target.endswith("?uploads"):
+            return UPLOAD
+        lost = request.method == ("PUT" if code == "NoSuchUpload" else "POST")
+        return error(404 if code == "NoSuchUpload" else 400, code) if lost else Answer()
+
+    with answering(answer) as server:
+        store = store_at(server, 60.0)
+
+        def write() -> None:
+            upload = store.upload("x")
+            upload.write(bytes(30))
+            upload.complete(if_none_match=True)
+
+        with pytest.raises(Unreachable):
+            write()
+        assert len([request for request in server.requests if request.method in ("PUT", "POST")]) <= 5
+
+
+@pytest.mark.parametrize("tag", ['"one"', "one", 'W/"one"'])
+def test_bytes_of_another_version_are_none_of_what_was_asked_for_even_if_the_storage_passes_them_on(tag: str) -> None:
+    with answering(lambda _: Answer(200, b"bytes", {"ETag": tag})) as server:
+        store = store_at(server)
+        assert store.get("x", if_match='"one"') == b"bytes"
+        with pytest.raises(Precondition):
+            store.get("x", if_match='"two"')
+
+
+def test_a_page_in_the_place_of_an_object_is_waited_for() -> None:
+    pages = [Answer(200, b"<html>", {}), Answer(200, b"", {}), Answer(200, b"bytes", {"ETag": '"one"'})]
+    with answering(lambda _: pages.pop(0)) as server:
+        assert store_at(server, 10.0).get("x", if_match='"one"') == b"bytes"
+
+
+@pytest.mark.parametrize(("start", "told"), [(0, ""), (4, ""), (4, "bytes 0-3/8"), (0, "bytes 4-7/8")])
+def test_other_bytes_than_were_asked_for_are_refused(start: int, told: str) -> None:
+    headers = {"ETag": '"one"'} | ({"Content-Range": told} if told else {})
+    with answering(lambda _: Answer(206 if told else 200, b"12345678"[: 4 if told else 8], headers)) as server:
+        store = S3Store("bucket", S3Settings(server.url, "us-east-1", True, "AKID", "SECRET"))
+        with pytest.raises(StoreError, match="ignores Range headers"):
+            store.get("x", start=start, end=start + 4)
+        if not told:
+            assert store.get("x", start=0, end=8) == b"12345678"  # as some answer who is asked for all of it
+
+
+def test_what_a_storage_cannot_do_for_a_moment_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [error(501, "NotImplemented"), Answer(200, b"bytes", {"ETag": '"one"'})]
+    with answering(lambda _: answers[0] if len(answers) == 1 else answers.pop(0)) as server:
+        assert store_at(server, 10.0).get("x") == b"bytes"
+        monkeypatch.setattr(s3, "UNSUPPORTED_S", 0.0)
+        answers[:] = [error(501, "NotImplemented")]
+        with pytest.raises(Unsupported):
+            store_at(server, 10.0).put("x", b"", if_none_match=True)
+
+
+def test_why_a_head_is_bad_is_asked_of_an_answer_with_a_body() -> None:
+    with answering(lambda _: error(400, "ExpiredToken")) as server:
+        store = S3Store("bucket", S3Settings(server.url, "us-east-1", True, "AKID", "SECRET"))
+        with pytest.raises(Denied, match="renew the session token"):
+            store.head("x")
 
 
 def test_bytes_that_are_not_those_of_the_object_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

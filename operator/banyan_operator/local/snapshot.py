@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ FILE = "status.json"
 LOCK = "lock"
 FINISHED = ("Succeeded", "Failed", "Cancelled", "Expired")
 """Phases of a BatchJob that are its last."""
+_SHOWN = 200  # characters of what is wrong with it, which may be all of it
 _REMEDY = "restore it; or start with --fresh, or delete it, and which BatchJobs ran is forgotten"
 
 
@@ -65,28 +66,39 @@ class Snapshot:
         be taken for new."""
         try:
             found = json.loads((folder / FILE).read_text())
+            known = {each.name for each in fields(PodLine)}  # a later version may show more
             snapshot = Snapshot(
                 state=found["state"],
                 pid=found["pid"],
                 version=found["version"],
                 resources=tuple(found["resources"]),
-                pods=tuple(PodLine(**pod) for pod in found["pods"]),
+                pods=tuple(PodLine(**{name: value for name, value in pod.items() if name in known}) for pod in found["pods"]),
                 loading=found["loading"],
             )
             for resource in snapshot.resources:
-                key_of(resource)
+                _check(resource)
         except (FileNotFoundError, NotADirectoryError):
             raise NotRunningError(f"{folder}: nothing runs there; start it with 'banyan-operator local -f DIR'") from None
         except OSError as error:
             raise StateError(f"{folder / FILE} cannot be read: {error.strerror}; {_REMEDY}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(f"{folder / FILE} is not what this version writes ({error!r}); {_REMEDY}") from None
+            raise StateError(f"{folder / FILE} is not what this version writes ({repr(error)[:_SHOWN]}); {_REMEDY}") from None
         if snapshot.state != "stopped" and owner(folder) != snapshot.pid:  # it was killed before it could say so
             return Snapshot(**{**{name: getattr(snapshot, name) for name in Snapshot.__slots__}, "state": "stopped"})
         return snapshot
 
     def of_kind(self, kind: str) -> list[Manifest]:
         return [resource for resource in self.resources if resource["kind"] == kind]
+
+
+def _check(resource: Manifest) -> None:
+    """Raises one of what `Snapshot.read` takes for damage where it has not the form of a Kubernetes object."""
+    key_of(resource)
+    if not isinstance(resource["metadata"]["uid"], str) or not isinstance(resource["spec"], dict):
+        raise TypeError(f"metadata.uid or spec of {key_of(resource)}")
+    status = resource.get("status", {})
+    if not isinstance(status, dict) or not all(isinstance(one, dict) for one in status.get("conditions", [])):
+        raise TypeError(f"status of {key_of(resource)}")
 
 
 def _sync_folder(folder: Path) -> None:

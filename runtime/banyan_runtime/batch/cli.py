@@ -243,6 +243,11 @@ class _Command:
         if options.phase == "plan":
             plan = await self._show_while(run.plan())
             progress.total = plan.total
+            if (reason := await self._show_while(run.ended())) is not None:
+                manifest = await self._show_while(run.merge(reason))
+                if manifest.outcome != "completed":
+                    raise _ended(manifest, options)
+                return manifest
             words = _words(progress, "Planned", f"{_so_many(plan.total, 'request')} in {_so_many(len(plan.shards), 'shard')}")
             return words | {"shards": len(plan.shards), "fenced": progress.fenced}
         if options.phase != "merge":

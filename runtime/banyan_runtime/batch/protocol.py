@@ -398,7 +398,7 @@ def outcome_of(plan: Plan, states: Sequence[State], stopped: Reason | None) -> O
         return "too-many-errors"
     if missing(plan, states) == 0:
         return "completed"
-    assert stopped is not None, "shards are frozen when a run is stopped"
+    assert stopped is not None, "the merge looked"
     return stopped
 
 
@@ -419,6 +419,8 @@ def merge(keys: Keys, owner: Owner, plan: Plan, make: MakeManifest, nonce: str) 
     if unfinished := tuple(shard for shard, state in enumerate(states) if state.term is None):
         return Unfinished(unfinished)
     stop = yield from read(keys.stop)
+    if stop is None and missing(plan, states) and not plan.too_many(sum(state.failed for state in states)):
+        return (yield from _removed(owner))  # shards are frozen when a run is stopped
     outcome = outcome_of(plan, states, Stop.decode(stop.body).reason if stop is not None else None)
     for attempt in itertools.count():
         below: str | None = None  # the tag of what stands where the manifest will

@@ -17,6 +17,7 @@ from banyan_runtime.batch import entries, identity, protocol, records
 from banyan_runtime.batch.documents import FOLDER, OWNER, InputObject, Keys, Outcome, Owner, Plan, Reason, State, Stop
 from banyan_runtime.batch.earlier import Earlier
 from banyan_runtime.batch.errors import (
+    AccessDenied,
     ConditionalWritesUnsupported,
     InputChanged,
     InputInvalid,
@@ -39,8 +40,8 @@ from banyan_runtime.batch.results import ResultFiles
 from banyan_runtime.batch.source import Source, found_again
 from banyan_runtime.batch.worker import Sends, Worker
 from banyan_runtime.storage.open import Location
-from banyan_runtime.storage.probe import probe
-from banyan_runtime.storage.store import Denied, NotFound, StoreError
+from banyan_runtime.storage.probe import Conditions, probe
+from banyan_runtime.storage.store import Denied, NotFound, StoreError, Unreachable
 from banyan_runtime.storage.unfenced import UnfencedStore
 
 FIRST_BYTES: Final = 1 << 16  # of errors.jsonl, which its first line is looked for in
@@ -98,7 +99,7 @@ class Run:
             order.output.store.trust()
         with store_errors(reading=False):
             try:
-                found = await self._hands.do(lambda: probe(order.output.store, order.output.child(f"{FOLDER}/").key))
+                found = await self._hands.do(lambda: order.patience.retry(order.output.uri, self._probe))
             except (Denied, NotFound) as error:  # the name of the object that was tried out tells nobody anything
                 raise type(error)(f"{order.output.uri} (--output)", error.message) from error
             self._progress.fenced = found.writes
@@ -143,6 +144,15 @@ class Run:
                     return got.manifest
                 raise self._taken(got)
 
+    def _probe(self, _: object) -> Conditions:
+        order = self._order
+        try:
+            return probe(order.output.store, order.output.child(f"{FOLDER}/").key)
+        except StoreError as error:
+            if order.begun and type(error) is StoreError:  # it was in order when the run was planned
+                raise Unreachable(error.key, error.message, reason=error.reason) from error
+            raise
+
     async def plan(self) -> Plan:
         """Count, check and cut the input, or find the plan that is there."""
         assert self._owner is not None
@@ -156,6 +166,11 @@ class Run:
         assert self._owner is not None
         with store_errors(reading=False):
             found = await self._do(protocol.read(keys.plan))
+            for pause_s in CONFIRM_S[:2] if self._order.begun else ():  # it was made before: a moment without it is none without a plan
+                if found is None:
+                    away = StoreError(self._order.output.child(keys.plan).uri, "the plan is not there")
+                    await self._hands.do(functools.partial(self._order.patience.pause, pause_s, away))
+                    found = await self._do(protocol.read(keys.plan))
             if found is not None:
                 self._plan = Plan.decode(found.body, self._owner.run)
                 await self._refuse_another(self._plan)
@@ -163,7 +178,7 @@ class Run:
                 return
         try:
             plan = await self._make_plan()
-        except (InputInvalid, InputNotFound, InputChanged):
+        except (InputInvalid, InputNotFound, InputChanged, AccessDenied, InvalidSpec):
             with contextlib.suppress(StoreError):  # nothing was begun: the output is free again
                 await self._do(protocol.release_output(self._owner, identity.nonce(), finished=True, unchanged=True))
             raise
@@ -207,6 +222,13 @@ class Run:
                     return True, left
                 left -= state.failed
         return False, left
+
+    async def ended(self) -> Reason | None:
+        """Why somebody has ended it early, if that was not carried out to its end."""
+        assert self._owner is not None
+        with store_errors(reading=False):
+            found = await self._do(protocol.read(Keys(self._owner.run).stop))
+        return None if found is None else Stop.decode(found.body).reason
 
     @property
     def stopped(self) -> Reason | None:

@@ -19,11 +19,13 @@ from banyan_runtime.batch.documents import FOLDER, OWNER, InputObject, Shard
 from banyan_runtime.batch.errors import InputChanged, InputInvalid, InputNotFound, Interrupted, from_store
 from banyan_runtime.batch.lines import LineSplitter, RawLine
 from banyan_runtime.batch.records import ERRORS, MANIFEST, OUTPUT
+from banyan_runtime.errors import UserError
 from banyan_runtime.storage.open import Location, open_together
 from banyan_runtime.storage.store import NotFound, ObjectInfo, ObjectStore, Precondition, StoreError, Throttled, Unreachable
 
 BLOCK_BYTES: Final = 8 << 20
 PATIENCE_S: Final = 120.0  # how long a storage that was there may be away
+CONFIRM_S: Final = (1.0, 5.0)  # pauses before what is not there any more, or not as it was, is looked at again: it may be neither
 
 
 class Source:
@@ -33,6 +35,7 @@ class Source:
         self._location = location
         self._objects = list(objects)
         self._stopped = threading.Event()
+        self._lost: dict[int, UserError] = {}  # objects that are not there any more, or not as they were, and why
 
     @staticmethod
     def find(location: Location) -> Source:
@@ -115,33 +118,40 @@ class Source:
 
     def _blocks(self, number: int, first: int, last: int) -> Iterator[bytes]:
         for start in range(first, last, BLOCK_BYTES):
-            end = min(start + BLOCK_BYTES, last)
-            block = self._read(number, start, end)
-            if len(block) != end - start:
-                one = self._objects[number]
-                raise InputChanged(f"{one.uri}: it became shorter while it was read; {put_back(one)}")
-            yield block
+            yield self._read(number, start, min(start + BLOCK_BYTES, last))
 
     def _read(self, number: int, start: int, end: int) -> bytes:
         store, deadline = self._location.store, time.monotonic() + PATIENCE_S
+        pauses = iter(CONFIRM_S)
         while True:
             if self._stopped.is_set():
                 raise Interrupted("reading was stopped")
+            if number in self._lost:
+                raise self._lost[number]
             one = self._objects[number]
             try:
                 try:
-                    return store.get(one.key, start=start, end=end, if_match=one.tag)
+                    block = store.get(one.key, start=start, end=end, if_match=one.tag)
+                    if len(block) == end - start:
+                        return block
+                    raise InputChanged(f"{one.uri}: it became shorter while it was read; {put_back(one)}")
                 except Precondition as error:
                     copy = found_again(store, one)
                     if copy is None or copy.tag == one.tag:
                         raise InputChanged(f"{error}; a run needs its input to stay as it is; {put_back(one)}") from error
                     self._objects[number] = copy
+                except NotFound as error:  # it was there
+                    raise InputNotFound(f"{error}; it was removed during the run; {put_back(one)}") from error
+            except (InputChanged, InputNotFound) as error:  # whoever stands before a storage may say so, too
+                pause_s = next(pauses, None)
+                if pause_s is None:
+                    self._lost[number] = error
+                    raise
+                self._stopped.wait(pause_s)
             except (Throttled, Unreachable) as error:
                 if time.monotonic() > deadline:
                     raise from_store(error, reading=True) from error
                 self._stopped.wait(2.0)
-            except NotFound as error:  # it was there
-                raise InputNotFound(f"{error}; it was removed during the run; {put_back(one)}") from error
             except StoreError as error:
                 raise from_store(error, reading=True) from error
 

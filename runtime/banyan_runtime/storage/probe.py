@@ -34,7 +34,7 @@ def probe(store: ObjectStore, prefix: str) -> Conditions:
             store.delete(key)
         return Conditions(writes=False, deletes=False)
     try:
-        if store.get(key) != b"1":
+        if not _holds(store, key, b"1"):
             raise StoreError(store.uri(key), "what was written there is not what is read; check the endpoint (AWS_ENDPOINT_URL_S3)")
         created_once = _refused(lambda: store.put(key, b"2", if_none_match=True))
         current = store.put(key, b"3", if_match=tag).tag if created_once else tag
@@ -49,6 +49,13 @@ def probe(store: ObjectStore, prefix: str) -> Conditions:
     finally:
         with contextlib.suppress(StoreError):
             store.delete(key)
+
+
+def _holds(store: ObjectStore, key: str, data: bytes) -> bool:
+    try:
+        return store.get(key) == data
+    except NotFound:
+        return False
 
 
 def _refused(write: Callable[[], object]) -> bool:

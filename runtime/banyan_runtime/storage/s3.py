@@ -20,11 +20,12 @@ import botocore.exceptions
 from banyan_runtime.storage.patience import Patience, Wait
 from banyan_runtime.storage.s3_errors import Conflict, Expired, NoSuchKey, NoSuchUpload, OutOfRange, origin, server_time, tag_of, translated
 from banyan_runtime.storage.s3_settings import S3Settings
-from banyan_runtime.storage.store import Denied, NotFound, ObjectInfo, Precondition, StoreError, Throttled, Unreachable
+from banyan_runtime.storage.store import Denied, NotFound, ObjectInfo, Precondition, StoreError, Throttled, Unreachable, Unsupported
 
 PART_BYTES: Final = 16 << 20  # all parts but the last are equal (R2 asks for it); 10,000 of them hold 160 GB
 MAX_PARTS: Final = 10_000
 CONFLICT_S: Final = 30.0  # that 409 is waited for: another conditional write of the same key is under way
+UNSUPPORTED_S: Final = 30.0  # that a storage is asked again for what it says it cannot do, if it has shown that it is in order
 CLEANUP_S: Final = 10.0  # how long ending an upload is tried: what stays is swept some day
 NONCE: Final = "banyan-write"
 
@@ -58,29 +59,53 @@ class S3Store:
         self._trusted = True
 
     @contextlib.contextmanager
-    def errors(self, key: str, *, optional: bool = False) -> Iterator[None]:
-        """Turns botocore's errors about `key` into the store's own. `optional`: a call that may well be denied, whatever else is not."""
+    def errors(self, key: str, *, optional: bool = False, absent: bool = True) -> Iterator[None]:
+        """Turns botocore's errors about `key` into the store's own. `optional`: a call that may well be denied, whatever else is not.
+        `absent`: a call of which it may be an answer that there is no such object."""
         try:
             with translated(self.uri(key), self.client.meta.endpoint_url):
                 yield
         except StoreError as error:
             # the kubelet brings the files of a renewed Secret up to two minutes later
-            if (self._renewed and isinstance(error, Expired)) or (self._trusted and not optional and _is_outage(error)):
+            if (self._renewed and isinstance(error, Expired)) or (self._trusted and not optional and _is_outage(error, absent)):
                 raise Unreachable(self.uri(key), error.message, reason=error.reason) from error
             raise
 
-    def ask(self, key: str, call: Callable[[], T], *, limit_s: float | None = None, optional: bool = False) -> T:
-        """The answer of one call of the client about `key`, waited for. `optional` as `errors`."""
+    def ask(
+        self, key: str, call: Callable[[], T], *, limit_s: float | None = None, optional: bool = False, absent: bool = True
+    ) -> T:  # fmt: skip
+        """The answer of one call of the client about `key`, waited for. `optional` and `absent` as `errors`."""
 
         def attempt(_: Wait) -> T:
-            with _no_conflict(), self.errors(key, optional=optional):
+            with _no_conflict(), self.errors(key, optional=optional, absent=absent):
                 return call()
 
-        return self.patience.retry(self.where, attempt, limit_s=limit_s)
+        return self._wait_for(attempt, limit_s=limit_s, optional=optional)
+
+    def _wait_for(self, attempt: Callable[[Wait], T], *, limit_s: float | None = None, optional: bool = False) -> T:
+        """As `Patience.retry`. A server before the storage may say for a moment that it cannot do what this one could until now."""
+        first: float | None = None  # monotonic seconds
+
+        def waiting(wait: Wait) -> T:
+            nonlocal first
+            try:
+                return attempt(wait)
+            except Unsupported as error:
+                first = first or time.monotonic()
+                if optional or not self._trusted or time.monotonic() - first > UNSUPPORTED_S:
+                    raise
+                raise Unreachable(error.key, error.message, reason="it says that it cannot do that") from error
+
+        return self.patience.retry(self.where, waiting, limit_s=limit_s)
 
     def head(self, key: str) -> ObjectInfo:
         def look() -> ObjectInfo:
-            answer = self.client.head_object(Bucket=self.bucket, Key=key)
+            try:
+                answer = self.client.head_object(Bucket=self.bucket, Key=key)
+            except botocore.exceptions.ClientError as error:
+                if error.response["ResponseMetadata"].get("HTTPStatusCode") == 400:  # why, only an answer with a body says
+                    self.client.get_object(Bucket=self.bucket, Key=key, Range="bytes=0-0")["Body"].close()
+                raise
             return _info(self.uri(key), key, answer["ContentLength"], answer)
 
         return self.ask(key, look)
@@ -95,10 +120,13 @@ class S3Store:
             nonlocal version
             while (answer := self._read(key, start + len(received), end, version)) is not None:
                 length = len(received) + int(answer["ContentLength"])
-                with self.errors(key):
-                    version = version or tag_of(answer, self.uri(key))  # what is resumed must be the same object
                 try:
                     with contextlib.closing(answer["Body"]) as body:
+                        with self.errors(key):
+                            tag = tag_of(answer, self.uri(key))
+                        version = version or tag  # what is resumed must be the same object
+                        if _bare(tag) != _bare(version):
+                            raise Precondition(self.uri(key), "the object changed")
                         while piece := body.read(1 << 20):
                             received.extend(piece)
                             wait.progress()
@@ -111,7 +139,7 @@ class S3Store:
                 if len(received) >= length:
                     return
 
-        self.patience.retry(self.where, receive)
+        self._wait_for(receive)
         return bytes(received)
 
     def _read(self, key: str, start: int, end: int | None, if_match: str | None) -> dict[str, Any] | None:
@@ -124,7 +152,7 @@ class S3Store:
         try:
             with _no_conflict(), self.errors(key):
                 answer: dict[str, Any] = self.client.get_object(Bucket=self.bucket, Key=key, **wanted)
-                if start and "ContentRange" not in answer:
+                if not _is_range(answer, start, end):
                     answer["Body"].close()
                     raise StoreError(self.uri(key), "the server ignores Range headers, so large objects can't be read from it")
                 return answer
@@ -158,7 +186,7 @@ class S3Store:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         more: dict[str, str] = {}
         while True:
-            page = self._page(self.client.list_objects_v2, prefix, more, optional=False)
+            page = self._page(self.client.list_objects_v2, prefix, more)
             for entry in page.get("Contents", []):
                 yield ObjectInfo(key=entry["Key"], size=entry["Size"], tag=entry["ETag"])
             if not page.get("IsTruncated"):
@@ -191,14 +219,14 @@ class S3Store:
                 return removed
             more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
-    def _page(self, listing: Callable[..., Any], prefix: str, more: Mapping[str, str], *, optional: bool) -> Any:
+    def _page(self, listing: Callable[..., Any], prefix: str, more: Mapping[str, str], *, optional: bool = False) -> Any:
         def listed() -> Any:
             page = listing(Bucket=self.bucket, Prefix=prefix, **more)
             if not {"IsTruncated", "Contents", "Uploads"} & page.keys():
                 raise StoreError(self.uri(prefix), f"{self.where} answered with something else than a listing; check the endpoint")
             return page
 
-        return self.ask(prefix, listed, optional=optional)
+        return self.ask(prefix, listed, optional=optional, absent=False)
 
     def abort(self, key: str, upload_id: str) -> None:
         """End a multipart upload; no error if there is none."""
@@ -234,7 +262,7 @@ class S3Store:
                 raise refused
             return mine
 
-        return self.patience.retry(self.where, attempt)
+        return self._wait_for(attempt)
 
     def _read_back(self, key: str, nonce: str) -> ObjectInfo | None:
         """The object, if it is the one that was written with `nonce`. Without an answer there is no telling: that is an error."""
@@ -289,7 +317,8 @@ class S3Upload:
             )
             return ObjectInfo(key=key, size=self._size, tag=tag_of(answer, store.uri(key)), metadata=self._metadata)
 
-        info = store.write_once(key, self._nonce, finish, conditions)
+        with self._begun_anew():
+            info = store.write_once(key, self._nonce, finish, conditions)
         self._id = None
         return info
 
@@ -308,19 +337,43 @@ class S3Upload:
 
         if self._id is None:
             stamped = self._metadata | {NONCE: self._nonce}
-            begun = self._store.ask(self._key, lambda: self._store.client.create_multipart_upload(**where, Metadata=stamped))
+            create = self._store.client.create_multipart_upload
+            begun = self._store.ask(self._key, lambda: create(**where, Metadata=stamped), absent=False)
             self._id = str(begun["UploadId"])
 
         def send() -> str:
             answer = self._store.client.upload_part(**where, UploadId=self._id, PartNumber=number, Body=data)
             return tag_of(answer, self._store.uri(self._key))
 
-        self._parts.append({"PartNumber": number, "ETag": self._store.ask(self._key, send)})
+        with self._begun_anew():
+            self._parts.append({"PartNumber": number, "ETag": self._store.ask(self._key, send, absent=False)})
+
+    @contextlib.contextmanager
+    def _begun_anew(self) -> Iterator[None]:
+        """What the storage has lost of an upload no further try of the same brings back: whoever tries again begins another."""
+        try:
+            yield
+        except NoSuchUpload as error:
+            raise Unreachable(error.key, error.message, reason="the upload was lost") from error
 
 
-def _is_outage(error: StoreError) -> bool:
-    """Whether a storage that is in order says so only for a while: keys that are renewed, another server behind its address."""
-    return isinstance(error, Denied) or type(error) in (StoreError, NotFound)
+def _is_outage(error: StoreError, absent: bool) -> bool:
+    """Whether a storage that is in order says so only for a while: keys that are renewed, another server behind its address. `absent`: it
+    may say, too, that there is no such object."""
+    return isinstance(error, Denied) or type(error) in (StoreError, NotFound) or (isinstance(error, NoSuchKey) and not absent)
+
+
+def _bare(tag: str) -> str:
+    """Proxies make tags weak, and some servers list them without quotes."""
+    return tag.removeprefix("W/").strip('"')
+
+
+def _is_range(answer: Mapping[str, Any], start: int, end: int | None) -> bool:
+    """Whether these are the bytes that were asked for, or the first of them."""
+    told = str(answer.get("ContentRange", ""))
+    if told:
+        return told.removeprefix("bytes").lstrip(" =").startswith(f"{start}-")
+    return start == 0 and (end is None or int(answer["ContentLength"]) <= end)
 
 
 @contextlib.contextmanager

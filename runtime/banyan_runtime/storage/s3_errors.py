@@ -19,6 +19,7 @@ MAX_SAID: Final = 500  # characters of a server's message that are passed on
 
 _THROTTLED: Final = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
 _TRANSIENT: Final = {"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "IDPCommunicationError"}
+_LOST_PARTS: Final = {"InvalidPart", "InvalidPartOrder", "EntityTooSmall"}
 _EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
 _DENIED: Final = {
     "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidIdentityToken",
@@ -35,7 +36,7 @@ class NoSuchKey(NotFound):
 
 
 class NoSuchUpload(NotFound):
-    """The multipart upload was completed, or ended by somebody."""
+    """The multipart upload was completed, or ended by somebody, or parts of it are not there."""
 
 
 class Expired(Denied):
@@ -159,6 +160,8 @@ def _raise(uri: str, storage: str, error: botocore.exceptions.ClientError) -> No
         raise StoreError(uri, f"the bucket is in another region ({region}); set AWS_REGION") from error
     if code == "NoSuchUpload":
         raise NoSuchUpload(uri, "the upload was ended by somebody else, or by the storage's own rules") from error
+    if code in _LOST_PARTS:
+        raise NoSuchUpload(uri, f"{storage} does not find the parts that were sent to it ({said})") from error
     if status == 404:
         no_bucket = " or no such bucket" if code == str(status) else ""  # of HEAD nobody knows which
         raise NoSuchKey(uri, f"there is no such object{no_bucket}") from error

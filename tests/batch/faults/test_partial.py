@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from banyan_runtime.batch.documents import Keys, Stop
 from tests.batch.conftest import line
 from tests.batch.faults.conftest import Bench
 
@@ -55,6 +56,18 @@ def test_what_a_run_that_was_ended_early_lacks_is_not_planned_again_by_its_name(
     assert refused.words["code"] == "RunEnded"
     assert all(part in refused.words["message"] for part in ("run job", "30 of 30 requests were not run", "--retry-failed"))
     assert bench.run(*JOB, "--phase", "work").words["code"] == WORDS[why], "whoever comes late to it finds what it came to"
+    bench.check()
+
+
+def test_what_was_ended_and_not_published_is_published_before_it_is_planned_again(bench: Bench) -> None:
+    """Its merge was killed behind its first word, say."""
+    bench.give(30)
+    bench.run(*JOB, "--phase", "plan")
+    where = bench.output.child(Keys("job").stop)
+    where.store.put(where.key, Stop("cancelled", "nonce").encode())
+    refused = bench.run(*JOB, "--phase", "plan", exit_code=65)
+    assert refused.words["code"] == "RunEnded"
+    assert "30 of 30 requests were not run" in refused.words["message"]
     bench.check()
 
 

@@ -63,7 +63,7 @@ def test_a_burst_of_slow_down_in_the_middle_of_a_run_is_waited_out(proxied: tupl
     assert bench.repeated == 0
 
 
-@pytest.mark.parametrize("kind", ["denied", "no bucket", "refused", "a page", "conflict"])
+@pytest.mark.parametrize("kind", ["denied", "no bucket", "refused", "a page", "conflict", "unsupported"])
 def test_what_a_storage_in_order_says_for_a_moment_ends_no_run(proxied: tuple[Bench, Proxy], kind: str) -> None:
     """Keys that are rotated, a gateway that is set up anew: it was right when the run began."""
     bench, proxy = proxied
@@ -76,6 +76,41 @@ def test_what_a_storage_in_order_says_for_a_moment_ends_no_run(proxied: tuple[Be
     assert proxy.faults[0].times == 0
     bench.check()
     assert bench.repeated == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [
+        (b"GET /", "nothing"),
+        (b"list-type=2", "nothing"),
+        (b"in.jsonl", "nothing"),
+        (b"in.jsonl", "a page"),
+        (b".banyan-probe-", "unsupported"),
+        (b"plan.json", "nothing"),
+    ],
+)
+def test_one_answer_of_another_server_ends_no_phase(proxied: tuple[Bench, Proxy], what: bytes, kind: str) -> None:
+    """Such as of what stands before a storage that is moved: to the first call of such a kind in each phase behind the plan."""
+    bench, proxy = proxied
+    bench.give(20)
+    job = [*SMALL, "--run-id", "job"]
+    bench.run(*job, "--phase", "plan")
+    for phase in ("work", "merge"):
+        proxy.faults = [Fault(lambda head: what in head.split(b"\r\n")[0], kind)]
+        bench.run(*job, "--phase", phase, JOB_COMPLETION_INDEX="0")
+    bench.check()
+    assert bench.repeated == 0
+
+
+def test_an_input_that_could_not_be_read_when_a_run_began_leaves_the_output_free(proxied: tuple[Bench, Proxy]) -> None:
+    bench, proxy = proxied
+    bench.give(20)
+    proxy.faults = [Fault(lambda head: b"in.jsonl" in head.split(b"\r\n")[0], "denied", times=100)]
+    denied = bench.run(*SMALL, "--run-id", "one", exit_code=77)
+    assert denied.words["code"] == "AccessDenied"
+    proxy.faults = []
+    bench.run(*SMALL, "--run-id", "two")
+    bench.check()
 
 
 @pytest.mark.parametrize("kind", ["denied", "no bucket", "a page"])
