@@ -321,3 +321,37 @@ def test_parameters_come_in_the_order_of_the_schema_those_that_must(language: La
     for names, fits in (("b", True), ("ab", True), ("bc", True), ("abc", True), ("", False), ("ac", False), ("ba", False), ("bd", False)):
         body = "".join(filled(arguments.begin, name) + name + arguments.end for name in names)
         assert language.takes(grammar, begin + body + form.tag.end) == fits, names
+
+
+B, C = ({"properties": {name: {"type": "integer"}}, "required": [name]} for name in "bc")
+
+
+@by_form
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"properties": {"a": {"type": "integer"}}, "oneOf": [B, C]}, ("b", "1"), None),
+        ({"$ref": "#/$defs/one", "$defs": {"one": {"properties": {"a": {"type": "integer"}}, "allOf": [B]}}}, ("b", "1"), None),
+        ({"properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}, {"minProperties": 1}]}, ("a", "1"), ("a", "x")),
+        ({"properties": {"a": {"type": "integer", "not": {}}}, "$defs": []}, ("a", "1"), ("a", "x")),
+    ],
+)
+def test_what_may_name_parameters_and_cannot_be_enforced_leaves_none_out(
+    tiny: Language, form: ToolFormat, schema: dict[str, Any], good: tuple[str, str], bad: tuple[str, str] | None
+) -> None:
+    """As text there are none but those that are named."""
+
+    def usable(grammar: Grammar) -> bool:
+        try:
+            tiny.backend.compile(grammar)
+        except GrammarError:
+            return False
+        return True
+
+    assert form.tag is not None
+    tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}})
+    leniency = Leniency(usable)
+    grammar = forced(form.tag, [tool], several=True, leniency=leniency).forced()
+    assert [*leniency.loosened] == ["f"]
+    assert tiny.takes(grammar, call(form, good[1], good[0]))
+    assert bad is None or not tiny.takes(grammar, call(form, bad[1], bad[0]))
