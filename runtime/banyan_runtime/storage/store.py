@@ -86,8 +86,8 @@ class ObjectStore(Protocol):
     def uri(self, key: str) -> str: ...
 
     def trust(self) -> None:
-        """It has shown that it does what is asked of it here. What it says otherwise from now on, that it denies access or that there is
-        no such bucket, is trouble that passes, and waited for."""
+        """It has shown that it does what is asked of it here. What it says otherwise from now on, that it denies access, that there is
+        no such bucket, or for a while that it cannot do so, is trouble that passes, and waited for."""
 
     def head(self, key: str) -> ObjectInfo: ...
 
