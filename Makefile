@@ -75,4 +75,4 @@ bench-host: install-dev ## what the host costs around the model: scheduler, pref
 	$(BIN)/python benchmarks/host.py $(ARGS)
 
 clean: ## remove the virtual environment and what tests and the example left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache examples/01-minimal/batches/out
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache examples/01-minimal/batches/out archives

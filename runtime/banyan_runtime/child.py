@@ -21,10 +21,14 @@ class Child:
 
     def __init__(self, module: str, *words: str, stdin: int = subprocess.PIPE, environment: Mapping[str, str] | None = None) -> None:
         """Raises UnavailableError where the system starts no more."""
+        # A Ctrl-C reaches the whole group, and who starts a process also ends it: this one never hears of it, not while it imports either.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen([sys.executable, "-m", module, *words], stdin=stdin, env=environment)
         except OSError as error:
             raise no_process(error) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = self._process.pid
 
     def say(self, line: bytes) -> None:

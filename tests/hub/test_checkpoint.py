@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from banyan_runtime.errors import ModelError
+from banyan_runtime.front.text.tokenizer import Tokenizer
 from banyan_runtime.hub import checkpoint
+from banyan_runtime.hub.files import read_object
 
 GOOD: dict[str, Any] = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -232,3 +235,16 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: P
     (file,) = checkpoint.files(tmp_path)
     with pytest.raises(ModelError, match=r"model\.safetensors: is no regular file"):
         checkpoint.header(file)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
+
+
+def test_what_git_lfs_left_in_the_place_of_a_file_is_told(tiny_chat: Path, tmp_path: Path) -> None:
+    for name, read in (("model.safetensors", checkpoint.header), ("config.json", read_object), ("tokenizer.json", Tokenizer.load)):
+        folder = tmp_path / name
+        shutil.copytree(tiny_chat, folder)
+        (folder / name).unlink()
+        (folder / name).write_bytes(POINTER)
+        with pytest.raises(ModelError, match=r"is a pointer of Git LFS and not the file itself; run 'git lfs pull'"):
+            read(folder if name == "tokenizer.json" else folder / name)

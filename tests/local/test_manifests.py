@@ -77,6 +77,7 @@ def test_a_secret_can_come_from_a_folder(tmp_path: Path) -> None:
         (SERVER.replace("v1alpha1", "v1"), "apiVersion: is 'serving.banyan.dev/v1'; write serving.banyan.dev/v1alpha1"),
         (SERVER + "---" + SERVER, "InferenceServer/chat is there twice"),
         ("a: [", "is not YAML"),
+        (SERVER.replace("{name: chat}", "{name: chat, name: other}"), "the key 'name' stands there twice"),
         ("- 1", "holds a list where an object is expected"),
         (OTHERS, "no InferenceServer and no BatchJob in there"),
         (SERVER.replace("{name: chat}", "text"), "InferenceServer/?: metadata.name is required"),

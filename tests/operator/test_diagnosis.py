@@ -187,7 +187,18 @@ def test_a_cause_stays_until_the_next_attempt_has_come_up():
 def test_a_new_pod_without_an_accelerator_during_a_rollout_points_at_max_surge():
     old = pod(GPU, "tiny-old", revision="0123456789", **READY)
     new = pod(GPU, "tiny-new", **unschedulable("Insufficient nvidia.com/gpu"))
-    assert "spec.rollout.maxSurge to 0" in ready(observe(GPU, deployment(GPU), old, new))["message"]
+    assert (
+        "Set spec.rollout.maxSurge to 0 and spec.rollout.maxUnavailable to 1" in ready(observe(GPU, deployment(GPU), old, new))["message"]
+    )
+
+
+def test_a_new_pod_that_old_ones_leave_no_room_points_at_max_surge_too():
+    """Such as one that never got ready, and holds what the corrected one needs."""
+    old = pod(SERVER, "tiny-old", revision="0123456789", **crashed(65))
+    new = pod(SERVER, "tiny-new", **unschedulable("0/1 nodes are available: 1 Insufficient cpu."))
+    hint = "set spec.rollout.maxSurge to 0 and spec.rollout.maxUnavailable to 1"
+    assert hint in ready(observe(SERVER, deployment(SERVER), old, new))["message"]
+    assert hint not in ready(observe(SERVER, deployment(SERVER), new))["message"]
 
 
 def test_a_default_image_that_cannot_be_pulled_points_at_refresh():

@@ -295,8 +295,8 @@ def test_without_a_path_files_are_kept_in_the_cache_and_the_first_request_starts
 
 def test_a_storage_that_cannot_be_used_is_told_and_the_server_serves(start_server: StartServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    server = start_server("--file-storage-path", str(tmp_path / "file")).ready()
-    server.eventually(lambda: "--file-storage-path" in server.log and "cannot be used" in server.log, "why there are no files")
+    server = start_server("--file-storage-path", f"file://{tmp_path}/file").ready()  # a folder by its path would be looked at first
+    server.eventually(lambda: "--file-storage-path" in server.log and "cannot be kept in" in server.log, "why there are no files")
     assert server.get("/v1/files").status_code == 503
     assert server.get("/readyz").status_code == 200
 

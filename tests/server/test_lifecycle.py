@@ -113,6 +113,13 @@ def test_a_bad_flag_ends_with_64_before_anything_is_loaded(start_server: StartSe
     assert time.monotonic() - started < 10
 
 
+def test_a_storage_folder_that_cannot_be_made_ends_with_64(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    server = start_server("--file-storage-path", str(tmp_path / "file" / "storage"))
+    assert server.wait() == 64
+    assert "storage: Not a directory; name a folder that can be written to" in server.log
+
+
 def test_an_address_in_use_is_a_configuration_error(start_server: StartServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -176,9 +176,22 @@ def _stat(path: Path) -> Any:
         return None
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, as kubectl does: one of the two would be passed over in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value[:64]!r} stands there twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _documents(path: Path) -> Iterator[Manifest]:
     try:
-        loaded = list(yaml.safe_load_all(path.read_text()))
+        loaded = list(yaml.load_all(path.read_text(), _Loader))
         documents = json.loads(json.dumps(loaded, default=str))  # YAML knows dates and numbers as keys, the API only JSON
     except (OSError, UnicodeDecodeError) as error:
         raise LocalError(f"{path}: cannot be read: {error}") from None

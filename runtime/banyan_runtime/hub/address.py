@@ -70,7 +70,10 @@ def parse(model_path: str, revision: str | None = None) -> Address | None:
     if scheme == "s3":
         bucket, _, prefix = rest.partition("/")
         if not _BUCKET.fullmatch(bucket) or not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
-            raise ConfigError("--model-path: an s3:// address is s3://BUCKET/PREFIX, without credentials, '?', '#' and spaces")
+            raise ConfigError(
+                "--model-path: an s3:// address is s3://BUCKET/PREFIX, without credentials, '?', '#' and spaces; BUCKET is 3 to 63 "
+                "small letters, digits, '.' and '-'"
+            )
         return BucketPrefix(bucket, prefix.strip("/"))
     raise ConfigError(f"--model-path={scheme}://…: only a folder, catalog://NAME, hf://ORG/NAME or s3://BUCKET/PREFIX can be served")
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeGuard
 
 from banyan_runtime.errors import AccessError, ModelError
-from banyan_runtime.hub.files import INDEX_BYTES, parse_object, read_object, shown
+from banyan_runtime.hub.files import INDEX_BYTES, parse_object, read_object, refuse_pointer, shown
 
 INDEX: Final = "model.safetensors.index.json"
 HEADER_BYTES: Final = 8 << 20  # 1,024 layers of 14 tensors take 3 MB; the format itself would allow 100 MB
@@ -96,7 +96,9 @@ def header(file: Path) -> list[StoredTensor]:
             raise ModelError(f"{file}: is no regular file; fetch it again")
         with file.open("rb") as stream:
             size = file.stat().st_size
-            length = int.from_bytes(stream.read(_PREFIX), "little")
+            first = stream.read(_PREFIX)
+            refuse_pointer(file, first)
+            length = int.from_bytes(first, "little")
             if size < _PREFIX + length:
                 raise _broken(file, f"is truncated (it holds {size} bytes): its header alone should have {length}")
             if length > HEADER_BYTES:

@@ -18,6 +18,8 @@ JSON_BYTES: Final = 8 << 20  # tokenizer_config.json of a vocabulary with 6,000 
 INDEX_BYTES: Final = 32 << 20  # the index of a checkpoint with 90,000 tensors has 9 MB
 _VALUES: Final = 500_000  # of one file: a value takes two bytes there and 200 in memory; 14,000 tensors make 200,000
 
+_POINTER: Final = b"version https://git-lfs"
+
 _repr = reprlib.Repr()
 _repr.maxlevel, _repr.maxdict, _repr.maxlist, _repr.maxstring, _repr.maxother = 2, 3, 4, 80, 80
 
@@ -35,9 +37,16 @@ def read_bytes(path: Path, most: int) -> bytes:
         raise
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}); fetch the model again") from error
+    refuse_pointer(path, content)
     if len(content) > most:
         raise ModelError(f"{path}: is larger than {most >> 20} MiB, which no file of this kind is; fetch the model again")
     return content
+
+
+def refuse_pointer(path: Path, content: bytes) -> None:
+    """Raises ModelError for a file that is what Git LFS leaves in the place of one that was not fetched. `content`: 8 bytes or more."""
+    if len(content) >= 8 and content.startswith(_POINTER[: len(content)]):
+        raise ModelError(f"{path}: is a pointer of Git LFS and not the file itself; run 'git lfs pull' there, or fetch the model otherwise")
 
 
 def read_text(path: Path, most: int = JSON_BYTES) -> str:

@@ -109,6 +109,16 @@ def _count(config: Mapping[str, Any], key: str, path: Path) -> int | None:
     return value
 
 
+def _served(summary: Summary) -> str:
+    if summary.refused is not None:
+        return f"NO: {summary.refused}"
+    if not summary.weight_bytes:
+        return "NO: there are no weights (*.safetensors, *.gguf); with --load-format dummy it answers nonsense"
+    if not summary.tokenizer:
+        return "only with --skip-tokenizer-init: there is no tokenizer (tokenizer.json)"
+    return "yes, as far as its files' headers tell"
+
+
 def describe(folder: Path, summary: Summary) -> str:
     """The summary as aligned lines for a terminal."""
     kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(summary.dtypes.items())) or "none: serve with --load-format dummy"
@@ -124,6 +134,6 @@ def describe(folder: Path, summary: Summary) -> str:
             f"{'found' if summary.tokenizer else 'MISSING'}, vocabulary {summary.vocabulary:,}" if summary.vocabulary else "not said",
         ),
         ("chat template", "found" if summary.chat_template else "MISSING: /v1/chat/completions needs --chat-template"),
-        ("served", "yes, as far as config.json tells" if summary.refused is None else f"NO: {summary.refused}"),
+        ("served", _served(summary)),
     ]
     return "\n".join(f"{name:<14}{value}" for name, value in rows)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
+import os
 import re
 import shutil
 import signal
@@ -25,6 +27,7 @@ from banyan_runtime.batch.host.tally import STATUSES, News
 from banyan_runtime.batch.instrumented import DIRECTIONS, OPERATIONS
 from banyan_runtime.batch.lines import ENDPOINTS
 from banyan_runtime.config import ServerConfig
+from banyan_runtime.errors import ConfigError
 from banyan_runtime.exposition import Cell, Page
 from banyan_runtime.front.errors import ApiError, unavailable
 from banyan_runtime.front.routes import takes_posts
@@ -41,6 +44,7 @@ FIRST_BACKOFF_S: Final = 0.5
 LAST_BACKOFF_S: Final = 30.0
 STEADY_S: Final = 60.0  # a host that ran for so long begins its back-off anew
 END_S: Final = 2.0
+_NEVER: Final = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class BatchCounts:
@@ -76,7 +80,7 @@ class BatchChild:
         self._process: asyncio.subprocess.Process | None = None
         self._signs: Signs | None = None  # of that process
         self._supervising: asyncio.Task[None] | None = None
-        self._listens = asyncio.Event()
+        self._up: asyncio.Future[bool] | None = None  # of the life that is under way, or the next: whether it has come to listen
         self._listened = False  # in any of its lives
         self.counts = BatchCounts(config.names[0])
         self._resting = False  # between two lives
@@ -100,10 +104,13 @@ class BatchChild:
         self._start()
         if self._resting or (self._signs is not None and self._signs.silent):
             raise _away()
+        assert self._up is not None
         try:
-            await asyncio.wait_for(self._listens.wait(), START_S)
+            listens = await asyncio.wait_for(asyncio.shield(self._up), START_S)
         except TimeoutError:
             raise _away() from None
+        if not listens:
+            raise _away()
         return str(self._path)
 
     def drain(self) -> None:
@@ -139,6 +146,7 @@ class BatchChild:
     def _start(self) -> None:
         if self._supervising is None and not self._leaving:
             self._folder = private_folder()
+            self._up = asyncio.get_running_loop().create_future()
             self._supervising = asyncio.create_task(self._supervise())
 
     async def _supervise(self) -> None:
@@ -149,12 +157,15 @@ class BatchChild:
                 await self._live()
             except OSError as error:
                 log.error("the batch host cannot be started: %s", error)
+            finally:
+                self._tell(listens=False)
             if self._leaving:
                 return
             if time.monotonic() - began > STEADY_S:
                 backoff = FIRST_BACKOFF_S
             self._resting = True
             await asyncio.sleep(backoff)
+            self._up = asyncio.get_running_loop().create_future()
             self._resting = False
             backoff = min(2 * backoff, LAST_BACKOFF_S)
 
@@ -177,17 +188,17 @@ class BatchChild:
         finally:
             for task in watching:
                 task.cancel()
-            self._listens.clear()
             self._signs = None
         if not self._leaving:
-            log.error("the batch host ended with exit code %d; it is started again, and goes on where it was", code)
+            how = ", and goes on where it was" if self._listened else ""
+            log.error("the batch host ended with exit code %d; it is started again%s", code, how)
 
     async def _watch(self, output: asyncio.StreamReader, signs: Signs) -> None:
         """The first line that a host writes to its standard output says that it listens, the others how much more it has counted, be it
         nothing."""
         if await output.readline():
             signs.heard()
-            self._listens.set()
+            self._tell(listens=True)
             self._listened = True
         while True:
             try:
@@ -197,6 +208,12 @@ class BatchChild:
                 self.counts.add(msgspec.json.decode(line, type=News))
             except ValueError as error:  # what goes to standard output by mistake; unread it would fill the pipe
                 log.warning("the batch host said what is no count: %s", error)
+
+    def _tell(self, *, listens: bool) -> None:
+        """Whoever waits for this life."""
+        assert self._up is not None
+        if not self._up.done():
+            self._up.set_result(listens)
 
     def _boot(self) -> Boot:
         config = self._config
@@ -231,10 +248,28 @@ async def _mind(process: asyncio.subprocess.Process, signs: Signs) -> None:
                 process.send_signal(signal.SIGUSR2)  # the stacks of its threads
 
 
+def check_storage(config: ServerConfig) -> None:
+    """Raises ConfigError for a folder that was asked for and can never be had. One that is away, such as another machine's, costs files
+    and batches alone."""
+    asked = config.file_storage_path
+    if asked is None or "://" in asked:
+        return
+    folder = Path(asked).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in _NEVER:
+            return
+        raise ConfigError(f"--file-storage-path={asked}: {error.strerror}; name a folder that can be written to") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"--file-storage-path={asked}: this user may not write there; name a folder that can be written to")
+
+
 def default_storage(config: ServerConfig) -> Path:
     """A folder of the model's own, so that a server that is started again finds its batches, and no other model's runs them."""
-    name = config.names[0]
-    digest = hashlib.sha256(f"{name}\0{config.model_path}".encode()).hexdigest()[:8]
+    path = config.model_path if "://" in config.model_path else str(Path(config.model_path).expanduser().resolve())
+    name = path if config.names[0] == config.model_path else config.names[0]
+    digest = hashlib.sha256(f"{name}\0{path}".encode()).hexdigest()[:8]
     return cache_dir(config.download_dir) / "storage" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-.')[-64:]}-{digest}"
 
 

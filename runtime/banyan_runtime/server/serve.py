@@ -37,7 +37,7 @@ from banyan_runtime.hub.progress import DOWNLOAD
 from banyan_runtime.model import host, spec
 from banyan_runtime.process import collect_rarely
 from banyan_runtime.server import termination
-from banyan_runtime.server.batch_child import BatchChild
+from banyan_runtime.server.batch_child import BatchChild, check_storage
 from banyan_runtime.server.doors.doors import Doors
 from banyan_runtime.server.doors.messages import Open
 from banyan_runtime.server.early import Early
@@ -81,6 +81,7 @@ class Server:
     def __init__(self, config: ServerConfig, writer: logs.Writer, early: Early) -> None:
         self._config = config
         self._early = early
+        check_storage(config)
         self._socket = listen(config.host, config.port)
         self._url = url_of(config.host, self._socket.getsockname()[1])
         self._flush_log = writer.flush

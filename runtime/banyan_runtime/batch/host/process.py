@@ -131,7 +131,8 @@ def main() -> NoReturn:
     try:
         uvloop.run(serve(boot))
     except (StoreError, OSError) as error:
-        log.error("--file-storage-path=%s cannot be used: %s%s", boot.storage, error, " (the disk is full)" if is_full(error) else "")
+        why = f"{error} (the disk is full)" if is_full(error) else str(error)
+        log.error("files and batches cannot be kept in %s: %s; name another place by --file-storage-path", boot.storage, why)
         logs.exit_now(EXIT_STORAGE)
     except Exception:
         log.exception("the batch host failed")

@@ -16,13 +16,14 @@ import tokenizers
 from banyan_runtime.errors import ModelError
 from banyan_runtime.front.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from banyan_runtime.front.text.vocabulary import token_bytes
-from banyan_runtime.hub.files import read_object_if_any, read_text, shown
+from banyan_runtime.hub.files import read_bytes, read_object_if_any, read_text, shown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _FILES: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")  # any of these makes a tokenizer
 _BESIDE: Final = ("merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja")
+_POINTER_BYTES: Final = 200
 _LARGEST_FILE: Final = 128 << 20  # the largest known, of a vocabulary of 262,144 tokens, has 35 MB; reading takes ten times that
 _LARGEST_ID: Final = (1 << 22) - 1  # a table has a row for every id, used or not; the largest known vocabulary has 262,208
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -80,6 +81,8 @@ class Tokenizer:
             file = folder / name
             if file.is_file() and (size := file.stat().st_size) > _LARGEST_FILE:
                 raise ModelError(f"{file}: has {size} bytes; at most {_LARGEST_FILE} are read, no tokenizer needs more")
+            if file.is_file() and size <= _POINTER_BYTES:
+                read_bytes(file, size)  # refuses a pointer of Git LFS, which libraries would say other things of
         settings = read_object_if_any(folder / "tokenizer_config.json")
         _check_settings(settings, folder / "tokenizer_config.json")
         _check_settings(read_object_if_any(folder / "special_tokens_map.json"), folder / "special_tokens_map.json")

@@ -129,7 +129,7 @@ def _compile(command: list[str], variant: Variant, target: Path) -> Path:
     except subprocess.TimeoutExpired:
         raise NotBuilt(f"{command[0]} took more than {_LIMIT_S} s", for_all=True) from None
     except OSError as error:
-        raise NotBuilt(f"{target}: {error.strerror or error}") from error
+        raise NotBuilt(f"{target}: {error.strerror or error} (BANYAN_CACHE names another folder)", for_all=True) from error
     finally:
         if scratch is not None:
             scratch.unlink(missing_ok=True)
