@@ -21,10 +21,17 @@ def between(low: float, high: float) -> Check:
     return lambda value: None if low <= value <= high else f"must be between {low} and {high}"
 
 
+class OneOf:
+    def __init__(self, choices: Sequence[object]) -> None:
+        self._choices = choices
+        self.named = [str(choice) for choice in choices if choice is not None]
+
+    def __call__(self, value: object) -> str | None:
+        return None if value in self._choices else "must be one of " + ", ".join(self.named)
+
+
 def one_of(*choices: object) -> Check:
-    return lambda value: (
-        None if value in choices else "must be one of " + ", ".join(str(choice) for choice in choices if choice is not None)
-    )
+    return OneOf(choices)
 
 
 def chunk_size(value: int) -> str | None:
@@ -65,6 +72,8 @@ def option(
     group: str = "server",
 ) -> Any:
     """A field of `ServerConfig` with what the command line and the docs need to know of it."""
+    if metavar is None and isinstance(check, OneOf):
+        metavar = "{" + ",".join(check.named) + "}"
     metadata = {"help": help, "check": check, "metavar": metavar, "secret": secret, "group": group}
     if isinstance(default, list | tuple):
         return field(default_factory=lambda: tuple(default), metadata=metadata)

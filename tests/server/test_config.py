@@ -100,6 +100,7 @@ def test_every_option_says_what_it_does() -> None:
     for field in dataclasses.fields(ServerConfig):
         assert flag(field.name) in text
         assert len(field.metadata["help"]) > 10
+    assert "--dtype {auto,float32,float,bfloat16,float16,half}" in text
 
 
 def test_names_and_defaults_are_those_of_the_golden_file() -> None:
