@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from banyan_runtime.batch import entries
 from banyan_runtime.batch.documents import Outcome, State
@@ -26,9 +26,11 @@ from banyan_runtime.batch.protocol import (
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.open import Location
 from banyan_runtime.storage.patience import Patience
-from banyan_runtime.storage.store import Full, NotFound, ObjectInfo, Precondition
+from banyan_runtime.storage.store import Full, NotFound, ObjectInfo, Precondition, StoreError, Unreachable
 
-RUN_METADATA = "banyan-run"
+RUN_METADATA: Final = "banyan-run"
+MOST_READS: Final = 100
+"""Of one object, each behind a look at it, which others may replace once in a second or so."""
 T = TypeVar("T")
 
 
@@ -104,12 +106,15 @@ class Executor:
 
     def _read(self, key: str) -> Found | None:
         where = self._location.child(key)
-        while (info := self._head(key)) is not None:
+        changed: StoreError | None = None
+        for _ in range(MOST_READS):
+            if (info := self._head(key)) is None:
+                return None
             try:
                 return Found(where.store.get(where.key, if_match=info.tag), info.tag)
-            except (Precondition, NotFound):
-                continue  # it was replaced in between
-        return None
+            except (Precondition, NotFound) as error:
+                changed = error  # it was replaced in between
+        raise Unreachable(where.uri, "it is another each time that it is looked at", reason="it changes all the time") from changed
 
     def _head(self, key: str) -> ObjectInfo | None:
         where = self._location.child(key)
