@@ -92,7 +92,7 @@ _PASSING: Final = (  # taints that nobody should tolerate, and those of control 
 )  # fmt: skip
 
 
-_OLD_FIRST: Final = "set spec.rollout.maxSurge to 0 and spec.rollout.maxUnavailable to 1, so that old pods free theirs first"
+_OLD_FIRST: Final = "spec.rollout.maxSurge to 0 and spec.rollout.maxUnavailable to 1, so that old pods free theirs first"
 
 
 def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
@@ -101,7 +101,7 @@ def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
     text = _short(pod.unschedulable)
     resource = view.accelerators.partition(" x ")[2]
     if resource and f"Insufficient {resource}" in text:
-        step = f"{_OLD_FIRST[0].upper()}{_OLD_FIRST[1:]}" if view.rolling else "Free some, add nodes, or ask for fewer"
+        step = f"Set {_OLD_FIRST}" if view.rolling else "Free some, add nodes, or ask for fewer"
         taint = next((name for name in _TAINT.findall(text) if not name.startswith(_PASSING)), None)
         if taint is None and "untolerated taint" in text and not _TAINT.search(text):  # Kubernetes names them no more
             taint = "the taint that kubectl describe node shows"
@@ -113,7 +113,7 @@ def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
         return Diagnosis("VolumeNotReady", f"a claim cannot be used (pod {pod.name}): {text}. {step}.", pod.name)
     step = "Lower spec.resources.requests, change spec.scheduling, or add nodes"
     if view.rolling and "Insufficient" in text:
-        step += f"; or {_OLD_FIRST}"
+        step += f"; or set {_OLD_FIRST}"
     return Diagnosis("Unschedulable", f"no node fits (pod {pod.name}): {text}. {step}.", pod.name)
 
 

@@ -392,13 +392,12 @@ class Removed:
     """What the run had recorded is not there any more: it was published, and its results were taken away since."""
 
 
-def outcome_of(plan: Plan, states: Sequence[State], stopped: Reason | None) -> Outcome:
-    """How a run ended. One that was stopped after its last line was done is complete."""
+def outcome_of(plan: Plan, states: Sequence[State], stopped: Reason | None) -> Outcome | None:
+    """How a run ended. One that was stopped after its last line was done is complete. None: it was stopped, and nothing tells why."""
     if plan.too_many(sum(state.failed for state in states)):
         return "too-many-errors"
     if missing(plan, states) == 0:
         return "completed"
-    assert stopped is not None, "the merge looked"
     return stopped
 
 
@@ -419,9 +418,9 @@ def merge(keys: Keys, owner: Owner, plan: Plan, make: MakeManifest, nonce: str) 
     if unfinished := tuple(shard for shard, state in enumerate(states) if state.term is None):
         return Unfinished(unfinished)
     stop = yield from read(keys.stop)
-    if stop is None and missing(plan, states) and not plan.too_many(sum(state.failed for state in states)):
-        return (yield from _removed(owner))  # shards are frozen when a run is stopped
     outcome = outcome_of(plan, states, Stop.decode(stop.body).reason if stop is not None else None)
+    if outcome is None:  # what said so is not there any more
+        return (yield from _removed(owner))
     for attempt in itertools.count():
         below: str | None = None  # the tag of what stands where the manifest will
         if there is not None or owner.overwrite or owner.previous:

@@ -37,7 +37,7 @@ from banyan_runtime.batch.progress import Progress
 from banyan_runtime.batch.protocol import Assembled, Claim, Claimed, Published, Steps, Taken
 from banyan_runtime.batch.records import ERRORS, MANIFEST, OUTPUT, InputFile, Manifest, RequestCounts, ResultFile
 from banyan_runtime.batch.results import ResultFiles
-from banyan_runtime.batch.source import Source, found_again
+from banyan_runtime.batch.source import CONFIRM_S, Source, found_again
 from banyan_runtime.batch.worker import Sends, Worker
 from banyan_runtime.storage.open import Location
 from banyan_runtime.storage.probe import Conditions, probe
@@ -45,7 +45,7 @@ from banyan_runtime.storage.store import Denied, NotFound, StoreError, Unreachab
 from banyan_runtime.storage.unfenced import UnfencedStore
 
 FIRST_BYTES: Final = 1 << 16  # of errors.jsonl, which its first line is looked for in
-CONFIRM_S: Final = (1.0, 5.0, 15.0, 30.0)
+CONFIRM_PARTS_S: Final = (*CONFIRM_S, 15.0, 30.0)
 """Pauses before results that cannot be made of what is in the storage are made again: a part that is gone or damaged may be neither."""
 LEFTOVERS_S: Final = 6 * 3600.0  # uploads and temporary files that began so long ago are of writers that died: a merge takes minutes
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class Run:
         assert self._owner is not None
         with store_errors(reading=False):
             found = await self._do(protocol.read(keys.plan))
-            for pause_s in CONFIRM_S[:2] if self._order.begun else ():  # it was made before: a moment without it is none without a plan
+            for pause_s in CONFIRM_S if self._order.begun else ():  # it was made before: a moment without it is none without a plan
                 if found is None:
                     away = StoreError(self._order.output.child(keys.plan).uri, "the plan is not there")
                     await self._hands.do(functools.partial(self._order.patience.pause, pause_s, away))
@@ -276,7 +276,7 @@ class Run:
         """Raises ResultsDamaged where parts stay away or damaged. The run stays as it is then: they may come back."""
         executor = Executor(self._order.output, self._order.patience, results)
         make = functools.partial(self._manifest, plan)
-        for pause_s in (*CONFIRM_S, None):
+        for pause_s in (*CONFIRM_PARTS_S, None):
             steps = protocol.merge(keys, owner, plan, make, identity.nonce())
             try:
                 got = await self._hands.do(functools.partial(executor.run, steps))
@@ -335,7 +335,7 @@ class Run:
         """Raise if the output is not this run's any more: what it did further would be for nothing."""
         assert self._owner is not None
         held = None
-        for pause_s in (0.0, *CONFIRM_S[:2]):  # a bucket that is away for a moment looks the same
+        for pause_s in (0.0, *CONFIRM_S):  # a bucket that is away for a moment looks the same
             await asyncio.sleep(pause_s)
             if (held := await self._do(protocol.read(OWNER))) is not None:
                 break

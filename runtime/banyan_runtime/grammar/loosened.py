@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.keywords import LISTS, MAPS, SINGLE
-from banyan_runtime.grammar.schema import ANNOTATIONS, Schema, check_nesting, copied, enforceable, explicit, parts
+from banyan_runtime.grammar.schema import ANNOTATIONS, DEFINITIONS, Schema, check_nesting, copied, enforceable, explicit, parts
 
 MOST_TRIALS: Final = 200
 """Each may be a grammar that is compiled. One that fails among a thousand keywords takes some twenty; what is not tried by then is
@@ -18,6 +18,8 @@ _RESTS_ON: Final[Mapping[str, tuple[str, ...]]] = {
     "additionalProperties": ("properties", "patternProperties"), "items": ("prefixItems",), "additionalItems": ("items",),
 }  # fmt: skip
 """Keywords that say something of what others beside them leave over: without those they would be about more."""
+_MAY_NAME: Final = ("allOf", "anyOf", "oneOf", "patternProperties", "$ref")
+_NAMING: Final = frozenset({"properties", "patternProperties", "additionalProperties", "$ref"})
 
 
 def loosened(schema: Schema, fits: Callable[[Schema], bool]) -> Schema:
@@ -29,6 +31,20 @@ def loosened(schema: Schema, fits: Callable[[Schema], bool]) -> Schema:
     except GrammarError:
         return {}
     return _Loosening(schema, fits).whole()
+
+
+def lacks_names(schema: Schema, found: Schema) -> bool:
+    """Whether keywords are left out that may name parameters: where these are text, there are none but those that are named."""
+    pairs: list[tuple[Any, Any]] = [(schema, found)]
+    for name in DEFINITIONS:
+        named, left = schema.get(name), found.get(name, {})
+        pairs += [(one, left.get(key, {})) for key, one in named.items()] if isinstance(named, dict) else []
+    return any(
+        keyword in was and keyword not in left and any(part.keys() & _NAMING for _, part in parts({keyword: was[keyword]}))
+        for was, left in pairs
+        if isinstance(was, dict)
+        for keyword in _MAY_NAME
+    )
 
 
 class _Piece(NamedTuple):

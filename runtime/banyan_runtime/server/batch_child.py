@@ -80,10 +80,9 @@ class BatchChild:
         self._process: asyncio.subprocess.Process | None = None
         self._signs: Signs | None = None  # of that process
         self._supervising: asyncio.Task[None] | None = None
-        self._up: asyncio.Future[bool] | None = None  # of the life that is under way, or the next: whether it has come to listen
+        self._up: asyncio.Future[bool] | None = None  # of the last life: whether it listens, once that is known
         self._listened = False  # in any of its lives
         self.counts = BatchCounts(config.names[0])
-        self._resting = False  # between two lives
         self._leaving = False
         self.max_running: Callable[[], int | None] = lambda: None  # requests that the engine computes at once, once that is known
 
@@ -102,7 +101,7 @@ class BatchChild:
         if self._leaving and self._process is None:
             raise unavailable("The server is shutting down; try another one.")
         self._start()
-        if self._resting or (self._signs is not None and self._signs.silent):
+        if self._signs is not None and self._signs.silent:
             raise _away()
         assert self._up is not None
         try:
@@ -158,15 +157,15 @@ class BatchChild:
             except OSError as error:
                 log.error("the batch host cannot be started: %s", error)
             finally:
-                self._tell(listens=False)
+                if self._up is None or self._up.done():  # it has listened
+                    self._up = asyncio.get_running_loop().create_future()
+                self._up.set_result(False)
             if self._leaving:
                 return
             if time.monotonic() - began > STEADY_S:
                 backoff = FIRST_BACKOFF_S
-            self._resting = True
             await asyncio.sleep(backoff)
             self._up = asyncio.get_running_loop().create_future()
-            self._resting = False
             backoff = min(2 * backoff, LAST_BACKOFF_S)
 
     async def _live(self) -> None:
@@ -198,7 +197,8 @@ class BatchChild:
         nothing."""
         if await output.readline():
             signs.heard()
-            self._tell(listens=True)
+            assert self._up is not None
+            self._up.set_result(True)
             self._listened = True
         while True:
             try:
@@ -208,12 +208,6 @@ class BatchChild:
                 self.counts.add(msgspec.json.decode(line, type=News))
             except ValueError as error:  # what goes to standard output by mistake; unread it would fill the pipe
                 log.warning("the batch host said what is no count: %s", error)
-
-    def _tell(self, *, listens: bool) -> None:
-        """Whoever waits for this life."""
-        assert self._up is not None
-        if not self._up.done():
-            self._up.set_result(listens)
 
     def _boot(self) -> Boot:
         config = self._config

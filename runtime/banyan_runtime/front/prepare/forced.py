@@ -11,17 +11,14 @@ from banyan_runtime.front.chat.tools.tags import NAME, NUMBER, Hole, JsonArgumen
 from banyan_runtime.front.openai.tools import Tool
 from banyan_runtime.grammar import tags
 from banyan_runtime.grammar.errors import GrammarError
-from banyan_runtime.grammar.loosened import loosened
-from banyan_runtime.grammar.schema import DEFINITIONS, Schema, parts
+from banyan_runtime.grammar.loosened import lacks_names, loosened
+from banyan_runtime.grammar.schema import Schema
 from banyan_runtime.grammar.structural import Node
 from banyan_runtime.wire import Grammar
 
 Usable = Callable[[Grammar], bool]
 """Says whether a grammar can be used."""
 
-
-_MAY_NAME: Final = ("allOf", "anyOf", "oneOf", "patternProperties", "$ref")
-_NAMING: Final = frozenset({"properties", "patternProperties", "additionalProperties", "$ref"})
 LENIENT_CPU_S: Final = 1.0
 """Of computing time for one request's trials. A single one is bounded by itself (`constraints.TRIAL_CPU_S`)."""
 
@@ -106,25 +103,11 @@ def problem(tag: ToolTag, tool: Tool, tried: Callable[[Grammar], str | None]) ->
 def _enforced(tag: ToolTag, tool: Tool, leniency: Leniency) -> Schema:
     schema = dict(tool.function.parameters or {})
     found = loosened(schema, lambda part: _enforceable(tag, part, leniency.usable))
-    if not isinstance(tag.arguments, JsonArguments) and _lacks_names(schema, found):
+    if not isinstance(tag.arguments, JsonArguments) and lacks_names(schema, found):
         found = {}
     if found is not schema:
         leniency.loosened[tool.function.name] = None
     return found
-
-
-def _lacks_names(schema: Schema, found: Schema) -> bool:
-    """Whether keywords are left out that may name parameters: where these are text, there are none but those that are named."""
-    pairs: list[tuple[Any, Any]] = [(schema, found)]
-    for name in DEFINITIONS:
-        named, left = schema.get(name), found.get(name, {})
-        pairs += [(one, left.get(key, {})) for key, one in named.items()] if isinstance(named, dict) else []
-    return any(
-        keyword in was and keyword not in left and any(part.keys() & _NAMING for _, part in parts({keyword: was[keyword]}))
-        for was, left in pairs
-        if isinstance(was, dict)
-        for keyword in _MAY_NAME
-    )
 
 
 def _enforceable(tag: ToolTag, schema: Mapping[str, Any], usable: Usable) -> bool:
