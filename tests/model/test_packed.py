@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import tracemalloc
 import weakref
 from pathlib import Path
@@ -315,8 +316,11 @@ def test_what_is_not_supported_is_named_with_what_is(tmp_path: Path, config: Any
         spec.read(tmp_path)
 
 
-def test_a_summary_says_whether_a_model_can_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_says_whether_a_model_can_be_served(tmp_path: Path, tiny_chat: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packings.write(tmp_path, "gptq")
+    cli.main(["inspect", str(tmp_path)])
+    assert "served        only with --skip-tokenizer-init" in capsys.readouterr().out
+    shutil.copy(tiny_chat / "tokenizer.json", tmp_path)
     cli.main(["inspect", str(tmp_path)])
     assert "served        yes" in capsys.readouterr().out
     own = json.loads((tmp_path / "config.json").read_text())

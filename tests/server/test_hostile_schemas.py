@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import pytest
 from tests.server.conftest import MODEL, ServerProcess, StartServer
 
 Schema = dict[str, Any]
-LIMIT_S: Final = 30.0  # --prepare-timeout; what is measured is 4 s at most
+LIMIT_CPU_S: Final = 20.0  # of the processes that prepare, since a busy machine stretches every wait; what is measured is 4 s at most
 LIMIT_BYTES: Final = 2 << 30  # of all processes that prepare; one request may take 1 GiB
 
 
@@ -99,26 +98,34 @@ def served(start_server: StartServer) -> Iterator[tuple[ServerProcess, Callable[
     thread.join()
 
 
-class Peak:
-    """The most memory that the processes which prepare have had, all together."""
+class Cost:
+    """What the processes which prepare have taken: the most memory that they had, all together, and the processors' time."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._zygote = server.zygote
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
+        self._cpu_s: dict[int, float] = {}  # what each has used, though it may have ended
         self.bytes = 0
 
+    @property
+    def cpu_s(self) -> float:
+        return sum(self._cpu_s.values())
+
     def _watch(self) -> None:
+        before: dict[int, float] = {}
         while not self._over.wait(0.05):
             total = 0
             for process in self._zygote.children(recursive=True):
                 try:
                     total += process.memory_info().rss
+                    used = sum(process.cpu_times()[:2])
                 except psutil.NoSuchProcess:
                     continue
+                self._cpu_s[process.pid] = used - before.setdefault(process.pid, used)
             self.bytes = max(self.bytes, total)
 
-    def __enter__(self) -> Peak:
+    def __enter__(self) -> Cost:
         self._thread.start()
         return self
 
@@ -142,13 +149,13 @@ def test_a_hostile_schema_is_answered_or_refused_while_others_are_served(
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}},
     ]
     for body in bodies:
-        before, begun = tokens(), time.monotonic()
-        with Peak(server) as peak:
+        before = tokens()
+        with Cost(server) as cost:
             raw = json.dumps({**chat, **body})
             answer = httpx.post(server.url + "/v1/chat/completions", content=raw, headers={"content-type": "application/json"}, timeout=90)
         assert answer.status_code in (200, 400), answer.text[:300]
         assert answer.status_code == 200 or len(answer.json()["error"]["message"]) <= 400
-        assert time.monotonic() - begun < LIMIT_S
-        assert peak.bytes < LIMIT_BYTES
+        assert cost.cpu_s < LIMIT_CPU_S
+        assert cost.bytes < LIMIT_BYTES
         server.eventually(lambda: tokens() > before, "tokens of the other stream")  # noqa: B023
     assert server.status("/readyz") == 200

@@ -284,13 +284,14 @@ def test_messages_may_be_parts_and_the_last_one_continued(client: openai.OpenAI)
 
 def test_a_request_id_of_the_clients_own_names_the_answer_and_is_used_once_at_a_time(client: openai.OpenAI, server: ServerProcess) -> None:
     body: dict[str, Any] = {**NO_THINKING, "rid": "mine", "ignore_eos": True}
-    stream = client.chat.completions.create(model=MODEL, messages=FRANCE, stream=True, max_tokens=1500, extra_body=body)  # type: ignore[call-overload]
+    slow = {"logprobs": True, "top_logprobs": 20, "max_tokens": 1900}  # so that it goes on though this process is kept waiting
+    stream = client.chat.completions.create(model=MODEL, messages=FRANCE, stream=True, extra_body=body | slow)  # type: ignore[call-overload]
     assert next(iter(stream)).id == "chatcmpl-mine"
     with pytest.raises(openai.BadRequestError, match="already running"):
         ask(client, extra_body=body)
     stream.close()
     again = {"model": MODEL, "messages": FRANCE, "max_tokens": 2, "rid": "mine"}
-    server.eventually(lambda: httpx.post(f"{server.url}/v1/chat/completions", json=again).status_code == 200, "a free id", 3)
+    server.eventually(lambda: httpx.post(f"{server.url}/v1/chat/completions", json=again).status_code == 200, "a free id")
 
 
 def test_an_aborted_request_ends_with_reason_abort(client: openai.OpenAI, server: ServerProcess) -> None:
