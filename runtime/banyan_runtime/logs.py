@@ -172,6 +172,11 @@ class Hold(logging.Filter):
         self._held.append(record)
         return False
 
+    def drop(self) -> None:
+        """What is held has become pointless, and so are the logger's further lines below a warning."""
+        self._held.clear()
+        self._logger.setLevel(max(self._logger.level, logging.WARNING))
+
     def release(self) -> None:
         self._logger.removeFilter(self)
         held, self._held = self._held, []

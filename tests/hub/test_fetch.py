@@ -122,7 +122,7 @@ def test_a_fetched_model_is_a_whole_model_folder(shelf: Path, tmp_path: Path) ->
     assert summary.architecture == "LlamaForCausalLM"
     assert (summary.layers, summary.context_length, summary.tokenizer, summary.chat_template) == (LAYERS, 256, True, True)
     assert "LlamaForCausalLM" in describe(folder, summary)
-    told = [describe(folder, replace(summary, **lacks)).splitlines()[-1] for lacks in ({}, {"tokenizer": False}, {"weight_bytes": 0})]
+    told = [describe(folder, replace(summary, **lacks)).splitlines()[-1] for lacks in ({}, {"tokenizer": False}, {"refused": "why"})]
     assert [line.split(maxsplit=1)[1].split(maxsplit=1)[0] for line in told] == ["yes,", "only", "NO:"]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.decode(tokenizer.encode("hello 12 é😀")) == "hello 12 é😀"

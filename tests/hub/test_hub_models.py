@@ -171,7 +171,7 @@ def test_without_the_hub_the_version_that_is_here_is_served(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert resolve("hf://org/tiny") == folder
     assert "the version that was fetched before is used" in caplog.text
-    with pytest.raises(UnavailableError, match=r"http://127\.0\.0\.1:9: .*given up, what was fetched is kept; try again later"):
+    with pytest.raises(UnavailableError, match=r"^hf://.*: http://127\.0\.0\.1:9: .*given up, what was fetched is kept; try again later"):
         resolve("hf://org/tiny@v1")
 
 

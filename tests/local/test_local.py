@@ -260,6 +260,8 @@ def test_a_reader_that_leaves_ends_it_cleanly(tmp_path: Path, stand_in: Any) -> 
     assert running.stdout is not None
     assert running.stderr is not None
     assert "state and logs" in running.stdout.readline()
+    while "inferenceserver/chat" not in running.stdout.readline():
+        pass
     running.stdout.close()
     assert running.wait(30) == 0
     assert running.stderr.read() == ""
@@ -433,6 +435,17 @@ def test_a_wrong_command_line_is_answered_in_one_clear_line(tmp_path: Path, word
     assert done.returncode == code
     assert text in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_where_claims_lead_is_said_and_which_volume_belongs_to_none(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
+    folder = tmp_path / "m" / "models"
+    folder.mkdir(parents=True)
+    operator = start_operator(write(tmp_path / "m", server(stand_in)), "--volume", f"modles={tmp_path}")
+    operator.wait(lambda: operator.phase("chat") == "Ready")
+    said = [line.partition("s  ")[2] for line in operator.log.read_text().splitlines()]  # behind the time
+    assert f"pvc://models is {folder}" in said
+    assert "--volume modles: the manifests name no claim 'modles'; they name models" in said
+    assert operator.stop() == 0
 
 
 def test_a_wrong_manifest_ends_with_64_and_the_field(tmp_path: Path, stand_in: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from banyan_operator.local.translate import Place, command, expand, pod_ports
-from banyan_operator.local.volumes import Missing, Volumes
+from banyan_operator.local.volumes import Missing, Volumes, claims_of
 from banyan_operator.plan import Manifest
 
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "data": {"keys": base64.b64encode(b"abc").decode()}}
@@ -168,3 +168,21 @@ def test_a_claim_is_the_folder_the_user_names_else_one_beside_the_manifests_else
     assert volumes.claim("models") == tmp_path / "cache" / "models"
     assert volumes.claim("other") == tmp_path / "state" / "volumes" / "other"
     assert volumes.claim("other").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "claims"),
+    [
+        (
+            {"spec": {"model": {"uri": "pvc://models/a/b"}, "volumes": [{"persistentVolumeClaim": {"claimName": "data"}}]}},
+            ["models", "data"],
+        ),
+        (
+            {"spec": {"input": {"uri": "pvc://in"}, "output": {"uri": "s3://pvc/x"}, "env": [{"name": "A", "value": "see pvc://no"}]}},
+            ["in"],
+        ),
+        ({"spec": {"claimName": 5, "model": {"uri": "pvc:///a"}}}, []),
+    ],
+)
+def test_the_claims_that_a_manifest_speaks_of_are_known(manifest: Manifest, claims: list[str]) -> None:
+    assert list(claims_of(manifest)) == claims

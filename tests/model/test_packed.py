@@ -318,19 +318,22 @@ def test_what_is_not_supported_is_named_with_what_is(tmp_path: Path, config: Any
 
 def test_a_summary_says_whether_a_model_can_be_served(tmp_path: Path, tiny_chat: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packings.write(tmp_path, "gptq")
-    cli.main(["inspect", str(tmp_path)])
+    assert cli.main(["inspect", str(tmp_path)]) == 0
     assert "served        only with --skip-tokenizer-init" in capsys.readouterr().out
     shutil.copy(tiny_chat / "tokenizer.json", tmp_path)
-    cli.main(["inspect", str(tmp_path)])
+    assert cli.main(["inspect", str(tmp_path)]) == 0
     assert "served        yes" in capsys.readouterr().out
     own = json.loads((tmp_path / "config.json").read_text())
     own["quantization_config"]["bits"] = 3
     own["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
     (tmp_path / "config.json").write_text(json.dumps(own))
-    cli.main(["inspect", str(tmp_path)])
+    assert cli.main(["inspect", str(tmp_path)]) == 65
     assert "quantization_config.bits=3 is not supported" in capsys.readouterr().out
     own["quantization_config"]["bits"] = 4
     (tmp_path / "config.json").write_text(json.dumps(own))
-    cli.main(["inspect", "--json", str(tmp_path)])
+    assert cli.main(["inspect", "--json", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["refused"], found["context_length"]) == (None, spec.read(tmp_path).context_len)
+    (tmp_path / "model.safetensors").unlink()
+    assert cli.main(["inspect", "--json", str(tmp_path)]) == 65
+    assert "there are no weights" in json.loads(capsys.readouterr().out)["refused"]

@@ -28,7 +28,7 @@ from banyan_operator.local.ports import Ports
 from banyan_operator.local.prospect import all_done
 from banyan_operator.local.snapshot import FINISHED, LOCK, PodLine, Snapshot, State, home, phase, state_folder
 from banyan_operator.local.view import View, label, label_of
-from banyan_operator.local.volumes import Volumes
+from banyan_operator.local.volumes import Volumes, claims_of
 from banyan_operator.local.world import LocalWorld
 from banyan_operator.plan import Manifest, Settings
 from banyan_operator.times import seconds
@@ -136,8 +136,9 @@ class LocalMode:
         clock = self._clock = SteadyClock()
         self._objects = Objects(clock)
         ports = Ports()
+        self._volumes = Volumes(folder, _cache_folder(), options.volumes, lambda: manifests.folders)
         machine = Machine(
-            volumes=Volumes(folder, _cache_folder(), options.volumes, lambda: manifests.folders),
+            volumes=self._volumes,
             accelerators=Accelerators(find_devices()),
             ports=ports,
             logs=folder / "logs",
@@ -156,6 +157,7 @@ class LocalMode:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
         self._view.say(f"state and logs: {self._folder}")
+        self._say_claims()
         code = INTERRUPTED if self._options.until_done else 0
         try:
             while not (self._stops or self._view.gone):
@@ -202,6 +204,15 @@ class LocalMode:
             await self._sleep(due)
 
     # --- manifests ---
+
+    def _say_claims(self) -> None:
+        """Where claims lead, since nothing else tells that from a misspelt --volume."""
+        spoken_of = sorted({claim for manifest in self._applied.values() for claim in claims_of(manifest)})
+        for claim in spoken_of:
+            self._view.say(f"pvc://{claim} is {self._volumes.where(claim)}")
+        for claim in sorted(self._options.volumes.keys() - set(spoken_of)):
+            named = f"they name {', '.join(spoken_of)}" if spoken_of else "they name none"
+            self._view.say(f"--volume {claim}: the manifests name no claim '{claim}'; {named}")
 
     def _reread(self) -> None:
         """Take edits of the files over. What is wrong holds back nothing but itself, and is spoken of once."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 from banyan_operator.plan import Manifest
 
 Find = Callable[[str, str], Manifest | None]
 """(kind, name) → the Secret or ConfigMap, if there is one."""
 
+_CLAIM: Final = re.compile("pvc://([^/]+)")
 CACHE_VOLUME = "cache"
 MODELS_CLAIM = "models"
 
@@ -38,16 +41,19 @@ class Volumes:
     def pod_folder(self, pod_uid: str) -> Path:
         return self._root / "pods" / pod_uid
 
-    def claim(self, name: str) -> Path:
-        """The folder of a PersistentVolumeClaim; made if nothing else is found."""
-        if name in self._claims:
-            return self._claims[name]
+    def where(self, claim: str) -> Path:
+        """The folder that a PersistentVolumeClaim stands for, whether or not it is there yet."""
+        if claim in self._claims:
+            return self._claims[claim]
         for folder in self._beside():
-            if (folder / name).is_dir():
-                return folder / name
-        if name == MODELS_CLAIM:
-            return _made(self._cache / "models")
-        return _made(self._root / "volumes" / name)
+            if (folder / claim).is_dir():
+                return folder / claim
+        return self._cache / "models" if claim == MODELS_CLAIM else self._root / "volumes" / claim
+
+    def claim(self, name: str) -> Path:
+        """The folder of a PersistentVolumeClaim; made where it is one of ours."""
+        folder = self.where(name)
+        return folder if name in self._claims else _made(folder)
 
     def mount(self, pod: Manifest, find: Find) -> dict[str, Path]:
         """Volume name → folder. Files of Secrets and ConfigMaps are brought up to date, so it may be called again.
@@ -73,6 +79,19 @@ class Volumes:
         folder = _made(own / name)
         _write_all(folder, dict(pair for source in sources for pair in _files(source, find)))
         return folder
+
+
+def claims_of(value: object) -> Iterator[str]:
+    """The claims that a manifest speaks of, anywhere in it: as `pvc://CLAIM/…`, or as a volume's `claimName`."""
+    if isinstance(value, str) and (found := _CLAIM.match(value)):
+        yield found[1]
+    elif isinstance(value, Mapping):
+        if isinstance(name := value.get("claimName"), str):
+            yield name
+        value = [*value.values()]
+    if isinstance(value, list):
+        for part in value:
+            yield from claims_of(part)
 
 
 def _files(source: Manifest, find: Find) -> Iterator[tuple[str, bytes]]:

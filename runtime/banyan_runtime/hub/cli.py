@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     verify.add_argument("name", metavar="MODEL", help=f"{_NAME}, or the folder of a fetched model")
     for command in (listing, bring, verify):
         command.add_argument("--download-dir", metavar="DIR", help="the cache [$BANYAN_CACHE, else ~/.cache/banyan]")
-    inspect = commands.add_parser("inspect", help="what a model folder holds, and whether it can be served")
+    inspect = commands.add_parser("inspect", help="what a model folder holds; exit code 65 if it cannot be served")
     inspect.add_argument("path", help="a model folder, or an address (catalog://, hf://, s3://) that is fetched first")
     inspect.add_argument("--json", action="store_true", help="as JSON")
     convert = commands.add_parser("convert", help="make a model folder with bfloat16 safetensors of a GGUF file (llama, qwen2, qwen3)")
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     elif args.command == "verify":
         _verify(args.name, cache_dir(args.download_dir))
     elif args.command == "inspect":
-        _inspect(args.path, as_json=args.json)
+        return _inspect(args.path, as_json=args.json)
     else:
         from banyan_runtime.hub.gguf import conversion
 
@@ -110,7 +110,8 @@ def _verify(name: str, cache: Path) -> None:
         raise ModelError(f"{name}: was not fetched to {cache}, or by a version that kept no manifest; 'banyan-runtime models fetch' does")
 
 
-def _inspect(path: str, *, as_json: bool) -> None:
+def _inspect(path: str, *, as_json: bool) -> int:
+    """Print the summary. The exit code is that with which a server would end, 0 where the headers speak for it."""
     import msgspec
 
     from banyan_runtime.hub.inspect import describe, inspect
@@ -125,3 +126,4 @@ def _inspect(path: str, *, as_json: bool) -> None:
     else:
         summary = replace(summary, context_length=known.context_len)  # a stretch counts
     print(msgspec.json.encode(summary).decode() if as_json else describe(folder, summary))
+    return 0 if summary.refused is None else ModelError.exit_code

@@ -22,6 +22,7 @@ _BESIDE: Final = (
     ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx", *checkpoint.UNREAD,
 )  # fmt: skip
 """What lies beside packed matrices and is none of their numbers."""
+_NO_WEIGHTS: Final = "there are no weights (*.safetensors, *.gguf); with --load-format dummy it answers nonsense"
 _LARGEST = 1 << 24  # of a size in config.json: the products of sizes below stay printable
 
 
@@ -63,10 +64,11 @@ def inspect(folder: Path) -> Summary:
     if kv_bytes >= 1 << 63:
         raise ModelError(f"{path}: its sizes make {kv_bytes} bytes per token, which no model has")
     named, joined = config.get("architectures"), _joined(config)
+    weight_bytes = sum(tensor.nbytes for tensor in tensors)
     return Summary(
         architecture=", ".join(map(str, named)) if isinstance(named, list) and named else "(none named)",
         parameters=sum(_numbers(tensor, joined) for tensor in tensors),
-        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        weight_bytes=weight_bytes,
         dtypes=dict(Counter(tensor.dtype for tensor in tensors)),
         files=len(files),
         layers=layers,
@@ -75,6 +77,7 @@ def inspect(folder: Path) -> Summary:
         vocabulary=_count(config, "vocab_size", path),
         tokenizer=(folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists(),
         chat_template=(folder / "chat_template.jinja").exists() or "chat_template" in read_object_if_any(folder / "tokenizer_config.json"),
+        refused=None if weight_bytes else _NO_WEIGHTS,
     )
 
 
@@ -112,8 +115,6 @@ def _count(config: Mapping[str, Any], key: str, path: Path) -> int | None:
 def _served(summary: Summary) -> str:
     if summary.refused is not None:
         return f"NO: {summary.refused}"
-    if not summary.weight_bytes:
-        return "NO: there are no weights (*.safetensors, *.gguf); with --load-format dummy it answers nonsense"
     if not summary.tokenizer:
         return "only with --skip-tokenizer-init: there is no tokenizer (tokenizer.json)"
     return "yes, as far as its files' headers tell"

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from banyan_runtime.errors import AccessError, ConfigError, ModelError
+from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
 from banyan_runtime.hub import address, catalog, manifest
 from banyan_runtime.hub.address import Address, BucketPrefix, Catalog, HubRepo
 from banyan_runtime.hub.gguf.files import find, is_gguf
@@ -72,8 +72,11 @@ def fetch(found: Address, cache: Path, progress: Report = silent, *, into: Path 
     from banyan_runtime.hub.remote import note_version, present
 
     home = place(found, cache)
-    recipe = present(found, lambda version: into or home / version, home)
-    folder = ensure(recipe, into or home / recipe.version, progress, budget=budget)
+    try:
+        recipe = present(found, lambda version: into or home / version, home)
+        folder = ensure(recipe, into or home / recipe.version, progress, budget=budget)
+    except UnavailableError as error:
+        raise error if str(found) in str(error) else UnavailableError(f"{found}: {error}") from error
     if into is None:
         note_version(home, found, recipe.version)
     return folder

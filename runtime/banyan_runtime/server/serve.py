@@ -385,7 +385,7 @@ class Server:
         self._state.enter("dead", detail=message)
         self._doors.died(told)
         self._doors.tell_state()
-        self._hold.release()
+        self._hold.drop()  # the error is the last to be read
         if not isinstance(error, UserError):
             log.error("the server failed", exc_info=error)
         try:
