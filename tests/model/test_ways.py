@@ -122,8 +122,32 @@ def test_tiles_are_measured_where_weights_do_not_wait(waiting_gains: bool, tiles
     found = fastest(4, [ONE, Staged(ONE), OTHER], timed)
     assert found is not None
     assert found.chosen == {OTHER, *([Staged(ONE)] if waiting_gains else [ONE] if tiles_gain else [])}
-    beside = [chosen for chosen in asked if {ONE, Staged(ONE)} <= chosen]
-    assert all(len(chosen ^ beside[0]) == 1 for chosen in beside[1:]), "but for all together, they are not measured beside each other"
+    assert not [chosen for chosen in asked if {ONE, Staged(ONE)} <= chosen], "of which one changes nothing"
+
+
+@given(st.lists(st.permutations([0.8, 0.9, 1.0]), min_size=1, max_size=5), st.sampled_from([0.8, 1.2]))
+def test_of_three_ways_of_a_product_the_fastest_is_found(costs: list[list[float]], memory: float) -> None:
+    """Whichever two of them the third lies between."""
+    products = [numbered(at) for at in range(len(costs))]
+    asked: list[frozenset[Option]] = []
+
+    def timed(rows: int, chosen: frozenset[Option]) -> float:
+        asked.append(chosen)
+        seconds = memory if Memory.SHARED in chosen else 1.0
+        for product, (plain, tiled, waiting) in zip(products, costs, strict=True):
+            seconds *= waiting if Staged(product) in chosen else tiled if product in chosen else plain
+        return seconds
+
+    found = fastest(16, [Memory.SHARED, *products, *map(Staged, products)], timed)
+    best = {
+        option
+        for product, (plain, tiled, waiting) in zip(products, costs, strict=True)
+        for option, cost in ((product, tiled), (Staged(product), waiting))
+        if cost == min(plain, tiled, waiting)
+    }
+    assert found is not None
+    assert found.chosen == best | ({Memory.SHARED} if memory < 1 else set())
+    assert len(asked) <= 2 + 2 * len(products) + 1 + 4
 
 
 def test_what_cannot_be_measured_stays_as_it_was() -> None:

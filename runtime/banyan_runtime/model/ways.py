@@ -132,23 +132,26 @@ def of(rows: int) -> int | None:
 
 def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
     """From all on, each option in turn the other way, which stays if it is faster so: of several small gains each may be too small to be
-    seen, and some gain beside others only. From none on where all cannot be measured. What comes of it is measured against none, and
-    twice more, in turn with it."""
+    seen, and some gain beside others only. Of a product that has both, tiles and weights that wait are options of one choice. From none
+    on where all cannot be measured. What comes of it is measured against none, and twice more, in turn with it."""
     none: frozenset[Option] = frozenset()
     if not options or (before := timed(rows, none)) is None:
         return None
-    chosen = frozenset(options)
+    threefold = frozenset(option.product for option in options if isinstance(option, Staged) and option.product in options)
+    chosen = frozenset(options) - threefold
     best = timed(rows, chosen)
     if best is None:
         chosen, best = none, before
     for option in sorted(options, key=_turn):
+        if option in threefold:
+            continue  # among which its weights' waiting was chosen, or not
         change = frozenset([option])
-        if chosen == change or change <= _idle(chosen | change):
-            continue
-        now = timed(rows, chosen ^ change)
-        if now is not None and now < best * (1 - GAIN):
-            chosen, best = chosen ^ change, now
-    chosen -= _idle(chosen)
+        others = [chosen ^ change]
+        if isinstance(option, Staged) and option.product in threefold:
+            others.append((chosen - change) | {option.product})
+        for other in others:
+            if other and (now := timed(rows, other)) is not None and now < best * (1 - GAIN):
+                chosen, best = other, now
     if best >= before * (1 - GAIN):
         chosen = none
     if chosen:
@@ -164,10 +167,5 @@ def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
 
 
 def _turn(option: Option) -> int:
-    """Tiles change nothing where a product's weights wait, and how memory is divided depends on all others."""
+    """Most is gained where weights wait, and how memory is divided depends on all others."""
     return (Staged, Product, Memory).index(type(option))
-
-
-def _idle(chosen: frozenset[Option]) -> frozenset[Option]:
-    """Those that change nothing beside the others."""
-    return frozenset(option for option in chosen if isinstance(option, Product) and Staged(option) in chosen)
