@@ -40,6 +40,10 @@ class AccessError(UserError):
     exit_code = 77
 
 
+class CacheNotWritable(AccessError):
+    """Models are to be fetched to a folder that this user may not write to."""
+
+
 class UnavailableError(UserError):
     """Something the run depends on is down; trying again later may help (exit code 75)."""
 

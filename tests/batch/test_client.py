@@ -460,6 +460,9 @@ def test_a_servers_file_of_keys_is_not_taken_for_a_key(content: str, tmp_path: P
     with pytest.raises(InvalidSpec, match="holds more than a key") as error:
         options.api_key()
     assert "s3cret" not in str(error.value)
+    assert options.key_now() is None
+    file.write_text("s3cret\n")
+    assert options.key_now() == "s3cret"
 
 
 @pytest.mark.parametrize(

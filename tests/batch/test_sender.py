@@ -246,6 +246,33 @@ def test_refusals_that_last_end_the_run_and_not_the_lines(
     assert f"{status} on every line for" in str(error)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_key_that_is_rotated_is_taken_from_where_it_is_kept(server: ScriptedServer, there: bool) -> None:
+    """At once where it is there before the server refuses the old one, else as soon as it is."""
+    kept = ["old"]
+    server.api_key, server.delay_s = "old", 0.01
+
+    async def rotate() -> None:
+        async with asyncio.timeout(10):
+            while len(server.tries) < 20:  # noqa: ASYNC110 - it is another thread's
+                await asyncio.sleep(0.01)
+        if there:
+            kept.append("new")
+        server.api_key = "new"
+        await asyncio.sleep(0.5)
+        kept.append("new")
+
+    async def run() -> list[Outcome]:
+        target = Target(server.url, "/v1/chat/completions", "old", max_concurrency=4, key_now=lambda: kept[-1])
+        async with Sender(target, Expected(300), PATIENT) as sender:
+            lines = [sender.send(body(f"line {n}"), key=b"", order=n) for n in range(300)]
+            *outcomes, _ = await asyncio.gather(*lines, rotate())
+            return outcomes
+
+    assert statuses(uvloop.run(run())) == {200: 300}
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer old", "Bearer new"}
+
+
 def test_a_line_that_is_refused_while_others_pass_ends_with_its_refusal(server: ScriptedServer) -> None:
     server.delay_s = 0.01
     lines = [body("status 403"), body("status 404"), *(body(f"line {n}") for n in range(400))]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from banyan_runtime.errors import AccessError, UnavailableError
+from banyan_runtime.errors import CacheNotWritable, UnavailableError
 from banyan_runtime.hub import manifest, remote, resolve
 from banyan_runtime.hub.address import HubRepo
 from banyan_runtime.hub.gguf import conversion
@@ -187,7 +187,7 @@ def test_a_volume_that_may_only_be_read_is_named_with_what_to_do(
 
     monkeypatch.setattr(Path, "mkdir", read_only)
     with pytest.raises(
-        AccessError, match=r"nothing can be kept there \(Read-only file system\); mount the volume for writing, or name another"
+        CacheNotWritable, match=r"nothing can be kept there \(Read-only file system\); mount the volume for writing, or name another"
     ):
         resolve("catalog://tiny", str(tmp_path / "cache"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -118,6 +119,8 @@ def test_a_plan_that_failed_before_it_counted_shows_no_numbers():
     [
         *REFUSALS,
         (69, {"code": "ServerGone", "message": "no answer"}, "Accepted", "ServerGone", "no answer"),
+        (75, {"code": "StorageUnavailable", "message": "S3 is down"}, "Accepted", "StorageUnavailable", "again as often as may be"),
+        (143, {"code": "Interrupted", "message": "nothing was published"}, "Accepted", "Interrupted", "stopped before it was done"),
         (1, {}, "Accepted", "WorkersFailed", "exit code 1"),
         (79, {"code": "TooManyErrors", "message": "60 of 100"}, "Accepted", "TooManyErrors", "60 of 100"),
     ],
@@ -137,6 +140,7 @@ def test_work_that_fails_is_published_as_far_as_it_came_and_then_the_batch_has_f
         assert condition(over, "Failed")["reason"] == failed
         assert said in condition(over, "Failed")["message"]
         assert "What was done is published" in condition(over, "Failed")["message"]
+        assert not re.search("is started again|nothing was published", condition(over, "Failed")["message"])
         assert condition(over, "Accepted")["reason"] == accepted
         assert (over.status["requests"], over.status["progressPercent"]) == ("1000/1000", 100)
         assert over.apply == ()

@@ -80,6 +80,12 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
         ["config.json is missing", "spec.model.uri"],
     ),
     ("ModelAccessDenied", SERVER, crashed(77, '{"code":"AccessError","message":"403"}'), ["credentials"]),
+    (
+        "CacheNotWritable",
+        SERVER,
+        crashed(77, '{"code":"CacheNotWritable","message":"/cache: no"}'),
+        ["/cache: no", "spec.security.fsGroup"],
+    ),
     ("ModelDownloadFailed", SERVER, crashed(69), ["spec.model.uri"]),
     ("ModelDownloadFailed", SERVER, crashed(74), ["spec.model.uri"]),
     ("TemporaryFailure", SERVER, crashed(75, '{"code":"NoThreads","message":"can\'t start new thread"}'), ["can't start", "started again"]),

@@ -257,3 +257,19 @@ def test_a_pod_whose_replica_set_is_not_seen_yet_is_nobodys_and_blamed_on_nobody
     plan = turn(SERVER, World(now=NOW, children=(deployment(SERVER), pod(SERVER, **READY))))
     assert plan.status["ready"] == "0/1"
     assert conditions(plan)["Degraded"]["status"] == "False"
+
+
+def test_a_server_that_is_being_deleted_tells_what_is_left_of_it():
+    """Its children may go before it does: whoever deletes it in the foreground waits for them, and finalizers of others for it."""
+    world = (deployment(SERVER), replica_set(deployment(SERVER)), pod(SERVER, **READY))
+    before = after(observe(SERVER, *world), SERVER)
+    assert before["status"]["ready"] == "1/1"
+    going = merge(before, {"metadata": {"deletionTimestamp": stamp(NOW)}})
+    for left, told, available in ((world, "1/1", "True"), (world[:2], "0/1", "False"), ((), "0/1", "False")):
+        plan = observe(going, *left)
+        assert (plan.status["ready"], conditions(plan)["Ready"]["status"], conditions(plan)["Available"]["status"]) == (
+            told,
+            "False",
+            available,
+        )
+        assert plan.status["url"] == before["status"]["url"]

@@ -13,7 +13,9 @@ from banyan_operator.local.objects import in_namespace
 from banyan_operator.local.snapshot import FINISHED, phase, reason
 from banyan_operator.plan import Manifest
 
-FINAL = frozenset({"ModelInvalid", "ModelAccessDenied", "RuntimeConfigInvalid", "ContainerStartFailed", "ConfigMissing"})
+FINAL = frozenset(
+    {"ModelInvalid", "ModelAccessDenied", "CacheNotWritable", "RuntimeConfigInvalid", "ContainerStartFailed", "ConfigMissing"}
+)
 """Reasons that a new try of the same does not mend: only another spec, another file or another Secret would."""
 NO_DEVICE = "InsufficientAccelerators"
 """Mended when a batch with a server of its own ends; an InferenceServer keeps what it holds."""

@@ -277,7 +277,7 @@ def _why(ending: Ending, default: str) -> Because:
     if ending.pod is None or container is None or ending.end is None:
         why = f" (pod {ending.pod.name}: {ending.pod.reason or ending.pod.disrupted or 'failed'})" if ending.pod is not None else ""
         return Because(default, f"{ending.message or 'The Job failed'}{why}. Make a new BatchJob to try again.{tail}")
-    found = diagnosis.crash(ending.pod, container, ending.end, View(now=0.0, startup_timeout_s=0.0, accelerators=""))
+    found = diagnosis.crash(ending.pod, container, ending.end, View(now=0.0, startup_timeout_s=0.0, accelerators="", final=True))
     reason = default if found.reason == "CrashLoop" else found.reason
     return Because(reason, found.message + tail, refusal=ending.end.exit_code in REFUSAL_CODES)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from banyan_operator.desired import serverpod
+from banyan_operator.desired.batchjob import STOPPED
 from banyan_operator.desired.batchpod import CONTAINER, FIELDS
 from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.pods import Container, End, LastWords, Pod, age_s
@@ -51,6 +52,7 @@ class View:
     local: bool = False  # limits are not enforced, so nothing dies of them
     default_image: bool = False  # the spec names no image: pods keep the operator's of the time when they were decided
     sole: bool = False  # a pod is replaced only when its processes are known to be gone: two would write to one output
+    final: bool = False  # nothing of it is started any more
     readyz: Readiness | None = None
     model_uri: str = ""
     events: Sequence[Manifest] = ()
@@ -256,6 +258,13 @@ class _Exit:
     reason: str
     what: str
     step: str
+    again: bool = False  # what ended so is started again, as often as its Job allows
+
+    def advice(self, *, final: bool) -> str:
+        if not self.again:
+            return self.step
+        then = "The worker was started again as often as may be: make a new BatchJob" if final else "The worker is started again"
+        return f"{self.step}. {then}" if self.step else then
 
 
 _SERVER_EXITS: Final = {
@@ -270,13 +279,23 @@ _SERVER_EXITS: Final = {
 _WORKER_EXITS: Final = {
     64: _Exit("RuntimeConfigInvalid", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
     65: _Exit("InputInvalid", "the input or output cannot be used", "Correct spec.input or spec.output in a new BatchJob"),
-    69: _Exit("ServerUnavailable", "the server did not answer", "Check the InferenceServer; the worker is started again"),
-    74: _Exit("StorageFailed", "reading or writing failed", "Check spec.input, spec.output and spec.s3; the worker is started again"),
-    75: _Exit("TemporaryFailure", "something it depends on is down", "The worker is started again"),
-    77: _Exit("AccessDenied", "access to input or output is refused", "Check the credentials and their rights, then make a new BatchJob"),
+    69: _Exit("ServerUnavailable", "the server did not answer", "Check the InferenceServer", again=True),
+    74: _Exit("StorageFailed", "reading or writing failed", "Check spec.input, spec.output and spec.s3", again=True),
+    75: _Exit("TemporaryFailure", "something it depends on is down", "", again=True),
+    77: _Exit(
+        "AccessDenied",
+        "access to the input, the output or the server is refused",
+        "Check the credentials and their rights (spec.s3, spec.apiKeySecretRef), then make a new BatchJob",
+    ),
     78: _Exit("RuntimeConfigInvalid", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
     79: _Exit("TooManyErrors", "more requests failed than spec.maxErrorPercent allows", "See the errors file"),
-    143: _Exit("Interrupted", "the worker was stopped before it was done", "The worker is started again"),
+    143: _Exit("Interrupted", "the worker was stopped before it was done", "", again=True),
+}
+_SERVER_WORDS: Final = {  # finer than its exit code
+    "CacheNotWritable": (
+        "the volume that models are fetched to cannot be written",
+        "Set spec.security.fsGroup to a group that may write there, or name another spec.cache",
+    ),
 }
 _WORKER_WORDS: Final = {  # finer than its exit code; what its message calls an option is a field here
     "InputNotFound": ("the input cannot be read", "Correct spec.input in a new BatchJob"),
@@ -310,8 +329,11 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     known = (_WORKER_EXITS if container.name == "worker" else _SERVER_EXITS).get(end.exit_code)
     if known is not None:
         # the worker's own word is finer than its exit code: InputNotFound, OutputExists …
-        reason = code if container.name == "worker" and _WORD.fullmatch(code) else known.reason
-        what, step = _WORKER_WORDS.get(reason, (known.what, known.step))
+        finer = container.name == "worker" or code in _SERVER_WORDS
+        reason = code if finer and _WORD.fullmatch(code) else known.reason
+        what, step = {**_WORKER_WORDS, **_SERVER_WORDS}.get(reason, (known.what, known.advice(final=view.final)))
+        if view.final and end.exit_code == STOPPED:
+            text = ""  # of what was published, and how to go on: as it was for the worker, which was not the last
         if view.local and reason == "ModelInvalid" and _NO_FOLDER in text and view.model_uri.startswith(_CLAIM):
             step = _local_claim(view.model_uri)
         return _at(pod, container, reason, what, text, step, end)

@@ -14,7 +14,7 @@ from banyan_operator.kube.kinds import DEPLOYMENT, REPLICA_SET
 from banyan_operator.kube.objects import Ref, condition, controller_uid, find_object, is_true, uid_of
 from banyan_operator.observed import diagnosis
 from banyan_operator.observed.answers import Readiness
-from banyan_operator.observed.conditions import FORBIDDEN, Finding, conditions, messages, no, unknown, yes
+from banyan_operator.observed.conditions import FORBIDDEN, Finding, conditions, messages, no, refused, unknown, yes
 from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.failures import kept, last_failure
 from banyan_operator.observed.pods import Pod, pods_of, strangers
@@ -111,6 +111,17 @@ def status(
         last_failure=last_failure((*seen.current, *seen.others), view) or kept(prior),
         runtime_version=(readyz and readyz.version) or _unless_rolled(prior, seen, "runtimeVersion"),
     )
+
+
+def leaving(told: Mapping[str, Any], world: World, generation: int) -> dict[str, Any]:
+    """The status `told` of a server that is being deleted, with what is left of it."""
+    sets = [child for child in world.children if child["kind"] == REPLICA_SET.kind]
+    ready = sum(pod.active and pod.ready for pod in pods_of(sets, world.children))
+    what = f"The server is being deleted; {ready} of its replicas take requests."
+    gone = no("Terminating", what)
+    found = {"Ready": gone, "Available": yes("Terminating", what) if ready else gone}
+    counted = {"readyReplicas": ready, "ready": f"{ready}/{told.get('desiredReplicas', 0)}"}
+    return refused({**told, **counted}, found, str(told["phase"]), generation, world.now)
 
 
 def see(server: InferenceServer, desired: Manifest | None, world: World, view: View) -> Seen:

@@ -11,6 +11,7 @@ from typing import Any
 
 from banyan_operator import api
 from banyan_operator.api import InferenceServer, Metadata, SpecError
+from banyan_operator.observed.server import leaving
 from banyan_operator.plan import Manifest, Settings, World
 from banyan_operator.reconcile.batch import decide_batch
 from banyan_operator.reconcile.common import Decision, Told, Unreadable
@@ -23,7 +24,8 @@ def decide(resource: Manifest, world: World, settings: Settings) -> Decision:
     """What to do now for `resource`, an InferenceServer or BatchJob as it is stored, and how to tell what came of it."""
     prior: Mapping[str, Any] = resource.get("status") or {}
     if (metadata := Metadata.of(resource)).deleting:
-        return Told({**prior, "observedGeneration": metadata.generation, "phase": "Terminating"}, prior)
+        told = {**prior, "observedGeneration": metadata.generation, "phase": "Terminating"}
+        return Told(leaving(told, world, metadata.generation) if resource["kind"] == "InferenceServer" else told, prior)
     try:
         parsed = api.parse(resource, strict=settings.platform == "local")
     except SpecError as error:

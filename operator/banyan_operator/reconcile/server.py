@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from banyan_operator.api import InferenceServer, SpecError
@@ -28,14 +28,27 @@ def decide_server(server: InferenceServer, world: World, prior: Mapping[str, Any
     wanted: tuple[Manifest, ...] = ()
     changes = Difference()
     accepted = acceptable(server, world, settings)
-    if accepted.status == "True":
+    lacks = accepted.reason in MISSING.values() and live is not None
+    if accepted.status == "True" or lacks:
         try:
             wanted = desired_server.children(server, settings, world.children, world.absent)
             changes = difference(owner(server), wanted, world.children)
         except SpecError as error:
             accepted = no("InvalidSpec", str(error))
     deployment = next((manifest for manifest in wanted if manifest["kind"] == DEPLOYMENT.kind), None)
+    if lacks and live is not None and deployment is not None:
+        deployment, changes = _upkeep(deployment, live, changes)
     return ServerDecision(server, world, prior, settings, accepted, changes, deployment, live)
+
+
+def _upkeep(wanted: Manifest, live: Manifest, changes: Difference) -> tuple[Manifest | None, Difference]:
+    """What of a server is kept up while something is missing that new pods would need: all of it, as long as it makes none. Where the pods
+    are to be others nothing is changed: what leads to them might not fit those that run."""
+    if _revision(wanted) != _revision(live):
+        return None, Difference()
+    if wanted["spec"]["replicas"] > live["spec"].get("replicas", 1):
+        changes = replace(changes, apply=[one for one in changes.apply if one["kind"] != DEPLOYMENT.kind])
+    return wanted, changes
 
 
 @dataclass(frozen=True, slots=True)

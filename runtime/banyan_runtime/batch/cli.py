@@ -145,7 +145,8 @@ class _Command:
         self._progress = progress
         self.reason: str | None = None
         self._shown: Display = display()
-        self._patience = Patience(min(FIRST_S, options.storage_timeout), self._notice)
+        planned = options.phase in ("work", "merge")  # by another process, so the storage has been there
+        self._patience = Patience(options.storage_timeout if planned else min(FIRST_S, options.storage_timeout), self._notice)
         self._hands = Hands(THREADS, "batch-storage")
         self._run: Run | None = None
         self._task: asyncio.Task[Done] | None = None
@@ -295,7 +296,7 @@ class _Command:
         models = names if options.model is None else frozenset({options.model})
         served, left = await run.begun()
         expected = Expected(left, models, served_before=served)
-        target = Target(url, options.endpoint, api_key, options.request_timeout, options.max_concurrency)
+        target = Target(url, options.endpoint, api_key, options.request_timeout, options.max_concurrency, key_now=options.key_now)
         async with Sender(target, expected, options.policy) as sender:
             progress.ask_load = lambda: sender.load
             progress.begin(plan.total, time.monotonic())

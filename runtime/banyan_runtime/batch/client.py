@@ -7,6 +7,7 @@ import email.utils
 import random
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
@@ -46,22 +47,47 @@ class NoAnswer:
 class Client:
     """Posts bodies to one endpoint of one server, at whichever of its addresses, keeping connections alive."""
 
-    def __init__(self, server: str, endpoint: str, *, api_key: str | None, timeout_s: float, resolve: Resolve | None = None) -> None:
+    def __init__(
+        self,
+        server: str,
+        endpoint: str,
+        *,
+        api_key: str | None,
+        timeout_s: float,
+        resolve: Resolve | None = None,
+        key_now: Callable[[], str | None] | None = None,
+    ) -> None:
+        """`key_now`: the key that is to be sent by now, if that can be told; asked where the server refuses one."""
         url = urlsplit(base_url(server))
         assert url.hostname
         self._host = url.hostname
+        self._netloc = url.netloc
         self._path = url.path
+        self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._port = url.port or (443 if self._tls else 80)
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        if api_key is not None and not _sendable(api_key):
             raise InvalidSpec("--api-key-file: the key holds characters that an HTTP header cannot carry; it must be one line of ASCII")
-        more = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        self._common = f"Host: {url.netloc}\r\nUser-Agent: banyan-runtime/{__version__}\r\nAccept: application/json\r\n{more}"
-        content = f"{self._common}Content-Type: application/json\r\nContent-Length: "
-        self._post_head = f"POST {self._path}{endpoint} HTTP/1.1\r\n{content}".encode()
+        self._key_now = key_now
+        self._use(api_key)
         self._pools: dict[str, Pool] = {}
         self.endpoints = Endpoints(self._host, self._port, resolve=resolve)
+
+    def _use(self, key: str | None) -> None:
+        self._key = key
+        more = f"Authorization: Bearer {key}\r\n" if key else ""
+        self._common = f"Host: {self._netloc}\r\nUser-Agent: banyan-runtime/{__version__}\r\nAccept: application/json\r\n{more}"
+        content = f"{self._common}Content-Type: application/json\r\nContent-Length: "
+        self._post_head = f"POST {self._path}{self._endpoint} HTTP/1.1\r\n{content}".encode()
+
+    def _another_key_than(self, refused: str | None) -> bool:
+        """Whether there is one by now: a file may be written anew while a run goes on, as Secrets are when keys are rotated."""
+        if self._key == refused and self._key_now is not None:
+            key = self._key_now()
+            if key is not None and key != refused and _sendable(key):
+                self._use(key)
+        return self._key != refused
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,7 +112,10 @@ class Client:
         balancer.begin(address)
         try:
             async with asyncio.timeout(self._timeout_s):
+                key = self._key
                 reply = await self._pool(address).exchange(b"%b%d\r\n\r\n%b" % (self._post_head, len(body), body))
+                if reply.status == 401 and self._another_key_than(key):
+                    reply = await self._pool(address).exchange(b"%b%d\r\n\r\n%b" % (self._post_head, len(body), body))
         except ConnectFailed as error:
             balancer.eject(address, time.monotonic())
             return NoAnswer(Trouble.UNREACHABLE, f"cannot connect ({error})")
@@ -123,6 +152,11 @@ class Client:
         if (pool := self._pools.get(address)) is None:
             pool = self._pools[address] = Pool(address, self._port, tls=self._tls, name=self._host)
         return pool
+
+
+def _sendable(key: str) -> bool:
+    """Whether an HTTP header can carry it."""
+    return key.isascii() and key.isprintable()
 
 
 class _Head(msgspec.Struct):

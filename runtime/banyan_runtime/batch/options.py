@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -102,6 +103,12 @@ class Options:
         if any(character.isspace() for character in key):  # a server's own file, perhaps: names and keys
             raise InvalidSpec(f"--api-key-file={self.api_key_file}: it holds more than a key; give a file that holds the key alone")
         return key
+
+    def key_now(self) -> str | None:
+        """What --api-key-file says by now; None where that cannot be told."""
+        with contextlib.suppress(InvalidSpec):
+            return self.api_key()
+        return None
 
 
 def parse(argv: Sequence[str]) -> Options:

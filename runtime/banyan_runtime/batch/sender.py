@@ -33,7 +33,9 @@ TRUST_S: Final = 10.0  # a probe that runs for so long while the server says tha
 LONG_S: Final = 30.0  # a try that runs for so long is being served
 OWN: Final = frozenset({403, 404})  # often for what is in the line, and then always the same; of others a witness must tell
 OWN_ATTEMPTS: Final = 2
-DENIED_S: Final = 60.0  # a server that is well and denies everything for so long means it
+DENIED_S: Final = 180.0
+"""A server that is well and denies everything for so long means it: a Secret that is written anew takes a kubelet a minute or two to bring
+to the server, and to us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Target:
     timeout_s: float = 1800.0  # of one try
     max_concurrency: int = 64
     resolve: Resolve | None = None  # in place of the system's name service
+    key_now: Callable[[], str | None] | None = None  # as of `Client`
 
 
 @dataclass(slots=True)
@@ -75,7 +78,14 @@ class Sender:
 
     def __init__(self, target: Target, expected: Expected, policy: RetryPolicy | None = None) -> None:
         self._policy = policy or RetryPolicy()
-        self._client = Client(target.server, target.endpoint, api_key=target.api_key, timeout_s=target.timeout_s, resolve=target.resolve)
+        self._client = Client(
+            target.server,
+            target.endpoint,
+            api_key=target.api_key,
+            timeout_s=target.timeout_s,
+            resolve=target.resolve,
+            key_now=target.key_now,
+        )
         self._health = Health()
         self._refusals = Refusals(expected)
         longest = self._policy.max_backoff_s

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from banyan_runtime.errors import AccessError, ConfigError, UnavailableError
+from banyan_runtime.errors import CacheNotWritable, ConfigError, UnavailableError
 from banyan_runtime.hub import manifest
 from banyan_runtime.hub.download import Download, Hooks
 from banyan_runtime.hub.lease import Claim, Lease, Lost
@@ -76,7 +76,7 @@ class Remote:
 def ensure(recipe: Recipe, target: Path, report: Report = silent, *, budget: int | None = manifest.START_BYTES) -> Path:
     """Make `target` hold the recipe's model, whole, and return it. `budget`: as of `manifest.check`.
 
-    Raises ConfigError for a folder that holds something else, AccessError for one that may not be written, UnavailableError
+    Raises ConfigError for a folder that holds something else, CacheNotWritable for one that may not be written, UnavailableError
     when the files cannot be had or the disk is full, ModelError when what came is not what was announced.
     """
     try:
@@ -84,12 +84,12 @@ def ensure(recipe: Recipe, target: Path, report: Report = silent, *, budget: int
             with contextlib.suppress(Lost):
                 _bring(recipe, target, report, budget)
     except PermissionError as error:
-        raise AccessError(
+        raise CacheNotWritable(
             f"{target.parent}: a model cannot be kept there ({error.strerror}); name another folder with --download-dir (BANYAN_CACHE)"
         ) from error
     except OSError as error:
         if error.errno == errno.EROFS:
-            raise AccessError(
+            raise CacheNotWritable(
                 f"{target}: the model has to be fetched or mended, and nothing can be kept there ({error.strerror}); mount the volume for "
                 "writing, or name another folder with --download-dir (BANYAN_CACHE)"
             ) from error
