@@ -207,3 +207,29 @@ def test_calls_that_nothing_marks_stand_at_the_beginning(qwen3: Language, text: 
     grammar = strict(marked, [tool], qwen3.vocabulary.added, several=True)
     assert grammar is not None
     assert qwen3.takes(grammar, text) == fits
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("parameters", [None, {"type": "object", "properties": {}}, {"properties": {}, "required": [], "title": "Now"}])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_a_tool_that_has_no_parameters_is_given_none(tiny: Language, name: str, parameters: dict[str, Any] | None, strict: bool) -> None:
+    form = find(name)
+    assert form is not None
+    assert form.tag is not None
+    tool = Tool.model_validate({"type": "function", "function": {"name": "now", "strict": strict, "parameters": parameters}})
+    grammar = forced(form.tag, [tool], several=False, leniency=Leniency(lambda grammar: True)).forced()
+    free = Tool.model_validate({"type": "function", "function": {"name": "now", "strict": strict, "parameters": {"type": "object"}}})
+    any_grammar = forced(form.tag, [free], several=False, leniency=Leniency(lambda grammar: True)).forced()
+    if name == "hermes":
+        empty, one = (f'<tool_call>\n{{"name": "now", "arguments": {said}}}\n</tool_call>' for said in ("{}", '{"a": 1}'))
+    else:
+        begin, end = "<tool_call>\n<function=now>\n", "</function>\n</tool_call>"
+        empty, one = begin + end, f"{begin}<parameter=a>\n1\n</parameter>\n{end}"
+
+    def takes(grammar: Grammar, text: str) -> bool:
+        """By `accept` alone: where all that follows is decided masks admit but one token for it."""
+        matcher = tiny.matcher(grammar)
+        return all(matcher.accept(token) for token in tiny.ids(text)) and matcher.is_completed
+
+    assert [takes(grammar, text) for text in (empty, one)] == [True, False]
+    assert [takes(any_grammar, text) for text in (empty, one)] == [True, True]

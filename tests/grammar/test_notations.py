@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
+from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 from banyan_runtime.grammar import schema
@@ -13,7 +16,13 @@ from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.structural import read_structural
 from banyan_runtime.grammar.trial import Trial
 from banyan_runtime.wire import Grammar
-from tests.grammar.walks import Language
+from tests.grammar.walks import BACKENDS, Language, local_backend
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def local(tiny_chat: Path, request: pytest.FixtureRequest) -> Language:
+    return Language.load(tiny_chat, local_backend(request.param), padding=100)
+
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
 
@@ -156,8 +165,45 @@ def test_objects_that_name_their_properties_have_no_others(value: dict[str, Any]
 def test_formats_that_say_nothing_about_the_text_are_left_out(tiny: Language) -> None:
     grammar = Grammar("json_schema", schema.prepare({"type": "string", "format": "path"}))
     assert tiny.takes(grammar, '"/tmp"')
-    grammar = Grammar("json_schema", schema.prepare({"type": "string", "format": "uuid4"}))
+    grammar = Grammar("json_schema", schema.prepare({"type": "string", "format": "uuid4", "minLength": 1}))
     assert not tiny.takes(grammar, '"/tmp"')
+
+
+class Times(pydantic.BaseModel):
+    """What clients read by Python's own types."""
+
+    date: datetime.date
+    time: datetime.time
+    at: datetime.datetime
+    id: pydantic.UUID4
+
+
+RIGHT = {"date": "2024-02-29", "time": "23:59:59Z", "at": "2000-02-29T00:00:00.5+01:00", "id": "123e4567-e89b-42d3-a456-426614174000"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"date": "2023-02-29"}, {"date": "1900-02-29"}, {"date": "0000-01-01"}, {"date": "2024-04-31"}, {"time": "23:59:60Z"},
+        {"time": "24:00:00Z"}, {"at": "2024-02-30T00:00:00Z"}, {"at": "2024-02-20T21:11:60-21:11"},
+        {"id": "123e4567-e89b-12d3-a456-426614174000"}, {"id": "123e4567-e89b-42d3-0456-426614174000"},
+    ],
+)  # fmt: skip
+def test_times_and_ids_are_those_that_clients_can_read(local: Language, wrong: dict[str, str]) -> None:
+    grammar = Grammar("json_schema", schema.prepare(Times.model_json_schema()))
+    assert local.takes(grammar, json.dumps(RIGHT))
+    assert Times.model_validate(RIGHT)
+    assert not local.takes(grammar, json.dumps(RIGHT | wrong))
+    with pytest.raises(pydantic.ValidationError):
+        Times.model_validate(RIGHT | wrong)
+
+
+def test_what_is_required_without_being_named_is_a_property_too(local: Language) -> None:
+    value = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["zz", "a"]}
+    grammar = Grammar("json_schema", schema.prepare({"type": "object", "properties": {"v": value}, "required": ["v"]}))
+    assert local.takes(grammar, '{"v": {"a": 1, "zz": [0, {"b": null}]}}')
+    assert not local.takes(grammar, '{"v": {"a": 1}}')
+    assert not local.takes(grammar, '{"v": {"a": 1, "zz": 0, "more": 1}}')
 
 
 LEGACY = {"structures": [{"begin": "<function=f>", "schema": CITY, "end": "</function>"}], "triggers": ["<function="]}

@@ -47,6 +47,7 @@ def called(form: ToolFormat, *values: tuple[str, str]) -> str:
         ({"properties": {"a": NUMBER}, "additionalProperties": SHORT}, {"a": NUMBER}, set(), None),
         ({"properties": {"a": NUMBER, "b": True, "c": False}, "required": ["b"]}, {"a": NUMBER, "b": {}}, {"b"}, None),
         ({"required": ["a"], "additionalProperties": SHORT}, {"a": SHORT}, {"a"}, None),
+        ({"properties": {"a": NUMBER}, "required": ["b", "a"]}, {"a": NUMBER, "b": {}}, {"a", "b"}, None),
         ({"properties": {"a": NUMBER}, "required": ["a"], "minProperties": 1, "maxProperties": 1}, {"a": NUMBER}, {"a"}, None),
         ({"type": ["object", "null"], "properties": {"a": NUMBER}}, {"a": NUMBER}, set(), None),
         ({"type": "object", **NODE}, {"v": NUMBER, "n": {"$ref": "#/$defs/N"}}, {"v"}, None),
@@ -67,7 +68,7 @@ def test_an_object_is_its_parameters(schema: dict[str, Any], properties: dict[st
         ({"const": {}}, "'const' ({}) at # is not supported where parameters are text."),
         ({"patternProperties": {"^x": {}}}, "'patternProperties' ({\"^x\":{}}) at # is not supported where parameters are text."),
         (
-            {"properties": {"a": NUMBER}, "required": ["zzz"]},
+            {"properties": {"a": NUMBER}, "required": ["zzz"], "additionalProperties": False},
             "'required' ([\"zzz\"]) at # names 'zzz', which is not among the properties that there may be.",
         ),
         (

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from banyan_runtime.errors import ConfigError
 from banyan_runtime.hub.resolve import cache_dir
 from banyan_runtime.model import blocks, host, loader, spec
 from banyan_runtime.model.blocks import SIZES, BlockKind, Blocks, dequantize
@@ -272,6 +273,22 @@ def test_weights_quantized_at_load_stay_so(tmp_path: Path, quantization: str, bi
     parameters = loader.load(tmp_path, layout(spec.read(tmp_path)), torch.float32, torch.device("cpu"), lambda *_: None, quantization)
     assert loaded.info.weights_bytes == blocks.nbytes(parameters.values())
     assert loaded.info.weights_bytes < blocks.elements(parameters.values()) * bits / 8
+
+
+def test_what_cannot_be_quantized_is_named_and_where_that_is_all_there_is_nothing_to_quantize(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    some, none = tmp_path / "some", tmp_path / "none"
+    for folder, size in ((some, 96), (none, 100)):
+        folder.mkdir()
+        make(folder, "llama", hidden_size=size, intermediate_size=77, num_attention_heads=2, head_dim=22, num_key_value_heads=2)
+    take = (torch.float32, torch.device("cpu"), lambda *_: None, "w4a16")
+    loader.load(some, layout(spec.read(some)), *take)
+    assert "matrices stay as they are: rows of 44, 77 numbers are no whole number of blocks of 32." in caplog.text
+    with pytest.raises(ConfigError, match=r"--quantization=w4a16: no matrix of this model can be quantized .* leave the option out"):
+        loader.load(none, layout(spec.read(none)), *take)
+    with pytest.raises(ConfigError, match="no matrix of this model can be quantized"):
+        loader.dummy(layout(spec.read(none)), *take)
 
 
 @pytest.mark.parametrize("kind", KINDS)

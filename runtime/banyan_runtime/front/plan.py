@@ -35,6 +35,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: bytes  # wire.pack_ids of the prompt
     sampling: wire.Sampling  # max_new_tokens 0 and no logprobs: the prompt alone is answered, without the engine
     logprobs: wire.LogprobRequest | None = None
+    content_logprobs: bool = False  # told are those of the tokens that spell the content, and no others
     stops: tuple[str, ...] = ()
     stop_regexes: tuple[str, ...] = ()
     include_stop: bool = False  # keep the stop string or stop token in the text

@@ -42,8 +42,8 @@ class Speech:
         self._detokenizer = _detokenizer(text, request, endpoint)
         self._stops = _stops(request)
         self._min_new_tokens = request.sampling.min_new_tokens
-        # Only Responses tell of the tokens of the content alone.
-        self.spelling = Spelling() if endpoint == "responses" and request.logprobs is not None else None
+        of_content = endpoint == "responses" or request.content_logprobs
+        self.spelling = Spelling() if of_content and request.logprobs is not None else None
         # What is said is the content, and ends nothing.
         self.plain = self._parser is None and self._stops is None and self.spelling is None
 

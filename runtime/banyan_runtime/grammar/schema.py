@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.formats import FORMATS, UUIDS
 from banyan_runtime.grammar.keywords import COUNTS, LISTS, MAPS, MOST, SINGLE, problem
 from banyan_runtime.grammar.limits import MAX_ALTERNATIVES, MAX_NESTING, MAX_PROPERTIES, MAX_REGEX_BYTES, check_count, check_text
 
@@ -30,7 +31,9 @@ _FORMATS: Final = frozenset({
 """Those that JSON Schema defines. Any other name says nothing about the text, and is left out."""
 _MAX_REMAINDERS: Final = 20_000  # of a number that is to be a multiple; 10,000 take 60 ms to compile, a million 12 s
 _MAX_ALL_REMAINDERS: Final = 100_000  # of all of a schema
-_UUIDS: Final = frozenset(f"uuid{version}" for version in range(1, 9))  # pydantic's names
+_OURS: Final = ("date", "time", "date-time", *UUIDS)
+"""Formats that the compilers know less narrowly than clients read them, or not at all."""
+_LIMITS: Final = ("pattern", "minLength", "maxLength")  # beside which a format stays one: no compiler has all of them together
 
 
 def prepare(schema: object) -> str:
@@ -192,24 +195,26 @@ def _neutralise(schema: Schema) -> None:
             if part.get(high, 0) > MOST:
                 del part[high]
         name = part.get("format")
-        if isinstance(name, str) and name not in _FORMATS:
-            if name in _UUIDS:
-                part["format"] = "uuid"
-            else:
-                del part["format"]
+        if name in _OURS and part.get("type") == "string" and not any(limit in part for limit in _LIMITS):
+            part["pattern"] = f"^({FORMATS[part.pop('format')]})$"
+        elif name in UUIDS:
+            part["format"] = "uuid"
+        elif isinstance(name, str) and name not in _FORMATS:
+            del part["format"]
 
 
 def _close(schema: Schema) -> None:
     """Close the objects that name their properties. Not where several schemas describe one object together: each of them
-    would forbid what the others name."""
+    would forbid what the others name. What is required without being named is so by that."""
     found = list(parts(schema))
     if any("allOf" in part or ("$ref" in part and "properties" in part) for _, part in found):
         return
     shared = {id(branch) for _, part in found if "properties" in part for name in ("anyOf", "oneOf") for branch in _list(part.get(name))}
     for _, part in found:
         alone = id(part) not in shared and "anyOf" not in part and "oneOf" not in part
-        if alone and _mapping(part.get("properties")) and "patternProperties" not in part:
-            part.setdefault("additionalProperties", False)
+        if alone and (named := _mapping(part.get("properties"))) and not {"patternProperties", "additionalProperties"} & part.keys():
+            part["properties"] = {**named, **{name: {} for name in _list(part.get("required")) if name not in named}}
+            part["additionalProperties"] = False
 
 
 def explicit(schema: Schema) -> None:

@@ -75,6 +75,7 @@ def load(
             "quantized already is not quantized again; leave the option out"
         )
     kinds = {name: source.kept(name) or _quantized(place, quantization) for name, place in layout.places.items()}
+    _check_blocks(layout.places, kinds, quantization)
     started = time.monotonic()
     log.info("Using model weights format ['%s']", source.form)
     if other := _other_head(layout, source):
@@ -157,6 +158,19 @@ def _quantized(place: Place, quantization: str | None) -> BlockKind | None:
     return kind if blocks.fits(kind, place.shape[1]) else None
 
 
+def _check_blocks(places: dict[str, Place], kinds: dict[str, BlockKind | None], quantization: str | None) -> None:
+    """Say which matrices stay what they are although they were to be quantized. Raises ConfigError where all do."""
+    matrices = [name for name, place in places.items() if len(place.shape) == 2]
+    left = [name for name in matrices if kinds[name] is None]
+    if quantization is None or not left:
+        return
+    widths = ", ".join(map(str, sorted({places[name].shape[1] for name in left})))
+    why = f"rows of {widths} numbers are no whole number of blocks of 32"
+    if left == matrices:
+        raise ConfigError(f"--quantization={quantization}: no matrix of this model can be quantized ({why}); leave the option out")
+    log.warning("--quantization=%s: %d of %d matrices stay as they are: %s.", quantization, len(left), len(matrices), why)
+
+
 def _needed(places: dict[str, Place], kinds: dict[str, BlockKind | None], dtype: torch.dtype) -> int:
     """Bytes of all parameters."""
     total = 0
@@ -186,6 +200,7 @@ def dummy(
     """Parameters of the layout with small random values: for schedules, memory and speed, never for text. Raises ConfigError."""
     places = {name: Place(name, 0, shape) for name, shape in layout.parameters.items()}
     kinds = {name: _quantized(place, quantization) for name, place in places.items()}
+    _check_blocks(places, kinds, quantization)
     _fit(_needed(places, kinds, dtype), dtype, device)
     parameters: dict[str, Parameter] = {}
     with _Report(len(layout.parameters), progress, "Making dummy weights") as report:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from banyan_runtime.front.answers import Answer, Arrival, Outcome, Start, Streamed, Whole, answer, to_json
 from banyan_runtime.front.context import Context
-from banyan_runtime.front.deltas import Delta
+from banyan_runtime.front.deltas import ContentRows, Delta
 from banyan_runtime.front.generation import Call
 from banyan_runtime.front.logprobs import Row, chat_content
 from banyan_runtime.front.openai.calls import Calls, call_names
@@ -113,6 +113,7 @@ class _Writer(ChunkWriter):
         self._include_reasoning = plan.include_reasoning
         self._logprobs = logprobs
         self._untold: list[list[Row]] = [[] for _ in plan.requests]
+        self._rows = [ContentRows() for _ in plan.requests]
         # The frequent case is a chunk of content and nothing else.
         self._plain = plan.top_logprobs < 0 and not plan.envelope.continuous_usage
         self._contents = [start + b'"delta":{"content":' for start in self._starts]
@@ -125,7 +126,7 @@ class _Writer(ChunkWriter):
     def render(self, index: int, delta: Delta) -> bytes:
         if self._plain and not delta.reasoning and not delta.tools and delta.finished is None:
             return b"%b%b%b%b" % (self._contents[index], to_json(delta.content), _PLAIN_END, self._close) if delta.content else b""
-        self._untold[index] += delta.logprobs
+        self._untold[index] += self._rows[index].of(delta)
         chunks: list[bytes] = []
         if delta.reasoning and self._include_reasoning:
             text = to_json(delta.reasoning)

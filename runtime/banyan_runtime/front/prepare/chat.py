@@ -82,6 +82,8 @@ def _planned(served: Served, asked: ChatRequest, body: Mapping[str, Any], reques
     if params.max_tokens is None:
         requests = within_logprobs(requests)
     check_logprobs(requests, "top_logprobs", params.max_tokens_name)
+    if not asked.include_reasoning:  # which the tokens would spell
+        requests = [msgspec.structs.replace(one, content_logprobs=True) for one in requests]
     return ChatPlan(
         envelope=msgspec.structs.replace(envelope, ignored=(*unshown, *envelope.ignored)),
         requests=tuple(requests),

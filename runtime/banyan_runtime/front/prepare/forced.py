@@ -12,7 +12,7 @@ from banyan_runtime.front.openai.tools import Tool
 from banyan_runtime.grammar import tags
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.loosened import lacks_names, loosened
-from banyan_runtime.grammar.schema import Schema
+from banyan_runtime.grammar.schema import ANNOTATIONS, Schema
 from banyan_runtime.grammar.structural import Node
 from banyan_runtime.wire import Grammar
 
@@ -21,6 +21,10 @@ Usable = Callable[[Grammar], bool]
 
 LENIENT_CPU_S: Final = 1.0
 """Of computing time for one request's trials. A single one is bounded by itself (`constraints.TRIAL_CPU_S`)."""
+
+
+_NAMING_NONE: Final = ANNOTATIONS | {"type", "properties", "required", "$schema"}
+"""Keywords that give an object no property beyond those named."""
 
 
 class Leniency:
@@ -83,7 +87,7 @@ def _answer(tag: ToolTag, tools: Sequence[Tool], *, several: bool, leniency: Len
     """`leniency` None: only strict tools are held to their schemas."""
     calls = []
     for tool in tools:
-        schema = tool.function.parameters or {}
+        schema = _parameters(tool)
         if not tool.function.strict:
             schema = {} if leniency is None else _enforced(tag, tool, leniency)
         calls.append(tags.Call(_parts(tag.begin, tool.function.name), _arguments(tag, schema), tag.end))
@@ -95,13 +99,21 @@ def problem(tag: ToolTag, tool: Tool, tried: Callable[[Grammar], str | None]) ->
     if not tool.function.strict:
         return None
     try:
-        return tried(_alone(tag, tool.function.parameters or {}))
+        return tried(_alone(tag, _parameters(tool)))
     except GrammarError as error:
         return str(error)
 
 
+def _parameters(tool: Tool) -> Schema:
+    """The schema of its arguments. A tool that has no parameters, or whose parameters name no property, takes none, as OpenAI's do."""
+    told = tool.function.parameters
+    if told is None or (told.get("properties") == {} and not told.keys() - _NAMING_NONE):
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return told
+
+
 def _enforced(tag: ToolTag, tool: Tool, leniency: Leniency) -> Schema:
-    schema = dict(tool.function.parameters or {})
+    schema = dict(_parameters(tool))
     found = loosened(schema, lambda part: _enforceable(tag, part, leniency.usable))
     if not isinstance(tag.arguments, JsonArguments) and lacks_names(schema, found):
         found = {}

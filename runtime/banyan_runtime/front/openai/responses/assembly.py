@@ -11,13 +11,12 @@ import msgspec
 
 from banyan_runtime.front.chat.events import Content, Reasoning, ToolArgs, ToolEvent, ToolStart
 from banyan_runtime.front.chat.messages import object_of
-from banyan_runtime.front.deltas import Delta, Finished, in_order
+from banyan_runtime.front.deltas import ContentRows, Delta, Finished, in_order
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.event_stream import named
 from banyan_runtime.front.logprobs import Row
 from banyan_runtime.front.openai.calls import NameCall
 from banyan_runtime.front.openai.responses.ids import item_id
-from banyan_runtime.front.spelling import Spelled
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ENDED: Final[frozenset[Status]] = frozenset({"completed", "incomplete", "failed", "cancelled"})
@@ -90,7 +89,7 @@ class Assembly:
         self._number = 0
         self._output: list[Json] = []
         self._open: _Item | None = None
-        self._rows: dict[int, Row] = {}  # tokens whose text has not come, by their ordinals
+        self._rows = ContentRows()
         self._untold: list[Row] = []  # tokens of text that has
         self._usage: Json | None = None
         self._error: Json | None = None
@@ -138,8 +137,7 @@ class Assembly:
         return created + self._event(kind, response=self.told())
 
     def add(self, delta: Delta) -> bytes:
-        if delta.spelled is not None:
-            self._note(delta, delta.spelled)
+        self._untold += self._rows.of(delta)
         events: list[bytes] = []
         if self.status == "queued":
             self.status = "in_progress"
@@ -232,13 +230,6 @@ class Assembly:
         self._output.append(told)
         events.append(self._event("response.output_item.done", output_index=item.place, item=told))
         return events
-
-    def _note(self, delta: Delta, spelled: Spelled) -> None:
-        """Keep what is to be told of the content's tokens with its text, and of those whose text has not come."""
-        first = delta.completion_tokens - len(delta.token_ids)
-        self._rows.update(enumerate(delta.logprobs, first))
-        self._untold += [self._rows[token] for token in spelled.tokens if token in self._rows]
-        self._rows = {token: row for token, row in self._rows.items() if token >= spelled.unsaid}
 
     def _take_logprobs(self, item: _Item) -> list[Json]:
         """What is told beside a text."""
