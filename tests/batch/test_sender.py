@@ -273,6 +273,33 @@ def test_a_key_that_is_rotated_is_taken_from_where_it_is_kept(server: ScriptedSe
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer old", "Bearer new"}
 
 
+def test_a_key_that_replicas_take_up_one_after_the_other_costs_no_line(server: ScriptedServer) -> None:
+    """Ours may be newer than theirs: a kubelet brings a Secret when it comes to it."""
+    kept, theirs = ["old"], ["old"] * 4
+    server.delay_s = 0.005
+
+    async def handler(request: web.Request, body: dict[str, Any], prompt: str, attempt: int) -> web.StreamResponse:
+        fits = request.headers["Authorization"] == f"Bearer {theirs[int(prompt.split()[1]) % len(theirs)]}"  # each line at one of them
+        return completion(prompt) if fits else problem(401, "Incorrect API key provided.", "invalid_api_key")
+
+    server.handler = handler
+
+    async def rotate() -> None:
+        kept.append("new")
+        for replica in range(len(theirs)):
+            await asyncio.sleep(0.3)
+            theirs[replica] = "new"
+
+    async def run() -> list[Outcome]:
+        target = Target(server.url, "/v1/chat/completions", "old", max_concurrency=4, key_now=lambda: kept[-1])
+        async with Sender(target, Expected(1500), PATIENT) as sender:
+            lines = [sender.send(body(f"line {n}"), key=b"", order=n) for n in range(1500)]
+            *outcomes, _ = await asyncio.gather(*lines, rotate())
+            return outcomes
+
+    assert statuses(uvloop.run(run())) == {200: 1500}
+
+
 def test_a_line_that_is_refused_while_others_pass_ends_with_its_refusal(server: ScriptedServer) -> None:
     server.delay_s = 0.01
     lines = [body("status 403"), body("status 404"), *(body(f"line {n}") for n in range(400))]

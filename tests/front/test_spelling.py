@@ -114,3 +114,14 @@ def test_bytes_that_make_no_character_are_told_with_their_replacement(text: Text
     tokens = [*tokenizer.encode("a", add_special_tokens=False), *euro[:-1]]
     told, content = heard(speech(text), tokens, random.Random(0))
     assert (content, told) == ("a\ufffd", list(range(len(tokens))))
+
+
+@pytest.mark.parametrize("held", ["Paris.\n</think>\n\nParis.¤", "is.\n</think>¤"])
+def test_an_answer_that_repeats_a_thought_is_told_by_its_own_tokens(text: Text, held: str) -> None:
+    """Though a stop string held both back until the end."""
+    tokens, rest = (
+        list(text.needed_tokenizer.encode(part, add_special_tokens=False)) for part in (f"{THINK}\nParis.\n{END}\n\n", "Paris.")
+    )
+    for case in range(10):
+        told, content = heard(speech(text, stops=(held,)), [*tokens, *rest], random.Random(case))
+        assert (content, told) == ("Paris.", list(range(len(tokens), len(tokens) + len(rest))))

@@ -233,3 +233,13 @@ def test_a_tool_that_has_no_parameters_is_given_none(tiny: Language, name: str, 
 
     assert [takes(grammar, text) for text in (empty, one)] == [True, False]
     assert [takes(any_grammar, text) for text in (empty, one)] == [True, True]
+
+
+def test_a_tool_that_requires_what_it_does_not_name_is_given_it(tiny: Language) -> None:
+    form = find("hermes")
+    assert form is not None
+    assert form.tag is not None
+    parameters = {"type": "object", "properties": {}, "required": ["a"]}
+    tool = Tool.model_validate({"type": "function", "function": {"name": "now", "parameters": parameters}})
+    grammar = forced(form.tag, [tool], several=False, leniency=Leniency(lambda grammar: True)).forced()
+    assert tiny.takes(grammar, '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>')

@@ -198,6 +198,30 @@ def test_times_and_ids_are_those_that_clients_can_read(local: Language, wrong: d
         Times.model_validate(RIGHT | wrong)
 
 
+def test_times_and_ids_of_a_schema_that_has_very_many_are_as_the_compiler_knows_them(local: Language) -> None:
+    """Each has a pattern of some hundred bytes, as far as there is room."""
+    for count, narrow in ((20, True), (400, False)):
+        parts = {f"a{number}": {"type": "string", "format": "date-time"} for number in range(count)}
+        grammar = Grammar("json_schema", schema.prepare({"type": "object", "properties": parts, "required": list(parts)}))
+        assert ("pattern" in grammar.text) == narrow
+        told = json.dumps(dict.fromkeys(parts, "2024-02-29T12:30:59Z"))
+        assert local.takes(grammar, told)
+        assert not local.takes(grammar, told.replace("59Z", "61Z"))
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"), [("date", "2024-02-29", "2023-02-29"), ("uuid4", RIGHT["id"], RIGHT["id"].replace("-42", "-12"))]
+)
+def test_a_time_or_id_may_be_one_of_several_types(local: Language, name: str, good: str, bad: str) -> None:
+    grammar = Grammar("json_schema", schema.prepare({"type": ["string", "null"], "format": name}))
+    assert [local.takes(grammar, json.dumps(value)) for value in (good, None, bad, 5)] == [True, True, False, False]
+
+
+def test_what_is_required_counts_as_a_property() -> None:
+    with pytest.raises(GrammarError, match="it has 1201 properties"):
+        schema.prepare({"type": "object", "properties": {"a": {}}, "required": [f"b{number}" for number in range(1200)]})
+
+
 def test_what_is_required_without_being_named_is_a_property_too(local: Language) -> None:
     value = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["zz", "a"]}
     grammar = Grammar("json_schema", schema.prepare({"type": "object", "properties": {"v": value}, "required": ["v"]}))

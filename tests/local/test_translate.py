@@ -181,8 +181,10 @@ def test_a_claim_is_the_folder_the_user_names_else_one_beside_the_manifests_else
             {"spec": {"input": {"uri": "pvc://in"}, "output": {"uri": "s3://pvc/x"}, "env": [{"name": "A", "value": "see pvc://no"}]}},
             ["in"],
         ),
+        ({"spec": {"cache": {"type": "PersistentVolumeClaim", "size": "1Gi"}, "other": {"type": "EmptyDir"}}}, ["s--cache"]),
+        ({"spec": {"cache": {"type": "PersistentVolumeClaim", "claimName": "mine"}}}, ["mine"]),
         ({"spec": {"claimName": 5, "model": {"uri": "pvc:///a"}}}, []),
     ],
 )
 def test_the_claims_that_a_manifest_speaks_of_are_known(manifest: Manifest, claims: list[str]) -> None:
-    assert list(claims_of(manifest)) == claims
+    assert list(claims_of(manifest, "s--cache")) == claims

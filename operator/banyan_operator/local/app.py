@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from banyan_operator import __version__
+from banyan_operator import __version__, api
 from banyan_operator.api import KINDS
+from banyan_operator.desired.names import Names
 from banyan_operator.kube.objects import Key, is_true, key_of
 from banyan_operator.local.accelerators import Accelerators, find_devices
 from banyan_operator.local.asking import Asking
@@ -207,7 +208,8 @@ class LocalMode:
 
     def _say_claims(self) -> None:
         """Where claims lead, since nothing else tells that from a misspelt --volume."""
-        spoken_of = sorted({claim for manifest in self._applied.values() for claim in claims_of(manifest)})
+        resources = [manifest for key, manifest in self._applied.items() if key.kind in KINDS]
+        spoken_of = sorted({claim for one in resources for claim in claims_of(one, Names.of(api.parse(one)).cache_claim)})
         for claim in spoken_of:
             self._view.say(f"pvc://{claim} is {self._volumes.where(claim)}")
         for claim in sorted(self._options.volumes.keys() - set(spoken_of)):

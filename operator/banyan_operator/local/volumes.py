@@ -81,17 +81,20 @@ class Volumes:
         return folder
 
 
-def claims_of(value: object) -> Iterator[str]:
-    """The claims that a manifest speaks of, anywhere in it: as `pvc://CLAIM/…`, or as a volume's `claimName`."""
+def claims_of(value: object, cache: str) -> Iterator[str]:
+    """The claims that a manifest speaks of, anywhere in it: as `pvc://CLAIM/…`, as a volume's `claimName`, or as a cache that has one made,
+    of the name `cache`."""
     if isinstance(value, str) and (found := _CLAIM.match(value)):
         yield found[1]
     elif isinstance(value, Mapping):
         if isinstance(name := value.get("claimName"), str):
             yield name
+        elif value.get("type") == "PersistentVolumeClaim":
+            yield cache
         value = [*value.values()]
     if isinstance(value, list):
         for part in value:
-            yield from claims_of(part)
+            yield from claims_of(part, cache)
 
 
 def _files(source: Manifest, find: Find) -> Iterator[tuple[str, bytes]]:

@@ -294,7 +294,7 @@ _WORKER_EXITS: Final = {
 _SERVER_WORDS: Final = {  # finer than its exit code
     "CacheNotWritable": (
         "the volume that models are fetched to cannot be written",
-        "Set spec.security.fsGroup to a group that may write there, or name another spec.cache",
+        "Mount it for writing, by a group that may (spec.security.fsGroup), or name another spec.cache",
     ),
 }
 _WORKER_WORDS: Final = {  # finer than its exit code; what its message calls an option is a field here
@@ -334,6 +334,8 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
         what, step = {**_WORKER_WORDS, **_SERVER_WORDS}.get(reason, (known.what, known.advice(final=view.final)))
         if view.final and end.exit_code == STOPPED:
             text = ""  # of what was published, and how to go on: as it was for the worker, which was not the last
+        if view.local and reason == "CacheNotWritable":
+            step = "Give this user the right to write there"
         if view.local and reason == "ModelInvalid" and _NO_FOLDER in text and view.model_uri.startswith(_CLAIM):
             step = _local_claim(view.model_uri)
         return _at(pod, container, reason, what, text, step, end)

@@ -9,9 +9,10 @@ from typing import Any
 from banyan_operator.api import InferenceServer, SpecError
 from banyan_operator.desired import server as desired_server
 from banyan_operator.desired.difference import Difference, difference
+from banyan_operator.desired.drift import settled
 from banyan_operator.desired.metadata import SPEC_HASH, owner
 from banyan_operator.desired.monitors import wanted_optional
-from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT
+from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, DISRUPTION_BUDGET
 from banyan_operator.kube.objects import Ref, condition, is_true
 from banyan_operator.observed import events
 from banyan_operator.observed import server as observed_server
@@ -46,7 +47,9 @@ def _upkeep(wanted: Manifest, live: Manifest, changes: Difference) -> tuple[Mani
     are to be others nothing is changed: what leads to them might not fit those that run."""
     if _revision(wanted) != _revision(live):
         return None, Difference()
-    if wanted["spec"]["replicas"] > live["spec"].get("replicas", 1):
+    changes = replace(changes, delete=[one for one in changes.delete if one["kind"] == DISRUPTION_BUDGET.kind])
+    more = wanted["spec"]["replicas"] > live["spec"].get("replicas", 1)
+    if more or not settled(live["spec"]["template"], wanted["spec"]["template"]):
         changes = replace(changes, apply=[one for one in changes.apply if one["kind"] != DEPLOYMENT.kind])
     return wanted, changes
 
@@ -72,8 +75,7 @@ class ServerDecision:
             return Plan()
         if self.server.spec.paused:
             return Plan(self._record())
-        delete = tuple(self.changes.delete) if self.accepted.status == "True" else ()
-        return Plan(tuple(self.changes.apply), delete, frozenset(self.changes.drifted))
+        return Plan(tuple(self.changes.apply), tuple(self.changes.delete), frozenset(self.changes.drifted))
 
     def _record(self) -> tuple[Manifest, ...]:
         """What is written while paused: the record of what runs, so that going on takes no defaults of another operator."""

@@ -70,6 +70,7 @@ class Client:
         if api_key is not None and not _sendable(api_key):
             raise InvalidSpec("--api-key-file: the key holds characters that an HTTP header cannot carry; it must be one line of ASCII")
         self._key_now = key_now
+        self._earlier: bytes | None = None  # the head with the key before: servers take a new one up one after the other
         self._use(api_key)
         self._pools: dict[str, Pool] = {}
         self.endpoints = Endpoints(self._host, self._port, resolve=resolve)
@@ -81,13 +82,13 @@ class Client:
         content = f"{self._common}Content-Type: application/json\r\nContent-Length: "
         self._post_head = f"POST {self._path}{self._endpoint} HTTP/1.1\r\n{content}".encode()
 
-    def _another_key_than(self, refused: str | None) -> bool:
-        """Whether there is one by now: a file may be written anew while a run goes on, as Secrets are when keys are rotated."""
-        if self._key == refused and self._key_now is not None:
-            key = self._key_now()
-            if key is not None and key != refused and _sendable(key):
-                self._use(key)
-        return self._key != refused
+    def _heads_but(self, refused: bytes) -> list[bytes]:
+        """With other keys: that of by now, since a file may be written anew while a run goes on, and that before it."""
+        key = self._key_now() if self._post_head == refused and self._key_now is not None else None
+        if key is not None and key != self._key and _sendable(key):
+            self._earlier = self._post_head
+            self._use(key)
+        return [head for head in (self._post_head, self._earlier) if head is not None and head != refused]
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,10 +113,11 @@ class Client:
         balancer.begin(address)
         try:
             async with asyncio.timeout(self._timeout_s):
-                key = self._key
-                reply = await self._pool(address).exchange(b"%b%d\r\n\r\n%b" % (self._post_head, len(body), body))
-                if reply.status == 401 and self._another_key_than(key):
-                    reply = await self._pool(address).exchange(b"%b%d\r\n\r\n%b" % (self._post_head, len(body), body))
+                head = self._post_head
+                reply = await self._pool(address).exchange(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+                for other in self._heads_but(head) if reply.status == 401 else ():
+                    if reply.status == 401:
+                        reply = await self._pool(address).exchange(b"%b%d\r\n\r\n%b" % (other, len(body), body))
         except ConnectFailed as error:
             balancer.eject(address, time.monotonic())
             return NoAnswer(Trouble.UNREACHABLE, f"cannot connect ({error})")

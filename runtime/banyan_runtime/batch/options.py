@@ -105,7 +105,9 @@ class Options:
         return key
 
     def key_now(self) -> str | None:
-        """What --api-key-file says by now; None where that cannot be told."""
+        """What --api-key-file says by now; None where that cannot be told, as of a pipe, which is read but once."""
+        if self.api_key_file is None or not Path(self.api_key_file).is_file():
+            return None
         with contextlib.suppress(InvalidSpec):
             return self.api_key()
         return None

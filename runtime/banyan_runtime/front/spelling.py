@@ -60,7 +60,8 @@ class Spelling:
     def come_out(self, kind: Kind, text: str) -> None:
         """A piece of what the parser makes of it."""
         limit = self._released - self._from
-        at = 0 if self._last == kind and self._said.startswith(text) else self._said.rfind(text, 0, limit)
+        look = self._said.find if kind == "reasoning" else self._said.rfind  # what was thought was said first
+        at = 0 if self._last == kind and self._said.startswith(text) else look(text, 0, limit)
         if at < 0:  # a parser changed it
             at = max(0, limit - len(text))
         if kind == "content":

@@ -14,7 +14,15 @@ import msgspec
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.formats import FORMATS, UUIDS
 from banyan_runtime.grammar.keywords import COUNTS, LISTS, MAPS, MOST, SINGLE, problem
-from banyan_runtime.grammar.limits import MAX_ALTERNATIVES, MAX_NESTING, MAX_PROPERTIES, MAX_REGEX_BYTES, check_count, check_text
+from banyan_runtime.grammar.limits import (
+    MAX_ALTERNATIVES,
+    MAX_NESTING,
+    MAX_PROPERTIES,
+    MAX_REGEX_BYTES,
+    MAX_TEXT_BYTES,
+    check_count,
+    check_text,
+)
 
 Schema = dict[str, Any]
 
@@ -50,13 +58,19 @@ def prepare(schema: object) -> str:
         _check(path, part)
         remainders += _remainders(part["multipleOf"]) if "multipleOf" in part else 0
     check_count(remainders, "remainders of 'multipleOf' to tell apart", _MAX_ALL_REMAINDERS)
-    ours: Schema = copied(schema)
-    ours.pop("x-guidance", None)  # a compiler's own switches
-    _neutralise(ours)
-    _close(ours)
-    text = msgspec.json.encode(ours).decode()
+    text = _compiled(schema, narrow=True)
+    if len(text.encode()) > MAX_TEXT_BYTES:  # each of very many dates has its pattern
+        text = _compiled(schema, narrow=False)
     check_text(text, "the schema")
     return text
+
+
+def _compiled(schema: Schema, *, narrow: bool) -> str:
+    ours: Schema = copied(schema)
+    ours.pop("x-guidance", None)  # a compiler's own switches
+    _neutralise(ours, narrow=narrow)
+    _close(ours)
+    return msgspec.json.encode(ours).decode()
 
 
 def parts(schema: Schema, at: str = "#") -> Iterator[tuple[str, Schema]]:
@@ -114,7 +128,8 @@ def _check_size(schema: Schema) -> None:
     check_text(text, "the schema")
     properties = alternatives = 0
     for _, part in parts(schema):
-        properties += len(_mapping(part.get("properties")))
+        named = _mapping(part.get("properties"))
+        properties += len(named) + sum(name not in named for name in _list(part.get("required")) if isinstance(name, str))
         alternatives += sum(len(_list(part.get(name))) for name in ("enum", "anyOf", "oneOf"))
     check_count(properties, "properties", MAX_PROPERTIES)
     check_count(alternatives, "alternatives", MAX_ALTERNATIVES)
@@ -185,8 +200,8 @@ def copied(value: Any) -> Any:
     return [copied(item) for item in value] if isinstance(value, list) else value
 
 
-def _neutralise(schema: Schema) -> None:
-    """Take out what says nothing, so that no backend stumbles over it."""
+def _neutralise(schema: Schema, *, narrow: bool) -> None:
+    """Take out what says nothing, so that no backend stumbles over it. `narrow`: with patterns for formats of ours."""
     for _, part in parts(schema):
         part.pop("uniqueItems", None)
         part.pop("propertyNames", None)
@@ -195,7 +210,9 @@ def _neutralise(schema: Schema) -> None:
             if part.get(high, 0) > MOST:
                 del part[high]
         name = part.get("format")
-        if name in _OURS and part.get("type") == "string" and not any(limit in part for limit in _LIMITS):
+        kinds = part.get("type")
+        texts = kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+        if narrow and name in _OURS and texts and not any(limit in part for limit in _LIMITS):
             part["pattern"] = f"^({FORMATS[part.pop('format')]})$"
         elif name in UUIDS:
             part["format"] = "uuid"

@@ -76,7 +76,9 @@ def fetch(found: Address, cache: Path, progress: Report = silent, *, into: Path 
         recipe = present(found, lambda version: into or home / version, home)
         folder = ensure(recipe, into or home / recipe.version, progress, budget=budget)
     except UnavailableError as error:
-        raise error if str(found) in str(error) else UnavailableError(f"{found}: {error}") from error
+        if str(found) in str(error):
+            raise
+        raise UnavailableError(f"{found}: {error}") from error
     if into is None:
         note_version(home, found, recipe.version)
     return folder

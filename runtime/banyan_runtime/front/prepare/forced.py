@@ -107,7 +107,7 @@ def problem(tag: ToolTag, tool: Tool, tried: Callable[[Grammar], str | None]) ->
 def _parameters(tool: Tool) -> Schema:
     """The schema of its arguments. A tool that has no parameters, or whose parameters name no property, takes none, as OpenAI's do."""
     told = tool.function.parameters
-    if told is None or (told.get("properties") == {} and not told.keys() - _NAMING_NONE):
+    if told is None or (told.get("properties") == {} and not told.get("required") and not told.keys() - _NAMING_NONE):
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return told
 
