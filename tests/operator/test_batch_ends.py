@@ -120,7 +120,7 @@ def test_a_plan_that_failed_before_it_counted_shows_no_numbers():
         *REFUSALS,
         (69, {"code": "ServerGone", "message": "no answer"}, "Accepted", "ServerGone", "no answer"),
         (75, {"code": "StorageUnavailable", "message": "S3 is down"}, "Accepted", "StorageUnavailable", "again as often as may be"),
-        (143, {"code": "Interrupted", "message": "nothing was published"}, "Accepted", "Interrupted", "stopped before it was done"),
+        (143, {"code": "Interrupted", "message": "stopped by X; nothing was published"}, "Accepted", "Interrupted", "stopped by X"),
         (1, {}, "Accepted", "WorkersFailed", "exit code 1"),
         (79, {"code": "TooManyErrors", "message": "60 of 100"}, "Accepted", "TooManyErrors", "60 of 100"),
     ],

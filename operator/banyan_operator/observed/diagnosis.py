@@ -250,6 +250,7 @@ _CLAIM: Final = "pvc://"
 _MODELS_CLAIM: Final = "models"  # as in local/volumes.py
 _NO_FOLDER: Final = "no such folder"  # as the runtime says it of --model-path
 _SEE_TIMEOUT: Final = "; see --server-timeout"  # and of a server that does not become ready
+_UNPUBLISHED: Final = "; nothing was published"  # as a worker says that is told to end (`batch/cli.py` of the runtime)
 _WORD: Final = re.compile(r"[A-Z][a-zA-Z]{1,63}")  # of any image: what is longer no status takes
 
 
@@ -333,7 +334,7 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
         reason = code if finer and _WORD.fullmatch(code) else known.reason
         what, step = {**_WORKER_WORDS, **_SERVER_WORDS}.get(reason, (known.what, known.advice(final=view.final)))
         if view.final and end.exit_code == STOPPED:
-            text = ""  # of what was published, and how to go on: as it was for the worker, which was not the last
+            text = text.partition(_UNPUBLISHED)[0]  # and how to go on: as it was for the worker, which was not the last
         if view.local and reason == "CacheNotWritable":
             step = "Give this user the right to write there"
         if view.local and reason == "ModelInvalid" and _NO_FOLDER in text and view.model_uri.startswith(_CLAIM):
