@@ -246,6 +246,19 @@ def test_refusals_that_last_end_the_run_and_not_the_lines(
     assert f"{status} on every line for" in str(error)
 
 
+def send_while_rotated(server: ScriptedServer, count: int, kept: list[str], rotate: Callable[[], Awaitable[None]]) -> list[Outcome]:
+    """The outcomes of so many lines, sent with the latest key that is `kept`."""
+
+    async def run() -> list[Outcome]:
+        target = Target(server.url, "/v1/chat/completions", kept[-1], max_concurrency=4, key_now=lambda: kept[-1])
+        async with Sender(target, Expected(count), PATIENT) as sender:
+            lines = [sender.send(body(f"line {n}"), key=b"", order=n) for n in range(count)]
+            *outcomes, _ = await asyncio.gather(*lines, rotate())
+            return outcomes
+
+    return uvloop.run(run())
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_key_that_is_rotated_is_taken_from_where_it_is_kept(server: ScriptedServer, there: bool) -> None:
     """At once where it is there before the server refuses the old one, else as soon as it is."""
@@ -262,14 +275,7 @@ def test_a_key_that_is_rotated_is_taken_from_where_it_is_kept(server: ScriptedSe
         await asyncio.sleep(0.5)
         kept.append("new")
 
-    async def run() -> list[Outcome]:
-        target = Target(server.url, "/v1/chat/completions", "old", max_concurrency=4, key_now=lambda: kept[-1])
-        async with Sender(target, Expected(300), PATIENT) as sender:
-            lines = [sender.send(body(f"line {n}"), key=b"", order=n) for n in range(300)]
-            *outcomes, _ = await asyncio.gather(*lines, rotate())
-            return outcomes
-
-    assert statuses(uvloop.run(run())) == {200: 300}
+    assert statuses(send_while_rotated(server, 300, kept, rotate)) == {200: 300}
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer old", "Bearer new"}
 
 
@@ -290,14 +296,7 @@ def test_a_key_that_replicas_take_up_one_after_the_other_costs_no_line(server: S
             await asyncio.sleep(0.3)
             theirs[replica] = "new"
 
-    async def run() -> list[Outcome]:
-        target = Target(server.url, "/v1/chat/completions", "old", max_concurrency=4, key_now=lambda: kept[-1])
-        async with Sender(target, Expected(1500), PATIENT) as sender:
-            lines = [sender.send(body(f"line {n}"), key=b"", order=n) for n in range(1500)]
-            *outcomes, _ = await asyncio.gather(*lines, rotate())
-            return outcomes
-
-    assert statuses(uvloop.run(run())) == {200: 1500}
+    assert statuses(send_while_rotated(server, 1500, kept, rotate)) == {200: 1500}
 
 
 def test_a_line_that_is_refused_while_others_pass_ends_with_its_refusal(server: ScriptedServer) -> None:
