@@ -42,22 +42,22 @@ images: ## both container images (REGISTRY=registry.example.com/team TAG=…), a
 	@.ci/images
 
 simulate: install-dev ## a million random steps of the engine (make test runs a tenth of them)
-	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/engine/test_simulation.py $(PYTEST_ARGS)
+	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/simulation/engine/test_simulation.py $(PYTEST_ARGS)
 
 simulate-operator: install-dev ## a million random schedules of the operator (make test runs four thousand; hours)
-	@BANYAN_SIM_SCHEDULES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/test_simulation.py $(PYTEST_ARGS)
+	@BANYAN_SIM_SCHEDULES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/operator/test_simulation.py $(PYTEST_ARGS)
 
 simulate-batch: install-dev ## a million random schedules of the batch protocol (make test runs ten thousand)
-	@BANYAN_SIM_BATCHES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/batch/simulation/test_simulation.py $(PYTEST_ARGS)
+	@BANYAN_SIM_BATCHES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/batch/test_simulation.py $(PYTEST_ARGS)
 
 test-batch-faults: install-dev ## runs killed at each of their writes, in a folder and in S3 (of S3's, make test meets each kind)
-	@BANYAN_ALL_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/batch/faults $(PYTEST_ARGS)
+	@BANYAN_ALL_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/component/batch $(PYTEST_ARGS)
 
 soak: install-dev ## 100,000 requests of mixed lengths: memory must stay where it is (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py
 
 fuzz: install-dev ## ten thousand drawn HTTP requests over /openapi.json (make test sends a thousand)
-	@BANYAN_FUZZ_CASES=10000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist -s tests/clients/test_fuzz.py $(PYTEST_ARGS)
+	@BANYAN_FUZZ_CASES=10000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist -s tests/e2e/clients/test_fuzz.py $(PYTEST_ARGS)
 
 bench: install-dev ## Banyan beside llama.cpp, OpenVINO and vLLM on this machine's CPU, into benchmarks/results (ARGS="--models 7m --rounds 1": minutes)
 	$(BIN)/python benchmarks/compare.py $(ARGS)

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.step import Handle, Step, StepResult
 from banyan_runtime.wire import LogprobRequest
-from tests.engine.replay import Replay
+from tests.unit.engine.replay import Replay
 
 
 class Timed:

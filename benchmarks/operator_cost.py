@@ -2,7 +2,7 @@
 
     python benchmarks/operator_cost.py [--servers 1000] [--objects 10 1000 10000] [--idle 60] [--events 300] [--out FILE.json]
 
-The operator runs as a process against an API server in a process of its own, over HTTP: `tests/driver/controllers.py`, which makes
+The operator runs as a process against an API server in a process of its own, over HTTP: `tests/support/kube/http_controllers.py`, which
 every Deployment's ReplicaSet and pods, ready at once. Idle: the calls that it makes in so many seconds, by what they are
 for, its processor time and memory. Event: pods change one after another, and what processor time and calls that costs each; an
 InferenceServer with one replica is seven objects or so. Processor time includes Python's TLS-free HTTP, kopf, the store, and one
@@ -34,8 +34,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
 from banyan_operator.kube import kinds  # noqa: E402
-from tests.driver.apiserver import Call, serving  # noqa: E402
-from tests.driver.controllers import NOW, Cluster  # noqa: E402
+from tests.support.kube.http import Call, serving  # noqa: E402
+from tests.support.kube.http_controllers import NOW, Cluster  # noqa: E402
 
 NAMESPACE = "bench"
 

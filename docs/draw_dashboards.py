@@ -32,8 +32,8 @@ ROOT: Final = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from banyan_runtime.hub import resolve  # noqa: E402
-from tests.dashboards import rig as parts  # noqa: E402
-from tests.storage.servers import free_port  # noqa: E402
+from tests.e2e.dashboards import rig as parts  # noqa: E402
+from tests.support.s3.servers import free_port  # noqa: E402
 
 FLAGS: Final = ("--max-running-requests", "8", "--max-queued-requests", "6", "--max-total-tokens", "1200")
 RATE_INTERVAL_S: Final = 15

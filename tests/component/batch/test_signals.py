@@ -1,0 +1,131 @@
+"""SIGTERM and Ctrl-C in every phase: the first ends in good order within the grace period, the second at once."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.component.batch.conftest import Bench, places
+from tests.support.s3.servers import Fault, Proxy
+from tests.support.server.scripted import line
+
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+BOTH = pytest.mark.parametrize("number", list(CODES))
+IN_BOTH = pytest.mark.parametrize(("bench", "number"), places(list(CODES), [signal.SIGTERM]), indirect=["bench"])
+
+
+@IN_BOTH
+def test_while_it_waits_for_the_server(bench: Bench, number: signal.Signals) -> None:
+    bench.give(10)
+    bench.server.ready = {"state": "loading", "percent": 1, "detail": ""}
+    child = bench.start(BANYAN_GRACE_SECONDS="12")
+    bench.eventually(lambda: bench.server.probes > 0)
+    _ends(child, number, 5)
+    bench.server.ready = None
+    bench.run()
+    bench.check()
+
+
+@BOTH
+def test_while_it_reads_a_big_input(folder_bench: Bench, number: signal.Signals) -> None:
+    bench = folder_bench
+    bench.place.store.put("in.jsonl", (line("id", "x" * 300) + "\n").encode() * 400_000)
+    child = bench.start(BANYAN_GRACE_SECONDS="12")
+    bench.eventually(lambda: "phase=planning" in child.said or "planning" in child.said)
+    assert bench.server.tries.total() == 0
+    _ends(child, number, 6)
+
+
+@IN_BOTH
+def test_while_lines_are_in_flight_they_may_end_and_are_kept(bench: Bench, number: signal.Signals) -> None:
+    bench.give(60)
+    bench.server.delay_s = 0.3
+    child = bench.start("--shard-requests", "10", BANYAN_GRACE_SECONDS="12")
+    bench.eventually(lambda: bench.server.tries.total() > 10)
+    _ends(child, number, 6)
+    sent = bench.server.tries.total()
+    assert child.words["requestCounts"]["completed"] == sent
+    bench.server.delay_s = 0.0
+    bench.run("--shard-requests", "10")
+    bench.check()
+    assert bench.repeated == 0
+
+
+def test_lines_that_take_longer_than_the_grace_are_left(bench: Bench) -> None:
+    bench.give([line(f"id-{i}", "slow 60" if i >= 10 else f"hello {i}") for i in range(20)])
+    child = bench.start(BANYAN_GRACE_SECONDS="12")
+    bench.eventually(lambda: bench.server.tries["slow 60"] > 0)
+    _ends(child, signal.SIGTERM, 10)
+    assert child.words["requestCounts"] == {"total": 20, "completed": 10, "failed": 0}
+
+
+def test_lines_that_wait_for_a_server_that_is_away_are_not_waited_for(bench: Bench) -> None:
+    bench.give([line(f"id-{i}", "status 500") for i in range(8)])
+    child = bench.start(BANYAN_GRACE_SECONDS="120")
+    bench.eventually(lambda: bench.server.tries.total() > 0)
+    bench.server.ready = {"state": "loading", "percent": 1, "detail": ""}
+    bench.eventually(lambda: "to serve again" in child.said)
+    _ends(child, signal.SIGTERM, 15)
+    assert child.words["requestCounts"]["failed"] == 0
+
+
+def test_the_second_signal_ends_at_once(bench: Bench) -> None:
+    bench.give([line(f"id-{i}", "slow 60") for i in range(8)])
+    child = bench.start(BANYAN_GRACE_SECONDS="120")
+    bench.eventually(lambda: bench.server.tries.total() > 0)
+    child.send(signal.SIGTERM)
+    bench.eventually(lambda: "stopping" in child.said)
+    _ends(child, signal.SIGTERM, 3)
+    assert child.words["code"] == "Interrupted"
+
+
+@pytest.mark.parametrize(("method", "number"), [(b"PUT", signal.SIGTERM), (b"HEAD", signal.SIGINT), (b"GET", signal.SIGTERM)])
+def test_while_the_storage_hangs_in_the_beginning(proxied: tuple[Bench, Proxy], number: signal.Signals, method: bytes) -> None:
+    bench, proxy = proxied
+    bench.give(10)
+    proxy.faults = [Fault(lambda head: head.startswith(method), "hang", times=1000)]
+    child = bench.start(BANYAN_GRACE_SECONDS="12")
+    bench.eventually(lambda: proxy.faults[0].times < 1000)
+    bench.eventually(lambda: "waiting for the storage at" in child.said)
+    _ends(child, number, 5)
+
+
+def test_while_the_storage_hangs_in_the_middle(proxied: tuple[Bench, Proxy]) -> None:
+    bench, proxy = proxied
+    bench.give(60)
+    bench.server.delay_s = 0.05
+    child = bench.start("--checkpoint-seconds", "0.2", "--shard-requests", "10", BANYAN_GRACE_SECONDS="12")
+    bench.eventually(lambda: bench.server.tries.total() > 10)
+    proxy.faults = [Fault(lambda head: True, "hang", times=1000)]
+    bench.eventually(lambda: proxy.faults[0].times < 1000)
+    _ends(child, signal.SIGTERM, 14)
+    proxy.faults = []
+    proxy.released.set()
+    bench.run("--shard-requests", "10")
+    bench.check()
+
+
+def test_while_the_storage_hangs_as_it_publishes(proxied: tuple[Bench, Proxy]) -> None:
+    bench, proxy = proxied
+    bench.give(10)
+    proxy.faults = [Fault(lambda head: head.startswith(b"PUT") and b"output.jsonl" in head, "hang", times=1000)]
+    child = bench.start(BANYAN_GRACE_SECONDS="12")
+    bench.eventually(lambda: proxy.faults[0].times < 1000)
+    _ends(child, signal.SIGINT, 14)
+    proxy.faults = []
+    proxy.released.set()
+    bench.run()
+    bench.check()
+    assert bench.repeated == 0
+
+
+def _ends(child, number: signal.Signals, limit_s: float) -> None:  # type: ignore[no-untyped-def]
+    begun = time.monotonic()
+    child.send(number)
+    assert child.wait(40) in CODES.values(), child.said
+    assert time.monotonic() - begun < limit_s
+    assert child.process.exitcode == CODES[number]
+    assert child.words["code"] == "Interrupted"
+    assert "Traceback" not in child.said, child.said

@@ -1,0 +1,660 @@
+"""The operator as a process, against an API server that misbehaves: how its lives begin, end, and follow each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import kopf
+import pytest
+import yaml
+from aiohttp import web
+from kubernetes.aio import client as kube
+
+from banyan_operator.cluster import handlers, leader, relist
+from banyan_operator.cluster.client import Api
+from banyan_operator.cluster.connection import Connection, KopfLogin
+from banyan_operator.cluster.deadman import Deadman
+from banyan_operator.cluster.life import Life
+from banyan_operator.cluster.metrics import Metrics
+from banyan_operator.cluster.options import parse
+from banyan_operator.cluster.store import Store
+from banyan_operator.kube import kinds
+from banyan_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVER, POD
+from tests.support.kube.http import ApiServer, Call, refusal, serving
+from tests.support.kube.http_controllers import NOW, Cluster
+
+LEASE = kinds.LEASE.path("kube-system", "banyan-operator")
+SERVER = {
+    "apiVersion": "serving.banyan.dev/v1alpha1",
+    "kind": "InferenceServer",
+    "metadata": {"name": "smollm2", "namespace": "team"},
+    "spec": {"model": {"uri": "catalog://smollm2-135m"}, "replicas": 1},
+}
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Operator:
+    process: asyncio.subprocess.Process
+    server: ApiServer
+    port: int
+    log: Path
+
+    async def page(self, path: str) -> tuple[int, str]:
+        """Status 0: nobody listens."""
+        try:
+            async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{path}") as answer:
+                return answer.status, await answer.text()
+        except aiohttp.ClientError:
+            return 0, ""
+
+    async def comes_to(self, path: str, page: tuple[int, str]) -> None:
+        answer = None
+        for _ in range(int(PATIENCE_S / 0.05)):
+            assert self.process.returncode is None, f"the operator has ended: {self.said()}"
+            if (answer := await self.page(path)) == page:
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail(f"{answer} instead of {page}")
+
+    async def until(self, what: Callable[[], bool], why: str) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not what():
+                    assert self.process.returncode is None, f"the operator has ended: {self.said()}"
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            pytest.fail(f"{why}\n{self.said()}")
+
+    async def leads(self) -> None:
+        await self.until(lambda: bool(self.holder()), "it does not lead")
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.process.wait()
+
+    def holder(self) -> str:
+        return str((self.server.objects.get(LEASE, {}).get("spec") or {}).get("holderIdentity") or "")
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+@asynccontextmanager
+async def operator(
+    tmp_path: Path, server: ApiServer, *args: str, user: dict[str, Any] | None = None, code: str = ""
+) -> AsyncIterator[Operator]:
+    """A process that runs the operator against `server`, after `code`."""
+    async with serving(server) as url:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": url + server.prefix}}],
+            "users": [{"name": "u", "user": user or {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        log = tmp_path / "log"
+        program = f"import sys\n{code}\nfrom banyan_operator.cluster.app import main\nsys.exit(main(sys.argv[1:]))"
+        words = [sys.executable, "-c", program, "--runtime-image", "i", "--port", str(port), *args]
+        with log.open("w") as out:
+            env = {**os.environ, "KUBECONFIG": str(tmp_path / "config"), "TICKER": str(tmp_path / "ticker")}
+            process = await asyncio.create_subprocess_exec(*words, stderr=out, stdout=out, env=env)
+        try:
+            yield Operator(process, server, port, log)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+def test_a_signal_ends_it_cleanly_with_the_lease_given_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = ApiServer()
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        async with operator(tmp_path, server) as found:
+            await found.leads()
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+            assert await found.page("/livez") == (200, "ok")
+            assert await found.page("/readyz") == (200, "ok")
+            began = time.monotonic()
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0, found.said()
+            assert time.monotonic() - began < 4.5  # what kopf gives a task that does not end
+            assert found.holder() == ""
+            assert "Traceback" not in found.said()
+
+    asyncio.run(scenario())
+
+
+def test_an_error_in_a_watch_ends_that_life_whole_and_the_next_begins_in_the_same_process(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = ApiServer()
+        async with operator(tmp_path, server) as found:
+            await found.leads()
+            first = found.holder()
+            watches = lambda: sum(call.watches for call in server.calls)
+            await found.until(lambda: watches() >= 10, "it does not watch")
+            server.interrupt_watches(500, "etcdserver: leader changed")
+            await found.until(lambda: found.holder() not in ("", first), "no other life leads")
+            assert found.process.returncode is None
+            released = [c.body["spec"]["holderIdentity"] for c in server.calls if c.method == "PUT" and c.path == LEASE]
+            assert "" in released  # the first life gave it back
+            server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "the second life does not work")
+            _, page = await found.page("/metrics")
+            assert "banyan_operator_watch_restarts_total 1.0" in page
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0
+            assert found.holder() == ""
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [True, False])
+def test_an_error_in_one_watch_alone_ends_no_more_than_that_life(tmp_path: Path, error: bool) -> None:
+    """The others are well, and busy: pods come and go while that life ends. Without an error its CRD was deleted: the next life waits for
+    it, and says so."""
+    labels = {"app.kubernetes.io/managed-by": "banyan-operator", "serving.banyan.dev/server": "smollm2"}
+    missing = (
+        503,
+        "inferenceservers can not be listed: 404 page not found. "
+        "The definition inferenceservers.serving.banyan.dev is missing: kubectl apply --server-side -f crds/",
+    )
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        async with operator(tmp_path, server) as found:
+
+            async def busy() -> None:
+                for number in range(1000):
+                    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"p{number}", "labels": labels}, "spec": {}}
+                    server.store(kinds.POD.path("team", f"p{number}"), pod)
+                    await asyncio.sleep(0.2)
+
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+            first = found.holder()
+            watches = lambda: [call.path for call in server.calls if call.watches]
+            await found.until(lambda: INFERENCE_SERVER.path(None) in watches(), "it does not watch")
+            others = asyncio.create_task(busy())
+            if error:
+                server.interrupt_watches(500, "etcdserver: leader changed", INFERENCE_SERVER)
+            else:
+                server.withdraw(INFERENCE_SERVER)
+                await found.comes_to("/readyz", missing)
+                assert await found.page("/livez") == (200, "ok")
+                assert found.holder() == ""
+                server.withdrawn.clear()
+            await found.until(lambda: found.holder() not in ("", first), "no other life leads")
+            await found.comes_to("/readyz", (200, "ok"))
+            server.store(INFERENCE_SERVER.path("team", "second"), {**SERVER, "metadata": {"name": "second"}})
+            await found.until(lambda: DEPLOYMENT.path("team", "second") in server.objects, "it works no more")
+            others.cancel()
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0, found.said()
+
+    asyncio.run(scenario())
+
+
+def test_a_kind_that_kopf_has_not_found_is_watched_by_the_next_life(tmp_path: Path) -> None:
+    """A CRD has just been applied: it can be listed, but the pages that say what is served do not have it yet."""
+
+    async def scenario() -> None:
+        server = ApiServer(unlisted={INFERENCE_SERVER})
+        async with operator(tmp_path, server, code="from banyan_operator.cluster import relist; relist.BEGUN_S = 2.0") as found:
+            await found.leads()
+            await found.until(lambda: any(call.watches for call in server.calls), "it does not watch")
+            server.unlisted.clear()
+            await found.until(lambda: "inferenceservers can be listed, but no watch has begun" in found.said(), "it does not see that")
+            await found.until(
+                lambda: any(call.watches and call.path == INFERENCE_SERVER.path(None) for call in server.calls), "it does not watch them"
+            )
+            await found.leads()
+            server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("passed_over", [False, True])
+def test_a_kind_whose_first_lists_fail_is_not_taken_for_one_that_kopf_has_passed_over(
+    passed_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for again and again, each time later than before."""
+    monkeypatch.setattr(relist, "BEGUN_S", 0.1)
+    found = [kind for kind in kinds.WATCHED if not (passed_over and kind is DEPLOYMENT)]
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.answer = lambda call: refusal(503, "ServiceUnavailable", "it starts") if "pods" in call.path else None
+        async with serving(server) as url:
+            metrics, connection = Metrics("0"), Connection(kube.Configuration(host=url))
+            api = Api(connection, metrics.observe_call)
+            lists = relist.Relist(Store(), api, metrics, (), lambda _: None)
+            login = KopfLogin(connection, metrics.observe_call, lists.asked, lists.listed, lists.watched)
+            async with (await login()).aiohttp_session as session:
+                for kind in found:
+                    async with session.get(url + kind.path(None)) as answer:
+                        assert (answer.status == 200) == (kind is not POD)
+            await api.close()
+            if passed_over:
+                with pytest.raises(relist.UnwatchedError, match=r"^deployments can be listed, but"):
+                    await lists.all_watched()
+            else:
+                await lists.all_watched()
+
+    asyncio.run(scenario())
+
+
+def test_a_life_that_cannot_begin_is_followed_by_another(tmp_path: Path) -> None:
+    """Its port is taken for a while; and asked to end while it waits for what it may not list yet, it ends at once."""
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.answer = lambda call: refusal(403, "Forbidden", "no") if "pods" in call.path else None
+        async with operator(tmp_path, server) as found:
+            with socket.socket() as taken:
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                taken.bind(("127.0.0.1", found.port))
+                taken.listen()
+                await found.until(lambda: "address already in use" in found.said(), "it does not say so")
+                assert found.process.returncode is None
+            await found.until(lambda: "pods can not be listed" in found.said(), "no other life begins")
+            _, page = await found.page("/metrics")
+            assert "banyan_operator_watch_restarts_total" in page
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0
+
+    asyncio.run(scenario())
+
+
+def test_nothing_of_kopf_is_ever_written(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = ApiServer()
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        async with operator(tmp_path, server) as found:
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+            server.store(INFERENCE_SERVER.path("team", "smollm2"), {**SERVER, "spec": {**SERVER["spec"], "replicas": 2}})  # type: ignore[dict-item]
+            await found.until(lambda: server.objects[DEPLOYMENT.path("team", "smollm2")]["spec"]["replicas"] == 2, "no change")
+            server.remove(INFERENCE_SERVER.path("team", "smollm2"))
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0
+        written = [call for call in server.calls if call.method != "GET"]
+        assert written
+        assert not [call for call in written if "kopf" in json.dumps(call.body) or "finalizers" in json.dumps(call.body)]
+        of_resources = {call.path for call in written if "inferenceservers" in call.path}
+        assert of_resources == {INFERENCE_SERVER.path("team", "smollm2", "status")}
+
+    asyncio.run(scenario())
+
+
+def test_no_handler_returns_a_value_and_none_is_of_the_kind_that_writes() -> None:
+    class Life:
+        def seen(self, *sighting: Any) -> str:
+            return "what kopf would patch into the status"
+
+    registry = handlers.declare(Life())  # type: ignore[arg-type]
+    watching = list(registry._watching.get_all_handlers())
+    assert len(watching) == len([kind for kind in kinds.WATCHED if not kind.optional])
+    for handler in watching:
+        answer = asyncio.run(handler.fn(event={"type": "ADDED", "object": {"metadata": {"name": "p"}}}, logger=None))
+        assert answer is None
+    assert not list(registry._changing.get_all_handlers())
+    assert not list(registry._spawning.get_all_handlers())
+    assert not list(registry._indexing.get_all_handlers())
+    selectors = handlers.settings().watching.label_selectors
+    assert {one.plural or one.any_name for one in selectors} == {k.plural for k in kinds.WATCHED if k.role is not kinds.Role.RESOURCE}
+
+
+def test_retries_never_end_and_no_storage_of_kopf_stores() -> None:
+    settings = handlers.settings()
+    delays = [delay for _, delay in zip(range(1000), settings.networking.error_backoffs, strict=False)]
+    assert len(delays) == 1000
+    assert max(delays) <= 36
+    for storage in (settings.persistence.diffbase_storage, settings.persistence.progress_storage):
+        with pytest.raises(AssertionError):
+            storage.store(body=kopf.Body({}))
+
+
+GONE_S = leader.GONE_S + 1.5  # the deadman looks four times a second; the machine is shared
+BLOCKED = """
+import asyncio, os, pathlib, threading, time
+from banyan_operator.cluster import driver
+async def stuck(self):
+    tick = pathlib.Path(os.environ["TICKER"])
+    if os.environ["HOW"] == "blocks":
+        while True:
+            time.sleep(0.05)
+            tick.write_text(str(time.time()))
+    while True:
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            pass
+        tick.write_text(str(time.time()))
+driver.Driver.work = stuck
+"""
+
+
+@pytest.mark.parametrize("how", ["blocks", "swallows"])
+def test_without_the_lease_the_process_is_gone_whatever_its_tasks_do(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that never lets go of the event loop, or that takes no cancellation, and an API server that stops answering."""
+    monkeypatch.setenv("HOW", how)
+
+    async def scenario() -> None:
+        server = ApiServer()
+        async with operator(tmp_path, server, "--workers", "1", code=BLOCKED) as found:
+            ticker = tmp_path / "ticker"
+            await found.until(ticker.exists, "it does not work")
+            server.silent = True
+            quiet = time.time()
+            began = time.monotonic()
+            assert await found.ended() == 1
+            assert time.monotonic() - began < GONE_S
+            if how == "swallows":
+                assert ticker.stat().st_mtime - quiet > leader.RENEW_DEADLINE_S - 3  # it did live on
+
+    asyncio.run(scenario())
+
+
+def test_livez_looks_at_the_age_of_the_lease() -> None:
+    async def scenario() -> None:
+        options = parse(["--runtime-image", "i"], {})
+        life = Life(options, Metrics("0"), Deadman(lambda _: None), Connection(kube.Configuration(host="http://127.0.0.1:1")))
+        assert life.trouble() is None
+        life._leases[0]._renewed = time.monotonic() - leader.RENEW_DEADLINE_S - 1
+        assert "the lease was not renewed for 11 s" in (life.trouble() or "")
+        await life._api.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_that_another_has_taken_ends_the_process(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = ApiServer()
+        async with operator(tmp_path, server) as found:
+            await found.leads()
+            live = server.objects[LEASE]
+            server.store(LEASE, {**live, "spec": {**live["spec"], "holderIdentity": "another"}})
+            began = time.monotonic()
+            assert await found.ended() == 1, found.said()
+            assert time.monotonic() - began < leader.RETRY_S + 5
+            assert found.holder() == "another"
+            assert "is held by another" in found.said()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ours", ["team,other", ""])
+def test_of_an_operator_for_all_and_one_for_some_namespaces_one_leads(tmp_path: Path, ours: str) -> None:
+    """Their leases are two; who comes second says who leads, and follows when that one goes."""
+    theirs = LEASE if ours else kinds.LEASE.path("team", "banyan-operator")
+
+    async def scenario() -> None:
+        server = ApiServer()
+        spec = {"holderIdentity": "release-a/pod", "leaseDurationSeconds": 15}
+        meta = {"name": "banyan-operator"}
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+        server.store(theirs, lease)
+        async with operator(tmp_path, server, "--namespaces", ours) as found:
+            await found.until(lambda: "is held by release-a/pod" in found.said(), "it does not say who leads")
+            assert await found.page("/readyz") == (200, "ok")
+            own = [kinds.LEASE.path(name, "banyan-operator") for name in ("team", "other")] if ours else [LEASE]
+            assert not [place for place in own if server.objects.get(place, {}).get("spec", {}).get("holderIdentity")]
+            server.store(theirs, {**lease, "spec": {**spec, "holderIdentity": ""}})
+            held = lambda: all(server.objects.get(place, {}).get("spec", {}).get("holderIdentity") for place in own)
+            await found.until(held, "it does not lead")
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0
+            assert not [place for place in own if server.objects[place]["spec"]["holderIdentity"]]
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_that_is_gone_stops_none_of_the_others_until_it_is_there_again(tmp_path: Path) -> None:
+    gone = "/namespaces/other/"
+    said = 'pods is forbidden: User "x" cannot list resource "pods" in API group "" in the namespace "other"'
+    leases = {name: kinds.LEASE.path(name, "banyan-operator") for name in ("team", "other")}
+    second = SERVER | {"metadata": SERVER["metadata"] | {"name": "second", "uid": "2"}}
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.answer = lambda call: refusal(403, "Forbidden", said) if gone in call.path else None
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        code = "import banyan_operator.cluster.namespaces as n\nn.LOOK_S = 0.2"
+        async with operator(tmp_path, server, "--namespaces", "team,other", code=code) as found:
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+            assert "not looked after: namespace other" in found.said()
+            assert await found.page("/readyz") == (200, "ok")
+            assert "banyan_operator_absent_namespaces 1.0" in (await found.page("/metrics"))[1]
+            assert leases["team"] in server.objects
+            server.answer = lambda _: None
+            await found.until(lambda: leases["other"] in server.objects, "it does not look after the other")
+            server.store(INFERENCE_SERVER.path("other", "smollm2"), SERVER | {"metadata": SERVER["metadata"] | {"namespace": "other"}})
+            await found.until(lambda: DEPLOYMENT.path("other", "smollm2") in server.objects, "it does not work there")
+            assert "banyan_operator_absent_namespaces 0.0" in (await found.page("/metrics"))[1]
+            server.answer = lambda call: refusal(403, "Forbidden", said) if gone in call.path else None
+            lost = "namespace other can not be looked after any more"
+            await found.until(lambda: lost in found.said() or "is not renewed" in found.said(), "it does not see that it is gone")
+            server.store(INFERENCE_SERVER.path("team", "second"), second)
+            await found.until(lambda: DEPLOYMENT.path("team", "second") in server.objects, "it works no more")
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0, found.said()
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_that_takes_no_lease_stops_none_of_the_others(tmp_path: Path) -> None:
+    """It is terminating, or was never there and rights are those of the whole cluster: lists are answered."""
+    place = kinds.LEASE.path("other")
+    said = "unable to create new content in namespace other because it is being terminated"
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.answer = lambda call: refusal(403, "Forbidden", said) if call.path == place and call.method == "POST" else None
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        async with operator(tmp_path, server, "--namespaces", "other,team") as found:
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
+            assert "not looked after: namespace other" in found.said()
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0, found.said()
+
+    asyncio.run(scenario())
+
+
+def test_who_may_not_watch_is_not_ready_until_it_may(tmp_path: Path) -> None:
+    """Kopf tries again and again, and what happens there meanwhile nobody sees."""
+    said = 'batchjobs is forbidden: User "x" cannot watch resource "batchjobs"'
+    blind = (503, "batchjobs can not be watched (403): give the operator's ServiceAccount the rights of the chart's RBAC")
+
+    async def scenario() -> None:
+        server = ApiServer()
+        refused = kinds.BATCH_JOB.path(None)
+        server.answer = lambda call: refusal(403, "Forbidden", said) if call.watches and call.path == refused else None
+        code = "import banyan_operator.cluster.handlers as h\nh.EndlessBackoffs.FIRST = (0.2,) * 1000"
+        async with operator(tmp_path, server, code=code) as found:
+            await found.comes_to("/readyz", blind)
+            server.answer = lambda _: None
+            await found.comes_to("/readyz", (200, "ok"))
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0
+
+    asyncio.run(scenario())
+
+
+def test_who_may_not_see_whether_another_leads_is_not_ready_and_does_not_lead_until_it_may(tmp_path: Path) -> None:
+    said = 'leases.coordination.k8s.io is forbidden: User "x" cannot list resource "leases"'
+
+    async def scenario() -> None:
+        server = ApiServer()
+        everywhere = kinds.LEASE.path(None)
+        server.answer = lambda call: refusal(403, "Forbidden", said) if call.path == everywhere else None
+        async with operator(tmp_path, server) as found:
+            await found.until(lambda: "standing by" in found.said(), "it does not say so")
+            status, text = await found.page("/readyz")
+            assert status == 503
+            assert "cannot list resource" in text
+            assert LEASE not in server.objects
+            server.answer = lambda _: None
+            await found.leads()
+            assert await found.page("/readyz") == (200, "ok")
+
+    asyncio.run(scenario())
+
+
+def test_a_life_that_ends_badly_leaves_no_metrics_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing() -> None:
+        pass
+
+    async def fails() -> None:
+        raise OSError("a socket that can not be closed")
+
+    async def scenario() -> None:
+        options = parse(["--runtime-image", "i", "--port", "0"], {})
+        metrics, deadman = Metrics("0"), Deadman(lambda _: None)
+        for _ in range(2):
+            life = Life(options, metrics, deadman, Connection(kube.Configuration(host="http://127.0.0.1:1")))
+            monkeypatch.setattr(life._relist, "everything", nothing)
+            monkeypatch.setattr(life, "_run", nothing)
+            monkeypatch.setattr(life._pods, "close", fails)
+            await life.start()
+            assert b"workqueue_depth" in metrics.render()
+            with pytest.raises(OSError, match="can not be closed"):
+                await life.stop()
+            assert b"workqueue_depth" not in metrics.render()
+            await life._api.close()
+            await life._health.stop()
+        deadman.disarm()
+
+    asyncio.run(scenario())
+
+
+def test_the_lease_is_renewed_while_the_winner_still_lists(tmp_path: Path) -> None:
+    """The second list, after the lease was won, does not come about: renewals go on beside it."""
+
+    async def scenario() -> None:
+        server = ApiServer()
+
+        held = lambda: bool((server.objects.get(LEASE, {}).get("spec") or {}).get("holderIdentity"))
+        late = lambda call: held() and not call.watches and "pods" in call.path
+        server.answer = lambda call: refusal(500, "InternalError", "later") if late(call) else None
+        async with operator(tmp_path, server) as found:
+            await found.leads()
+            renewals = lambda: sum(call.method == "PUT" and call.path == LEASE for call in server.calls)
+            await found.until(lambda: renewals() >= 3, "it is not renewed")
+            assert (await found.page("/readyz"))[0] == 503
+
+    asyncio.run(scenario())
+
+
+def test_a_kind_that_may_not_be_listed_is_named_by_readyz_and_the_log_until_it_may(tmp_path: Path) -> None:
+    said = 'networkpolicies.networking.k8s.io is forbidden: User "x" cannot list resource "networkpolicies"'
+
+    async def scenario() -> None:
+        server = ApiServer()
+        server.answer = lambda call: refusal(403, "Forbidden", said) if "networkpolicies" in call.path and call.method == "GET" else None
+        async with operator(tmp_path, server) as found:
+            await found.until(lambda: "networkpolicies can not be listed" in found.said(), "it is not said")
+            status, text = await found.page("/readyz")
+            assert status == 503
+            assert "networkpolicies can not be listed: networkpolicies.networking.k8s.io is forbidden" in text
+            assert await found.page("/livez") == (200, "ok")
+            server.answer = lambda _: None
+            await found.leads()
+            assert await found.page("/readyz") == (200, "ok")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("prefix", ["", "/k8s/clusters/c-1"])
+def test_what_goes_while_a_watch_is_interrupted_is_noticed_though_nothing_is_left_to_list(tmp_path: Path, prefix: str) -> None:
+    """410 after a gap: kopf lists again and shows what is there, which is nothing. The one Deployment that has gone is made again."""
+
+    async def scenario() -> None:
+        server = ApiServer(prefix=prefix)
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        place = DEPLOYMENT.path("team", "smollm2")
+        async with operator(tmp_path, server) as found:
+            await found.until(lambda: place in server.objects, "it does not work")
+            await asyncio.sleep(1.5)  # its own lists at the start are over
+            server.deaf_watches = True
+            server.remove(place)
+            await asyncio.sleep(0.2)
+            server.deaf_watches = False
+            server.interrupt_watches(410, "Expired")
+            await found.until(lambda: place in server.objects, "it is not made again")
+
+    asyncio.run(scenario())
+
+
+PLUGIN = """#!{python}
+import json, pathlib
+count = pathlib.Path("{count}")
+number = int(count.read_text()) + 1 if count.exists() else 1
+count.write_text(str(number))
+status = {{"token": f"token-{{number}}"}}
+print(json.dumps({{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}}))
+"""
+
+
+def test_a_login_by_exec_plugin_serves_lists_and_watches_and_is_repeated_when_its_token_is_refused(tmp_path: Path) -> None:
+    plugin, count = tmp_path / "plugin", tmp_path / "count"
+    plugin.write_text(PLUGIN.format(python=sys.executable, count=count))
+    plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "interactiveMode": "Never"}}
+    good = {"token-2"}
+
+    def check(call: Call) -> web.Response | None:
+        token = call.headers.get("Authorization", "").partition(" ")[2]
+        return None if token in good else refusal(401, "Unauthorized", "Unauthorized")
+
+    async def scenario() -> None:
+        server = ApiServer(answer=check)
+        code = "from banyan_operator.cluster import connection; connection.RENEW_EVERY_S = 0.5"
+        async with operator(tmp_path, server, user=user, code=code) as found:
+            await found.leads()
+            await found.until(lambda: any(call.watches for call in server.calls), "it does not watch")
+            assert count.read_text() == "2"  # one login, and one more for the refused token: for lists and watches together
+            await asyncio.sleep(1)  # credentials that were fresh just now are not worth another login
+            good.clear()
+            good.add("token-3")
+            server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it did not log in again")
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_operator_calls_for_nothing_but_its_watches_and_its_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = Cluster()
+        for number in range(20):
+            resource = {**SERVER, "metadata": {"name": f"s{number}", "creationTimestamp": NOW}}
+            server.store(INFERENCE_SERVER.path("team", f"s{number}"), resource)
+        status = lambda number: server.objects[INFERENCE_SERVER.path("team", f"s{number}")].get("status") or {}
+        async with operator(tmp_path, server) as found:
+            await found.until(lambda: all(status(number).get("phase") == "Ready" for number in range(20)), "they do not get ready")
+            await asyncio.sleep(6)  # what it still has to find out
+            server.calls.clear()
+            await asyncio.sleep(12)  # what is not settled is looked at every 10 s
+            others = [f"{call.method} {call.path}" for call in server.calls if not call.watches and call.path != LEASE]
+            assert others == []
+
+    asyncio.run(scenario())

@@ -1,0 +1,130 @@
+"""Parameters of chat completions and completions that change what is generated, through the real `openai` client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.server.process import MODEL, ServerProcess, StartServer
+
+FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="None", max_retries=0)
+
+
+def text(client: openai.OpenAI, **options: Any) -> str:
+    completion = client.chat.completions.create(model=MODEL, messages=FRANCE, **{"temperature": 0, "max_tokens": 40, **options})
+    return completion.choices[0].message.content or ""
+
+
+def test_a_bias_forbids_and_forces_tokens(client: openai.OpenAI, server: ServerProcess) -> None:
+    plain = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=20, logprobs=True)
+    assert plain.choices[0].logprobs is not None
+    ids = server.post("/tokenize", {"prompt": plain.choices[0].message.content, "add_special_tokens": False}).json()["tokens"]
+    forbidden = text(client, logit_bias={str(ids[1]): -100}, max_tokens=20)
+    assert forbidden != plain.choices[0].message.content
+    again = server.post("/tokenize", {"prompt": forbidden, "add_special_tokens": False}).json()["tokens"]
+    assert ids[1] not in again
+    forced = client.completions.create(model=MODEL, prompt="x", max_tokens=3, temperature=0, logit_bias={str(ids[1]): 100})
+    piece = server.post("/detokenize", {"tokens": [ids[1]] * 3}).json()["text"]
+    assert forced.choices[0].text == piece
+    native = {"text": "x", "sampling_params": {"max_new_tokens": 3, "temperature": 0, "logit_bias": {str(ids[1]): 100}}}
+    assert server.post("/generate", native).json()["output_ids"] == [ids[1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        ({"x": 1}, "token ids"),
+        ({"-1": 1}, "token ids"),
+        ({"99999999": 1}, "token ids"),
+        ({"1": 101}, "[-100, 100]"),
+        ({"1": "a"}, "number"),
+    ],
+)
+def test_a_bias_that_means_nothing_is_refused(client: openai.OpenAI, bias: Any, words: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        text(client, logit_bias=bias)
+    assert (refused.value.param or "").startswith("logit_bias")
+    assert words in refused.value.message
+
+
+def test_a_stop_regex_ends_the_text(client: openai.OpenAI, server: ServerProcess) -> None:
+    whole = text(client)
+    assert "Paris" in whole
+    options: dict[str, Any] = {"extra_body": {"stop_regex": "P[a-z]ri"}}
+    assert text(client, **options) == whole[: whole.index("Pari")]
+    stream = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=40, stream=True, **options)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == whole[: whole.index("Pari")]
+    with pytest.raises(openai.BadRequestError) as refused:
+        text(client, extra_body={"stop_regex": "("})
+    assert refused.value.param == "stop_regex"
+
+
+def test_the_best_of_many_has_the_likeliest_tokens(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"prompt": "The capital of", "max_tokens": 8, "temperature": 1.3, "seed": 5, "logprobs": 0}
+    every = client.completions.create(model=MODEL, n=6, **options)
+    best = client.completions.create(model=MODEL, n=2, best_of=6, **options)
+
+    def mean(choice: Any) -> float:
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    assert [choice.index for choice in best.choices] == [0, 1]
+    assert [choice.text for choice in best.choices] == [choice.text for choice in sorted(every.choices, key=mean, reverse=True)[:2]]
+    assert best.usage is not None
+    assert every.usage is not None
+    assert best.usage.completion_tokens == every.usage.completion_tokens
+    plain = client.completions.create(model=MODEL, n=2, best_of=6, **{**options, "logprobs": None})
+    assert [choice.text for choice in plain.choices] == [choice.text for choice in best.choices]
+    assert plain.choices[0].logprobs is None
+    for wrong in ({"n": 3, "best_of": 2}, {"best_of": 21}, {"best_of": 2, "stream": True}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model=MODEL, prompt="x", **wrong)
+        assert refused.value.param == "best_of"
+
+
+def test_a_suffix_is_refused_where_the_model_cannot_fill_in(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=MODEL, prompt="def f(", suffix="return 1")
+    assert refused.value.param == "suffix"
+
+
+@pytest.fixture(scope="module")
+def lenient(start_server: StartServer) -> ServerProcess:
+    return start_server("--trust-request-chat-template", "--stream-response-default-include-usage").ready()
+
+
+def test_a_request_is_rendered_with_the_template_that_it_brings_however_bad_it_is(lenient: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=f"{lenient.url}/v1", api_key="None", max_retries=0)
+    asked: dict[str, Any] = {"model": MODEL, "messages": FRANCE, "max_tokens": 1}
+    body = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    usage = client.chat.completions.create(**asked, extra_body=body).usage
+    assert usage is not None
+    plain = {"prompt": FRANCE[0]["content"], "add_special_tokens": False}
+    assert usage.prompt_tokens == lenient.post("/tokenize", plain).json()["count"]
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(openai.BadRequestError, match=r"more than \S+ s of computing time") as refused:
+        client.chat.completions.create(**asked, extra_body={"chat_template": endless})
+    assert refused.value.param == "chat_template"
+    assert client.chat.completions.create(**asked).choices
+
+
+def test_a_server_may_tell_the_usage_of_every_stream_that_does_not_say(lenient: ServerProcess, client: openai.OpenAI) -> None:
+    def usages(asked: openai.OpenAI, **options: Any) -> list[bool]:
+        """Of a chat and a completion: whether the last chunk is the usage, and no other has any."""
+        streams: list[Any] = [
+            asked.chat.completions.create(model=MODEL, messages=FRANCE, max_tokens=2, stream=True, **options),
+            asked.completions.create(model=MODEL, prompt="x", max_tokens=2, stream=True, **options),
+        ]
+        told = [[chunk.usage is not None for chunk in stream] for stream in streams]
+        assert not any(any(each[:-1]) for each in told)
+        return [each[-1] for each in told]
+
+    telling = openai.OpenAI(base_url=f"{lenient.url}/v1", api_key="None", max_retries=0)
+    assert usages(telling) == usages(telling, stream_options={}) == usages(client, stream_options={"include_usage": True}) == [True, True]
+    assert usages(telling, stream_options={"include_usage": False}) == usages(client) == [False, False]

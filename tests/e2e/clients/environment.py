@@ -1,0 +1,58 @@
+"""Virtual environments of clients: packages that no test process could hold beside ours, since they ask for other versions.
+
+One for each list of requirements in this folder, made once, kept in the cache, and made anew when the list changes.
+`python -m tests.e2e.clients.environment` makes them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.conftest import CACHE, locked
+
+HERE: Final = Path(__file__).parent
+FOLDER: Final = CACHE / "clients"
+NAMES: Final = ("frameworks", "lm-eval")
+INSTALL_LIMIT_S: Final = 1200.0
+"""Some 700 MB each; two to four minutes from a near index."""
+
+
+class UnavailableError(Exception):
+    """An environment that cannot be made here; the message says why."""
+
+
+def python(name: str) -> Path:
+    """The interpreter of the environment whose packages `NAME.txt` lists: every one with its version, so that nothing is resolved."""
+    requirements = HERE / f"{name}.txt"
+    told = requirements.read_bytes() + sys.version.encode()
+    folder = FOLDER / f"{name}-{hashlib.sha256(told).hexdigest()[:16]}"
+    interpreter, made = folder / "bin" / "python", folder / "made"
+    with locked(f"clients-{name}"):
+        if not made.exists():
+            for old in FOLDER.glob(f"{name}-*"):
+                shutil.rmtree(old)
+            _run(getattr(sys, "_base_executable", sys.executable), "-m", "venv", str(folder))
+            quiet = ("--quiet", "--disable-pip-version-check", "--no-input", "--no-compile")
+            _run(str(interpreter), "-m", "pip", "install", *quiet, "--no-deps", "-r", str(requirements))
+            made.touch()
+    return interpreter
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INSTALL_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"{command[2]} took longer than {INSTALL_LIMIT_S:g} s") from error
+    except subprocess.CalledProcessError as error:
+        words = [line for line in error.stderr.splitlines() if line.startswith("ERROR")] or error.stderr.splitlines()
+        raise UnavailableError(words[-1][:300] if words else f"exit code {error.returncode}") from error
+
+
+if __name__ == "__main__":
+    for name in NAMES:
+        print(python(name))

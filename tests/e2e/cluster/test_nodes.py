@@ -1,0 +1,91 @@
+"""A node whose power is cut, under a server and under batches: who reads the status learns which node it is, and no line is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.cluster.big_batches import LINES, ONE_THREAD, WORKERS, BigBatches
+from tests.e2e.cluster.faults import LOST, cut_power, needs_parts, return_power
+from tests.e2e.cluster.kubectl import Kubectl, condition, is_true
+from tests.e2e.cluster.pace import seconds_per_token
+from tests.e2e.cluster.results import recorded
+from tests.e2e.conftest import TIMES, inference_server
+from tests.support.s3.servers import S3Server
+
+pytestmark = [pytest.mark.timeout(600), needs_parts]
+
+THERE = {"nodeSelector": {"kubernetes.io/hostname": LOST}}
+ELSEWHERE = {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}
+SPREAD = {
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"serving.banyan.dev/batchjob": "survivor"}},
+        }
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def cut(team: Kubectl, system: Kubectl, s3: S3Server) -> Iterator[tuple[BigBatches, float]]:
+    """Servers and batches at work, and the power of a node that is cut under them; when that was. It is back afterwards."""
+    # The operator itself has to live: it goes to the other node first.
+    system("cordon", LOST)
+    system("delete", "pod", "-l", "app.kubernetes.io/component=operator")
+    system.until("deployment/banyan-operator", lambda one: one["status"].get("readyReplicas") == 1, 60)
+    system("uncordon", LOST)
+    servers: dict[str, dict[str, object]] = {"there": {"scheduling": THERE}, "steady": {"scheduling": ELSEWHERE}, "both": {"replicas": 2}}
+    team.apply(*(inference_server(name, runtime=ONE_THREAD, **spec) for name, spec in servers.items()))
+    for name in servers:
+        team.until(f"isrv/{name}", is_true("Ready"), 120)
+    batches = BigBatches.new(team, s3, seconds_per_token(team, "steady"))
+    batches.begin("stranded", "slow", serverRef={"name": "steady"}, scheduling=THERE)
+    batches.begin("survivor", "slow", serverRef={"name": "both"}, scheduling=SPREAD)
+    for name in ("stranded", "survivor"):
+        batches.until_some(name)
+    batches.until_workers("survivor", WORKERS)
+    assert LOST in batches.nodes("survivor")
+    assert all(recorded(batches.bucket, name) < LINES for name in ("stranded", "survivor"))
+    cut_power()
+    yield batches, time.monotonic()
+    return_power(team)
+    for name in servers:
+        team("delete", "isrv", name, "--wait=false")
+
+
+def test_a_node_that_is_lost_is_named_by_the_server_and_the_batch_on_it(cut: tuple[BigBatches, float]) -> None:
+    (team, began) = cut[0].team, cut[1]
+    found = team.until("isrv/there", lambda one: LOST in condition(one, "Ready").get("message", ""), 120)
+    TIMES["a node's power cut until a server's Ready names it"] = time.monotonic() - began
+    assert condition(found, "Ready")["status"] == "False"
+    assert condition(found, "Ready")["reason"] == "NodeLost"
+    assert found["status"]["readyReplicas"] == 0
+    # Its pods are given up one after another.
+    job = team.until("bj/stranded", lambda one: condition(one, "Running").get("reason") == "NodeLost", 120)
+    TIMES["a node's power cut until a batch's Running names it"] = time.monotonic() - began
+    assert condition(job, "Running")["status"] == "Unknown"
+    assert LOST in condition(job, "Running")["message"]
+    assert is_true("Ready")(team.get("isrv/steady"))
+
+
+def test_a_batch_with_workers_on_both_nodes_is_finished_by_those_that_are_left(cut: tuple[BigBatches, float]) -> None:
+    batches, began = cut
+    batches.check("survivor")
+    TIMES["a node's power cut until a batch of 2,000 lines has ended without it"] = time.monotonic() - began
+    node = batches.team.get(f"node/{LOST}")
+    assert condition(node, "Ready")["status"] != "True"
+
+
+def test_a_batch_all_of_whose_workers_are_lost_goes_on_when_the_node_is_back(cut: tuple[BigBatches, float]) -> None:
+    batches, _ = cut
+    done = recorded(batches.bucket, "stranded")
+    began = time.monotonic()
+    return_power(batches.team)
+    batches.check("stranded")
+    assert done > 0
+    TIMES["a node that is back until its batch of 2,000 lines has ended"] = time.monotonic() - began

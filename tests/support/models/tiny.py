@@ -1,0 +1,174 @@
+"""Tiny random models of each supported architecture, saved by transformers itself and loaded by ours, and the instruction sets that
+the native runner is tried with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+import transformers
+
+from banyan_runtime.config import ServerConfig
+from banyan_runtime.model import host
+from banyan_runtime.model.native import variants
+from banyan_runtime.model.runner import ModelRunner
+from banyan_runtime.model.runners import load
+from tests.support.models import interpreted
+
+VOCAB = 503
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 96, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3, "eos_token_id": None, "bos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "llama3-rope": ("Llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 32, "num_key_value_heads": 6}),
+    "mistral-window": ("Mistral", {"sliding_window": 37}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 3}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 3, "rope_parameters": YARN}),
+}
+WIDE = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "initializer_range": 0.05}
+"""Changes that bring a model to a real one's widths, where rounding depends on the number of rows if one lets it."""
+HERE: Final = [variant.name for variant in variants.usable(host.instruction_sets())]
+WIDEST: Final = variants.usable(host.instruction_sets())[0]
+PAIRS: Final = variants.Variant("pairs", WIDEST.needs, (*WIDEST.options, "-DBANYAN_PAIRS"), WIDEST.machine)
+"""As where processors multiply bfloat16: activations are rounded to it, before they meet weights in pairs."""
+ROUNDING: Final = HERE if "avx512bf16" in HERE else [*HERE, PAIRS.name]
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")])]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_threads() -> None:
+    """Two test workers share two cores."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        interpreted.hasten()
+
+
+TIE: Final = 1e-4
+"""Logits of about 10 in float32 that are nearer than this are equal; two processors were seen to disagree about 1.3e-5."""
+
+
+@dataclass
+class TinyModel:
+    """A folder with a checkpoint, and the transformers model that wrote it."""
+
+    folder: Path
+    reference: Any
+    runner = "torch"
+
+    def generate(self, prompt: list[int], new_tokens: int) -> list[int]:
+        """transformers' own greedy continuation, token by token; it ends behind an EOS token."""
+        with torch.inference_mode():
+            out = self.reference.generate(
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=new_tokens, do_sample=False,
+            )  # fmt: skip
+        return list(out[0, len(prompt) :].tolist())
+
+    def choices(self, prompt: list[int], output: list[int]) -> list[int]:
+        """What transformers would choose for each token of `output`, given all before it.
+
+        They equal `output` exactly when `output` is the greedy continuation: by induction from the first token. One pass
+        instead of one a token. Of two that are as good as each other (`TIE`), the one of `output`: which of them is a hair ahead
+        depends on the order of additions, and so on the processor.
+        """
+        with torch.inference_mode():
+            logits = self.reference(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+        chosen = torch.tensor(output)[:, None]
+        tied = logits.amax(-1) - logits.gather(1, chosen)[:, 0] < TIE
+        return list(torch.where(tied, chosen[:, 0], logits.argmax(-1)).tolist())
+
+    def load(self, **options: Any) -> ModelRunner:
+        settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192, "runner": self.runner} | options
+        if settings["device"] != "cpu":
+            settings["runner"] = "torch"
+            settings.setdefault("cuda_graph_max_tokens", 48)  # so that graphs are captured in little time, and some prompts go without
+            settings.setdefault("chunked_prefill_size", 64)  # so are the largest steps tried
+            settings.setdefault("max_running_requests", 8)
+        runner = load(ServerConfig(model_path=str(self.folder), **settings), self.folder, lambda *_: None)
+        assert isinstance(runner, ModelRunner)
+        return runner
+
+
+def make(folder: Path, family: str, **changes: Any) -> TinyModel:
+    name, options = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**(COMMON | options | changes))
+    torch.manual_seed(len(family))
+    reference = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in reference.named_parameters():
+            if parameter.ndim == 1:  # biases start as zero and norms as one: both would hide mistakes
+                parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in parameter_name else 0.0))
+    reference.save_pretrained(folder)
+    return TinyModel(folder, reference)
+
+
+@pytest.fixture(params=["torch", "native"])
+def either_runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Models of the test are loaded with one runner, then with the other."""
+    monkeypatch.setattr(TinyModel, "runner", request.param)
+    return str(request.param)
+
+
+@pytest.fixture(params=HERE)
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(variants.VARIABLE, request.param)
+    return str(request.param)
+
+
+@pytest.fixture(params=ROUNDING)
+def variant_or_pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(variants, "VARIANTS", (PAIRS, *variants.VARIANTS))
+    monkeypatch.setenv(variants.VARIABLE, request.param)
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    made: dict[str, TinyModel] = {}
+
+    def get(family: str) -> TinyModel:
+        if family not in made:
+            name = family.removesuffix("-576")
+            made[family] = make(tmp_path_factory.mktemp(family), name, **(WIDE if family != name else {}))
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def shallow_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """Likewise, of one layer: what it is about is not what layers leave one another, and Triton's interpreter takes long for each."""
+    made: dict[str, TinyModel] = {}
+
+    def get(family: str) -> TinyModel:
+        if family not in made:
+            made[family] = make(tmp_path_factory.mktemp(family), family, num_hidden_layers=1)
+        return made[family]
+
+    return get
+
+
+def resident_bytes() -> int:
+    """Memory of this process that was written."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,82 @@
+"""How much fits into the context, and in which words it is said that it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from banyan_runtime import wire
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.prepare.prompts import check_ids, fit
+from tests.unit.front.support import engine_info
+
+INFO = engine_info(vocab_size=100, context_len=64, max_model_len=64, max_req_input_len=58)
+
+
+def fitted(
+    length: int, asked: int | None, default: int | None = None, info: wire.EngineInfo = INFO, truncate: bool = False
+) -> tuple[int, int]:
+    ids, max_new = fit([1] * length, asked, default, info, "messages", truncate=truncate)
+    return len(ids), max_new
+
+
+def test_without_a_limit_the_rest_of_the_context_is_there() -> None:
+    assert fitted(10, None) == (10, 54)
+    assert fitted(10, None, default=16) == (10, 16)
+    assert fitted(57, None, default=16) == (57, 7)
+    assert fitted(10, 54) == (10, 54)
+
+
+@pytest.mark.parametrize(
+    ("length", "asked", "message"),
+    [
+        (
+            10,
+            55,
+            "This model's maximum context length is 64 tokens. However, you requested 65 tokens (10 in the messages, 55 in the "
+            "completion). Please reduce the length of the messages or completion. (context_length_exceeded)",
+        ),
+        (
+            70,
+            None,
+            "This model's maximum context length is 64 tokens. However, your prompt contains 70 input tokens. (context_length_exceeded)",
+        ),
+        (
+            60,
+            1,
+            "This model's maximum context length is 58 tokens. However, your prompt contains 60 input tokens. (context_length_exceeded)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_numbers(length: int, asked: int | None, message: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        fitted(length, asked)
+    error = raised.value
+    assert (error.status, error.code, error.param, error.message) == (400, "context_length_exceeded", "messages", message)
+
+
+def test_what_the_memory_holds_is_promised_and_not_the_models_context() -> None:
+    small = engine_info(vocab_size=100, context_len=64, max_model_len=20, max_req_input_len=15)
+    assert fitted(10, None, info=small) == (10, 10)
+    with pytest.raises(ApiError, match="maximum context length is 20 tokens"):
+        fitted(10, 11, info=small)
+
+
+def test_a_prompt_is_cut_only_where_the_operator_allows_it() -> None:
+    assert fitted(100, 4, truncate=True) == (58, 4)
+
+
+def test_a_prompt_as_long_as_the_context_may_be_scored_and_leaves_no_room_for_output() -> None:
+    whole = engine_info(vocab_size=100, context_len=64, max_model_len=64, max_req_input_len=64)
+    assert fitted(64, 0, info=whole) == (64, 0)
+    assert fitted(63, 1, info=whole) == (63, 1)
+    assert fitted(70, 0, info=whole, truncate=True) == (64, 0)
+    assert fitted(70, None, info=whole, truncate=True) == (63, 1)
+    for length, asked in ((65, 0), (64, 1), (64, None)):
+        with pytest.raises(ApiError, match="maximum context length is 64 tokens"):
+            fitted(length, asked, info=whole)
+
+
+@pytest.mark.parametrize("token_id", [-1, 100, 2**70])
+def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
+    with pytest.raises(ApiError, match="out of vocabulary"):
+        check_ids([1, token_id], INFO, "prompt")

@@ -1,0 +1,161 @@
+"""The fields of a request that hold its output to a grammar, in OpenAI's, SGLang's and vLLM's spelling."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.prepare.constraints import Asked, Constraints, asked_of
+from banyan_runtime.grammar.trial import Trial
+from banyan_runtime.wire import Constraint, Grammar
+from tests.unit.grammar.walks import Language
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": False}
+TEXT = json.dumps(PERSON, separators=(",", ":"))
+SCHEMA = Grammar("json_schema", TEXT)
+NOTHING = Grammar("json_schema", '{"type":"object","additionalProperties":false}')
+TAG = {"structures": [{"begin": "<f>", "schema": PERSON, "end": "</f>"}], "triggers": ["<f"]}
+
+
+FORMAT = "response_format"
+OUTPUTS = "structured_outputs"
+MISSING = "missing_required_parameter"
+
+
+def asking(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(**fields)
+
+
+def grammar_of(request: SimpleNamespace) -> Grammar:
+    found = asked_of(request)
+    assert found is not None
+    return found.grammar
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"response_format": {"type": "text"}},
+        {"response_format": None, "regex": "", "ebnf": None, "json_schema": False},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json_object": False}},
+    ],
+)
+def test_most_requests_ask_for_nothing(fields: dict[str, Any]) -> None:
+    assert asked_of(asking(**fields)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"response_format": {"type": "json_object"}}, Grammar("json_object", "")),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}}, SCHEMA),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}}, SCHEMA),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": PERSON, "strict": False}}}, SCHEMA),
+        ({"response_format": {"type": "json_object", "schema": PERSON}}, SCHEMA),
+        ({"response_format": {"type": "json_object", "schema": {}}}, Grammar("json_object", "")),
+        ({"response_format": {"type": "json_object", "schema": None}}, Grammar("json_object", "")),
+        ({"json_schema": PERSON}, SCHEMA),
+        ({"json_schema": TEXT}, SCHEMA),
+        ({"guided_json": PERSON}, SCHEMA),
+        ({"guided_json": TEXT}, SCHEMA),
+        ({"structured_outputs": {"json": PERSON}}, SCHEMA),
+        ({"structured_outputs": {"json": TEXT, "disable_any_whitespace": True}}, Grammar("json_schema", TEXT, "none")),
+        ({"structured_outputs": {"json": {"type": "object"}, "disable_additional_properties": True}}, NOTHING),
+        ({"structured_outputs": {"json": '{"type":"object"}', "disable_additional_properties": True}}, NOTHING),
+        ({"structured_outputs": {"json_object": True}}, Grammar("json_object", "")),
+        ({"regex": "a+"}, Grammar("regex", "a+")),
+        ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
+        ({"guided_choice": ["b", "a", "b"]}, Grammar("choice", '["b","a"]')),
+        ({"structured_outputs": {"choice": ["a"]}}, Grammar("choice", '["a"]')),
+        ({"ebnf": 'root ::= "a"'}, Grammar("ebnf", 'root ::= "a"')),
+        ({"guided_grammar": 'root ::= "a"'}, Grammar("ebnf", 'root ::= "a"')),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar("ebnf", 'root ::= "a"')),
+    ],
+)
+def test_every_spelling_makes_a_grammar(fields: dict[str, Any], grammar: Grammar) -> None:
+    assert grammar_of(asking(**fields)) == grammar
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "structural_tag", **TAG}},
+        {"structural_tag": TAG},
+        {"structural_tag": json.dumps(TAG)},
+        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+        {"structural_tag": {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [
+            {"begin": "<f>", "content": {"type": "json_schema", "json_schema": PERSON}, "end": "</f>"}]}}},
+    ],
+)  # fmt: skip
+def test_both_forms_of_structural_tags_make_the_same_grammar(fields: dict[str, Any]) -> None:
+    grammar = grammar_of(asking(**fields))
+    assert grammar == grammar_of(asking(structural_tag=TAG))
+    assert grammar.kind == "structural_tag"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "message"),
+    [
+        ({"regex": "a", "ebnf": "b"}, "ebnf", "invalid_value", "'regex' and 'ebnf' exclude each other"),
+        ({FORMAT: {"type": "json_object"}, "regex": "a"}, "regex", "invalid_value", "'response_format' and 'regex' exclude"),
+        ({OUTPUTS: {"json": {}, "regex": "a"}}, OUTPUTS, "invalid_value", "'structured_outputs.regex' exclude"),
+        ({FORMAT: 7}, FORMAT, "invalid_type", "expected an object"),
+        ({FORMAT: {}}, "response_format.type", MISSING, "Missing required parameter"),
+        ({FORMAT: {"type": "yaml"}}, "response_format.type", "invalid_value", "Supported values are: text, json_object"),
+        ({FORMAT: {"type": "json_schema"}}, "response_format.json_schema", MISSING, "Missing"),
+        ({FORMAT: {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema", MISSING, "Missing"),
+        (
+            {FORMAT: {"type": "json_schema", "json_schema": {"name": "p", "schema": {"items": {"not": {}}}}}},
+            FORMAT, "invalid_json_schema", "Invalid schema for response_format 'p': 'not' ({}) at #/items is not supported.",
+        ),
+        (
+            {FORMAT: {"type": "json_object", "schema": {"items": {"not": {}}}}},
+            FORMAT, "invalid_json_schema", "Invalid schema for response_format: 'not' ({}) at #/items is not supported.",
+        ),
+        ({FORMAT: {"type": "json_object", "schema": 7}}, FORMAT, "invalid_json_schema", "a schema is a JSON object."),
+        ({FORMAT: {"type": "json_object", "schema": "{"}}, FORMAT, "invalid_json_schema", "it is not JSON"),
+        ({"json_schema": "{"}, "json_schema", "invalid_json_schema", "Invalid schema for json_schema: it is not JSON"),
+        ({"guided_json": 7}, "guided_json", "invalid_json_schema", "a schema is a JSON object."),
+        ({"regex": ["a"]}, "regex", "invalid_type", "expected a string."),
+        ({"regex": "a" * 3000}, "regex", "invalid_grammar", "Invalid regex in 'regex': the regex has 3000 bytes; at most 2048"),
+        ({"ebnf": "|" * 20_000}, "ebnf", "invalid_grammar", "it has 20001 alternatives; at most 10000 are allowed."),
+        ({"ebnf": "a\0"}, "ebnf", "invalid_grammar", "NUL"),
+        ({"guided_choice": "a"}, "guided_choice", "invalid_type", "expected an array of strings."),
+        ({"guided_choice": []}, "guided_choice", "invalid_grammar", "there is nothing to choose from."),
+        ({"structural_tag": {}}, "structural_tag", "invalid_grammar", "has 'format', or 'structures' and 'triggers'"),
+        ({OUTPUTS: {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", "unsupported", "bounded"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_the_field(fields: dict[str, Any], param: str, code: str, message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        asked_of(asking(**fields))
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+    assert message in caught.value.message
+
+
+def test_a_grammar_that_does_not_compile_is_refused_where_it_was_asked_for(tiny: Language) -> None:
+    constraints = Constraints(Trial(tiny.backend, tiny.vocabulary.size))
+    with pytest.raises(ApiError) as caught:
+        constraints.of(asking(response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": {"$ref": "#/nope"}}}))
+    assert caught.value.code == "invalid_json_schema"
+    assert caught.value.message == "Invalid schema for response_format 'p': '$ref' points to '#/nope', which does not exist"
+    with pytest.raises(ApiError, match=r"Invalid regex in 'guided_regex': (.|\n)*look-ahead"):
+        constraints.of(asking(guided_regex="(?=a)"))
+    assert constraints.of(asking(json_schema=PERSON)) == Constraint(SCHEMA, param="json_schema")
+    with pytest.raises(ApiError, match="Invalid schema for tools: "):
+        constraints.check(Asked(Grammar("json_schema", '{"type":"foo"}'), "tools"))
+
+
+def test_without_a_backend_what_asks_for_a_grammar_is_refused() -> None:
+    with pytest.raises(ApiError) as caught:
+        Constraints(None, "this model has no tokenizer.json").of(asking(regex="a"))
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "unsupported", "regex")
+    assert "this model has no tokenizer.json" in caught.value.message
+    assert Constraints(None).of(asking()) is None

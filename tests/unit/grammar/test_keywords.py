@@ -1,0 +1,114 @@
+"""Whatever stands behind a keyword of a schema, it is compiled or refused with its name, as JSON and as parameters in text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from banyan_runtime.front.chat.tools.typed import Parameters
+from banyan_runtime.grammar import schema
+from banyan_runtime.grammar.backends import xgrammar_rules
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.tags import Answer, Call, json_arguments, text_arguments
+from banyan_runtime.wire import Grammar
+from tests.unit.grammar.walks import Language
+
+KEYWORDS = (
+    "type", "enum", "const", "format", "pattern", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+    "multipleOf", "properties", "required", "additionalProperties", "minProperties", "maxProperties", "patternProperties", "items",
+    "prefixItems", "additionalItems", "minItems", "maxItems", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions", "$anchor", "$id",
+    "$schema", "title", "description", "default", "nullable", "uniqueItems", "propertyNames", "x-guidance",
+)  # fmt: skip
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 5.0, 0.5, -0.5, 1e300, 2**31, 2**33, 2**70, 10**400, "", "a", "date", "string", "#", "#a", "^a$",
+    [], {}, [1], ["a"], ["string"], ["string", 5], [["a"]], [{}], [None], {"a": 1}, {"a": {}}, {"a": []}, {"a": True}, {"^a": False},
+)  # fmt: skip
+
+
+def odd(keyword: str) -> Iterator[dict[str, Any]]:
+    for value in ODD:
+        yield {keyword: value}
+        for kind in ("string", "integer", "array", "object", ["string", "null"]):
+            if keyword != "type":
+                yield {"type": kind, keyword: value}
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_any_value_of_a_keyword_is_compiled_or_refused(tiny: Language, keyword: str) -> None:
+    for part in odd(keyword):
+        whole = {"type": "object", "properties": {"a": part}, "required": ["a"]}
+        for given in (part, whole):
+            Parameters(given).json("a", "1")
+            for arguments in (text_arguments(given, "<", ">", "</>"), json_arguments(given)):
+                try:
+                    grammar = Answer([Call(("f",), arguments, "!")]).forced()
+                except GrammarError:
+                    continue
+                for check in (tiny.backend.compile, xgrammar_rules.check):
+                    with contextlib.suppress(GrammarError):
+                        check(grammar)
+
+
+def refusal(value: dict[str, Any]) -> str:
+    with pytest.raises(GrammarError) as caught:
+        schema.prepare({"type": "object", "properties": {"a": value}})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"format": ["a"]}, "'format' ([\"a\"]) at #/properties/a must be a string."),
+        ({"format": {}}, "'format' ({}) at #/properties/a must be a string."),
+        ({"pattern": 5}, "'pattern' (5) at #/properties/a must be a string."),
+        ({"required": "a"}, "'required' (\"a\") at #/properties/a must be a list of strings."),
+        ({"enum": {}}, "'enum' ({}) at #/properties/a must be a list that is not empty."),
+        ({"anyOf": []}, "'anyOf' ([]) at #/properties/a must not be empty."),
+        (
+            {"type": ["string", 5]},
+            "'type' ([\"string\",5]) at #/properties/a must be one of array, boolean, integer, null, number, object, string, "
+            "or a list of them.",
+        ),
+        ({"minimum": "5"}, "'minimum' (\"5\") at #/properties/a must be a number."),
+        ({"minLength": 2.5}, "'minLength' (2.5) at #/properties/a must be an integer that is not negative."),
+        ({"minLength": True}, "'minLength' (true) at #/properties/a must be an integer that is not negative."),
+        ({"minLength": 9, "maxLength": 5}, "'minLength' (9) at #/properties/a is greater than maxLength (5)."),
+        ({"minItems": 3, "maxItems": 2}, "'minItems' (3) at #/properties/a is greater than maxItems (2)."),
+        (
+            {"minLength": 2**31},
+            "'minLength' (2147483648) at #/properties/a is more than any output has; at most 1073741824 can be asked for.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_its_place_and_what_it_should_be(value: dict[str, Any], message: str) -> None:
+    assert refusal(value) == message
+
+
+def test_counts_are_integers_and_those_that_no_output_reaches_say_nothing() -> None:
+    value = {"type": "string", "minLength": 5.0, "maxLength": 2**40}
+    assert json.loads(schema.prepare(value)) == {"type": "string", "minLength": 5}
+    assert json.loads(schema.prepare({"type": "array", "maxItems": 2**32 + 1})) == {"type": "array"}
+
+
+def test_a_length_is_held_however_it_is_written(tiny: Language) -> None:
+    grammar = Grammar("json_schema", schema.prepare({"type": "string", "minLength": 2.0, "maxLength": 2**40}))
+    assert tiny.takes(grammar, '"ab"')
+    assert not tiny.takes(grammar, '"a"')
+
+
+def test_bounds_that_pass_each_other_where_numbers_are_told_apart_are_refused_for_that(tiny: Language) -> None:
+    value = {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 3}
+    with pytest.raises(GrammarError) as caught:
+        tiny.backend.compile(Grammar("json_schema", schema.prepare(value)))
+    assert "'minimum' (9007199254740993) at # leaves no number" in str(caught.value)
+    assert "in steps of 128,000" in str(caught.value)
+
+
+def test_a_number_of_a_parameter_in_text_is_named_with_its_place(tiny: Language) -> None:
+    value = {"type": "object", "properties": {"a": {"type": "integer", "enum": [2**53 + 1]}}}
+    with pytest.raises(GrammarError, match=r"'enum' .* at #/properties/a holds"):
+        tiny.backend.compile(Answer([Call(("f",), text_arguments(value, "<", ">", "</>"), "!")]).forced())

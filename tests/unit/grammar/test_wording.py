@@ -1,0 +1,101 @@
+"""Errors of grammars are about what the client wrote, in words that a client knows."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from banyan_runtime.front.errors import ApiError
+from banyan_runtime.front.prepare.constraints import Constraints
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.trial import Trial
+from banyan_runtime.wire import Grammar
+from tests.unit.grammar.walks import Language
+
+INTERNAL = re.compile(
+    r"llguidance|guidance|coerce_one_of|no_forcing|forcing|whitespace_flexible|start: |\bat \d+\(\d+\)|f64|SearchRegex|\(And |registry|"
+    r"Parser Error|\bfuel\b|\bin row\b|<state>|\.cc:|project/|EBNF (?:parser|lexer)|Check failed|std::|Exception|panicked|\w+::\w+\(",
+    re.IGNORECASE,
+)
+SEVERAL = {"type": "object", "properties": {"a": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 3}]}}}
+PRODUCT = {"allOf": [{"anyOf": [{"properties": {f"a{row}{at}": {}}, "required": [f"a{row}{at}"]} for at in range(6)]} for row in range(8)]}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": value}}}
+
+
+def tag(**content: Any) -> dict[str, Any]:
+    return {"structural_tag": {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}}}
+
+
+CASES: list[tuple[dict[str, Any], str]] = [
+    (schema({"type": "string", "pattern": "("}), "the regex '(': unclosed group"),
+    (schema({"type": "string", "pattern": "(" + "x" * 900}), "xxx…': unclosed group"),
+    (
+        schema({"type": "string", "pattern": r"\bword\b"}),
+        r"the regex '\bword\b': \b, and ^ or $ elsewhere than at its ends, are not supported",
+    ),
+    (schema({"type": "string", "pattern": "a", "format": "date"}), "no text fits its 'pattern', 'format' and lengths together"),
+    (schema(SEVERAL), "'oneOf' at #/properties/a is not supported where a value may fit several of its schemas; use 'anyOf'"),
+    (schema({"type": "string", "format": "regex"}), "'format' regex is not supported; use 'pattern', or leave it out"),
+    (schema({"type": "number", "multipleOf": 0}), "'multipleOf' (0) at # must be greater than 0."),
+    (schema({"type": "number", "minimum": "3"}), "'minimum' (\"3\") at # must be a number."),
+    (schema({"const": [2**53 + 1]}), "'const' ([9007199254740993]) at # holds 9007199254740993, whose last digits would be lost"),
+    (schema({"properties": {"a": {"enum": ["b", 0.1234567890123456]}}}), "at #/properties/a holds 0.1234567890123456, whose last"),
+    (
+        schema({"type": "integer", "minimum": 2**64}),
+        "'minimum' (18446744073709551616) at # is out of the range that numbers",
+    ),
+    (schema({"type": "integer", "minimum": -(10**30), "maximum": -(10**29)}), "'maximum' (-100000000000000000000000000000) at # is out of"),
+    (schema({"type": "number", "minimum": 10**18}), "its bounds are too large for numbers to be held to them"),
+    (schema({"$schema": "http://y"}), "'http://y' is not known here and never fetched; leave it out"),
+    (schema({"$ref": "#/nope"}), "'$ref' points to '#/nope', which does not exist"),
+    (schema({"enum": []}), "'enum' ([]) at # must be a list that is not empty."),
+    (schema(PRODUCT), "it is too complex: make it smaller"),
+    ({"regex": "(a)\\1"}, "the regex '(a)\\1': backreferences are not supported"),
+    ({"regex": "a(?=b)"}, "the regex 'a(?=b)': look-around, including look-ahead and look-behind, is not supported"),
+    ({"regex": "(" * 500 + "a" + ")" * 500}, "…': exceed the maximum number of nested parentheses"),
+    ({"ebnf": 'start: "a" b\nb: foo'}, 'line 2: unknown name: "foo"'),
+    ({"ebnf": "root ::= foo"}, "Rule 'foo' not found"),
+    ({"ebnf": "root ::= [z-a]"}, "the regex '[z-a]': invalid character class range"),
+    ({"ebnf": "start: <|foo|>"}, 'line 1: unknown special token: "<|foo|>"'),
+    (tag(type="regex", pattern="("), "the regex '(': unclosed group"),
+    (tag(type="json_schema", json_schema={"type": "string", "pattern": "("}), "the regex '(': unclosed group"),
+    (tag(type="json_schema", json_schema=SEVERAL), "'oneOf' at #/properties/a is not supported"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), CASES)
+def test_an_error_is_one_line_in_the_words_of_the_client(tiny: Language, fields: dict[str, Any], words: str) -> None:
+    constraints = Constraints(Trial(tiny.backend, tiny.vocabulary.size))
+    with pytest.raises(ApiError) as refusal:
+        constraints.of(SimpleNamespace(**fields))
+    message = refusal.value.message
+    assert words in message
+    assert refusal.value.param == next(iter(fields))
+    assert "\n" not in message
+    assert len(message) <= 300
+    assert INTERNAL.search(message) is None, message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("json_schema", '{"type":"string","minLength":5,"maxLength":2}', "Lower bound is larger than upper bound: 5 > 2"),
+        ("json_schema", '{"type":"array","items":3}', "items must be a boolean or an object"),
+        ("regex", "(", "The parenthesis is not closed."),
+        ("ebnf", 'root ::= "a"\nstart: foo', "line 2: Unexpected character: ':'"),
+        ("ebnf", "root ::= foo", 'line 1: Rule "foo" is not defined'),
+        ("structural_tag", '{"type":"token","token":"<|nope|>"}', 'Token string "<|nope|>" not found'),
+    ],
+)
+def test_the_other_compilers_errors_are_whole_and_without_its_source(tiny: Language, kind: str, text: str, words: str) -> None:
+    backends = pytest.importorskip("banyan_runtime.grammar.backends.xgrammar", reason="xgrammar is not installed")
+    with pytest.raises(GrammarError) as error:
+        backends.LocalXgrammar(tiny.vocabulary).compile(Grammar(kind, text))
+    assert words in str(error.value)
+    assert INTERNAL.search(str(error.value)) is None

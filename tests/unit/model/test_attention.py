@@ -1,0 +1,233 @@
+"""Attention by itself, over contexts of several blocks: its numbers, that they depend on nothing else, and its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from banyan_runtime.model.attention import AttentionKind, tiles, torch_native
+from banyan_runtime.model.attention.tiles import CHUNK, TILE
+from banyan_runtime.model.attention.torch_native import TorchAttention
+from banyan_runtime.model.pool import KvPool
+from banyan_runtime.model.spec import ModelSpec, parse
+from banyan_runtime.model.table import SlotTable
+from banyan_runtime.step import Step, TableShape
+from tests.support.models.driver import columns
+from tests.unit.model.test_spec import BASE
+
+HEADS, KV_HEADS, DIM = 6, 2, 16
+BLOCK = 3 * CHUNK
+LONG = 2 * BLOCK + CHUNK + 17
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context of several blocks is short then."""
+    monkeypatch.setattr(tiles, "_MOST_CHUNKS", 3)
+
+
+def spec(window: int | None, head_dim: int = DIM) -> ModelSpec:
+    sizes = {"hidden_size": 96, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "num_hidden_layers": 1, "head_dim": head_dim}
+    return dataclasses.replace(parse(BASE | sizes), windows=(window,))
+
+
+class Room:
+    """A pool, and sequences whose queries, keys and values are known from the start."""
+
+    def __init__(
+        self,
+        lengths: list[int],
+        window: int | None = None,
+        page_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+        *,
+        kind: AttentionKind = TorchAttention,
+        dim: int = DIM,
+        device: str = "cpu",
+        kept: torch.dtype | None = None,
+    ) -> None:
+        self.lengths, self.window, self.page_size, self.dim = lengths, window, page_size, dim
+        self.spec = spec(window, dim)
+        pages = [-(-length // page_size) for length in lengths]
+        self.pool = KvPool(self.spec, sum(pages) * page_size, page_size, dtype, torch.device(device), kept)
+        self.pulses = 0
+        self.attention = kind(self.spec, self.pool, self._pulse)
+        self.shape = TableShape(len(lengths), max(pages) * page_size)
+        self.table = SlotTable(self.shape)
+        random = np.random.default_rng(1)
+        numbers = np.split(random.permutation(sum(pages)) + 1, np.cumsum(pages)[:-1])
+        self.slots = [(own[:, None] * page_size + np.arange(page_size)).reshape(-1).astype(np.int32) for own in numbers]
+        generator = torch.Generator().manual_seed(2)
+
+        def some(heads: int) -> list[torch.Tensor]:
+            return [(torch.randn(length, heads, dim, generator=generator) * 2).to(device, dtype) for length in lengths]
+
+        self.q, self.k, self.v = some(HEADS), some(KV_HEADS), some(KV_HEADS)
+
+    def _pulse(self) -> None:
+        self.pulses += 1
+
+    def step(self, work: list[tuple[int, int, int]]) -> Step:
+        """Of row, start and end of each sequence."""
+        return Step(
+            mode="prefill",
+            token_ids=np.zeros(sum(end - start for _, start, end in work), np.int32),
+            positions=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in work]),
+            out_slots=np.concatenate([self.slots[row][start:end] for row, start, end in work]),
+            rows=np.array([row for row, *_ in work], np.int32),
+            query_lens=np.array([end - start for _, start, end in work], np.int32),
+            kv_lens=np.array([end for *_, end in work], np.int32),
+            samples=np.zeros(len(work), np.int32),
+            sampling=columns([]),
+            page_size=self.page_size,
+        )
+
+    def of(self, work: list[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Their queries, keys and values."""
+        q, k, v = (torch.cat([part[row][start:end] for row, start, end in work]) for part in (self.q, self.k, self.v))
+        return q, k, v
+
+    @torch.inference_mode()
+    def attend(self, work: list[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """(row, start, end) of each sequence of a step → what attention gives."""
+        step = self.step(work)
+        self.table.apply(step)
+        self.attention.plan(step, self.table)
+        q, k, v = self.of(work)
+        self.attention.cells.store(0, k, v)
+        return list(self.attention.attend(0, q).split([end - start for _, start, end in work]))
+
+    def prefill(self) -> list[torch.Tensor]:
+        return [self.attend([(row, 0, length)])[0] for row, length in enumerate(self.lengths)]
+
+    def expected(self, row: int) -> torch.Tensor:
+        """In double precision, with all scores at once; of keys and values as the pool keeps them."""
+        q, k, v = (part[row] for part in (self.q, self.k, self.v))
+        if self.pool.narrow:
+            k, v = (part.clamp(-self.pool.largest, self.pool.largest).to(self.pool.kept).to(part.dtype) for part in (k, v))
+        q, k, v = (part.double().cpu() for part in (q, k, v))
+        group = HEADS // KV_HEADS
+        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) / math.sqrt(self.dim)
+        position = torch.arange(len(q))
+        hidden = position[None] > position[:, None]
+        if self.window is not None:
+            hidden |= position[None] <= position[:, None] - self.window
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v.repeat_interleave(group, 1))
+
+
+NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("kept", NARROW)
+def test_keys_and_values_are_kept_in_eight_bits(kept: torch.dtype) -> None:
+    """What is too large for them becomes the largest; a broken key stays one."""
+    texts = Room([BLOCK + 20, 30], kept=kept)
+    texts.v[1][3, 0, 0], texts.k[1][4, 1, 1] = 1e6, -1e6
+    texts.v[1][25, 0, 0] = float("inf")
+    found = texts.prefill()
+    assert texts.pool.bytes == 2 * texts.pool.slots(0)[0].nbytes == 2 * KV_HEADS * DIM * (BLOCK + 20 + 30 + 1)
+    torch.testing.assert_close(found[0].double(), texts.expected(0), rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(found[1][:25].double(), texts.expected(1)[:25], rtol=1e-4, atol=1e-3)
+    assert not torch.isfinite(found[1][25:, :2]).any()
+
+
+WINDOWS = [None, 37, BLOCK, BLOCK + 100]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_attention_over_several_blocks_equals_one_softmax_over_all_keys(window: int | None, page_size: int) -> None:
+    room = Room([LONG, 3], window, page_size)
+    for row, found in enumerate(room.prefill()):
+        torch.testing.assert_close(found.double(), room.expected(row), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(("window", "dtype"), [*((window, torch.float32) for window in WINDOWS), (BLOCK + 100, torch.bfloat16)])
+def test_its_bits_are_the_same_alone_in_a_crowd_in_chunks_and_one_by_one(window: int | None, dtype: torch.dtype) -> None:
+    lengths = [LONG, 5, BLOCK + 1, 300, BLOCK, LONG - 129]
+    room = Room(lengths, window, dtype=dtype)
+    expected = room.prefill()
+
+    starts = [length - 3 for length in lengths]
+    for offset in range(3):  # the last three tokens of all, as a decode step
+        found = room.attend([(row, start + offset, start + offset + 1) for row, start in enumerate(starts)])
+        for row, values in enumerate(found):
+            assert torch.equal(values[0], expected[row][starts[row] + offset]), (row, offset)
+
+    for start in range(0, LONG, 211):  # chunks of one sequence beside a decode of all others
+        others = [(row, length - 1, length) for row, length in enumerate(lengths) if row]
+        found = room.attend([(0, start, min(start + 211, LONG)), *others])
+        assert torch.equal(found[0], expected[0][start : start + 211]), start
+        for (row, *_), values in zip(others, found[1:], strict=True):
+            assert torch.equal(values[0], expected[row][-1]), row
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor made while it is on, in numbers; views do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, torch.Tensor) and not made._is_view() and made.untyped_storage().nbytes() == made.nbytes:
+                self.numbers = max(self.numbers, made.numel())
+        return out
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 16), (14, 2, 64), (32, 32, 128), (64, 8, 128), (128, 128, 256)])
+def test_blocks_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, head_dim: int) -> None:
+    monkeypatch.setattr(tiles, "_MOST_CHUNKS", 16)
+    block = tiles.Sizes.of(heads, kv_heads, head_dim).block
+    scores, keys = TILE * heads * block * CHUNK * 4, kv_heads * head_dim * block * CHUNK * 4
+    assert block == 1 or (scores <= 8 << 20 and keys <= 16 << 20)
+    assert block == 16 or scores > 4 << 20 or keys > 8 << 20
+
+
+def test_memory_does_not_grow_with_the_context() -> None:
+    room, largest = Room([8 * BLOCK]), {}
+    for blocks in (2, 8):
+        with Largest() as seen:
+            room.attend([(0, blocks * BLOCK - TILE, blocks * BLOCK)])
+        largest[blocks] = seen.numbers
+    assert largest[8] == largest[2] <= TILE * HEADS * BLOCK
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("window", [None, 37])
+def test_bits_do_not_depend_on_what_is_kept_for_all_layers(window: int | None, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [LONG, 5, BLOCK + 1, 300]
+    room = Room(lengths, window, page_size)
+    room.prefill()
+    work = [(0, LONG - 70, LONG), *((row, length - 1, length) for row, length in enumerate(lengths) if row)]
+    expected = room.attend(work)
+    for size, some, every in ((torch_native.KEPT, True, True), (1, True, False), (0, False, False)):
+        monkeypatch.setattr(torch_native, "KEPT", size)
+        for found, values in zip(room.attend(work), expected, strict=True):
+            assert torch.equal(found, values)
+        assert isinstance(room.attention, TorchAttention)
+        kept = [block.met is not None for planned in room.attention._groups for block in planned.blocks[window]]
+        assert (any(kept), all(kept)) == (some, every)
+
+
+def test_a_window_gathers_no_keys_that_no_query_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, gathered = Room([4 * BLOCK], window=100), list[int]()
+    real = room.pool.keys
+    monkeypatch.setattr(room.pool, "keys", lambda layer, pages: gathered.append(len(pages)) or real(layer, pages))
+    room.attend([(0, 4 * BLOCK - 10, 4 * BLOCK)])
+    assert sum(gathered) == CHUNK
+
+
+def test_a_long_step_gives_a_pulse_for_every_block() -> None:
+    room = Room([4 * BLOCK])
+    measuring = room.pulses  # of the products, where this is the first room of the process
+    room.attend([(0, 4 * BLOCK - 1, 4 * BLOCK)])
+    assert room.pulses - measuring == 4

@@ -1,0 +1,334 @@
+"""The two resources as a user writes them: defaults, refusals, and the words of the refusals."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import yaml
+
+from banyan_operator import api
+from banyan_operator.api.quantity import amount, same
+from tests.support.paths import ROOT
+from tests.unit.operator.conftest import a_batch, a_server, an_own_server_batch
+
+
+def problems(manifest: dict[str, Any]) -> str:
+    with pytest.raises(api.SpecError) as caught:
+        api.parse(manifest)
+    return "\n".join(map(str, caught.value.problems))
+
+
+def test_the_smallest_server_gets_every_default():
+    server = api.parse(a_server())
+    assert isinstance(server, api.InferenceServer)
+    assert server.spec.replicas == 1
+    assert server.spec.probes.startup_timeout_seconds == 1800
+    assert server.spec.rollout.max_surge == 1
+    assert server.spec.cache.type == "EmptyDir"
+    assert server.served_names == ("tiny",)
+
+
+def test_null_counts_as_left_out():
+    with_null = a_server(runtime={"contextLength": 4096})
+    with_null["spec"]["runtime"]["memoryPercent"] = None
+    assert api.parse(with_null) == api.parse(a_server(runtime={"contextLength": 4096}))
+
+
+# --- resources of another version's schema, as an API server gives them ---
+
+DEEP_SERVER = a_server(
+    model={"chatTemplate": {"name": "t", "key": "k"}, "s3": None},
+    runtime={
+        "kvCache": {"maxTokens": 4096},
+        "imagePullSecrets": [{"name": "a"}, {"name": "b"}],
+        "env": [{"name": "A", "value": "b"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "envFrom": [{"secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}}],
+    },
+    scheduling={"tolerations": [{"key": "a"}, {"key": "b"}]},
+    ingress={"hosts": ["a.example"]},
+    metrics={"podMonitor": {"enabled": True}},
+    podTemplate={"metadata": {"labels": {"a": "b"}}},
+)
+DEEP_BATCH = an_own_server_batch(server={"runtime": {"env": [{"name": "A"}]}}, s3={"caConfigMapRef": {"name": "c"}}, env=[{"name": "A"}])
+FREE = ("labels", "annotations", "nodeSelector", "requests", "limits")  # maps, whose keys are the user's
+
+
+def objects_in(value: Any) -> list[dict[str, Any]]:
+    """Every object that the schema describes, at any depth."""
+    if isinstance(value, list):
+        return [found for item in value for found in objects_in(item)]
+    if not isinstance(value, dict):
+        return []
+    return [value, *(found for key, item in value.items() if key not in FREE for found in objects_in(item))]
+
+
+@pytest.mark.parametrize("manifest", [DEEP_SERVER, DEEP_BATCH], ids=["server", "batch"])
+def test_a_field_of_a_newer_schema_is_ignored_at_every_depth_in_a_cluster(manifest):
+    places = len(objects_in(manifest["spec"]))
+    assert places > 5
+    every = copy.deepcopy(manifest)
+    for number in range(places):
+        newer = copy.deepcopy(manifest)
+        for one in (newer, every):
+            objects_in(one["spec"])[number]["fromTomorrow"] = [{"deep": number}]
+        assert api.parse(newer, strict=False) == api.parse(manifest)
+        assert "fromTomorrow" in problems(newer)
+    assert api.parse(every, strict=False) == api.parse(manifest)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"runtime": {"dtype": "float4"}}, "spec.runtime.dtype: 'float4' is not one of auto"),
+        ({"scheduling": {"tolerations": [{"effect": "Later"}]}}, "spec.scheduling.tolerations[0].effect: 'Later' is not one of"),
+        ({"cache": {"type": "Cloud"}, "fromTomorrow": 1}, "spec.cache.type: 'Cloud' is not one of"),
+        ({"replicas": "50%", "service": {"fromTomorrow": 1}}, "spec.replicas: '50%' must be a whole number"),
+    ],
+)
+def test_a_value_of_a_newer_schema_is_named_without_a_word_of_its_new_fields(spec, words):
+    with pytest.raises(api.SpecError) as caught:
+        api.parse(a_server(**spec), strict=False)
+    assert str(caught.value).startswith(words)
+    assert "fromTomorrow" not in str(caught.value)
+
+
+BAD_SERVERS: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": None}, "spec.model", "is required"),
+    ({"model": {"uri": "models/tiny"}}, "spec.model.uri", "pvc://CLAIM/PATH"),
+    ({"model": {"uri": "x"}}, "spec.model.uri", "pvc://CLAIM/PATH"),
+    ({"model": {"uri": "pvc://models/../etc"}}, "spec.model", ".. segments"),
+    ({"model": {"s3": {"region": "x"}}}, "spec.model", "model.s3 needs an s3:// uri"),
+    ({"model": {"servedNames": ["a", "a"]}}, "spec.model.servedNames", "a occurs twice; remove one"),
+    ({"model": {"served_names": ["a"]}}, "spec.model.served_names", "did you mean servedNames?"),
+    ({"replicas": -1}, "spec.replicas", "-1 is too small; use at least 0"),
+    ({"replicas": "3"}, "spec.replicas", "'3' must be a whole number"),
+    ({"replicas": 1.5}, "spec.replicas", "must be a whole number"),
+    ({"replica": 3}, "spec.replica", "did you mean replicas?"),
+    ({"paused": "yes"}, "spec.paused", "must be true or false"),
+    ({"runtime": {"dtype": "fp8"}}, "spec.runtime.dtype", "'fp8' is not one of auto, float32, float16, bfloat16"),
+    ({"runtime": {"args": ["--port=1"]}}, "spec.runtime.args", "options that the operator owns"),
+    ({"runtime": {"args": ["--a", "--port", "1"]}}, "spec.runtime.args", "dtype, context length): --port (leave it out)"),
+    ({"runtime": {"args": ["--dtype=x"]}}, "spec.runtime.args", "): --dtype (use runtime.dtype)"),
+    ({"resources": {"requests": {"cpu": -1}}}, "spec.resources.requests.cpu", "-1 must not be negative"),
+    ({"resources": {"limits": {"memory": "-4Gi"}}}, "spec.resources.limits.memory", "'-4Gi' must not be negative"),
+    ({"rollout": {"maxSurge": -1}}, "spec.rollout.maxSurge", "-1 must not be negative"),
+    ({"model": {"uri": "s3://Bu_cket/x"}}, "spec.model.uri", "A bucket's name, here 'Bu_cket', has 3 to 63 lower case letters"),
+    ({"runtime": {"env": [{"name": "BANYAN_PORT", "value": "1"}]}}, "spec.runtime.env[0]", "set by the operator"),
+    ({"runtime": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.runtime.env", "A occurs twice"),
+    ({"runtime": {"env": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}}, "env[0]", "exclusive"),
+    ({"runtime": {"env": [{"name": "A", "valueFrom": {}}]}}, "env[0].valueFrom", "exactly one of"),
+    ({"runtime": {"contextLength": 64}}, "spec.runtime.contextLength", "use at least 128"),
+    ({"runtime": {"chunkedPrefillTokens": 100, "kvCache": {"pageSize": 16}}}, "chunkedPrefillTokens", "use 96"),
+    ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "spec.resources", "belong in spec.accelerator"),
+    ({"resources": {"limits": {"cpu": 0.5}}}, "spec.resources.limits.cpu", "0.5 must be a whole number, or text such as '500m'"),
+    ({"resources": {"limits": {"memory": "4 GB"}}}, "spec.resources.limits.memory", "'4 GB' must be"),
+    ({"resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "4Gi"}}}, "requests.memory", "8Gi is more than the limit 4Gi"),
+    ({"cache": {"type": "PersistentVolumeClaim"}}, "spec.cache", "a created claim needs cache.size"),
+    ({"cache": {"claimName": "c"}}, "spec.cache", "needs type PersistentVolumeClaim"),
+    ({"cache": {"type": "PersistentVolumeClaim", "claimName": "models"}}, "spec", "must not be the model claim"),
+    ({"cache": {"type": "PersistentVolumeClaim", "size": "1Gi"}, "replicas": 2}, "spec", "needs cache.accessMode ReadWriteMany"),
+    ({"drain": {"terminationGracePeriodSeconds": 5, "preStopSeconds": 5}}, "spec.drain", "must be smaller"),
+    ({"rollout": {"maxSurge": 0}}, "spec.rollout", "must not both be 0"),
+    ({"rollout": {"maxSurge": "half"}}, "spec.rollout.maxSurge", "'half' must be a whole number, or text such as '25%'"),
+    ({"rollout": {"maxSurge": "1"}}, "spec.rollout.maxSurge", "'1' must be a whole number, or text such as '25%'"),
+    ({"rollout": {"maxSurge": "00%", "maxUnavailable": "0%"}}, "spec.rollout", "must not both be 0"),
+    ({"disruption": {"maxUnavailable": "1"}}, "spec.disruption.maxUnavailable", "'1' must be a whole number, or text such as '25%'"),
+    ({"autoscaling": {"maxReplicas": 2}}, "spec.autoscaling", "is not a field"),
+    ({"model": {"uri": "oci://registry/model:1"}}, "spec.model.uri", "pvc://CLAIM/PATH"),
+    ({"runtime": {"kvCache": {"pageSize": 8}}}, "spec.runtime.kvCache.pageSize", "must be one of 1, 16, 32, 64"),
+    ({"runtime": {"maxQueuedRequests": 0}}, "spec.runtime.maxQueuedRequests", "use at least 1"),
+    ({"disruption": {"maxUnavailable": 1, "minAvailable": 1}}, "spec.disruption", "mutually exclusive"),
+    ({"metrics": {"podMonitor": {"enabled": True, "interval": "soon"}}}, "podMonitor.interval", "'soon' has the wrong form"),
+    ({"ingress": {"hosts": []}}, "spec.ingress.hosts", "at least 1 item"),
+    ({"security": {"runAsUser": 0}}, "spec.security.runAsUser", "use at least 1"),
+    ({"accelerator": {"count": 1}, "runtime": {"tensorParallelSize": 2}}, "spec", "must not exceed accelerator.count"),
+    ({"service": []}, "spec.service", "must be a mapping"),
+]
+
+
+@pytest.mark.parametrize(("spec", "field", "words"), BAD_SERVERS)
+def test_a_server_that_breaks_the_schema_is_told_where_and_what_to_do(spec, field, words):
+    said = problems(a_server(**spec))
+    assert field in said
+    assert words in said
+
+
+BAD_BATCHES: list[tuple[dict[str, Any], str, str]] = [
+    ({"serverRef": None}, "spec", "exactly one of serverRef and server"),
+    ({"server": {"model": {"uri": "pvc://m/x"}}}, "spec", "exactly one of serverRef and server"),
+    ({"input": {"uri": "in.jsonl"}}, "spec.input.uri", "s3://BUCKET/KEY"),
+    ({"input": {"uri": "pvc://batches/../x"}}, "spec.input", ".. segments"),
+    ({"output": {"uri": "pvc://batches/out"}}, "spec.output", "must end with /"),
+    ({"input": {"uri": "pvc://batches/out/"}}, "spec", "input and output must differ"),
+    ({"input": {"failedOf": "pvc://batches/before/"}}, "spec.input", "exactly one of input.uri and input.failedOf"),
+    ({"input": {"uri": None}}, "spec.input", "exactly one of input.uri and input.failedOf"),
+    ({"input": {"uri": None, "failedOf": "pvc://batches/before"}}, "spec.input", "input.failedOf must end with /"),
+    ({"input": {"uri": None, "failedOf": "pvc://batches/../before/"}}, "spec.input", "failedOf must not contain .. segments"),
+    ({"input": {"uri": None, "failedOf": "pvc://batches/out/"}}, "spec", "input and output must differ"),
+    ({"workers": 2}, "spec", "several workers need an s3:// output"),
+    ({"output": {"uri": "file:///out/"}, "workers": 2}, "spec", "several workers need an s3:// output"),
+    ({"output": {"uri": "s3://out/x/", "allowUnfenced": True}, "workers": 2}, "spec", "output.allowUnfenced allows one worker"),
+    ({"endpoint": "/v1/chat"}, "spec.endpoint", "is not one of /v1/chat/completions"),
+    ({"output": {"uri": "s3://out/x/", "resume": "../other"}}, "spec.output.resume", "../other"),
+    ({"deadlineSeconds": 5}, "spec.deadlineSeconds", "use at least 60"),
+    ({"s3": {"endpoint": "http://minio:port"}}, "spec.s3.endpoint", "Endpoint URL"),
+    ({"s3": {"endpoint": "http://[::1"}}, "spec.s3.endpoint", "Endpoint URL"),
+    ({"s3": {"endpoint": "https://"}}, "spec.s3.endpoint", "Endpoint URL"),
+    ({"s3": {"endpoint": "127.0.0.1:20999"}}, "spec.s3.endpoint", "It begins with http:// or https://"),
+    ({"input": {"uri": "s3://b/x.jsonl"}}, "spec.input.uri", "A bucket's name, here 'b', has 3 to 63 lower case letters"),
+]
+
+
+def test_digits_that_an_earlier_schema_took_for_a_count_are_one_in_a_cluster():
+    stored = a_server(rollout={"maxSurge": "2", "maxUnavailable": "0", "gone": 1}, disruption={"minAvailable": "1"})
+    assert api.parse(stored, strict=False) == api.parse(
+        a_server(rollout={"maxSurge": 2, "maxUnavailable": 0}, disruption={"minAvailable": 1})
+    )
+    with pytest.raises(api.SpecError, match="must not both be 0"):
+        api.parse(a_server(rollout={"maxSurge": "0", "maxUnavailable": "0"}), strict=False)
+
+
+@pytest.mark.parametrize(("spec", "field", "words"), BAD_BATCHES)
+def test_a_batch_that_breaks_the_schema_is_told_where_and_what_to_do(spec, field, words):
+    said = problems(a_batch(**spec))
+    assert field in said
+    assert words in said
+
+
+def test_an_api_key_without_a_server_reference_is_refused():
+    assert "apiKeySecretRef needs serverRef" in problems(an_own_server_batch(apiKeySecretRef={"name": "k"}))
+
+
+def test_several_problems_are_told_at_once():
+    said = problems(a_server(replicas=-1, runtime={"dtype": "fp8"}, service={"port": 0}))
+    assert all(field in said for field in ("spec.replicas", "spec.runtime.dtype", "spec.service.port"))
+
+
+@pytest.mark.parametrize("name", ["Tiny", "9b", "a_b", "a" * 51, "a-", "a--b"])
+def test_a_name_that_no_child_could_carry_is_refused(name):
+    assert "metadata.name" in problems(a_server(name))
+
+
+def test_a_foreign_kind_or_version_is_refused():
+    assert "kind: 'Pod'" in problems(a_server() | {"kind": "Pod"})
+    assert "apiVersion" in problems(a_server() | {"apiVersion": "v1"})
+
+
+BAD_CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({field: value}, f"spec.{field} cannot change; make a new BatchJob")
+    for field, value in {
+        "input": {"uri": "pvc://batches/other.jsonl"},
+        "output": {"overwrite": True},
+        "s3": {"region": "x"},
+        "serverRef": {"name": "other"},
+        "apiKeySecretRef": {"name": "k"},
+        "modelName": "m",
+        "endpoint": "/v1/completions",
+        "sharding": {"targetRequests": 5},
+        "maxConcurrency": 8,
+        "requestTimeoutSeconds": 5,
+        "retries": {"maxAttempts": 2},
+        "workerBackoffLimit": 1,
+        "maxErrorPercent": 5,
+        "priority": 1,
+        "resources": {"requests": {"cpu": "1"}},
+        "scheduling": {"nodeSelector": {"a": "b"}},
+        "image": "x",
+        "imagePullSecrets": [{"name": "s"}],
+        "env": [{"name": "A", "value": "b"}],
+        "serviceAccountName": "sa",
+        "security": {"runAsUser": 1000},
+        "podTemplate": {"spec": {"hostNetwork": True}},
+    }.items()
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BAD_CHANGES)
+def test_what_is_in_the_pods_of_a_batch_cannot_be_changed(change, words):
+    with pytest.raises(api.SpecError, match=f"^{words.replace(' cannot', ': cannot')}$"):
+        api.check_update(api.parse(a_batch(**change)), api.parse(a_batch()))
+
+
+def test_a_batch_can_be_cancelled_but_not_uncancelled():
+    cancelled, running = api.parse(a_batch(cancel=True)), api.parse(a_batch())
+    api.check_update(cancelled, running)
+    with pytest.raises(api.SpecError, match="cannot be unset"):
+        api.check_update(running, cancelled)
+
+
+def test_what_the_operator_carries_out_on_a_running_batch_can_be_changed():
+    on_s3 = {"output": {"uri": "s3://out/x/"}}
+    api.check_update(api.parse(a_batch(**on_s3, workers=4)), api.parse(a_batch(**on_s3)))
+    changed = a_batch(
+        suspend=True,
+        deadlineSeconds=60,
+        ttlSecondsAfterFinished=5,
+        metrics={"podMonitor": {"enabled": True}},
+        networkPolicy={"enabled": True},
+    )
+    api.check_update(api.parse(changed), api.parse(a_batch()))
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"model": {"uri": "file:///models/x"}}, "spec.model.uri"),
+        ({"accelerator": {"count": 2}}, "spec.accelerator.count"),
+        ({"accelerator": {"count": 2}, "runtime": {"tensorParallelSize": 2}}, "spec.runtime.tensorParallelSize"),
+        ({"runtime": {"quantization": "awq"}}, "spec.runtime.quantization"),
+        ({"runtime": {"kvCache": {"dtype": "bfloat16"}}}, "spec.runtime.kvCache.dtype"),
+    ],
+)
+def test_what_is_not_built_is_named_never_ignored(spec, field):
+    found = api.unsupported(api.parse(a_server(**spec)), "cluster")
+    assert [problem.field for problem in found] == [field]
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"input": {"uri": None, "failedOf": "file:///out/"}}, "spec.input.failedOf"),
+        ({"input": {"uri": "file:///in.jsonl"}}, "spec.input.uri"),
+        ({"output": {"uri": "file:///out/"}}, "spec.output.uri"),
+    ],
+)
+def test_what_is_not_built_for_batches_is_named_never_ignored(spec, field):
+    found = api.unsupported(api.parse(a_batch(**spec)), "cluster")
+    assert [problem.field for problem in found] == [field]
+
+
+def test_files_of_the_machine_are_for_local_mode():
+    server = api.parse(a_server(model={"uri": "file:///models/x"}))
+    batch = api.parse(a_batch(input={"uri": "file:///in.jsonl"}, output={"uri": "file:///out/"}))
+    assert not api.unsupported(server, "local")
+    assert not api.unsupported(batch, "local")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name)
+def test_the_examples_are_accepted_as_they_are(path):
+    for manifest in yaml.safe_load_all(path.read_text()):
+        if manifest["kind"] in api.KINDS:
+            parsed = api.parse(manifest)
+            assert api.unsupported(parsed, "cluster") == api.unsupported(parsed, "local") == []
+
+
+def test_quantities_are_compared_by_what_they_mean():
+    assert amount("1.5Gi") == 1536 * 2**20
+    assert amount("2e3") == amount("2k") == 2000
+    assert same("1000m", 1)
+    assert same("1Gi", "1024Mi")
+    assert not same("1G", "1Gi")
+    with pytest.raises(ValueError, match="write a number with a unit"):
+        amount("4 GB")
+
+
+@pytest.mark.parametrize("text", ["1e999999999", "1E-999999999", "71e4730912"])
+def test_a_quantity_of_a_billion_digits_keeps_nobody_busy(text):
+    """As of a spec, or of an annotation that is compared and happens to look like one."""
+    with pytest.raises(ValueError, match="is not a quantity"):
+        amount(text)
+    assert not same(text, "1")
+    with pytest.raises(api.SpecError, match=r"spec\.resources\.requests\.memory"):
+        api.parse(a_server(resources={"limits": {"memory": "1Gi"}, "requests": {"memory": text}}))

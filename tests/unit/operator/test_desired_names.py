@@ -1,0 +1,179 @@
+"""Names of children: no two can be the same, whatever users call their resources; an object keeps the one it was made with."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from banyan_operator import api
+from banyan_operator.api.resources import MAX_NAME, NEW_NAME_RULE
+from banyan_operator.desired import batch, server
+from banyan_operator.desired.batchjob import Order
+from banyan_operator.desired.batchpod import PHASES
+from banyan_operator.desired.difference import difference
+from banyan_operator.desired.metadata import owner
+from banyan_operator.desired.names import Names
+from banyan_operator.kube.objects import Ref
+from banyan_operator.plan import Manifest
+from tests.unit.operator.conftest import SETTINGS, a_batch, a_server, an_own_server_batch, merge
+
+CACHE = {"type": "PersistentVolumeClaim", "size": "1Gi", "accessMode": "ReadWriteMany"}
+ALL_OF_A_SERVER: dict[str, Any] = {
+    "replicas": 2,
+    "cache": CACHE,
+    "ingress": {"hosts": ["a.example"]},
+    "networkPolicy": {"enabled": True},
+    "metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
+}
+ALL_OF_A_BATCH: dict[str, Any] = {
+    "server": {"cache": CACHE},
+    "networkPolicy": {"enabled": True},
+    "metrics": {"podMonitor": {"enabled": True}},
+}
+ENDS = ("pods", "server", "cache", "batch", "work", "batch-cache")
+LAST_RELEASE = Path(__file__).parent / "golden" / "last-release"
+
+
+def children(manifest: Manifest, live: list[Manifest] | None = None) -> tuple[Manifest, ...]:
+    parsed = api.parse(manifest)
+    if isinstance(parsed, api.InferenceServer):
+        return server.children(parsed, SETTINGS, live or ())
+    return batch.children(parsed, SETTINGS, [Order(phase) for phase in PHASES], server_url="http://x", live=live or ())
+
+
+def random_name(rng: random.Random) -> str:
+    """Made of the words that we ourselves put behind a name."""
+    return "-".join(rng.choice(("x", *ENDS)) for _ in range(rng.randint(1, 4)))
+
+
+def test_no_two_resources_want_an_object_of_one_name():
+    rng = random.Random(7)
+    names = {random_name(rng) for _ in range(300)} | {"x", "x-pods", "x-cache", "x-server", "x-batch", "x-work", "x-batch-cache"}
+    seen: dict[Ref, str] = {}
+    for name in sorted(name for name in names if NEW_NAME_RULE.holds(name)):
+        for manifest in (a_server(name, **ALL_OF_A_SERVER), an_own_server_batch(name, **ALL_OF_A_BATCH)):
+            for child in children(manifest):
+                other = seen.setdefault(Ref.of(child), f"{manifest['kind']} {name}")
+                assert other == f"{manifest['kind']} {name}", Ref.of(child)
+
+
+def test_a_name_with_two_dashes_is_refused_and_told_why():
+    for manifest in (a_server("x--pods"), a_batch("a--b")):
+        with pytest.raises(api.SpecError, match="not contain --, which is kept for"):
+            api.parse(manifest)
+
+
+def test_names_of_the_longest_resource_are_short_enough_for_what_they_are():
+    name = "a" * MAX_NAME
+    for child in (*children(a_server(name, **ALL_OF_A_SERVER)), *children(an_own_server_batch(name, **ALL_OF_A_BATCH))):
+        length, label = len(child["metadata"]["name"]), re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", child["metadata"]["name"])
+        assert length <= 63
+        assert label
+        if child["kind"] == "Job":
+            assert length + len("-99999") <= 63  # a pod's host name
+
+
+# --- what the last release made ---
+
+
+def last_release(name: str) -> list[Manifest]:
+    return list(yaml.safe_load_all((LAST_RELEASE / f"{name}.yaml").read_text()))
+
+
+def names_of(found: list[Manifest] | tuple[Manifest, ...], kind: str) -> list[str]:
+    return [one["metadata"]["name"] for one in found if one["kind"] == kind]
+
+
+def test_objects_keep_the_names_under_which_the_last_release_made_them():
+    server_then = a_server("full", **ALL_OF_A_SERVER)
+    live = last_release("server-everything")
+    live = [one for one in live if one["kind"] != "Deployment"]  # so that the template is made anew
+    found = children(server_then, live)
+    assert names_of(found, "Service") == ["full", "full-pods"]
+    assert names_of(found, "ServiceAccount") == ["full-server"]
+    assert names_of(found, "PersistentVolumeClaim") == ["full-cache"]
+    (deployment,) = (one for one in found if one["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "full-server"
+    assert "full-cache" in [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]]
+    found = children(an_own_server_batch(**ALL_OF_A_BATCH), last_release("batch-own-server"))
+    assert names_of(found, "Job") == ["nightly--plan", "nightly-work", "nightly--merge"]
+    assert names_of(found, "ServiceAccount") == ["nightly-batch"]
+
+
+def test_a_claim_that_outlived_its_server_is_found_again_under_its_old_name():
+    claim = next(one for one in last_release("server-everything") if one["kind"] == "PersistentVolumeClaim")
+    assert "ownerReferences" not in claim["metadata"]
+    again = a_server("full", **merge(ALL_OF_A_SERVER, {"cache": {"retain": True}}))
+    again["metadata"]["uid"] = "another"
+    assert names_of(children(again, [claim]), "PersistentVolumeClaim") == ["full-cache"]
+
+
+def test_an_account_that_was_deleted_comes_back_under_the_name_that_pods_use():
+    live = [one for one in last_release("server-minimal") if one["kind"] != "ServiceAccount"]
+    assert names_of(children(a_server(resources={"requests": {"cpu": "2"}}), live), "ServiceAccount") == ["tiny-server"]
+
+
+def test_old_names_of_others_are_not_taken_for_ones_own():
+    """In the last release a server's claim and a batch's had one name."""
+    of_server = [
+        merge(one, {"metadata": {"name": one["metadata"]["name"].replace("full", "nightly")}}) for one in last_release("server-everything")
+    ]
+    assert names_of(children(an_own_server_batch(**ALL_OF_A_BATCH), of_server), "PersistentVolumeClaim") == ["nightly--batch-cache"]
+
+
+def test_the_job_of_an_earlier_batch_of_this_name_is_not_waited_for():
+    earlier = next(one for one in last_release("batch-own-server") if one["kind"] == "Job")
+    again = an_own_server_batch()
+    again["metadata"]["uid"] = "another"
+    parsed = api.parse(again)
+    assert isinstance(parsed, api.BatchJob)
+    assert Names.of(parsed, [earlier]).job("work") == "nightly--work"
+
+
+# --- a Job is made once ---
+
+
+@pytest.mark.parametrize("name", ["batch-own-server", "batch-serverref-claims"])
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_job_that_exists_is_never_changed_but_to_suspend_it_whatever_operator_made_it(name, suspended):
+    live = last_release(name)
+    (job,) = (one for one in live if one["kind"] == "Job")
+    job["spec"] |= {"suspend": suspended, "selector": {"matchLabels": {"controller-uid": "x"}}, "manualSelector": False}
+    manifest = an_own_server_batch(image="changed:1") if name == "batch-own-server" else a_batch(env=[{"name": "A"}])
+    parsed = api.parse(manifest)
+    assert isinstance(parsed, api.BatchJob)
+    for suspend in (suspended, not suspended, suspended):
+        wanted = batch.children(parsed, SETTINGS, [Order("work", suspend=suspend)], server_url="http://y", live=live)
+        (now,) = (one for one in wanted if one["kind"] == "Job")
+        assert {**now["spec"], "suspend": None} == {**job["spec"], "suspend": None}
+        changes = difference(owner(parsed), wanted, live)
+        applied = [one for one in changes.apply if one["kind"] == "Job"]
+        assert len(applied) == (job["spec"]["suspend"] != suspend)
+        assert not [ref for ref in changes.drifted if ref.kind == "Job"], "our own decision is no drift"
+        if applied:
+            live[live.index(job)] = job = applied[0]
+    job["spec"]["suspend"] = not suspended
+    wanted = batch.children(parsed, SETTINGS, [Order("work", suspend=suspended)], server_url="http://y", live=live)
+    assert [ref.kind for ref in difference(owner(parsed), wanted, live).drifted] == ["Job"], "somebody else's is"
+
+
+def test_the_workers_of_a_job_that_exists_change_in_one_write_and_nothing_else_does():
+    on_s3 = {"output": {"uri": "s3://out/x/"}}
+    before = api.parse(a_batch(**on_s3, workers=2))
+    after = api.parse(a_batch(**on_s3, workers=5))
+    assert isinstance(before, api.BatchJob)
+    assert isinstance(after, api.BatchJob)
+    live = [one for one in batch.children(before, SETTINGS, [Order("work")], server_url="http://y") if one["kind"] == "Job"]
+    (now,) = (one for one in batch.children(after, SETTINGS, [Order("work")], server_url="http://z", live=live) if one["kind"] == "Job")
+    assert now["spec"] == live[0]["spec"] | {"completions": 5, "parallelism": 5}
+    changes = difference(owner(after), [now], live)
+    assert (changes.apply, changes.drifted) == ([now], [])
+    over = [merge(live[0], {"status": {"conditions": [{"type": "Complete", "status": "True"}]}})]
+    (kept,) = (one for one in batch.children(after, SETTINGS, [Order("work")], server_url="http://z", live=over) if one["kind"] == "Job")
+    assert kept["spec"] == live[0]["spec"], "a Job that is over takes no other number"

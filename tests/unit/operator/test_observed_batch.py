@@ -1,0 +1,241 @@
+"""How a batch goes on, as its status tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from banyan_operator.observed.batch import bar
+from banyan_operator.times import stamp
+from tests.unit.operator.batches import (
+    BATCH,
+    COMPLETE,
+    NOW,
+    PLAN_WORDS,
+    PROGRESS,
+    PUBLISHED,
+    SERVING,
+    SUSPENDED,
+    WORKED,
+    after,
+    condition,
+    ended,
+    job,
+    observe,
+    planned,
+    pod,
+    published,
+    reasons,
+    running,
+)
+from tests.unit.operator.conftest import LOCAL, Turn, a_batch, a_server, an_own_server_batch, merge
+
+
+def test_a_new_batch_makes_its_job():
+    plan = observe(BATCH)
+    assert [child["kind"] for child in plan.apply] == ["ServiceAccount", "Job"]
+    assert plan.apply[-1]["spec"]["suspend"] is False
+    assert plan.status["phase"] == "Pending"
+    assert plan.status["outputURI"] == "pvc://batches/out/output.jsonl"
+
+
+def test_a_running_batch_shows_its_progress():
+    plan = observe(BATCH, job(active=1, ready=1), running(), progress=PROGRESS)
+    status = plan.status
+    assert status["phase"] == "Running"
+    assert status["requestCounts"] == {"total": 1000, "completed": 400, "failed": 12}
+    assert (status["progressPercent"], status["progress"]) == (41, "####------  41%")
+    assert status["requests"] == "412/1000"
+    assert status["tokensPerSecond"] == 186
+    assert status["shards"] == {"total": 4, "completed": 1, "running": 2}
+    assert status["workers"] == {"desired": 1, "active": 1, "ready": 1, "failed": 0}
+    assert status["usage"]["totalTokens"] == 15
+    assert status["startTime"] == stamp(NOW - 50)
+    assert condition(plan, "Running")["reason"] == "WorkersRunning"
+    assert condition(plan, "ProgressKnown")["status"] == "True"
+    assert reasons(plan) == ["Started", "Planned"]
+    assert plan.requeue_after_s == 10
+
+
+def test_a_worker_that_does_not_answer_keeps_the_counts_that_are_known():
+    before = observe(BATCH, job(active=1), running(), progress=PROGRESS)
+    plan = observe(after(before), job(active=1), running())
+    assert plan.status["requestCounts"]["completed"] == 400
+    assert condition(plan, "ProgressKnown")["reason"] == "WorkersUnreachable"
+
+
+NO_NUMBERS: list[Any] = ["soon", 1e20, float("inf"), float("nan"), -5e12, True, [], {}, 2**70]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("field", ["phase", "total", "completed", "failed", "tokensPerSecond", "requestsPerSecond", "shards", "usage"])
+def test_what_a_worker_says_that_cannot_be_counts_as_not_said(field, value):
+    plan = observe(BATCH, job(active=1), running(), progress=PROGRESS | {field: value})
+    assert plan.status["phase"] == "Running"
+    assert (field == "requestsPerSecond") == ("requestsPerHour" not in plan.status)
+    assert (field == "shards") == ("shards" not in plan.status)
+    assert (field == "tokensPerSecond") == ("tokensPerSecond" not in plan.status)
+    assert (field in ("total", "completed", "failed")) == (
+        plan.status.get("requestCounts") != {"total": 1000, "completed": 400, "failed": 12}
+    )
+    known = observe(after(observe(BATCH, job(active=1), running(), progress=PROGRESS)), job(active=1), running(), progress={field: value})
+    assert known.status["usage"]["totalTokens"] == 15
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_last_words_that_cannot_be_are_not_taken_into_the_status(value):
+    words = {"requestCounts": {"total": value}, "usage": {"totalTokens": value}}
+    plan = observe(BATCH, job(**COMPLETE), *published(**words))
+    assert plan.status["phase"] == "Succeeded"
+    assert not plan.status.get("usage")
+    assert "total" not in (plan.status.get("requestCounts") or {})
+
+
+def test_merging_is_never_a_hundred_percent():
+    worked = ended(0, WORKED)
+    plan = observe(BATCH, job(**COMPLETE), worked)
+    assert [one["metadata"]["name"] for one in plan.apply if one["kind"] == "Job"] == ["nightly--merge"]
+    assert (plan.status["phase"], plan.status["progressPercent"]) == ("Merging", 99)
+    merging = observe(after(plan), job(**COMPLETE), worked, job(phase="merge", active=1), running(of="merge"))
+    assert (merging.status["phase"], merging.status["progressPercent"]) == ("Merging", 99)
+    assert condition(merging, "Running")["reason"] == "Merging"
+    assert merging.status["workers"] == {"desired": 0, "active": 0, "ready": 0, "failed": 0}
+    assert "etaText" not in merging.status
+
+
+def test_a_published_batch_has_succeeded_with_the_workers_own_counts():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    plan = observe(before, job(**COMPLETE), *published())
+    status = plan.status
+    assert (status["phase"], status["progressPercent"], status["progress"]) == ("Succeeded", 100, "########## 100%")
+    assert status["requestCounts"] == PUBLISHED["requestCounts"]
+    assert status["usage"]["totalTokens"] == 30
+    assert status["completionTime"] == stamp(NOW - 5)
+    assert status["outputURI"] == "pvc://batches/out/output.jsonl"
+    assert condition(plan, "Complete")["reason"] == "Succeeded"
+    assert condition(plan, "Failed")["status"] == "False"
+    assert reasons(plan) == ["Completed"]
+    assert "988 completed, 12 failed of 1000" in plan.events[0].message
+    assert not plan.apply
+
+
+def test_in_local_mode_the_uris_are_files_that_one_can_open():
+    plan = observe(BATCH, job(**COMPLETE), *published(), settings=LOCAL)
+    assert plan.status["outputURI"] == "/data/out/output.jsonl"
+    assert plan.status["manifestURI"] == "/data/out/manifest.json"
+
+
+# --- lost nodes ---
+
+
+def test_a_worker_on_a_lost_node_does_not_run_as_far_as_anybody_knows():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    silent = merge(running(), {"status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+    plan = observe(before, job(active=1), silent)
+    assert (condition(plan, "Running")["status"], condition(plan, "Running")["reason"]) == ("Unknown", "NodeLost")
+    for words in ("node n7", "nightly--work-0-x", "evicted after 300 s", "until node n7 is back"):
+        assert words in condition(plan, "Running")["message"]
+    assert plan.status["phase"] == "Pending"
+    assert plan.status["requests"] == "412/1000"
+    assert reasons(plan) == ["NodeLost"]
+    evicted = merge(silent, {"metadata": {"deletionTimestamp": stamp(NOW + 250)}})
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "node is unreachable"}
+    evicted["status"]["conditions"] = [*silent["status"]["conditions"], target]
+    gone = observe(after(plan), job(terminating=1), evicted, now=NOW + 260)
+    assert condition(gone, "Running")["reason"] == "NodeLost"
+    for words in ("was evicted", "The work waits until node n7 is back", "deleted by hand", "two must not write to one output"):
+        assert words in condition(gone, "Running")["message"]
+    back = observe(after(gone), job(active=1), merge(running(), {"metadata": {"name": "nightly--work-0-y"}}), progress=PROGRESS)
+    assert condition(back, "Running")["status"] == "True"
+
+
+def test_a_pod_that_was_given_up_with_its_node_runs_no_worker():
+    given_up = merge(
+        running(),
+        {"status": {"phase": "Failed", "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]}},
+    )
+    plan = observe(BATCH, job(active=1), given_up)
+    assert condition(plan, "Running")["status"] == "False"
+    assert condition(plan, "Running")["reason"] == "Disrupted"
+
+
+def test_a_cancel_waits_for_a_worker_on_a_lost_node_and_says_so():
+    silent = merge(
+        running(), {"metadata": {"deletionTimestamp": stamp(NOW)}, "status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+    )
+    plan = observe(a_batch(cancel=True), job(suspend=True, **SUSPENDED), silent)
+    assert plan.status["phase"] == "Cancelling"
+    assert "on node n7, which does not answer" in condition(plan, "Running")["message"]
+
+
+# --- waiting for a server ---
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (None, "does not exist in namespace team. Create it"),
+        (a_server() | {"status": {"conditions": [{"type": "Accepted", "status": "False", "message": "bad uri"}]}}, "bad uri"),
+        (a_server() | {"status": {"conditions": [{"type": "Available", "status": "False", "message": "loading 40 %"}]}}, "loading 40 %"),
+        (a_server(), "takes no requests yet"),
+    ],
+)
+def test_work_does_not_begin_before_its_server_serves(server, words):
+    assert [one["metadata"]["name"] for one in observe(BATCH, server=server).apply if one["kind"] == "Job"] == ["nightly--plan"]
+    plan = observe(planned(), job(phase="plan", **COMPLETE), ended(0, PLAN_WORDS, of="plan"), server=server)
+    assert all(child["kind"] != "Job" for child in plan.apply)
+    assert plan.status["phase"] == "Pending"
+    assert condition(plan, "Running")["reason"] == "WaitingForServer"
+    assert words in condition(plan, "Running")["message"]
+    assert plan.requeue_after_s == 5
+
+
+def test_work_is_suspended_when_its_server_is_deleted():
+    (work,) = (child for child in observe(BATCH, job(active=1), running(), server=None).apply if child["kind"] == "Job")
+    assert work["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize(
+    "kind", ["Available", "Accepted"]
+)  # not accepted: by an operator of another version, or a bad edit; its pods serve on
+def test_work_that_has_begun_is_not_stopped_when_its_server_stumbles(kind):
+    stumbling = a_server() | {"status": {"conditions": [{"type": kind, "status": "False"}]}}
+    plan = observe(BATCH, job(active=1), running(), server=stumbling, progress=PROGRESS)
+    assert all(child["kind"] != "Job" for child in plan.apply)
+    assert plan.status["phase"] == "Running"
+
+
+def test_the_worker_is_sent_to_the_address_that_the_driver_knows():
+    def url(plan: Turn) -> str:
+        (container,) = plan.apply[-1]["spec"]["template"]["spec"]["containers"]
+        return str(next(one["value"] for one in container["env"] if one["name"] == "BANYAN_SERVER_URL"))
+
+    assert url(observe(planned(), server_url="http://127.0.0.1:20001")) == "http://127.0.0.1:20001"
+    port = merge(SERVING, {"spec": {"service": {"port": 8080}}})
+    assert url(observe(planned(), server=port)) == "http://tiny--pods.team.svc:8000"  # of the pods, each by its own address
+
+
+def test_a_batch_with_its_own_server_tells_that_it_loads():
+    own = an_own_server_batch()
+    loading = pod({"waiting": {"reason": "PodInitializing"}}, "Pending", own)
+    loading["status"]["initContainerStatuses"] = [
+        {
+            "name": "server",
+            "image": "i",
+            "ready": False,
+            "started": False,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": stamp(NOW - 9)}},
+        }
+    ]
+    plan = observe(own, job(own, active=1), loading, server=None)
+    assert plan.status["phase"] == "Pending"
+    assert condition(plan, "Running")["reason"] == "Loading"
+    assert condition(plan, "Complete")["reason"] == "Loading"
+
+
+def test_the_bar_has_twenty_cells():
+    assert bar(0) == "----------   0%"
+    assert bar(41) == "####------  41%"
+    assert bar(100) == "########## 100%"
