@@ -49,7 +49,7 @@ def test_a_seed_replays_the_same_run_in_any_process() -> None:
 
 def test_a_schedule_that_fails_is_named_with_what_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs.HABITS, "manifest_before_removal", False)
-    with pytest.raises(Violation, match=r"-m tests\.batch\.simulation\.run --seed \d+ --trace"):
+    with pytest.raises(Violation, match=r"-m tests\.simulation\.batch\.run --seed \d+ --trace"):
         simulate(seed=5, count=50)
 
 

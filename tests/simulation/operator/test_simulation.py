@@ -74,5 +74,5 @@ def test_a_seed_replays_the_same_run_in_any_process() -> None:
 
 def test_a_schedule_that_fails_is_named_with_what_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "children", lambda self, key: ())
-    with pytest.raises(Violation, match=r"-m tests\.simulation\.run --seed \d+ --trace"):
+    with pytest.raises(Violation, match=r"-m tests\.simulation\.operator\.run --seed \d+ --trace"):
         simulate(seed=5, count=50)
