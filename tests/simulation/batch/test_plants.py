@@ -1,4 +1,4 @@
-"""The simulation finds what it is there for: each defect within so many schedules."""
+"""The simulation finds what it is there for: each defect within so many schedules. Plants come from conftest.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import re
 
 import pytest
 
-from tests.simulation.batch.plants import PLANTS, Plant
+from tests.simulation.batch.plants import Plant
 from tests.simulation.batch.run import found_after
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.defect)
 def test_a_defect_that_is_put_in_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch, record_property) -> None:
     plant.patch(monkeypatch)
     found = found_after(seed=plant.seed, most=plant.within, crowded=plant.crowded)
