@@ -9,7 +9,7 @@ ARGS ?=
 export REGISTRY TAG TORCH BASE_IMAGE IMAGE_TOOL
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster images lint format crds install install-dev clean bench bench-gpu bench-host gpu test-gpu simulate simulate-operator simulate-batch test-batch-faults soak fuzz
+.PHONY: help demo test test-all test-cluster images lint format crds install install-dev clean bench bench-gpu bench-host gpu test-gpu simulate simulate-operator simulate-batch test-batch-faults soak fuzz
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,11 +23,14 @@ install: ## a virtual environment with both packages
 install-dev: ## the same, and everything that lint and tests need
 	@PYTHON=$(PYTHON) VENV=$(VENV) .ci/install dev
 
-test: install-dev ## every test that this machine can run (half an hour; with a cluster, three quarters); the last lines say what was left out and why
-	@VENV=$(VENV) .ci/test $(PYTEST_ARGS)
+test: install-dev ## lint and one test per mechanism, with a short story on a cluster (20 minutes on two cores); the last lines say what was left out
+	@VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test $(PYTEST_ARGS)
+
+test-all: install-dev ## lint and every test: each case, clients, dashboards, README, all stories on a cluster (an hour and a half)
+	@VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test all $(PYTEST_ARGS)
 
 test-cluster: install-dev ## images, chart and operator on a real cluster (CLUSTER=kind, or the one beside the checkout)
-	@VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test-cluster $(PYTEST_ARGS)
+	@VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test-cluster all $(PYTEST_ARGS)
 
 lint: install-dev ## ruff, mypy --strict, import contracts, generated files, chart and Dockerfiles
 	@VENV=$(VENV) .ci/lint
@@ -41,22 +44,22 @@ crds: install ## write crds/ and the chart's copy from the models in operator/ba
 images: ## both container images (REGISTRY=registry.example.com/team TAG=…), and how to push or load them
 	@.ci/images
 
-simulate: install-dev ## a million random steps of the engine (make test runs a tenth of them)
+simulate: install-dev ## a million random steps of the engine (make test runs 20,000)
 	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/simulation/engine/test_simulation.py $(PYTEST_ARGS)
 
-simulate-operator: install-dev ## a million random schedules of the operator (make test runs four thousand; hours)
+simulate-operator: install-dev ## a million random schedules of the operator (make test runs 400, make test-all 4,000; hours)
 	@BANYAN_SIM_SCHEDULES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/operator/test_simulation.py $(PYTEST_ARGS)
 
-simulate-batch: install-dev ## a million random schedules of the batch protocol (make test runs ten thousand)
+simulate-batch: install-dev ## a million random schedules of the batch protocol (make test runs 1,500, make test-all 10,000)
 	@BANYAN_SIM_BATCHES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/batch/test_simulation.py $(PYTEST_ARGS)
 
-test-batch-faults: install-dev ## runs killed at each of their writes, in a folder and in S3 (of S3's, make test meets each kind)
+test-batch-faults: install-dev ## runs killed at each of their writes, in a folder and in S3 (make test-all meets each kind)
 	@BANYAN_ALL_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/component/batch $(PYTEST_ARGS)
 
 soak: install-dev ## 100,000 requests of mixed lengths: memory must stay where it is (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py
 
-fuzz: install-dev ## ten thousand drawn HTTP requests over /openapi.json (make test sends a thousand)
+fuzz: install-dev ## ten thousand drawn HTTP requests over /openapi.json (make test-all sends a thousand)
 	@BANYAN_FUZZ_CASES=10000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist -s tests/e2e/clients/test_fuzz.py $(PYTEST_ARGS)
 
 bench: install-dev ## Banyan beside llama.cpp, OpenVINO and vLLM on this machine's CPU, into benchmarks/results (ARGS="--models 7m --rounds 1": minutes)

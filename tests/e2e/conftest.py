@@ -32,7 +32,7 @@ DEPLOYMENT = "banyan-operator"
 LEASES = Kubectl("kube-system")
 """Where the lease of an operator for the whole cluster is."""
 
-INSTALL_THEMSELVES = ("test_readme", "test_upgrade")
+INSTALL_THEMSELVES = ("test_readme", "test_smoke", "test_upgrade")
 
 TIMES: dict[str, float] = {}
 """What the run measured, in seconds, in the order of the story; printed at the end."""
