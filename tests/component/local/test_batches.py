@@ -16,6 +16,8 @@ import yaml
 from banyan_runtime.storage.s3 import S3Store
 from tests.support.s3.servers import ACCESS_KEY, SECRET_KEY, S3Server, weed
 
+pytestmark = pytest.mark.long  # the real runtime, minutes; the protocol itself is tested in tests/component/batch
+
 LINES = 96
 SERVER = {
     "apiVersion": "serving.banyan.dev/v1alpha1",

@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.component.local.test_local import DRAIN, get, server, write
 
 
@@ -33,6 +35,7 @@ def test_an_edit_rolls_out_without_one_failed_request(tmp_path: Path, stand_in: 
     assert errors == []
 
 
+@pytest.mark.long
 def test_a_document_that_goes_takes_its_processes_with_it_and_a_broken_edit_changes_nothing(
     tmp_path: Path, stand_in: Any, start_operator: Any
 ) -> None:
@@ -59,6 +62,7 @@ WRONG = {
 }
 
 
+@pytest.mark.long
 def test_a_wrong_edit_is_spoken_of_and_all_stays_as_it_was(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     manifests = write(tmp_path / "m", server(stand_in, drain=DRAIN))
     operator = start_operator(manifests)
@@ -74,6 +78,7 @@ def test_a_wrong_edit_is_spoken_of_and_all_stays_as_it_was(tmp_path: Path, stand
     operator.wait(lambda: get(operator.url("chat") + "/who")["env"].get("MODE") == "two")
 
 
+@pytest.mark.long
 def test_a_wrong_edit_holds_back_nothing_but_itself(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     manifests = write(tmp_path / "m", server(stand_in, drain=DRAIN))
     write(tmp_path / "n", server(stand_in, "other", drain=DRAIN), server(stand_in, "third", drain=DRAIN))
@@ -92,6 +97,7 @@ def test_a_wrong_edit_holds_back_nothing_but_itself(tmp_path: Path, stand_in: An
     assert "InferenceServer/third: spec.nonsense" in said[0]
 
 
+@pytest.mark.long
 def test_a_secrets_folder_that_goes_changes_nothing(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     folder = tmp_path / "keys"
     folder.mkdir()

@@ -113,6 +113,7 @@ def test_a_server_answers_the_openai_client_and_a_batch_is_published(folder: Pat
     assert operator.survivors() == []
 
 
+@pytest.mark.long
 def test_a_batch_with_a_server_of_its_own_needs_no_other_and_until_done_ends_with_0(
     folder: Path, tiny_chat: Path, start_operator: Any
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_batch_with_a_server_of_its_own_needs_no_other_and_until_done_ends_wit
     assert operator.resource("own")["status"]["phase"] == "Succeeded"
 
 
+@pytest.mark.long
 def test_a_batch_of_embeddings_has_a_server_of_its_own_that_serves_vectors(folder: Path, tiny_chat: Path, start_operator: Any) -> None:
     lines = [{"custom_id": f"line-{n}", "method": "POST", "url": EMBEDDINGS, "body": {"input": f"Hello {n}"}} for n in range(LINES)]
     (folder / "batches" / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -134,6 +136,7 @@ def test_a_batch_of_embeddings_has_a_server_of_its_own_that_serves_vectors(folde
     assert all(one["response"]["body"]["data"][0]["embedding"] for one in made)
 
 
+@pytest.mark.long
 def test_killing_the_operator_leaves_neither_front_nor_engine(folder: Path, tiny_chat: Path, start_operator: Any) -> None:
     operator = start_operator(folder, "--volume", f"models={tiny_chat.parent}")
     operator.wait(lambda: operator.phase("chat") == "Ready", 90)

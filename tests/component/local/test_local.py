@@ -88,6 +88,7 @@ def test_a_manifest_becomes_a_server_at_a_url_and_a_clean_stop_leaves_no_process
     assert not list((operator.state / "pods").iterdir())
 
 
+@pytest.mark.long
 def test_a_process_has_the_environment_of_its_pod_and_nothing_of_the_users(
     tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_process_has_the_environment_of_its_pod_and_nothing_of_the_users(
     assert rest <= given | {"CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 
 
+@pytest.mark.long
 def test_credentials_come_from_a_secret(tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the shell")
     read = "import os, pathlib; print(os.environ.get('AWS_ACCESS_KEY_ID'), pathlib.Path(os.environ['BANYAN_S3_CREDENTIALS_DIR'],"
@@ -126,6 +128,7 @@ def test_credentials_come_from_a_secret(tmp_path: Path, stand_in: Any, start_ope
     assert [log.read_text() for log in logs] == ["None of the secret\n"] * 3  # plan, work, merge
 
 
+@pytest.mark.long
 def test_a_batch_without_credentials_for_its_bucket_says_how_to_give_them(
     tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ def test_a_batch_without_credentials_for_its_bucket_says_how_to_give_them(
     assert "spec.s3.credentialsSecretRef (in local mode given with --secret NAME=DIR)" in problem
 
 
+@pytest.mark.long
 def test_loading_is_shown_while_it_happens(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "2.5"})))
     percents = set()
@@ -162,6 +166,7 @@ def test_loading_is_shown_while_it_happens(tmp_path: Path, stand_in: Any, start_
     assert "loading: shard 1 of 1" in operator.log.read_text()
 
 
+@pytest.mark.long
 def test_a_killed_server_comes_back_at_the_same_url(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     operator = start_operator(write(tmp_path / "m", server(stand_in)))
     operator.wait(lambda: operator.phase("chat") == "Ready")
@@ -175,6 +180,7 @@ def test_a_killed_server_comes_back_at_the_same_url(tmp_path: Path, stand_in: An
     assert failure["exitCode"] == 137
 
 
+@pytest.mark.long
 def test_a_server_that_is_no_longer_alive_is_restarted(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     operator = start_operator(write(tmp_path / "m", server(stand_in, container=FAST_LIVENESS)))
     operator.wait(lambda: operator.phase("chat") == "Ready")
@@ -186,6 +192,7 @@ def test_a_server_that_is_no_longer_alive_is_restarted(tmp_path: Path, stand_in:
     assert "failed its liveness probe" in operator.log.read_text()
 
 
+@pytest.mark.long
 def test_an_unready_server_is_sent_no_requests(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     operator = start_operator(write(tmp_path / "m", server(stand_in, container=FAST_LIVENESS)))
     operator.wait(lambda: operator.phase("chat") == "Ready")
@@ -197,6 +204,7 @@ def test_an_unready_server_is_sent_no_requests(tmp_path: Path, stand_in: Any, st
     assert refused.value.code == 503
 
 
+@pytest.mark.long
 def test_a_status_that_cannot_be_written_stops_no_server(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     manifests = write(tmp_path / "m", server(stand_in, drain=DRAIN))
     operator = start_operator(manifests)
@@ -238,6 +246,7 @@ def test_a_state_folder_with_logs_of_somebody_elses_is_left_alone(tmp_path: Path
     assert [str(path.relative_to(state)) for path in sorted(state.rglob("*"))] == ["logs", "logs/mine"]
 
 
+@pytest.mark.long
 def test_a_machine_whose_clock_is_put_back_is_watched_as_before(
     tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +263,7 @@ def test_a_machine_whose_clock_is_put_back_is_watched_as_before(
     assert operator.stop() == 0
 
 
+@pytest.mark.long
 def test_a_reader_that_leaves_ends_it_cleanly(tmp_path: Path, stand_in: Any) -> None:
     words = ["local", "-f", str(write(tmp_path / "m", server(stand_in))), "--state-dir", str(tmp_path / "state")]
     running = subprocess.Popen([sys.executable, "-m", "banyan_operator", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -287,6 +297,7 @@ def test_an_interrupt_before_anything_runs_leaves_no_traceback(tmp_path: Path) -
     assert running.stderr.read() == ""
 
 
+@pytest.mark.long
 def test_until_done_does_not_wait_for_what_cannot_come(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     lacks_model = server([sys.executable, "-c", "raise SystemExit(65)"], "broken")
     lacks_server = batch_job(0, serverRef={"name": "nobody"})
@@ -297,6 +308,7 @@ def test_until_done_does_not_wait_for_what_cannot_come(tmp_path: Path, stand_in:
     assert "nightly: WaitingForServer: InferenceServer nobody does not exist" in said
 
 
+@pytest.mark.long
 def test_a_missing_secret_is_named_and_the_server_starts_when_it_comes(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     protected = server(stand_in, auth={"apiKeysSecretRef": {"name": "keys"}})
     manifests = write(tmp_path / "m", protected)
@@ -311,6 +323,7 @@ def test_a_missing_secret_is_named_and_the_server_starts_when_it_comes(tmp_path:
     operator.wait(lambda: file.read_text() == "two")
 
 
+@pytest.mark.long
 def test_killing_the_operator_leaves_no_process_and_the_next_one_starts_clean(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     manifests = write(tmp_path / "m", server(stand_in, env={"CHILD": "1"}))
     operator = start_operator(manifests)
@@ -331,6 +344,7 @@ def test_killing_the_operator_leaves_no_process_and_the_next_one_starts_clean(tm
     assert again.stop() == 0
 
 
+@pytest.mark.long
 def test_a_second_interrupt_kills_what_does_not_want_to_end(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     Path(stand_in[1]).write_text(Path(stand_in[1]).read_text().replace("lambda *_: os._exit(0)", "signal.SIG_IGN"))
     operator = start_operator(write(tmp_path / "m", server(stand_in)))
@@ -346,6 +360,7 @@ def test_a_second_interrupt_kills_what_does_not_want_to_end(tmp_path: Path, stan
     assert operator.survivors() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("interrupts", [1, 2])
 def test_a_stopped_launcher_keeps_nothing_from_its_end(tmp_path: Path, stand_in: Any, start_operator: Any, interrupts: int) -> None:
     grace = 60 if interrupts == 2 else 5
@@ -363,6 +378,7 @@ def test_a_stopped_launcher_keeps_nothing_from_its_end(tmp_path: Path, stand_in:
     assert operator.survivors() == []
 
 
+@pytest.mark.long
 def test_a_wait_that_is_interrupted_is_no_success(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     operator = start_operator(write(tmp_path / "m", server(stand_in, env={"LOAD_S": "60"})), "--until-done")
     operator.wait(lambda: operator.phase("chat") == "Loading")
@@ -370,6 +386,7 @@ def test_a_wait_that_is_interrupted_is_no_success(tmp_path: Path, stand_in: Any,
     assert operator.survivors() == []
 
 
+@pytest.mark.long
 def test_accelerators_are_given_to_one_pod_each_and_who_comes_too_late_is_told(
     tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +404,7 @@ def test_accelerators_are_given_to_one_pod_each_and_who_comes_too_late_is_told(
     operator.wait(lambda: operator.phase(waiting) == "Ready")
 
 
+@pytest.mark.long
 def test_a_pod_that_asks_for_no_accelerator_sees_none(
     tmp_path: Path, stand_in: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +414,7 @@ def test_a_pod_that_asks_for_no_accelerator_sees_none(
     assert get(operator.url("chat") + "/who")["env"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
+@pytest.mark.long
 def test_two_operators_do_not_share_a_state_folder(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     manifests = write(tmp_path / "m", server(stand_in))
     operator = start_operator(manifests)
@@ -407,6 +426,7 @@ def test_two_operators_do_not_share_a_state_folder(tmp_path: Path, stand_in: Any
     assert operator.stop() == 0
 
 
+@pytest.mark.long
 def test_who_only_looks_at_a_state_folder_keeps_nobody_out(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     state = tmp_path / "state"
     state.mkdir()
@@ -437,6 +457,7 @@ def test_a_wrong_command_line_is_answered_in_one_clear_line(tmp_path: Path, word
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_where_claims_lead_is_said_and_which_volume_belongs_to_none(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     folder = tmp_path / "m" / "models"
     folder.mkdir(parents=True)
@@ -484,6 +505,7 @@ def batch_job(code: int, **spec: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize(("code", "phase", "exit_code"), [(0, "Succeeded", 0), (77, "Failed", 1)])
 def test_until_done_ends_when_the_batch_has_ended_and_says_how(
     tmp_path: Path, stand_in: Any, start_operator: Callable[..., Any], code: int, phase: str, exit_code: int
@@ -512,6 +534,7 @@ with open(os.environ["BANYAN_TERMINATION_LOG"], "w") as log:
 """
 
 
+@pytest.mark.long
 def test_last_words_need_no_room_in_the_state_folder(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     worker = {"name": "worker", "command": [sys.executable, "-c", LEAVES]}
     job = batch_job(0, podTemplate={"spec": {"containers": [worker]}})
@@ -539,6 +562,7 @@ say("Planned", 0)
 """
 
 
+@pytest.mark.long
 def test_a_suspended_batch_shows_what_its_worker_said_at_its_end(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     worker = {"name": "worker", "command": [sys.executable, "-c", STOPS]}
     spec: dict[str, Any] = {"podTemplate": {"spec": {"containers": [worker]}}}

@@ -29,6 +29,7 @@ def until_done(start_operator: Any, manifests: Path, *words: str) -> Any:
     return operator
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("output", [{}, {"overwrite": True}], ids=["results are there", "results would be replaced"])
 def test_an_edit_that_is_refused_live_makes_no_new_batch_at_a_start(
     tmp_path: Path, stand_in: Any, start_operator: Any, output: dict[str, Any]
@@ -48,6 +49,7 @@ def test_an_edit_that_is_refused_live_makes_no_new_batch_at_a_start(
     assert (fresh["spec"]["input"], fresh["metadata"]["uid"] != before["metadata"]["uid"]) == (OTHER, True)
 
 
+@pytest.mark.long
 def test_a_batch_at_work_goes_on_as_it_was_when_its_manifest_was_edited_while_nobody_looked(
     tmp_path: Path, stand_in: Any, start_operator: Any
 ) -> None:
@@ -72,6 +74,7 @@ def test_a_batch_at_work_goes_on_as_it_was_when_its_manifest_was_edited_while_no
     assert again.log.read_text().count("not applied") == 1
 
 
+@pytest.mark.long
 def test_a_cancelled_batch_stays_cancelled_when_cancel_is_put_back(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     manifests = write(tmp_path / "m", server(stand_in), batch_job(0, cancel=True))
     before = until_done(start_operator, manifests).resource("nightly")
@@ -83,6 +86,7 @@ def test_a_cancelled_batch_stays_cancelled_when_cancel_is_put_back(tmp_path: Pat
     assert (after["metadata"]["uid"], after["status"]["phase"]) == (before["metadata"]["uid"], "Cancelled")
 
 
+@pytest.mark.long
 def test_an_edit_of_what_may_change_is_taken_over_by_the_batch_that_has_ended(tmp_path: Path, stand_in: Any, start_operator: Any) -> None:
     manifests = write(tmp_path / "m", server(stand_in), batch_job(0))
     before = until_done(start_operator, manifests).resource("nightly")
@@ -95,6 +99,7 @@ def test_an_edit_of_what_may_change_is_taken_over_by_the_batch_that_has_ended(tm
     assert "not applied" not in again.log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "stopped"}'])
 def test_a_start_that_cannot_read_what_ran_says_so_and_touches_nothing(
     tmp_path: Path, stand_in: Any, start_operator: Any, content: str

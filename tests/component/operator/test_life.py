@@ -125,6 +125,15 @@ async def operator(
                 await process.wait()
 
 
+def nothing_of_kopf_is_written(server: ApiServer) -> None:
+    """No annotation, no finalizer, and of resources nothing but the status."""
+    written = [call for call in server.calls if call.method != "GET"]
+    assert written
+    assert not [call for call in written if "kopf" in json.dumps(call.body) or "finalizers" in json.dumps(call.body)]
+    of_resources = {call.path for call in written if "inferenceservers" in call.path}
+    assert of_resources == {INFERENCE_SERVER.path("team", "smollm2", "status")}
+
+
 def test_a_signal_ends_it_cleanly_with_the_lease_given_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = ApiServer()
@@ -140,6 +149,7 @@ def test_a_signal_ends_it_cleanly_with_the_lease_given_back(tmp_path: Path) -> N
             assert time.monotonic() - began < 4.5  # what kopf gives a task that does not end
             assert found.holder() == ""
             assert "Traceback" not in found.said()
+        nothing_of_kopf_is_written(server)
 
     asyncio.run(scenario())
 
@@ -168,6 +178,7 @@ def test_an_error_in_a_watch_ends_that_life_whole_and_the_next_begins_in_the_sam
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [True, False])
 def test_an_error_in_one_watch_alone_ends_no_more_than_that_life(tmp_path: Path, error: bool) -> None:
     """The others are well, and busy: pods come and go while that life ends. Without an error its CRD was deleted: the next life waits for
@@ -214,6 +225,7 @@ def test_an_error_in_one_watch_alone_ends_no_more_than_that_life(tmp_path: Path,
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_kind_that_kopf_has_not_found_is_watched_by_the_next_life(tmp_path: Path) -> None:
     """A CRD has just been applied: it can be listed, but the pages that say what is served do not have it yet."""
 
@@ -264,6 +276,7 @@ def test_a_kind_whose_first_lists_fail_is_not_taken_for_one_that_kopf_has_passed
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_life_that_cannot_begin_is_followed_by_another(tmp_path: Path) -> None:
     """Its port is taken for a while; and asked to end while it waits for what it may not list yet, it ends at once."""
 
@@ -286,6 +299,7 @@ def test_a_life_that_cannot_begin_is_followed_by_another(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_nothing_of_kopf_is_ever_written(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = ApiServer()
@@ -297,11 +311,7 @@ def test_nothing_of_kopf_is_ever_written(tmp_path: Path) -> None:
             server.remove(INFERENCE_SERVER.path("team", "smollm2"))
             found.process.send_signal(signal.SIGTERM)
             assert await found.ended() == 0
-        written = [call for call in server.calls if call.method != "GET"]
-        assert written
-        assert not [call for call in written if "kopf" in json.dumps(call.body) or "finalizers" in json.dumps(call.body)]
-        of_resources = {call.path for call in written if "inferenceservers" in call.path}
-        assert of_resources == {INFERENCE_SERVER.path("team", "smollm2", "status")}
+        nothing_of_kopf_is_written(server)
 
     asyncio.run(scenario())
 
@@ -354,6 +364,7 @@ driver.Driver.work = stuck
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["blocks", "swallows"])
 def test_without_the_lease_the_process_is_gone_whatever_its_tasks_do(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that never lets go of the event loop, or that takes no cancellation, and an API server that stops answering."""
@@ -403,6 +414,7 @@ def test_a_lease_that_another_has_taken_ends_the_process(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ours", ["team,other", ""])
 def test_of_an_operator_for_all_and_one_for_some_namespaces_one_leads(tmp_path: Path, ours: str) -> None:
     """Their leases are two; who comes second says who leads, and follows when that one goes."""
@@ -429,6 +441,7 @@ def test_of_an_operator_for_all_and_one_for_some_namespaces_one_leads(tmp_path: 
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_namespace_that_is_gone_stops_none_of_the_others_until_it_is_there_again(tmp_path: Path) -> None:
     gone = "/namespaces/other/"
     said = 'pods is forbidden: User "x" cannot list resource "pods" in API group "" in the namespace "other"'
@@ -462,6 +475,7 @@ def test_a_namespace_that_is_gone_stops_none_of_the_others_until_it_is_there_aga
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_namespace_that_takes_no_lease_stops_none_of_the_others(tmp_path: Path) -> None:
     """It is terminating, or was never there and rights are those of the whole cluster: lists are answered."""
     place = kinds.LEASE.path("other")
@@ -480,6 +494,7 @@ def test_a_namespace_that_takes_no_lease_stops_none_of_the_others(tmp_path: Path
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_who_may_not_watch_is_not_ready_until_it_may(tmp_path: Path) -> None:
     """Kopf tries again and again, and what happens there meanwhile nobody sees."""
     said = 'batchjobs is forbidden: User "x" cannot watch resource "batchjobs"'
@@ -500,6 +515,7 @@ def test_who_may_not_watch_is_not_ready_until_it_may(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_who_may_not_see_whether_another_leads_is_not_ready_and_does_not_lead_until_it_may(tmp_path: Path) -> None:
     said = 'leases.coordination.k8s.io is forbidden: User "x" cannot list resource "leases"'
 
@@ -547,6 +563,7 @@ def test_a_life_that_ends_badly_leaves_no_metrics_to_the_next(monkeypatch: pytes
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_the_lease_is_renewed_while_the_winner_still_lists(tmp_path: Path) -> None:
     """The second list, after the lease was won, does not come about: renewals go on beside it."""
 
@@ -565,6 +582,7 @@ def test_the_lease_is_renewed_while_the_winner_still_lists(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_kind_that_may_not_be_listed_is_named_by_readyz_and_the_log_until_it_may(tmp_path: Path) -> None:
     said = 'networkpolicies.networking.k8s.io is forbidden: User "x" cannot list resource "networkpolicies"'
 
@@ -584,6 +602,7 @@ def test_a_kind_that_may_not_be_listed_is_named_by_readyz_and_the_log_until_it_m
     asyncio.run(scenario())
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("prefix", ["", "/k8s/clusters/c-1"])
 def test_what_goes_while_a_watch_is_interrupted_is_noticed_though_nothing_is_left_to_list(tmp_path: Path, prefix: str) -> None:
     """410 after a gap: kopf lists again and shows what is there, which is nothing. The one Deployment that has gone is made again."""
@@ -615,6 +634,7 @@ print(json.dumps({{"apiVersion": "client.authentication.k8s.io/v1", "kind": "Exe
 """
 
 
+@pytest.mark.long
 def test_a_login_by_exec_plugin_serves_lists_and_watches_and_is_repeated_when_its_token_is_refused(tmp_path: Path) -> None:
     plugin, count = tmp_path / "plugin", tmp_path / "count"
     plugin.write_text(PLUGIN.format(python=sys.executable, count=count))
@@ -642,6 +662,7 @@ def test_a_login_by_exec_plugin_serves_lists_and_watches_and_is_repeated_when_it
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_an_idle_operator_calls_for_nothing_but_its_watches_and_its_lease(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = Cluster()

@@ -1,4 +1,5 @@
-"""The operator under every order of events: four thousand schedules, a million with `make simulate-operator`."""
+"""The operator under every order of events: four hundred schedules in the gate, four thousand in test-all, a million with
+`make simulate-operator`."""
 
 from __future__ import annotations
 
@@ -12,18 +13,22 @@ from banyan_operator.cluster.store import Store
 from tests.simulation.operator.run import Totals, Violation, digest, simulate
 from tests.support.paths import ROOT
 
-SCHEDULES = int(os.environ.get("BANYAN_SIM_SCHEDULES", "4_000"))
-SHARDS = max(16, SCHEDULES // 2_500)
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "shard" in metafunc.fixturenames:
+        gate = metafunc.config.getoption("--gate")
+        schedules = int(os.environ.get("BANYAN_SIM_SCHEDULES", "400" if gate else "4000"))
+        shards = max(4 if gate else 16, schedules // 2_500)
+        metafunc.parametrize(("shard", "count"), [(shard, schedules // shards) for shard in range(shards)])
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_whatever_happens_the_operator_brings_about_what_is_asked_and_tells_the_truth(shard: int) -> None:
-    count = SCHEDULES // SHARDS
+def test_whatever_happens_the_operator_brings_about_what_is_asked_and_tells_the_truth(shard: int, count: int) -> None:
     totals = simulate(seed=1000 + shard, count=count)
     assert totals.schedules == count
     assert totals.calls > 10 * count
 
 
+@pytest.mark.long
 def test_a_run_goes_every_way() -> None:
     totals = Totals()
     simulate(seed=1, count=900, totals=totals)
