@@ -27,7 +27,7 @@ def new_bucket() -> Callable[[S3Settings], S3Store]:
     return make
 
 
-@pytest.fixture(params=["folder", "weed", "moto"])
+@pytest.fixture(params=["folder", "weed", pytest.param("moto", marks=pytest.mark.long)])
 def store(request: pytest.FixtureRequest, tmp_path: Path, new_bucket: Callable[[S3Settings], S3Store]) -> ObjectStore:
     if request.param == "folder":
         return LocalStore(tmp_path)

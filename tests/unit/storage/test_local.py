@@ -49,13 +49,12 @@ def test_a_full_disk_is_named_and_what_did_not_fit_is_gone(tmp_path: Path) -> No
                 store.put("a/big", bytes(size))
                 print("fits")
             except Full as error:
-                print(error)
+                print(error.key)
         print(sorted(p.name for p in folder.rglob("*") if p.is_file()))
         """,
     )
     first, second, files = told.splitlines()
-    assert first.startswith(f"file://{tmp_path}/a/big: no space left on device: ")
-    assert f"MB are free on the disk of {tmp_path}" in first
+    assert first == f"file://{tmp_path}/a/big"
     assert second == "fits"  # the first try took no room with it
     assert files == "['big', 'keep']"
 
@@ -185,7 +184,7 @@ def test_permission_that_is_lost_is_denied(tmp_path: Path, monkeypatch: pytest.M
     upload = store.upload("x")
     upload.write(b"data")
     monkeypatch.setattr(Path, "hardlink_to", refuse)
-    with pytest.raises(Denied, match="permission denied"):
+    with pytest.raises(Denied):
         upload.complete(if_none_match=True)
     upload.abort()
     assert list(tmp_path.iterdir()) == []
@@ -213,21 +212,22 @@ def test_a_file_in_a_folders_place_is_said(tmp_path: Path) -> None:
     store.put("folder/x", b"")
     calls: list[Callable[[], object]] = [lambda: store.get("folder"), lambda: store.head("folder"), lambda: store.put("folder", b"")]
     for call in (*calls, lambda: store.put("folder", b"", if_none_match=True)):
-        with pytest.raises(StoreError, match="there is a folder where a file should be"):
+        with pytest.raises(StoreError) as error:
             call()
+        assert error.value.key == store.uri("folder")
     assert not list(tmp_path.glob(f"*{TEMPORARY}"))
 
 
 def test_a_pipe_is_no_object_and_a_reader_is_told(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(StoreError, match="no regular file, and has no size"):
+    with pytest.raises(StoreError, match=r"pipe\.jsonl"):
         store.head("pipe.jsonl")
     store.put("a", b"1")
     assert [info.key for info in store.list()] == ["a"]
 
 
-def test_limits_of_a_process_are_named_with_the_remedy_and_a_file_that_may_not_grow_is_not_waited_for(tmp_path: Path) -> None:
+def test_of_the_limits_of_a_process_that_of_open_files_is_waited_for_and_that_of_a_files_size_is_not(tmp_path: Path) -> None:
     script = """
     import resource, sys
     from pathlib import Path
@@ -240,17 +240,15 @@ def test_limits_of_a_process_are_named_with_the_remedy_and_a_file_that_may_not_g
         try:
             store.put("a", bytes(2000))
         except StoreError as error:
-            print(isinstance(error, Unreachable), error)
+            print(isinstance(error, Unreachable), error.key)
         resource.setrlimit(limit, before)
     """
     argv = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     size, files = done.stdout.splitlines()
-    assert size == (
-        f"False file://{tmp_path}/a: file too large for this file system, or for the limit of this process (`ulimit -f`); raise it"
-    )
-    assert files == f"True file://{tmp_path}/a: too many open files; raise the limit (`ulimit -n`)"
+    assert size == f"False file://{tmp_path}/a"
+    assert files == f"True file://{tmp_path}/a"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -266,7 +264,7 @@ def test_a_link_that_leads_nowhere_is_named_and_not_taken_for_nothing(tmp_path: 
     (tmp_path / "x").symlink_to("/Nowhere/else")
     calls: list[Callable[[], object]] = [lambda: store.get("x"), lambda: store.head("x")]
     for call in (*calls, lambda: store.put("x", b"", if_none_match=True)):
-        with pytest.raises(StoreError, match="there is a link to /Nowhere/else, which does not exist; remove it"):
+        with pytest.raises(StoreError, match="/Nowhere/else"):
             call()
     store.put("x", b"1")
     assert store.get("x") == b"1"
@@ -313,7 +311,7 @@ def test_a_folder_that_does_not_answer_is_told_of(tmp_path: Path) -> None:
     with LocalStore(tmp_path).locked():
         writer = threading.Thread(target=store.put, args=("x", b"data"))
         writer.start()
-        assert told.get(timeout=20).startswith(f"waiting for the folder {tmp_path} (no answer yet), ")
+        assert str(tmp_path) in told.get(timeout=20)
     writer.join()
     assert store.get("x") == b"data"
-    assert told.get(timeout=20).startswith(f"the folder {tmp_path} answers again")
+    assert str(tmp_path) in told.get(timeout=20)

@@ -14,6 +14,7 @@ from banyan_runtime.storage.store import Full, NotFound, Stopped, Throttled, Unr
 
 WHERE = "the storage at http://s3"
 AWAY = Unreachable("s3://b/x", "did not answer", reason="connection refused")
+FULL = Full("", "no space left on device")
 
 
 def test_a_call_is_repeated_until_it_is_answered() -> None:
@@ -74,7 +75,7 @@ def test_a_stop_ends_the_wait_at_once() -> None:
         stop.set()
         raise AWAY
 
-    with pytest.raises(Stopped, match="connection refused"):
+    with pytest.raises(Stopped, match=AWAY.reason):
         Patience(1e6, stop=stop).retry(WHERE, call)
 
 
@@ -84,10 +85,11 @@ def test_a_call_that_blocks_is_told_of_and_so_is_its_answer() -> None:
     answer = threading.Event()
     thread = threading.Thread(target=lambda: patience.retry(WHERE, lambda _: answer.wait(60)))
     thread.start()
-    assert told.get(timeout=20) == f"waiting for {WHERE} (no answer yet), 0 s"
+    assert WHERE in (waiting := told.get(timeout=20))
     answer.set()
     thread.join()
-    assert told.get(timeout=20).startswith(f"{WHERE} answers again, after ")
+    assert WHERE in (again := told.get(timeout=20))
+    assert again != waiting
 
 
 def test_the_words_say_why_and_are_repeated() -> None:
@@ -101,13 +103,15 @@ def test_the_words_say_why_and_are_repeated() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert [told.get(timeout=20) for _ in range(3)][-1].startswith(f"waiting for {WHERE} (connection refused), ")
+    last = [told.get(timeout=20) for _ in range(3)][-1]
+    assert WHERE in last
+    assert AWAY.reason in last
     stop.set()
     thread.join()
 
 
 def _full(_: Wait) -> None:
-    raise Full("", "no space left on device")
+    raise FULL
 
 
 def test_a_full_disk_has_no_room_again_because_reads_are_answered() -> None:
@@ -122,12 +126,12 @@ def test_a_full_disk_has_no_room_again_because_reads_are_answered() -> None:
     thread = threading.Thread(target=patience.retry, args=(WHERE, write))
     thread.start()
     for _ in range(3):
-        assert told.get(timeout=20).startswith(f"waiting for {WHERE} (no space left on device)")
+        assert FULL.reason in told.get(timeout=20)
         patience.retry(WHERE, lambda _: None)
     room.set()
     thread.join()
     words = iter(lambda: told.get(timeout=20), None)
-    assert next(text for text in words if not text.startswith("waiting")).startswith(f"{WHERE} has room again, after ")
+    assert WHERE in next(text for text in words if FULL.reason not in text)
 
 
 def test_that_there_is_room_again_is_told_whatever_came_between() -> None:
@@ -144,10 +148,10 @@ def test_that_there_is_room_again_is_told_whatever_came_between() -> None:
 
     thread = threading.Thread(target=patience.retry, args=(WHERE, write))
     thread.start()
-    assert told.get(timeout=20).startswith("waiting for ")
+    assert FULL.reason in told.get(timeout=20)
     seen.set()
     thread.join()
-    assert told.get(timeout=20).startswith(f"{WHERE} has room again, after ")
+    assert "room" in told.get(timeout=20)
 
 
 def test_a_disk_that_stays_full_is_never_said_to_have_room() -> None:
@@ -157,7 +161,7 @@ def test_a_disk_that_stays_full_is_never_said_to_have_room() -> None:
         patience.retry(WHERE, _full)
     patience.retry(WHERE, lambda _: None)
     time.sleep(0.2)
-    assert all(told.get().startswith("waiting for ") for _ in range(told.qsize()))
+    assert all(FULL.reason in told.get() for _ in range(told.qsize()))
 
 
 def test_calls_that_wait_for_one_storage_are_told_as_one() -> None:
@@ -178,7 +182,7 @@ def test_calls_that_wait_for_one_storage_are_told_as_one() -> None:
     answer.set()
     for thread in threads:
         thread.join()
-    assert told.get(timeout=20).startswith(f"{WHERE} answers again")
+    assert WHERE in told.get(timeout=20)
     assert told.empty()
 
 

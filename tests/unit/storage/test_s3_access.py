@@ -15,9 +15,9 @@ import pytest
 from banyan_runtime.storage.open import open_uri
 from banyan_runtime.storage.patience import Patience
 from banyan_runtime.storage.s3 import S3Store
-from banyan_runtime.storage.s3_errors import clean
+from banyan_runtime.storage.s3_errors import Expired, clean
 from banyan_runtime.storage.s3_settings import S3Settings
-from banyan_runtime.storage.store import Denied, NotFound, ObjectStore, StoreError, Throttled, Unreachable
+from banyan_runtime.storage.store import Denied, Full, NotFound, ObjectStore, StoreError, Throttled, Unreachable, Unsupported
 from tests.support.s3.answering import Answer, Answering, Request, answering
 from tests.support.s3.servers import free_port
 
@@ -84,7 +84,7 @@ def test_a_token_that_expired_in_a_mounted_secret_is_waited_for(tmp_path: Path) 
 def test_a_token_that_expired_and_that_nobody_renews_is_denied() -> None:
     with answering(lambda _: s3_error(400, "ExpiredToken")) as server:
         store = S3Store("bucket", S3Settings(server.url, "us-east-1", True, "AKID", "SECRET", "TOKEN"))
-        with pytest.raises(Denied, match="renew the session token"):
+        with pytest.raises(Expired):
             store.put("x", b"")
 
 
@@ -149,7 +149,7 @@ def test_a_web_identity_that_is_refused_or_missing_is_denied(monkeypatch: pytest
         with pytest.raises(Denied, match=str(tmp_path / "token")):
             opened(server.url, {}).put("x", b"")
         (tmp_path / "token").write_text(CANARY)
-        with pytest.raises(Denied, match=r"token service \(STS\).*InvalidIdentityToken: no such provider") as error:
+        with pytest.raises(Denied, match="InvalidIdentityToken: no such provider") as error:
             opened(server.url, {}).put("x", b"")
     assert CANARY not in told(error.value)
 
@@ -158,7 +158,7 @@ def test_a_token_service_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "token").write_text("A-WEB-IDENTITY")
     sts = f"http://127.0.0.1:{free_port()}"
     web_identity(monkeypatch, sts, tmp_path / "token")
-    with answering() as server, pytest.raises(Unreachable, match=f"the service at {sts} did not answer"):
+    with answering() as server, pytest.raises(Unreachable, match=sts):
         opened(server.url, {}).put("x", b"")
 
 
@@ -187,17 +187,17 @@ HOUR_AGO = {"Date": format_datetime(datetime.datetime.now(datetime.UTC) - dateti
     ("answer", "kind", "words"),
     [
         # a name without the time, for each process that collects tests has its own
-        pytest.param(s3_error(403, "RequestTimeTooSkewed", HOUR_AGO), Denied, f"clock is wrong.* says {HOUR_AGO['Date']}", id="clock"),
+        pytest.param(s3_error(403, "RequestTimeTooSkewed", HOUR_AGO), Denied, HOUR_AGO["Date"], id="clock"),
         (s3_error(403, "AccessDenied"), Denied, "403 AccessDenied: words"),
         (s3_error(503, "SlowDown"), Throttled, "503 SlowDown"),
         (s3_error(400, "RequestTimeout"), Unreachable, "400 RequestTimeout"),
         (s3_error(500, "InternalError"), Unreachable, "500 InternalError"),
         (s3_error(502, "BadGateway"), Unreachable, "502"),
         (Answer(502, b"<html><body>Bad Gateway</body></html>"), Unreachable, "502"),
-        (s3_error(507, "InsufficientStorage"), Unreachable, "no room left"),
-        (s3_error(501, "NotImplemented"), StoreError, "can't do that.*conditional writes"),
-        (s3_error(404, "NoSuchBucket"), NotFound, "no such bucket"),
-        (s3_error(301, "PermanentRedirect", {"x-amz-bucket-region": "eu-west-1"}), StoreError, r"region \(eu-west-1\)"),
+        (s3_error(507, "InsufficientStorage"), Full, "507 InsufficientStorage"),
+        (s3_error(501, "NotImplemented"), Unsupported, "501 NotImplemented"),
+        (s3_error(404, "NoSuchBucket"), NotFound, "s3://bucket/x"),
+        (s3_error(301, "PermanentRedirect", {"x-amz-bucket-region": "eu-west-1"}), StoreError, "eu-west-1"),
     ],
 )
 def test_what_the_storage_says_is_told_by_kind(tmp_path: Path, answer: Answer, kind: type[StoreError], words: str) -> None:
@@ -209,7 +209,7 @@ def test_what_the_storage_says_is_told_by_kind(tmp_path: Path, answer: Answer, k
 
 def test_a_wrong_clock_is_seen_where_the_answer_has_no_body(tmp_path: Path) -> None:
     mount(tmp_path, "keys")
-    with answering(lambda _: Answer(403, headers=HOUR_AGO)) as server, pytest.raises(Denied, match="clock is wrong"):
+    with answering(lambda _: Answer(403, headers=HOUR_AGO)) as server, pytest.raises(Denied, match=HOUR_AGO["Date"]):
         opened(server.url, {"BANYAN_S3_CREDENTIALS_DIR": str(tmp_path)}).head("x")
 
 
@@ -244,6 +244,7 @@ def _failure(call: Callable[[], object]) -> StoreError | None:
     return None
 
 
+@pytest.mark.matrix(gate=3)
 @pytest.mark.parametrize(
     "answer",
     [*(s3_error(status, "Code") for status in (301, 400, 401, 403, 404, 409, 412, 416, 429, 500, 501, 503, 507)), Answer(200, b"<no xml")],
@@ -292,13 +293,13 @@ def test_a_network_that_cuts_answers_makes_us_tell_no_secret() -> None:
 
     with answering(cut) as server:
         settings = S3Settings(server.url, "us-east-1", True, "AKID", f"{CANARY}-key", f"{CANARY}-token")
-        with pytest.raises(Unreachable, match="cut its answer at byte 5") as error:
+        with pytest.raises(Unreachable, match=r"byte 5$") as error:
             S3Store("bucket", settings, Patience(0.0)).get("x")
     assert CANARY not in told(error.value)
 
 
 def test_the_endpoint_must_be_a_url() -> None:
-    with pytest.raises(StoreError, match=r"minio:9000.*http://HOST:PORT"):
+    with pytest.raises(StoreError, match="minio:9000"):
         S3Store("bucket", S3Settings("minio:9000", "us-east-1", True, "AKID", "SECRET"))
 
 
@@ -307,7 +308,7 @@ def test_a_server_that_sends_everybody_elsewhere_is_asked_once(tmp_path: Path) -
     mount(tmp_path, "keys")
     with (
         answering(lambda _: Answer(301, headers={"Location": "https://s3.test/"})) as server,
-        pytest.raises(StoreError, match=r"sends us to https://s3\.test "),
+        pytest.raises(StoreError, match=r"https://s3\.test"),
     ):
         opened(server.url, {"BANYAN_S3_CREDENTIALS_DIR": str(tmp_path)}).put("x", b"")
     assert len(server.requests) == 1
@@ -324,5 +325,5 @@ def test_a_whole_answer_of_another_server_is_no_traceback(tmp_path: Path) -> Non
     with answering(page) as server:
         store = opened(server.url, {"BANYAN_S3_CREDENTIALS_DIR": str(tmp_path)})
         for call in (lambda: store.put("x", b""), lambda: store.head("x"), lambda: list(store.list()), lambda: store.get("x")):
-            with pytest.raises(StoreError, match="check the endpoint"):
+            with pytest.raises(StoreError, match="AWS_ENDPOINT_URL_S3"):
                 call()

@@ -93,7 +93,7 @@ def test_a_body_goes_to_a_compatible_server_as_it_is(recorder: Recorder, certifi
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
-    with pytest.raises(StoreError, match=r"self-signed certificate.*AWS_CA_BUNDLE"):
+    with pytest.raises(StoreError, match="AWS_CA_BUNDLE"):
         S3Store("bucket", settings(recorder)).put("x", b"the data")
     assert recorder.puts == []
 
@@ -111,6 +111,7 @@ def test_the_bundle_of_the_environment_is_trusted(recorder: Recorder, certificat
     assert [body for _, body in recorder.puts] == [b"the data"]
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("text", [None, "", "no certificate"], ids=["missing", "empty", "of other content"])
 def test_a_bad_bundle_is_named_before_anything_is_sent(recorder: Recorder, tmp_path: Path, text: str | None) -> None:
     bundle = tmp_path / "ca.pem"

@@ -218,7 +218,7 @@ def test_a_key_of_a_folder_is_a_path(tmp_path: Path) -> None:
     store.put("a/b", b"data")
     assert store.path("a/b").read_bytes() == b"data"
     for key in ("../x", "/x", ""):
-        with pytest.raises(StoreError, match="relative path"):
+        with pytest.raises(StoreError):
             store.path(key)
 
 
