@@ -34,7 +34,7 @@ from tests.unit.engine.fake import VOCAB, FakeRunner, continuation
 from tests.unit.engine.outputs import Scores, tokens_of
 
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
-PAGES = pytest.mark.parametrize("page", [1, 16])
+PAGES = pytest.mark.parametrize("page", [pytest.param(1, marks=pytest.mark.long), 16])
 
 
 def limits(**changes: Any) -> EngineLimits:

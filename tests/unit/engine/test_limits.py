@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -32,10 +31,10 @@ def test_the_start_up_line_is_sglangs() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "blamed"),
-    [({"context_len": 15}, "the context is 15 tokens (--context-length"), ({"pool_tokens": 15}, "the KV cache holds 15 tokens, too few")],
+    [({"context_len": 15}, "15 .*--context-length"), ({"pool_tokens": 15}, "KV cache .*15 ")],
 )
 def test_a_context_or_a_pool_in_which_nothing_runs_is_refused_by_its_own_name(sizes: dict[str, int], blamed: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(blamed)):
+    with pytest.raises(ConfigError, match=blamed):
         limits_of(info=replace(INFO, **sizes))  # type: ignore[arg-type]
     limits_of(info=replace(INFO, **dict.fromkeys(sizes, 16)))  # type: ignore[arg-type]
 
@@ -121,5 +120,5 @@ def test_a_context_far_beyond_the_pool_takes_no_memory() -> None:
 
 def test_mixed_steps_and_drafts_exclude_each_other() -> None:
     assert limits_of("--enable-mixed-chunk").mixed
-    with pytest.raises(ConfigError, match="--enable-mixed-chunk and --speculative-algorithm=NGRAM exclude each other"):
+    with pytest.raises(ConfigError, match=r"--enable-mixed-chunk .*--speculative-algorithm=NGRAM"):
         limits_of("--enable-mixed-chunk", "--speculative-algorithm", "NGRAM", info=replace(INFO, features=frozenset({"drafts"})))

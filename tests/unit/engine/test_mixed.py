@@ -178,7 +178,8 @@ def same(one: object, other: object) -> bool:
     return one == other
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.matrix(gate=1)
+@pytest.mark.parametrize("late", [True, False])
 def test_a_joined_step_gives_each_of_its_parts_what_it_would_have_given_alone(late: bool) -> None:
     seen = set[str]()
     for seed in range(600):

@@ -223,6 +223,7 @@ def test_the_log_of_may_its_first_two_prefill_lines() -> None:
     assert replay.take() == ["P 8/8/256/0.01/0/0", "P 123/3342/869/0.03/8/76"]
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize(
     ("first", "total", "stops", "seen", "decodes"),
     [

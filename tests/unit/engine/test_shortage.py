@@ -160,7 +160,7 @@ def test_the_loop_ends_when_it_is_given_up_and_tells_before() -> None:
     misses(session, lambda step: True, times=2)
     sent: list[EngineMessage] = []
     asked = [[Submit(id=id, token_ids=pack_ids(PROMPT), sampling=Sampling(max_new_tokens=3))] for id in (1, 2)]
-    with pytest.raises(DeviceFull, match="this machine ran out of memory"):
+    with pytest.raises(DeviceFull):
         session.engine.run(lambda wait: asked.pop(0) if asked else [], sent.append)
     assert [message.id for message in sent if isinstance(message, Failed)] == [1, 2]
 
