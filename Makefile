@@ -9,7 +9,7 @@ ARGS ?=
 export REGISTRY TAG TORCH BASE_IMAGE IMAGE_TOOL
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-cluster images lint format crds install install-dev clean bench bench-gpu bench-host gpu test-gpu simulate simulate-operator simulate-batch test-batch-faults soak fuzz
+.PHONY: help demo test test-all test-cluster images lint format crds messages install install-dev clean bench bench-gpu bench-host gpu test-gpu simulate simulate-operator simulate-batch test-batch-faults soak fuzz
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ format: install-dev ## put the code into shape
 
 crds: install ## write crds/ and the chart's copy from the models in operator/banyan_operator/api
 	$(BIN)/banyan-operator crds --output-dir crds && $(BIN)/banyan-operator crds --output-dir charts/banyan/files/crds
+
+messages: install ## write docs/messages.md, the sentences that users read, from the sources
+	$(BIN)/python docs/messages.py
 
 images: ## both container images (REGISTRY=registry.example.com/team TAG=…), and how to push or load them
 	@.ci/images
