@@ -57,6 +57,8 @@ DEPTH: Final = 4  # calls that a text is followed through
 WORDS: Final = re.compile(r"[A-Za-z']{2,}[,:;.)]? [A-Za-z('{]*[A-Za-z]{2,}")  # what has these is a message
 VALUE: Final = re.compile(r"\{[^{}/]*\}")
 CODE: Final = re.compile(r"[a-z]+(_[a-z]+)+|unsupported|([A-Z][a-z]+){2,}")
+SAYING: Final = (ast.Call, ast.Tuple, ast.Dict, ast.FunctionDef, ast.AsyncFunctionDef)
+LEAVES: Final = (ast.Name, ast.Constant)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -81,7 +83,7 @@ class Module:
         self._walk(self.tree, None, None)
 
     def _walk(self, node: ast.AST, function: Function | None, owner: ast.ClassDef | None) -> None:
-        if isinstance(node, ast.Call | ast.Tuple | ast.Dict | Function):
+        if isinstance(node, SAYING):
             self.nodes.append((node, function, owner))
         if isinstance(node, ast.ImportFrom):
             self.imports |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
@@ -91,9 +93,10 @@ class Module:
         elif isinstance(node, ast.ClassDef):
             self.defined.setdefault(node.name, node)
             owner = node
-        for value in vars(node).values():
+        for name in node._fields:
+            value = getattr(node, name)
             for child in value if isinstance(value, list) else (value,):
-                if isinstance(child, ast.AST) and not isinstance(child, ast.Name | ast.Constant | ast.expr_context):
+                if isinstance(child, ast.AST) and child._fields and not isinstance(child, LEAVES):
                     self._walk(child, function, owner)
 
 
