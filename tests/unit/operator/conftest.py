@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import strategies as st
 
 from banyan_operator import api
 from banyan_operator.api import crds
@@ -18,6 +19,19 @@ from banyan_operator.reconcile import decide
 
 SETTINGS = Settings(runtime_image="registry.example/banyan-runtime:0.1", operator_version="0.1.0")
 LOCAL = Settings(runtime_image="local", operator_version="0.1.0", platform="local")
+
+
+def anything(*names: str) -> st.SearchStrategy[Any]:
+    """JSON as a program that is not ours may write it, NaN and numbers of any size included; keys of objects are often `names`."""
+    leaves = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20)
+    keys = st.sampled_from(names) | st.text(max_size=8) if names else st.text(max_size=8)
+    return st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=5)
+
+
+def spoilt(body: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """`body` with anything in the place of some of its values, and some of it left out."""
+    values = {name: st.just(value) | anything(*(value if isinstance(value, Mapping) else ())) for name, value in body.items()}
+    return st.fixed_dictionaries({}, optional=values)
 
 
 def merge(base: Any, over: Any) -> Any:

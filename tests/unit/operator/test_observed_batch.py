@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from banyan_operator.observed.batch import bar
 from banyan_operator.times import stamp
@@ -29,7 +33,7 @@ from tests.unit.operator.batches import (
     reasons,
     running,
 )
-from tests.unit.operator.conftest import LOCAL, Turn, a_batch, a_server, an_own_server_batch, merge
+from tests.unit.operator.conftest import LOCAL, Turn, a_batch, a_server, an_own_server_batch, anything, merge, spoilt
 
 
 def test_a_new_batch_makes_its_job():
@@ -65,31 +69,52 @@ def test_a_worker_that_does_not_answer_keeps_the_counts_that_are_known():
     assert condition(plan, "ProgressKnown")["reason"] == "WorkersUnreachable"
 
 
-NO_NUMBERS: list[Any] = ["soon", 1e20, float("inf"), float("nan"), -5e12, True, [], {}, 2**70]
+def agrees(told: Mapping[str, Any] | None, said: Any) -> bool:
+    """Whether each number that the status holds was said: none is made up, none taken from what is no number."""
+    numbers = {name: number for name, number in (told or {}).items() if number is not None}
+    said = said if isinstance(said, Mapping) else {}
+    return all(not isinstance(said.get(name), bool) and said.get(name) == number for name, number in numbers.items())
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-@pytest.mark.parametrize("field", ["phase", "total", "completed", "failed", "tokensPerSecond", "requestsPerSecond", "shards", "usage"])
-def test_what_a_worker_says_that_cannot_be_counts_as_not_said(field, value):
-    plan = observe(BATCH, job(active=1), running(), progress=PROGRESS | {field: value})
+@given(said=spoilt(PROGRESS))
+@example(said=PROGRESS | {"total": "soon"})
+@example(said=PROGRESS | {"completed": 1e20, "tokensPerSecond": float("nan"), "requestsPerSecond": float("inf")})
+@example(said=PROGRESS | {"failed": True, "shards": [], "usage": 2**70, "phase": {}})
+@settings(max_examples=40)
+def test_what_a_worker_says_that_cannot_be_counts_as_not_said(said):
+    world = (job(active=1), running())
+    plan = observe(BATCH, *world, progress={"nightly--work-0-x": said})
     assert plan.status["phase"] == "Running"
-    assert (field == "requestsPerSecond") == ("requestsPerHour" not in plan.status)
-    assert (field == "shards") == ("shards" not in plan.status)
-    assert (field == "tokensPerSecond") == ("tokensPerSecond" not in plan.status)
-    assert (field in ("total", "completed", "failed")) == (
-        plan.status.get("requestCounts") != {"total": 1000, "completed": 400, "failed": 12}
-    )
-    known = observe(after(observe(BATCH, job(active=1), running(), progress=PROGRESS)), job(active=1), running(), progress={field: value})
-    assert known.status["usage"]["totalTokens"] == 15
+    assert agrees(plan.status.get("requestCounts"), said)
+    assert agrees(plan.status.get("usage"), said.get("usage"))
+    known = observe(after(observe(BATCH, *world, progress=PROGRESS)), *world, progress={"nightly--work-0-x": said}).report.status
+    if known is not None:  # else it is as it was
+        counts = known["requestCounts"]
+        assert counts.get("completed", 0) + counts.get("failed", 0) >= 412
+        assert known["usage"]["totalTokens"] >= 15
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-def test_last_words_that_cannot_be_are_not_taken_into_the_status(value):
-    words = {"requestCounts": {"total": value}, "usage": {"totalTokens": value}}
-    plan = observe(BATCH, job(**COMPLETE), *published(**words))
+@given(words=spoilt({name: PUBLISHED[name] for name in ("message", "requestCounts", "usage", "output", "errors", "manifest")}))
+@example(words={"requestCounts": {"total": float("inf")}, "usage": {"totalTokens": -5e12}})
+@example(words={"requestCounts": {"total": True}, "usage": {"totalTokens": 2**70}})
+@settings(max_examples=40)
+def test_last_words_that_cannot_be_are_not_taken_into_the_status(words):
+    plan = observe(BATCH, job(**COMPLETE), job(phase="merge", **COMPLETE), ended(0, {"code": "Succeeded", **words}, of="merge"))
     assert plan.status["phase"] == "Succeeded"
+    assert agrees(plan.status.get("requestCounts"), words.get("requestCounts"))
+    assert agrees(plan.status.get("usage"), words.get("usage"))
+
+
+@given(text=st.text(max_size=60) | anything("code", "requestCounts").map(json.dumps))
+@example(text="{")
+@example(text='{"code": "Succeeded"')
+@settings(max_examples=40)
+def test_last_words_that_are_no_object_count_nothing(text):
+    dead = {"terminated": {"exitCode": 0, "reason": "Completed", "message": text, "finishedAt": stamp(NOW - 5)}}
+    merge_pod = pod(dead, "Succeeded", name="nightly--merge-0-x", of="merge")
+    plan = observe(BATCH, job(**COMPLETE), job(phase="merge", **COMPLETE), merge_pod)
+    assert not plan.status.get("requestCounts")
     assert not plan.status.get("usage")
-    assert "total" not in (plan.status.get("requestCounts") or {})
 
 
 def test_merging_is_never_a_hundred_percent():

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from banyan_operator.plan import Outcome, Ref, World
 from banyan_operator.times import rough, stamp
-from tests.unit.operator.conftest import DONE, LOCAL, a_server, merge, turn
+from tests.unit.operator.conftest import DONE, LOCAL, a_server, merge, spoilt, turn
 from tests.unit.operator.servers import (
     NOW,
     READY,
@@ -63,16 +65,24 @@ def test_a_ready_server_whose_last_answer_is_of_before_is_looked_at_again(body, 
     assert (says.status["model"]["contextLength"], says.requeue_after_s) == (2048, None)
 
 
-@pytest.mark.parametrize("value", ["8k", 1.5, -1, True, 2**40, float("nan"), [], {}, "x" * 9000])
-@pytest.mark.parametrize("field", ["state", "percent", "detail", "version", "model", "contextLength"])
-def test_what_a_server_says_that_cannot_be_counts_as_not_said(field, value):
-    body: dict[str, Any] = {"state": "ready", "percent": 100, "detail": "", "model": {"contextLength": 2048}, "version": "0.1.0"}
-    body |= {"model": {"contextLength": value}} if field == "contextLength" else {field: value}
-    loading = {"phase": "Running", "containerStatuses": [container(running())]}
-    for status in (READY, loading):
-        plan = observe(SERVER, deployment(SERVER), pod(SERVER, **status), readyz=body)
-        assert plan.status["phase"] == ("Ready" if status is READY else "Loading")
-        assert plan.status["model"].get("contextLength") == (None if field in ("model", "contextLength") else 2048)
+SAID: dict[str, Any] = {"state": "ready", "percent": 100, "detail": "", "model": {"contextLength": 2048}, "version": "0.1.0"}
+
+
+@given(body=spoilt(SAID), loading=st.booleans())
+@example(body=SAID | {"model": {"contextLength": "8k"}, "percent": float("nan")}, loading=True)
+@example(body=SAID | {"model": {"contextLength": True}, "state": [], "version": "x" * 9000}, loading=False)
+@example(body=SAID | {"model": {"contextLength": 2**40}, "detail": "x" * 9000, "percent": -1}, loading=True)
+@example(body=SAID | {"model": {"contextLength": 1.5}}, loading=False)
+@settings(max_examples=60)
+def test_what_a_server_says_that_cannot_be_counts_as_not_said(body, loading):
+    status = {"phase": "Running", "containerStatuses": [container(running())]} if loading else READY
+    plan = observe(SERVER, deployment(SERVER), pod(SERVER, **status), readyz=body)
+    assert plan.status["phase"] == ("Loading" if loading else "Ready")
+    model = body.get("model")
+    said = model.get("contextLength") if isinstance(model, dict) else None
+    told = plan.status["model"].get("contextLength")
+    assert told is None or (told == said and not isinstance(said, bool))
+    assert plan.status.get("runtimeVersion") in (None, body.get("version"))
 
 
 def test_the_drivers_own_address_is_shown_where_it_has_one():
