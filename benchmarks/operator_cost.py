@@ -2,8 +2,8 @@
 
     python benchmarks/operator_cost.py [--servers 1000] [--objects 10 1000 10000] [--idle 60] [--events 300] [--out FILE.json]
 
-The operator runs as a process against an API server in a process of its own, over HTTP: `tests/support/kube/http_controllers.py`, which
-every Deployment's ReplicaSet and pods, ready at once. Idle: the calls that it makes in so many seconds, by what they are
+The operator runs as a process against an API server in a process of its own, over HTTP: `tests/support/kube/http.py`, with each
+Deployment's ReplicaSet and pods ready at once. Idle: the calls that it makes in so many seconds, by what they are
 for, its processor time and memory. Event: pods change one after another, and what processor time and calls that costs each; an
 InferenceServer with one replica is seven objects or so. Processor time includes Python's TLS-free HTTP, kopf, the store, and one
 decision for each event. The API server's own time is not counted.
@@ -34,14 +34,18 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
 from banyan_operator.kube import kinds  # noqa: E402
-from tests.support.kube.http import Call, serving  # noqa: E402
-from tests.support.kube.http_controllers import NOW, Cluster  # noqa: E402
+from tests.support.kube.controllers import ReadyAtOnce  # noqa: E402
+from tests.support.kube.http import ApiServer, Call, serving  # noqa: E402
 
 NAMESPACE = "bench"
 
 
-class Bench(Cluster):
+class Bench(ApiServer):
     """With requests of the benchmark's own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ReadyAtOnce(self.kept)
 
     def told(self, call: Call) -> web.Response | None:
         """The benchmark's own requests."""
@@ -53,10 +57,7 @@ class Bench(Cluster):
                 for number in range(int(call.query["from"]), int(call.query["to"])):
                     spec = {"model": {"uri": "catalog://smollm2-135m"}, "replicas": 1}
                     server = {"apiVersion": kinds.INFERENCE_SERVER.api_version, "kind": "InferenceServer", "spec": spec}
-                    name = f"s{number:05}"
-                    self.store(
-                        kinds.INFERENCE_SERVER.path(NAMESPACE, name), {**server, "metadata": {"name": name, "creationTimestamp": NOW}}
-                    )
+                    self.store(kinds.INFERENCE_SERVER.path(NAMESPACE, f"s{number:05}"), server)
             case "/bench/touch":
                 place = kinds.POD.path(NAMESPACE, f"s{int(call.query['server']):05}-0")
                 pod = self.objects[place]

@@ -33,8 +33,8 @@ from banyan_operator.cluster.options import parse
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVER, POD
+from tests.support.kube.controllers import ReadyAtOnce
 from tests.support.kube.http import ApiServer, Call, refusal, serving
-from tests.support.kube.http_controllers import NOW, Cluster
 
 LEASE = kinds.LEASE.path("kube-system", "banyan-operator")
 SERVER = {
@@ -665,10 +665,10 @@ def test_a_login_by_exec_plugin_serves_lists_and_watches_and_is_repeated_when_it
 @pytest.mark.long
 def test_an_idle_operator_calls_for_nothing_but_its_watches_and_its_lease(tmp_path: Path) -> None:
     async def scenario() -> None:
-        server = Cluster()
+        server = ApiServer()
+        ReadyAtOnce(server.kept)
         for number in range(20):
-            resource = {**SERVER, "metadata": {"name": f"s{number}", "creationTimestamp": NOW}}
-            server.store(INFERENCE_SERVER.path("team", f"s{number}"), resource)
+            server.store(INFERENCE_SERVER.path("team", f"s{number}"), {**SERVER, "metadata": {}})
         status = lambda number: server.objects[INFERENCE_SERVER.path("team", f"s{number}")].get("status") or {}
         async with operator(tmp_path, server) as found:
             await found.until(lambda: all(status(number).get("phase") == "Ready" for number in range(20)), "they do not get ready")

@@ -27,12 +27,13 @@ from typing import Any
 
 import httpx2 as httpx
 import yaml
-from aiohttp import web
 
 from banyan_operator.kube import kinds
 from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT
-from tests.support.kube.http import serving
-from tests.support.kube.http_controllers import Cluster
+from banyan_operator.kube.objects import key_of
+from tests.support.kube.apiserver import Server
+from tests.support.kube.controllers import ReadyAtOnce
+from tests.support.kube.http import ApiServer, serving
 from tests.support.paths import ROOT
 from tests.support.server.process import ServerProcess
 
@@ -66,44 +67,33 @@ def eventually(seen: Callable[[], Any], what: str, limit_s: float = READY_S) -> 
     return value
 
 
-class OneNode(Cluster):
+class Node(ReadyAtOnce):
     """Pods of Deployments and Jobs run at once, at addresses of the loopback."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, server: Server, net: str) -> None:
+        super().__init__(server)
+        self.net = net
+
+    def changed(self, before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
+        super().changed(before, after)
+        if before is None and after is not None and after["kind"] == "Job":
+            self.pod(f"{after['metadata']['name']}-0", after, after["spec"]["template"], ready=False)
+            self.server.set_status(key_of(after), {"active": 1, "ready": 1, "startTime": now()})
+
+    def address(self) -> str:
+        return f"{self.net}.{10 + len(self.server.of(kinds.POD))}"
+
+
+class OneNode(ApiServer):
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.net = f"127.{random.randint(1, 250)}.{random.randint(0, 250)}"
-
-    def store(self, place: str, manifest: dict[str, Any], status: int = 200) -> web.Response:
-        new = place not in self.objects
-        answer = super().store(place, manifest, status)
-        live = self.objects[place]
-        if new and live.get("kind") == "Job":
-            self._work(place, live)
-        return answer
-
-    def _work(self, place: str, job: dict[str, Any]) -> None:
-        name, uid = job["metadata"]["name"], job["metadata"]["uid"]
-        template = job["spec"]["template"]
-        marks = {"batch.kubernetes.io/job-name": name, "batch.kubernetes.io/controller-uid": uid}
-        labelled = {**template, "metadata": {**template["metadata"], "labels": {**template["metadata"]["labels"], **marks}}}
-        containers = [
-            {"name": c["name"], "ready": True, "started": True, "restartCount": 0, "image": "i", "state": {"running": {"startedAt": now()}}}
-            for c in template["spec"]["containers"]
-        ]
-        status = {"phase": "Running", "startTime": now(), "conditions": [], "containerStatuses": containers}
-        self._child(kinds.POD, f"{name}-0", job, labelled, status, {**template["spec"], "nodeName": "n"})
-        super().store(place, {**job, "status": {"active": 1, "ready": 1, "startTime": now()}})
-
-    def _child(self, kind: kinds.Kind, name: str, owner: dict[str, Any], template: Any, status: Any, spec: Any) -> None:
-        if kind == kinds.POD:
-            taken = sum(one.get("kind") == "Pod" for one in self.objects.values())
-            status = {**status, "podIP": f"{self.net}.{10 + taken}"}
-        super()._child(kind, name, owner, template, status, spec)
+        Node(self.kept, self.net)
 
     def job(self, batch: str, phase: str) -> dict[str, Any] | None:
         """The Job of this phase of a batch."""
         wanted = {"app.kubernetes.io/component": phase, "serving.banyan.dev/batchjob": batch}.items()
-        jobs = [one for one in self.objects.values() if one.get("kind") == "Job"]
+        jobs = self.kept.of(kinds.JOB)
         return next((one for one in jobs if wanted <= one["metadata"]["labels"].items()), None)
 
     def pod(self, batch: str, phase: str) -> dict[str, Any] | None:
@@ -161,7 +151,7 @@ class Kubernetes:
     def apply(self, kind: kinds.Kind, name: str, spec: dict[str, Any]) -> None:
         """Write a resource, as a user does."""
         manifest = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "spec": spec}
-        self.call(lambda: self.server.store(kind.path(NAMESPACE, name), {**manifest, "metadata": {"name": name, "namespace": NAMESPACE}}))
+        self.call(lambda: self.server.store(kind.path(NAMESPACE, name), manifest))
 
     def call(self, what: Callable[[], Any]) -> Any:
         """Do it in the server's thread."""
@@ -173,7 +163,7 @@ class Kubernetes:
 
     def pods(self, label: str) -> list[dict[str, Any]]:
         """The pods with this label of ours."""
-        found = self.call(lambda: [one for one in self.server.objects.values() if one.get("kind") == "Pod"])
+        found = self.call(lambda: self.server.kept.of(kinds.POD))
         return [pod for pod in found if f"serving.banyan.dev/{label}" in pod["metadata"]["labels"]]
 
     def status(self, kind: kinds.Kind, name: str) -> dict[str, Any]:

@@ -1,21 +1,21 @@
 """An API server in memory: one counter of versions, server-side apply, preconditions, defaults, fixed fields, garbage collection.
 
-Objects are never changed in place: each write makes new ones, so that answers, watches and histories share them. What a call asks
-for happens in `calls.py` at some moment; here it happens at once, or is refused with the ApiError that the real server would cause.
+Objects are never changed in place: each write makes new ones, so that answers, watches and histories share them. A write happens at
+once, or is refused with the ApiError that the real server would cause. The simulation calls it in virtual time (`calls.py` there says
+when), `http.py` serves it over HTTP.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from banyan_operator.cluster.client import ApiError
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Kind, Manifest
 from banyan_operator.kube.objects import Key, controller_uid, is_true, key_of, uid_of
 from banyan_operator.times import stamp
-from tests.simulation.operator.loop import VirtualLoop
 from tests.support.kube.defaults import defaulted
 from tests.support.kube.fields import applied, still_owned
 
@@ -23,6 +23,7 @@ EPOCH: Final = 1_700_000_000.0
 GENERATIONS: Final = frozenset(
     {"InferenceServer", "BatchJob", "Deployment", "ReplicaSet", "Job", "PodDisruptionBudget", "NetworkPolicy", "Ingress"}
 )
+OF_THE_SERVER: Final = ("namespace", "uid", "creationTimestamp", "generation", "resourceVersion", "deletionTimestamp")
 NOT_SPEC: Final = ("metadata", "status", "apiVersion", "kind")
 MUTABLE_OF_A_JOB: Final = ("suspend", "parallelism", "activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished", "maxFailedIndexes")
 
@@ -30,14 +31,24 @@ Change = Callable[[Manifest | None, Manifest | None], None]
 """Told of each commit: the object before (None: created) and after (None: deleted; the version of its end is `Server.version`)."""
 
 
+class Loop(Protocol):
+    """What tells the time and runs the garbage collector later."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since EPOCH."""
+
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> Any: ...
+
+
 def refusal(status: int, reason: str, message: str, retry_after_s: float | None = None) -> ApiError:
     return ApiError(status, reason, message, (), retry_after_s)
 
 
 class Server:
-    """All objects of one namespace."""
+    """All objects of a cluster."""
 
-    def __init__(self, loop: VirtualLoop, rng: random.Random) -> None:
+    def __init__(self, loop: Loop, rng: random.Random) -> None:
         self.loop, self.rng = loop, rng
         self.version = 100
         self.objects: dict[Key, Manifest] = {}
@@ -72,10 +83,10 @@ class Server:
             raise refusal(409, "AlreadyExists", f'{key.kind} "{key.name}" already exists')
         self._made += 1
         meta = {
-            **manifest["metadata"],
-            "namespace": key.namespace,
             "uid": f"{self._made:08x}-0000-4000-8000-{self.rng.getrandbits(48):012x}",
             "creationTimestamp": stamp(self.now()),
+            **manifest["metadata"],  # a test may say what these are
+            "namespace": key.namespace,
         }
         if key.kind in GENERATIONS:
             meta["generation"] = 1
@@ -113,6 +124,18 @@ class Server:
         if result is not live and uid_of(live) in self._owned:
             self._owned[uid_of(live)] = still_owned(self._owned[uid_of(live)], result)
         return result
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """The whole object is written by anybody else, its status too; what the server itself decides on stays."""
+        key = key_of(manifest)
+        if key not in self.objects:
+            return self.create(manifest)
+
+        def replaced(live: Manifest) -> Manifest:
+            ours = {name: live["metadata"][name] for name in OF_THE_SERVER if name in live["metadata"]}
+            return {**manifest, "metadata": {**manifest["metadata"], **ours}}
+
+        return self.edit(key, replaced)  # type: ignore[return-value]
 
     def set_status(self, key: Key, status: Manifest) -> Manifest | None:
         """By a controller of Kubernetes."""
@@ -251,7 +274,7 @@ def _check_fixed(live: Manifest, changed: Manifest) -> None:
         fixed = [name for name in {**before, **after} if name not in MUTABLE_OF_A_JOB]
         over = any(is_true(live, one) for one in ("Complete", "Failed"))
         if not over and before.get("completions") == before.get("parallelism") and after.get("completions") == after.get("parallelism"):
-            fixed.remove("completions")  # an elastic Indexed Job's, in one write with its parallelism
+            fixed = [name for name in fixed if name != "completions"]  # an elastic Indexed Job's, in one write with its parallelism
     elif kind == "Deployment":
         fixed = ["selector"]
     elif kind == "Service":

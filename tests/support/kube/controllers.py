@@ -1,6 +1,7 @@
-"""Kubernetes' controllers and kubelets, as far as our children need them: simple, and each as fast or slow as it happens to be.
+"""Kubernetes' controllers and kubelets, as far as our children need them, on the objects of an API server in memory.
 
-They act on what is the case, not on what a watch shows: the lag between kinds is made by our own watches.
+`Cluster`, the simulation's, is simple, and each of it as fast or slow as it happens to be. `ReadyAtOnce` has no time and no failures.
+Both act on what is the case, not on what a watch shows: the lag between kinds is made by our own watches.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, controller, controller_uid, is_true, key_of, owner_reference, uid_of
 from banyan_operator.times import stamp
+from tests.support.kube.apiserver import Server
 
 if TYPE_CHECKING:
     from tests.simulation.operator.run import Simulation
@@ -491,6 +493,53 @@ class Cluster:
 
     def _done(self, uid: str) -> int:
         return min(LINES - 5, int((self.loop.now - self._began[uid]) * 3))
+
+
+class ReadyAtOnce:
+    """Makes what Kubernetes' controllers make of a Deployment, in the moment in which it is written."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        server.changes.append(self.changed)
+
+    def changed(self, before: Manifest | None, after: Manifest | None) -> None:
+        if after is None or after["kind"] != "Deployment":
+            return
+        if (after.get("status") or {}).get("observedGeneration") != after["metadata"]["generation"]:
+            self._deployment(after)
+
+    def address(self) -> str:
+        """That of the next pod."""
+        return "127.0.0.1"
+
+    def _deployment(self, live: Manifest) -> None:
+        name, count, template = live["metadata"]["name"], live["spec"]["replicas"], live["spec"]["template"]
+        counts = {"replicas": count, "readyReplicas": count}
+        replicas = self.child(kinds.REPLICA_SET, f"{name}-rs", live, template, counts, {"template": template})
+        for number in range(count):
+            self.pod(f"{name}-{number}", replicas, template, ready=True)
+        counts |= {"availableReplicas": count, "updatedReplicas": count}
+        available = {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"}
+        progress = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+        done = {**counts, "observedGeneration": live["metadata"]["generation"], "conditions": [available, progress]}
+        self.server.set_status(key_of(live), done)
+
+    def pod(self, name: str, owner: Manifest, template: Manifest, *, ready: bool) -> Manifest:
+        """One that runs."""
+        now = stamp(self.server.now())
+        states = [
+            {"name": one["name"], "ready": True, "started": True, "restartCount": 0, "image": "i", "state": {"running": {"startedAt": now}}}
+            for one in template["spec"]["containers"]
+        ]
+        kinds_of = ("PodScheduled", "Initialized", "Ready") if ready else ()
+        conditions = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds_of]
+        status = {"phase": "Running", "podIP": self.address(), "startTime": now, "conditions": conditions, "containerStatuses": states}
+        return self.child(kinds.POD, name, owner, template, status, {**template["spec"], "nodeName": "n"})
+
+    def child(self, kind: kinds.Kind, name: str, owner: Manifest, template: Manifest, status: Manifest, spec: Manifest) -> Manifest:
+        meta = {**template["metadata"], "name": name, "namespace": owner["metadata"]["namespace"]}
+        made = {"metadata": {**meta, "ownerReferences": [owner_reference(owner)]}, "spec": spec, "status": status}
+        return self.server.put({"apiVersion": kind.api_version, "kind": kind.kind, **made})
 
 
 def _index(pod: Manifest) -> int:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from banyan_operator.kube.kinds import Manifest
+
+EMPTY: Final[Manifest] = {"metadata": {}, "spec": {}}
+"""The template of a test that asks for none."""
 
 
 def defaulted(manifest: Manifest) -> Manifest:
     """The object with its defaults; itself where it has them all."""
     match manifest["kind"]:
         case "Deployment":
-            return _spec(manifest, {"replicas": 1, "progressDeadlineSeconds": 600, "template": _template(manifest["spec"]["template"])})
+            spec = {"replicas": 1, "progressDeadlineSeconds": 600}
+            return _spec(manifest, {**spec, "template": _template(manifest.get("spec", {}).get("template", EMPTY))})
         case "Job":
             uid = manifest["metadata"]["uid"]
             spec = {"backoffLimit": 2147483647, "suspend": False, "selector": {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}}
-            template = _template(manifest["spec"]["template"])
+            template = _template(manifest.get("spec", {}).get("template", EMPTY))
             marks = {"batch.kubernetes.io/controller-uid": uid, "batch.kubernetes.io/job-name": manifest["metadata"]["name"]}
             labels = template["metadata"].get("labels") or {}
             if any(labels.get(name) != value for name, value in marks.items()):
@@ -23,7 +27,7 @@ def defaulted(manifest: Manifest) -> Manifest:
             return _spec(manifest, {**spec, "template": template})
         case "Service":
             spec = {"clusterIP": "10.0.0.7", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster", "type": "ClusterIP"}
-            ports = [_with(port, {"protocol": "TCP"}) for port in manifest["spec"].get("ports", ())]
+            ports = [_with(port, {"protocol": "TCP"}) for port in manifest.get("spec", {}).get("ports", ())]
             return _spec(manifest, {**spec, "ports": ports})
         case "PersistentVolumeClaim":
             return _spec(manifest, {"volumeMode": "Filesystem"})
@@ -32,7 +36,7 @@ def defaulted(manifest: Manifest) -> Manifest:
 
 def _spec(manifest: Manifest, found: Manifest) -> Manifest:
     """`found` holds whole values for template and ports, and defaults for the rest."""
-    spec = manifest["spec"]
+    spec = manifest.get("spec", {})
     full = {**found, **spec, **{name: found[name] for name in ("template", "ports") if name in found}}
     return manifest if full == spec else {**manifest, "spec": full}
 

@@ -1,4 +1,4 @@
-"""An API server small enough to break on purpose: objects by path, resource versions, lists, watches, discovery, and answers that a
+"""The API server of `apiserver.py` over HTTP, small enough to break on purpose: routes, lists, watches, discovery, and answers that a
 test can replace."""
 
 from __future__ import annotations
@@ -6,7 +6,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +16,11 @@ from typing import Any
 from aiohttp import web
 from kubernetes.aio import client as kube
 
-from banyan_operator.cluster.client import Api, TokenBucket
+from banyan_operator.cluster.client import Api, ApiError, TokenBucket
 from banyan_operator.cluster.connection import Connection
 from banyan_operator.kube import kinds
+from banyan_operator.kube.objects import Key, key_of
+from tests.support.kube.apiserver import EPOCH, Server, merged
 
 Manifest = dict[str, Any]
 
@@ -34,21 +38,108 @@ class Call:
         return "watch" in self.query
 
 
+class RealTime:
+    """The clock of the machine. No garbage is collected: what goes, and when, is for a test to say."""
+
+    @property
+    def now(self) -> float:
+        return time.time() - EPOCH
+
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> None:
+        pass
+
+
+class Objects(Mapping[str, Manifest]):
+    """The objects of a server by their paths."""
+
+    def __init__(self, kept: Server) -> None:
+        self._kept = kept
+
+    def __getitem__(self, path: str) -> Manifest:
+        return self._kept.objects[Place.of(path).key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (_KINDS[key.kind].path(key.namespace, key.name) for key in list(self._kept.objects))
+
+    def __len__(self) -> int:
+        return len(self._kept.objects)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a path names: an object, or (name "") those of a namespace, or (namespace "") those of all."""
+
+    kind: kinds.Kind
+    namespace: str
+    name: str
+    subresource: str
+
+    @property
+    def key(self) -> Key:
+        return Key(self.kind.kind, self.namespace, self.name)
+
+    @staticmethod
+    def of(path: str) -> Place:
+        """A KeyError where no kind of ours lies there."""
+        before, _, after = path.partition("/namespaces/")
+        namespace, _, rest = after.partition("/")
+        plural, _, rest = rest.partition("/")
+        name, _, subresource = rest.partition("/")
+        return Place(_COLLECTIONS[f"{before}/{plural}" if plural else before], namespace, name, subresource)
+
+    def holds(self, manifest: Manifest) -> bool:
+        return manifest["kind"] == self.kind.kind and self.namespace in ("", manifest["metadata"]["namespace"])
+
+
 @dataclass
 class ApiServer:
-    """What it stores has uid, generation and resourceVersion; writes are checked as the real one checks them."""
+    """Routes to the objects that it keeps; uid, generation, versions and refusals are those of `Server`."""
 
-    objects: dict[str, Manifest] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     answer: Callable[[Call], web.Response | None] = field(default=lambda _: None)
-    revision: int = 100
     prefix: str = ""  # of all paths, as behind another server
     silent: bool = False  # takes requests, and never answers (for the rest of its life)
     deaf_watches: bool = False  # watches show nothing: what has happened is missed for good
     withdrawn: set[kinds.Kind] = field(default_factory=set)  # kinds whose definition was deleted; see `withdraw`
     unlisted: set[kinds.Kind] = field(default_factory=set)  # kinds that are served, but not yet told to be
-    _log: list[tuple[int, str, Manifest]] = field(default_factory=list)  # (revision, type, object), for watches
+    _log: list[tuple[int, str, Manifest]] = field(default_factory=list)  # (version, type, object), for watches
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.kept = Server(RealTime(), random.Random(0))
+        self.kept.changes.append(self._changed)
+        self.objects = Objects(self.kept)
+
+    # --- what tests do ---
+
+    def store(self, path: str, manifest: Manifest) -> Manifest:
+        """Somebody writes this object, or all of it anew."""
+        place = Place.of(path)
+        meta = {**manifest.get("metadata", {}), "name": place.name, "namespace": place.namespace}
+        return self.kept.put({**manifest, "apiVersion": place.kind.api_version, "kind": place.kind.kind, "metadata": meta})
+
+    def remove(self, path: str) -> None:
+        """Somebody deletes this object, and it is gone at once."""
+        self.kept.remove(key_of(self.objects[path]))
+
+    @property
+    def revision(self) -> int:
+        return self.kept.version
+
+    def interrupt_watches(self, code: int, reason: str, kind: kinds.Kind | None = None) -> None:
+        """Each watch, or each one of `kind`, shows an ERROR event."""
+        told: Manifest = {"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": reason}
+        self.kept.version += 1
+        self._tell("ERROR", told if kind is None else {**told, "details": {"kind": kind.plural}})
+
+    def withdraw(self, kind: kinds.Kind) -> None:
+        """Its CustomResourceDefinition is deleted: its objects go, its watches end, and nothing of it is served any more."""
+        for one in self.kept.of(kind):
+            self.kept.remove(key_of(one))
+        self.withdrawn.add(kind)
+        self._wake()
+
+    # --- requests ---
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
@@ -66,99 +157,69 @@ class ApiServer:
             return scripted
         if call.method == "GET" and (found := _discovered(call.path, self.withdrawn | self.unlisted)) is not None:
             return web.json_response(found)
-        if any(_in_namespace(call.path).startswith(kind.path(None)) for kind in self.withdrawn):
+        try:
+            place = Place.of(call.path)
+        except KeyError:
+            return not_found(call.path)
+        if place.kind in self.withdrawn:
             return unserved()
-        if call.method == "GET" and _in_namespace(call.path) in _COLLECTIONS:
-            return await self._watch(request, call) if call.watches else self._list(call)
-        return self._one(call)
+        if call.method == "GET" and not place.name:
+            return await self._watch(request, call, place) if call.watches else self._list(call, place)
+        try:
+            return web.json_response(self._one(call, place), status=201 if call.method == "POST" else 200)
+        except ApiError as error:
+            causes = [dict(zip(("field", "message"), cause.split(": ", 1), strict=True)) for cause in error.causes]
+            return refusal(error.status, error.reason, error.message, causes)
 
-    # --- one object ---
-
-    def _one(self, call: Call) -> web.Response:
-        place = call.path.removesuffix("/status")
-        known = self.objects.get(place)
+    def _one(self, call: Call, place: Place) -> Manifest:
+        key, body = place.key, call.body or {}
+        meta = body.get("metadata") or {}
+        if call.method == "POST":
+            whole = {"apiVersion": place.kind.api_version, "kind": place.kind.kind, **body}
+            return self.kept.create({**whole, "metadata": {**meta, "namespace": place.namespace}})
+        if call.method == "PATCH" and "apply-patch" in call.headers["Content-Type"]:
+            return self.kept.apply(body)
+        known = self.kept.get(key)
+        if known is None:
+            raise ApiError(404, "NotFound", f"{call.path} not found")
+        if call.method != "GET" and meta.get("resourceVersion") not in (None, known["metadata"]["resourceVersion"]):
+            raise ApiError(409, "Conflict", "the object has been modified")
         match call.method:
-            case "GET":
-                return web.json_response(known) if known is not None else not_found(place)
-            case "POST":
-                place = f"{call.path}/{call.body['metadata']['name']}"
-                return refusal(409, "AlreadyExists", "exists") if place in self.objects else self.store(place, call.body, 201)
             case "DELETE":
-                if known is None:
-                    return not_found(place)
-                wanted = ((call.body or {}).get("preconditions") or {}).get("uid")
-                if wanted and wanted != known["metadata"]["uid"]:
-                    return refusal(409, "Conflict", "the UID in the precondition does not match")
-                self.remove(place)
-                return web.json_response({"kind": "Status", "status": "Success"})
-        meta = call.body.get("metadata") or {}
-        if known is None and (call.method == "PUT" or "apply-patch" not in call.headers.get("Content-Type", "")):
-            return not_found(place)
-        if known is not None and meta.get("resourceVersion") not in (None, known["metadata"]["resourceVersion"]):
-            return refusal(409, "Conflict", "the object has been modified")
-        if meta.get("uid") and known is None:
-            return refusal(409, "Conflict", "uid mismatch: no existing object was found")
-        if known is not None and meta.get("uid") not in (None, known["metadata"]["uid"]):
-            return refusal(422, "Invalid", "field is immutable", [{"field": "metadata.uid", "message": "field is immutable"}])
-        if call.path.endswith("/status"):
-            assert known is not None
-            return self.store(place, {**known, "status": _patched(known.get("status"), call.body["status"])}, 200)
-        return self.store(place, call.body if call.method == "PUT" or known is None else _patched(known, call.body), 200)
+                foreground = body.get("propagationPolicy") == "Foreground"
+                self.kept.delete(key, (body.get("preconditions") or {}).get("uid"), foreground=foreground)
+                return {"kind": "Status", "status": "Success"}
+            case "PUT":
+                return self.kept.put(body)
+            case "PATCH" if place.subresource == "status":
+                return self.kept.patch_status(key, body["status"], "")
+            case "PATCH":
+                self.kept.edit(key, lambda live: merged(live, body))
+        return self.kept.objects[key]
 
-    def store(self, place: str, manifest: Manifest, status: int = 200) -> web.Response:
-        """Store an object as if somebody wrote it."""
-        known = self.objects.get(place)
-        old = known["metadata"] if known is not None else {}
-        meta = {**manifest.get("metadata", {})}
-        parts = place.split("/")
-        if "namespaces" in parts:
-            meta.setdefault("namespace", parts[parts.index("namespaces") + 1])
-        meta["uid"] = old.get("uid") or meta.get("uid") or f"uid-{self.revision + 1}"
-        changed = known is None or known.get("spec") != manifest.get("spec")
-        meta["generation"] = old.get("generation", 0) + changed
-        kept = {**manifest, "metadata": {**meta, "resourceVersion": old.get("resourceVersion")}}
-        if kept == known:
-            return web.json_response(known, status=status)
-        self.revision += 1
-        kept["metadata"]["resourceVersion"] = str(self.revision)
-        self.objects[place] = kept
-        self._tell("ADDED" if known is None else "MODIFIED", kept)
-        return web.json_response(kept, status=status)
-
-    def remove(self, place: str) -> None:
-        gone = self.objects.pop(place)
-        self.revision += 1
-        self._tell("DELETED", {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self.revision)}})
-
-    # --- many ---
-
-    def _list(self, call: Call) -> web.Response:
-        items = [one for place, one in self.objects.items() if _lies_in(place, call.path) and _selected(one, call.query)]
+    def _list(self, call: Call, place: Place) -> web.Response:
+        items = [one for one in self.kept.of(place.kind) if place.holds(one) and _selected(one, call.query)]
         return web.json_response({"kind": "List", "metadata": {"resourceVersion": str(self.revision)}, "items": items})
 
-    async def _watch(self, request: web.Request, call: Call) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, call: Call, place: Place) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         told = int(call.query.get("resourceVersion") or self.revision)
-        before: set[str] = set()  # what the selector has shown
+        before: set[Key] = set()  # what the selector has shown
         deadline = asyncio.get_running_loop().time() + float(call.query.get("timeoutSeconds") or 3600)
-        while (left := deadline - asyncio.get_running_loop().time()) > 0 and _COLLECTIONS[_in_namespace(call.path)] not in self.withdrawn:
-            for revision, type_, manifest in self._log[self._after(told) :]:
-                told = revision
-                if type_ == "ERROR" and not call.path.endswith(f"/{(manifest.get('details') or {}).get('kind', '')}".rstrip("/")):
+        while (left := deadline - asyncio.get_running_loop().time()) > 0 and place.kind not in self.withdrawn:
+            for version, type_, manifest in self._log[self._after(told) :]:
+                told = version
+                if type_ == "ERROR":
+                    if (manifest.get("details") or {}).get("kind", place.kind.plural) != place.kind.plural:
+                        continue
+                elif not place.holds(manifest) or not (_selected(manifest, call.query) or key_of(manifest) in before):
                     continue
-                place = (
-                    f"{kinds.of(manifest).path(manifest['metadata']['namespace'], manifest['metadata']['name'])}"
-                    if type_ != "ERROR"
-                    else ""
-                )
-                if type_ != "ERROR" and not (_lies_in(place, call.path) and (_selected(manifest, call.query) or place in before)):
-                    continue
-                if type_ != "ERROR" and not _selected(manifest, call.query):
+                elif _selected(manifest, call.query):
+                    before.add(key_of(manifest))
+                else:
                     type_ = "DELETED"
-                    before.discard(place)
-                elif type_ != "ERROR":
-                    before.add(place)
+                    before.discard(key_of(manifest))
                 if not self.deaf_watches:
                     await response.write(json.dumps({"type": type_, "object": manifest}).encode() + b"\n")
             try:
@@ -168,18 +229,13 @@ class ApiServer:
                 break
         return response
 
-    def interrupt_watches(self, code: int, reason: str, kind: kinds.Kind | None = None) -> None:
-        """Each watch, or each one of `kind`, shows an ERROR event."""
-        self.revision += 1
-        told: Manifest = {"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": reason}
-        self._tell("ERROR", told if kind is None else {**told, "details": {"kind": kind.plural}})
+    # --- news ---
 
-    def withdraw(self, kind: kinds.Kind) -> None:
-        """Its CustomResourceDefinition is deleted: its objects go, its watches end, and nothing of it is served any more."""
-        for place in [place for place in self.objects if _lies_in(place, kind.path(None))]:
-            self.remove(place)
-        self.withdrawn.add(kind)
-        self._wake()
+    def _changed(self, before: Manifest | None, after: Manifest | None) -> None:
+        if after is not None:
+            self._tell("ADDED" if before is None else "MODIFIED", after)
+        elif before is not None:
+            self._tell("DELETED", {**before, "metadata": {**before["metadata"], "resourceVersion": str(self.revision)}})
 
     def _after(self, told: int) -> int:
         first = len(self._log)
@@ -212,36 +268,13 @@ def unserved() -> web.Response:
 
 
 _COLLECTIONS = {kind.path(None): kind for kind in kinds.TABLE}
-
-
-def _in_namespace(path: str) -> str:
-    """The path of all namespaces' objects for that of one namespace's."""
-    before, found, after = path.partition("/namespaces/")
-    return f"{before}/{after.partition('/')[2]}" if found else path
-
-
-def _lies_in(place: str, collection: str) -> bool:
-    own = place.rpartition("/")[0]
-    return collection in (own, _in_namespace(own))
+_KINDS = {kind.kind: kind for kind in kinds.TABLE}
 
 
 def _selected(manifest: Manifest, query: dict[str, str]) -> bool:
     labels = manifest["metadata"].get("labels") or {}
     wanted = [part.partition("=") for part in query.get("labelSelector", "").split(",") if part]
     return all(labels.get(name) == value for name, _, value in wanted)
-
-
-def _patched(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = _patched(result.get(name), value)
-    return result
 
 
 def _discovered(path: str, hidden: Collection[kinds.Kind]) -> Manifest | None:
