@@ -1,4 +1,4 @@
-"""The two resources as a user writes them: defaults, refusals, and the words of the refusals."""
+"""The two resources as a user writes them: defaults, refusals, and the fields that refusals name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ import yaml
 
 from banyan_operator import api
 from banyan_operator.api.quantity import amount, same
+from banyan_operator.api.validation import Problem
 from tests.support.paths import ROOT
 from tests.unit.operator.conftest import a_batch, a_server, an_own_server_batch
 
 
-def problems(manifest: dict[str, Any]) -> str:
+def problems(manifest: dict[str, Any], *, strict: bool = True) -> tuple[Problem, ...]:
     with pytest.raises(api.SpecError) as caught:
-        api.parse(manifest)
-    return "\n".join(map(str, caught.value.problems))
+        api.parse(manifest, strict=strict)
+    return caught.value.problems
+
+
+def the_problem(manifest: dict[str, Any], *, strict: bool = True) -> Problem:
+    (problem,) = problems(manifest, strict=strict)
+    return problem
+
+
+def fields(manifest: dict[str, Any]) -> list[str]:
+    return [problem.field for problem in problems(manifest)]
 
 
 def test_the_smallest_server_gets_every_default():
@@ -74,110 +84,121 @@ def test_a_field_of_a_newer_schema_is_ignored_at_every_depth_in_a_cluster(manife
         for one in (newer, every):
             objects_in(one["spec"])[number]["fromTomorrow"] = [{"deep": number}]
         assert api.parse(newer, strict=False) == api.parse(manifest)
-        assert "fromTomorrow" in problems(newer)
+        assert the_problem(newer).field.endswith(".fromTomorrow")
     assert api.parse(every, strict=False) == api.parse(manifest)
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "field", "value"),
     [
-        ({"runtime": {"dtype": "float4"}}, "spec.runtime.dtype: 'float4' is not one of auto"),
-        ({"scheduling": {"tolerations": [{"effect": "Later"}]}}, "spec.scheduling.tolerations[0].effect: 'Later' is not one of"),
-        ({"cache": {"type": "Cloud"}, "fromTomorrow": 1}, "spec.cache.type: 'Cloud' is not one of"),
-        ({"replicas": "50%", "service": {"fromTomorrow": 1}}, "spec.replicas: '50%' must be a whole number"),
+        ({"runtime": {"dtype": "float4"}}, "spec.runtime.dtype", "'float4'"),
+        ({"scheduling": {"tolerations": [{"effect": "Later"}]}}, "spec.scheduling.tolerations[0].effect", "'Later'"),
+        ({"cache": {"type": "Cloud"}, "fromTomorrow": 1}, "spec.cache.type", "'Cloud'"),
+        ({"replicas": "50%", "service": {"fromTomorrow": 1}}, "spec.replicas", "'50%'"),
     ],
 )
-def test_a_value_of_a_newer_schema_is_named_without_a_word_of_its_new_fields(spec, words):
-    with pytest.raises(api.SpecError) as caught:
-        api.parse(a_server(**spec), strict=False)
-    assert str(caught.value).startswith(words)
-    assert "fromTomorrow" not in str(caught.value)
+def test_a_value_of_a_newer_schema_is_named_without_a_word_of_its_new_fields(spec, field, value):
+    problem = the_problem(a_server(**spec), strict=False)
+    assert problem.field == field
+    assert value in problem.message
+    assert "fromTomorrow" not in problem.message
 
 
-BAD_SERVERS: list[tuple[dict[str, Any], str, str]] = [
-    ({"model": None}, "spec.model", "is required"),
-    ({"model": {"uri": "models/tiny"}}, "spec.model.uri", "pvc://CLAIM/PATH"),
-    ({"model": {"uri": "x"}}, "spec.model.uri", "pvc://CLAIM/PATH"),
-    ({"model": {"uri": "pvc://models/../etc"}}, "spec.model", ".. segments"),
-    ({"model": {"s3": {"region": "x"}}}, "spec.model", "model.s3 needs an s3:// uri"),
-    ({"model": {"servedNames": ["a", "a"]}}, "spec.model.servedNames", "a occurs twice; remove one"),
-    ({"model": {"served_names": ["a"]}}, "spec.model.served_names", "did you mean servedNames?"),
-    ({"replicas": -1}, "spec.replicas", "-1 is too small; use at least 0"),
-    ({"replicas": "3"}, "spec.replicas", "'3' must be a whole number"),
-    ({"replicas": 1.5}, "spec.replicas", "must be a whole number"),
-    ({"replica": 3}, "spec.replica", "did you mean replicas?"),
-    ({"paused": "yes"}, "spec.paused", "must be true or false"),
-    ({"runtime": {"dtype": "fp8"}}, "spec.runtime.dtype", "'fp8' is not one of auto, float32, float16, bfloat16"),
-    ({"runtime": {"args": ["--port=1"]}}, "spec.runtime.args", "options that the operator owns"),
-    ({"runtime": {"args": ["--a", "--port", "1"]}}, "spec.runtime.args", "dtype, context length): --port (leave it out)"),
-    ({"runtime": {"args": ["--dtype=x"]}}, "spec.runtime.args", "): --dtype (use runtime.dtype)"),
-    ({"resources": {"requests": {"cpu": -1}}}, "spec.resources.requests.cpu", "-1 must not be negative"),
-    ({"resources": {"limits": {"memory": "-4Gi"}}}, "spec.resources.limits.memory", "'-4Gi' must not be negative"),
-    ({"rollout": {"maxSurge": -1}}, "spec.rollout.maxSurge", "-1 must not be negative"),
-    ({"model": {"uri": "s3://Bu_cket/x"}}, "spec.model.uri", "A bucket's name, here 'Bu_cket', has 3 to 63 lower case letters"),
-    ({"runtime": {"env": [{"name": "BANYAN_PORT", "value": "1"}]}}, "spec.runtime.env[0]", "set by the operator"),
-    ({"runtime": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.runtime.env", "A occurs twice"),
-    ({"runtime": {"env": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}}, "env[0]", "exclusive"),
-    ({"runtime": {"env": [{"name": "A", "valueFrom": {}}]}}, "env[0].valueFrom", "exactly one of"),
-    ({"runtime": {"contextLength": 64}}, "spec.runtime.contextLength", "use at least 128"),
-    ({"runtime": {"chunkedPrefillTokens": 100, "kvCache": {"pageSize": 16}}}, "chunkedPrefillTokens", "use 96"),
-    ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "spec.resources", "belong in spec.accelerator"),
-    ({"resources": {"limits": {"cpu": 0.5}}}, "spec.resources.limits.cpu", "0.5 must be a whole number, or text such as '500m'"),
-    ({"resources": {"limits": {"memory": "4 GB"}}}, "spec.resources.limits.memory", "'4 GB' must be"),
-    ({"resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "4Gi"}}}, "requests.memory", "8Gi is more than the limit 4Gi"),
-    ({"cache": {"type": "PersistentVolumeClaim"}}, "spec.cache", "a created claim needs cache.size"),
-    ({"cache": {"claimName": "c"}}, "spec.cache", "needs type PersistentVolumeClaim"),
-    ({"cache": {"type": "PersistentVolumeClaim", "claimName": "models"}}, "spec", "must not be the model claim"),
-    ({"cache": {"type": "PersistentVolumeClaim", "size": "1Gi"}, "replicas": 2}, "spec", "needs cache.accessMode ReadWriteMany"),
-    ({"drain": {"terminationGracePeriodSeconds": 5, "preStopSeconds": 5}}, "spec.drain", "must be smaller"),
-    ({"rollout": {"maxSurge": 0}}, "spec.rollout", "must not both be 0"),
-    ({"rollout": {"maxSurge": "half"}}, "spec.rollout.maxSurge", "'half' must be a whole number, or text such as '25%'"),
-    ({"rollout": {"maxSurge": "1"}}, "spec.rollout.maxSurge", "'1' must be a whole number, or text such as '25%'"),
-    ({"rollout": {"maxSurge": "00%", "maxUnavailable": "0%"}}, "spec.rollout", "must not both be 0"),
-    ({"disruption": {"maxUnavailable": "1"}}, "spec.disruption.maxUnavailable", "'1' must be a whole number, or text such as '25%'"),
-    ({"autoscaling": {"maxReplicas": 2}}, "spec.autoscaling", "is not a field"),
-    ({"model": {"uri": "oci://registry/model:1"}}, "spec.model.uri", "pvc://CLAIM/PATH"),
-    ({"runtime": {"kvCache": {"pageSize": 8}}}, "spec.runtime.kvCache.pageSize", "must be one of 1, 16, 32, 64"),
-    ({"runtime": {"maxQueuedRequests": 0}}, "spec.runtime.maxQueuedRequests", "use at least 1"),
-    ({"disruption": {"maxUnavailable": 1, "minAvailable": 1}}, "spec.disruption", "mutually exclusive"),
-    ({"metrics": {"podMonitor": {"enabled": True, "interval": "soon"}}}, "podMonitor.interval", "'soon' has the wrong form"),
-    ({"ingress": {"hosts": []}}, "spec.ingress.hosts", "at least 1 item"),
-    ({"security": {"runAsUser": 0}}, "spec.security.runAsUser", "use at least 1"),
-    ({"accelerator": {"count": 1}, "runtime": {"tensorParallelSize": 2}}, "spec", "must not exceed accelerator.count"),
-    ({"service": []}, "spec.service", "must be a mapping"),
+BAD_SERVERS: list[tuple[Any, ...]] = [
+    ({"model": None}, "spec.model"),
+    ({"model": {"uri": "models/tiny"}}, "spec.model.uri"),
+    ({"model": {"uri": "x"}}, "spec.model.uri"),
+    ({"model": {"uri": "pvc://models/../etc"}}, "spec.model", ".."),
+    ({"model": {"s3": {"region": "x"}}}, "spec.model", "model.s3"),
+    ({"model": {"servedNames": ["a", "a"]}}, "spec.model.servedNames"),
+    ({"model": {"served_names": ["a"]}}, "spec.model.served_names", "servedNames"),
+    ({"replicas": -1}, "spec.replicas", "-1"),
+    ({"replicas": "3"}, "spec.replicas", "'3'"),
+    ({"replicas": 1.5}, "spec.replicas", "1.5"),
+    ({"replica": 3}, "spec.replica", "replicas"),
+    ({"paused": "yes"}, "spec.paused"),
+    ({"runtime": {"dtype": "fp8"}}, "spec.runtime.dtype", "'fp8'", "auto, float32, float16, bfloat16"),
+    ({"runtime": {"args": ["--port=1"]}}, "spec.runtime.args", "--port"),
+    ({"runtime": {"args": ["--a", "--port", "1"]}}, "spec.runtime.args", "--port"),
+    ({"runtime": {"args": ["--dtype=x"]}}, "spec.runtime.args", "--dtype", "runtime.dtype"),
+    ({"resources": {"requests": {"cpu": -1}}}, "spec.resources.requests.cpu", "-1"),
+    ({"resources": {"limits": {"memory": "-4Gi"}}}, "spec.resources.limits.memory", "'-4Gi'"),
+    ({"rollout": {"maxSurge": -1}}, "spec.rollout.maxSurge", "-1"),
+    ({"model": {"uri": "s3://Bu_cket/x"}}, "spec.model.uri", "'Bu_cket'"),
+    ({"runtime": {"env": [{"name": "BANYAN_PORT", "value": "1"}]}}, "spec.runtime.env[0]"),
+    ({"runtime": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.runtime.env", "A"),
+    (
+        {"runtime": {"env": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}},
+        "spec.runtime.env[0]",
+        "value",
+        "valueFrom",
+    ),
+    ({"runtime": {"env": [{"name": "A", "valueFrom": {}}]}}, "spec.runtime.env[0].valueFrom"),
+    ({"runtime": {"contextLength": 64}}, "spec.runtime.contextLength", "64", "128"),
+    (
+        {"runtime": {"chunkedPrefillTokens": 100, "kvCache": {"pageSize": 16}}},
+        "spec.runtime.chunkedPrefillTokens",
+        "kvCache.pageSize",
+        "96",
+    ),
+    ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "spec.resources", "spec.accelerator"),
+    ({"resources": {"limits": {"cpu": 0.5}}}, "spec.resources.limits.cpu", "0.5"),
+    ({"resources": {"limits": {"memory": "4 GB"}}}, "spec.resources.limits.memory", "'4 GB'"),
+    ({"resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "4Gi"}}}, "spec.resources.requests.memory", "8Gi", "4Gi"),
+    ({"cache": {"type": "PersistentVolumeClaim"}}, "spec.cache", "cache.size"),
+    ({"cache": {"claimName": "c"}}, "spec.cache", "PersistentVolumeClaim"),
+    ({"cache": {"type": "PersistentVolumeClaim", "claimName": "models"}}, "spec", "cache.claimName"),
+    ({"cache": {"type": "PersistentVolumeClaim", "size": "1Gi"}, "replicas": 2}, "spec", "cache.accessMode", "ReadWriteMany"),
+    ({"drain": {"terminationGracePeriodSeconds": 5, "preStopSeconds": 5}}, "spec.drain", "preStopSeconds", "terminationGracePeriodSeconds"),
+    ({"rollout": {"maxSurge": 0}}, "spec.rollout", "maxSurge", "maxUnavailable"),
+    ({"rollout": {"maxSurge": "half"}}, "spec.rollout.maxSurge", "'half'"),
+    ({"rollout": {"maxSurge": "1"}}, "spec.rollout.maxSurge", "'1'"),
+    ({"rollout": {"maxSurge": "00%", "maxUnavailable": "0%"}}, "spec.rollout", "maxSurge", "maxUnavailable"),
+    ({"disruption": {"maxUnavailable": "1"}}, "spec.disruption.maxUnavailable", "'1'"),
+    ({"autoscaling": {"maxReplicas": 2}}, "spec.autoscaling"),
+    ({"model": {"uri": "oci://registry/model:1"}}, "spec.model.uri"),
+    ({"runtime": {"kvCache": {"pageSize": 8}}}, "spec.runtime.kvCache.pageSize", "1, 16, 32, 64"),
+    ({"runtime": {"maxQueuedRequests": 0}}, "spec.runtime.maxQueuedRequests"),
+    ({"disruption": {"maxUnavailable": 1, "minAvailable": 1}}, "spec.disruption", "maxUnavailable", "minAvailable"),
+    ({"metrics": {"podMonitor": {"enabled": True, "interval": "soon"}}}, "spec.metrics.podMonitor.interval", "'soon'"),
+    ({"ingress": {"hosts": []}}, "spec.ingress.hosts"),
+    ({"security": {"runAsUser": 0}}, "spec.security.runAsUser"),
+    ({"accelerator": {"count": 1}, "runtime": {"tensorParallelSize": 2}}, "spec", "tensorParallelSize", "accelerator.count"),
+    ({"service": []}, "spec.service"),
 ]
 
 
-@pytest.mark.parametrize(("spec", "field", "words"), BAD_SERVERS)
-def test_a_server_that_breaks_the_schema_is_told_where_and_what_to_do(spec, field, words):
-    said = problems(a_server(**spec))
-    assert field in said
-    assert words in said
+@pytest.mark.parametrize("case", BAD_SERVERS, ids=lambda case: f"{case[1]}-{case[2:]}")
+def test_a_server_that_breaks_the_schema_is_told_where_and_what_to_do(case):
+    spec, field, *named = case
+    problem = the_problem(a_server(**spec))
+    assert problem.field == field
+    assert [name for name in named if name not in problem.message] == []
 
 
-BAD_BATCHES: list[tuple[dict[str, Any], str, str]] = [
-    ({"serverRef": None}, "spec", "exactly one of serverRef and server"),
-    ({"server": {"model": {"uri": "pvc://m/x"}}}, "spec", "exactly one of serverRef and server"),
-    ({"input": {"uri": "in.jsonl"}}, "spec.input.uri", "s3://BUCKET/KEY"),
-    ({"input": {"uri": "pvc://batches/../x"}}, "spec.input", ".. segments"),
-    ({"output": {"uri": "pvc://batches/out"}}, "spec.output", "must end with /"),
-    ({"input": {"uri": "pvc://batches/out/"}}, "spec", "input and output must differ"),
-    ({"input": {"failedOf": "pvc://batches/before/"}}, "spec.input", "exactly one of input.uri and input.failedOf"),
-    ({"input": {"uri": None}}, "spec.input", "exactly one of input.uri and input.failedOf"),
-    ({"input": {"uri": None, "failedOf": "pvc://batches/before"}}, "spec.input", "input.failedOf must end with /"),
-    ({"input": {"uri": None, "failedOf": "pvc://batches/../before/"}}, "spec.input", "failedOf must not contain .. segments"),
-    ({"input": {"uri": None, "failedOf": "pvc://batches/out/"}}, "spec", "input and output must differ"),
-    ({"workers": 2}, "spec", "several workers need an s3:// output"),
-    ({"output": {"uri": "file:///out/"}, "workers": 2}, "spec", "several workers need an s3:// output"),
-    ({"output": {"uri": "s3://out/x/", "allowUnfenced": True}, "workers": 2}, "spec", "output.allowUnfenced allows one worker"),
-    ({"endpoint": "/v1/chat"}, "spec.endpoint", "is not one of /v1/chat/completions"),
+BAD_BATCHES: list[tuple[Any, ...]] = [
+    ({"serverRef": None}, "spec", "serverRef", "server"),
+    ({"server": {"model": {"uri": "pvc://m/x"}}}, "spec", "serverRef", "server"),
+    ({"input": {"uri": "in.jsonl"}}, "spec.input.uri", "'in.jsonl'"),
+    ({"input": {"uri": "pvc://batches/../x"}}, "spec.input", ".."),
+    ({"output": {"uri": "pvc://batches/out"}}, "spec.output", "/"),
+    ({"input": {"uri": "pvc://batches/out/"}}, "spec", "input", "output"),
+    ({"input": {"failedOf": "pvc://batches/before/"}}, "spec.input", "input.uri", "input.failedOf"),
+    ({"input": {"uri": None}}, "spec.input", "input.uri", "input.failedOf"),
+    ({"input": {"uri": None, "failedOf": "pvc://batches/before"}}, "spec.input", "input.failedOf", "/"),
+    ({"input": {"uri": None, "failedOf": "pvc://batches/../before/"}}, "spec.input", "failedOf", ".."),
+    ({"input": {"uri": None, "failedOf": "pvc://batches/out/"}}, "spec", "input", "output"),
+    ({"workers": 2}, "spec", "workers", "s3://"),
+    ({"output": {"uri": "file:///out/"}, "workers": 2}, "spec", "workers", "s3://"),
+    ({"output": {"uri": "s3://out/x/", "allowUnfenced": True}, "workers": 2}, "spec", "output.allowUnfenced"),
+    ({"endpoint": "/v1/chat"}, "spec.endpoint", "/v1/chat/completions"),
     ({"output": {"uri": "s3://out/x/", "resume": "../other"}}, "spec.output.resume", "../other"),
-    ({"deadlineSeconds": 5}, "spec.deadlineSeconds", "use at least 60"),
-    ({"s3": {"endpoint": "http://minio:port"}}, "spec.s3.endpoint", "Endpoint URL"),
-    ({"s3": {"endpoint": "http://[::1"}}, "spec.s3.endpoint", "Endpoint URL"),
-    ({"s3": {"endpoint": "https://"}}, "spec.s3.endpoint", "Endpoint URL"),
-    ({"s3": {"endpoint": "127.0.0.1:20999"}}, "spec.s3.endpoint", "It begins with http:// or https://"),
-    ({"input": {"uri": "s3://b/x.jsonl"}}, "spec.input.uri", "A bucket's name, here 'b', has 3 to 63 lower case letters"),
+    ({"deadlineSeconds": 5}, "spec.deadlineSeconds", "60"),
+    ({"s3": {"endpoint": "http://minio:port"}}, "spec.s3.endpoint"),
+    ({"s3": {"endpoint": "http://[::1"}}, "spec.s3.endpoint"),
+    ({"s3": {"endpoint": "https://"}}, "spec.s3.endpoint"),
+    ({"s3": {"endpoint": "127.0.0.1:20999"}}, "spec.s3.endpoint", "http://", "https://"),
+    ({"input": {"uri": "s3://b/x.jsonl"}}, "spec.input.uri", "'b'"),
 ]
 
 
@@ -186,76 +207,80 @@ def test_digits_that_an_earlier_schema_took_for_a_count_are_one_in_a_cluster():
     assert api.parse(stored, strict=False) == api.parse(
         a_server(rollout={"maxSurge": 2, "maxUnavailable": 0}, disruption={"minAvailable": 1})
     )
-    with pytest.raises(api.SpecError, match="must not both be 0"):
-        api.parse(a_server(rollout={"maxSurge": "0", "maxUnavailable": "0"}), strict=False)
+    none = a_server(rollout={"maxSurge": "0", "maxUnavailable": "0"})
+    assert the_problem(none, strict=False).field == "spec.rollout"
 
 
-@pytest.mark.parametrize(("spec", "field", "words"), BAD_BATCHES)
-def test_a_batch_that_breaks_the_schema_is_told_where_and_what_to_do(spec, field, words):
-    said = problems(a_batch(**spec))
-    assert field in said
-    assert words in said
+@pytest.mark.parametrize("case", BAD_BATCHES, ids=lambda case: f"{case[1]}-{case[2:]}")
+def test_a_batch_that_breaks_the_schema_is_told_where_and_what_to_do(case):
+    spec, field, *named = case
+    problem = the_problem(a_batch(**spec))
+    assert problem.field == field
+    assert [name for name in named if name not in problem.message] == []
 
 
 def test_an_api_key_without_a_server_reference_is_refused():
-    assert "apiKeySecretRef needs serverRef" in problems(an_own_server_batch(apiKeySecretRef={"name": "k"}))
+    problem = the_problem(an_own_server_batch(apiKeySecretRef={"name": "k"}))
+    assert problem.field == "spec"
+    assert "apiKeySecretRef" in problem.message
 
 
 def test_several_problems_are_told_at_once():
-    said = problems(a_server(replicas=-1, runtime={"dtype": "fp8"}, service={"port": 0}))
-    assert all(field in said for field in ("spec.replicas", "spec.runtime.dtype", "spec.service.port"))
+    several = a_server(replicas=-1, runtime={"dtype": "fp8"}, service={"port": 0})
+    assert sorted(fields(several)) == ["spec.replicas", "spec.runtime.dtype", "spec.service.port"]
 
 
 @pytest.mark.parametrize("name", ["Tiny", "9b", "a_b", "a" * 51, "a-", "a--b"])
 def test_a_name_that_no_child_could_carry_is_refused(name):
-    assert "metadata.name" in problems(a_server(name))
+    assert fields(a_server(name)) == ["metadata.name"]
 
 
 def test_a_foreign_kind_or_version_is_refused():
-    assert "kind: 'Pod'" in problems(a_server() | {"kind": "Pod"})
-    assert "apiVersion" in problems(a_server() | {"apiVersion": "v1"})
+    assert fields(a_server() | {"kind": "Pod"}) == ["kind"]
+    assert fields(a_server() | {"apiVersion": "v1"}) == ["apiVersion"]
 
 
-BAD_CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({field: value}, f"spec.{field} cannot change; make a new BatchJob")
-    for field, value in {
-        "input": {"uri": "pvc://batches/other.jsonl"},
-        "output": {"overwrite": True},
-        "s3": {"region": "x"},
-        "serverRef": {"name": "other"},
-        "apiKeySecretRef": {"name": "k"},
-        "modelName": "m",
-        "endpoint": "/v1/completions",
-        "sharding": {"targetRequests": 5},
-        "maxConcurrency": 8,
-        "requestTimeoutSeconds": 5,
-        "retries": {"maxAttempts": 2},
-        "workerBackoffLimit": 1,
-        "maxErrorPercent": 5,
-        "priority": 1,
-        "resources": {"requests": {"cpu": "1"}},
-        "scheduling": {"nodeSelector": {"a": "b"}},
-        "image": "x",
-        "imagePullSecrets": [{"name": "s"}],
-        "env": [{"name": "A", "value": "b"}],
-        "serviceAccountName": "sa",
-        "security": {"runAsUser": 1000},
-        "podTemplate": {"spec": {"hostNetwork": True}},
-    }.items()
-]
+BAD_CHANGES: dict[str, Any] = {
+    "input": {"uri": "pvc://batches/other.jsonl"},
+    "output": {"overwrite": True},
+    "s3": {"region": "x"},
+    "serverRef": {"name": "other"},
+    "apiKeySecretRef": {"name": "k"},
+    "modelName": "m",
+    "endpoint": "/v1/completions",
+    "sharding": {"targetRequests": 5},
+    "maxConcurrency": 8,
+    "requestTimeoutSeconds": 5,
+    "retries": {"maxAttempts": 2},
+    "workerBackoffLimit": 1,
+    "maxErrorPercent": 5,
+    "priority": 1,
+    "resources": {"requests": {"cpu": "1"}},
+    "scheduling": {"nodeSelector": {"a": "b"}},
+    "image": "x",
+    "imagePullSecrets": [{"name": "s"}],
+    "env": [{"name": "A", "value": "b"}],
+    "serviceAccountName": "sa",
+    "security": {"runAsUser": 1000},
+    "podTemplate": {"spec": {"hostNetwork": True}},
+}
 
 
-@pytest.mark.parametrize(("change", "words"), BAD_CHANGES)
-def test_what_is_in_the_pods_of_a_batch_cannot_be_changed(change, words):
-    with pytest.raises(api.SpecError, match=f"^{words.replace(' cannot', ': cannot')}$"):
-        api.check_update(api.parse(a_batch(**change)), api.parse(a_batch()))
+def refused_change(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
+    """The fields that may not change so."""
+    with pytest.raises(api.SpecError) as caught:
+        api.check_update(api.parse(new), api.parse(old))
+    return [problem.field for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("field", BAD_CHANGES)
+def test_what_is_in_the_pods_of_a_batch_cannot_be_changed(field):
+    assert refused_change(a_batch(**{field: BAD_CHANGES[field]}), a_batch()) == [f"spec.{field}"]
 
 
 def test_a_batch_can_be_cancelled_but_not_uncancelled():
-    cancelled, running = api.parse(a_batch(cancel=True)), api.parse(a_batch())
-    api.check_update(cancelled, running)
-    with pytest.raises(api.SpecError, match="cannot be unset"):
-        api.check_update(running, cancelled)
+    api.check_update(api.parse(a_batch(cancel=True)), api.parse(a_batch()))
+    assert refused_change(a_batch(), a_batch(cancel=True)) == ["spec.cancel"]
 
 
 def test_what_the_operator_carries_out_on_a_running_batch_can_be_changed():
@@ -320,15 +345,15 @@ def test_quantities_are_compared_by_what_they_mean():
     assert same("1000m", 1)
     assert same("1Gi", "1024Mi")
     assert not same("1G", "1Gi")
-    with pytest.raises(ValueError, match="write a number with a unit"):
+    with pytest.raises(ValueError, match="4 GB"):
         amount("4 GB")
 
 
 @pytest.mark.parametrize("text", ["1e999999999", "1E-999999999", "71e4730912"])
 def test_a_quantity_of_a_billion_digits_keeps_nobody_busy(text):
     """As of a spec, or of an annotation that is compared and happens to look like one."""
-    with pytest.raises(ValueError, match="is not a quantity"):
+    with pytest.raises(ValueError, match=text):
         amount(text)
     assert not same(text, "1")
-    with pytest.raises(api.SpecError, match=r"spec\.resources\.requests\.memory"):
-        api.parse(a_server(resources={"limits": {"memory": "1Gi"}, "requests": {"memory": text}}))
+    asks = {"limits": {"memory": "1Gi"}, "requests": {"memory": text}}
+    assert fields(a_server(resources=asks)) == ["spec.resources.requests.memory"]
