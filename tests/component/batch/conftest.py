@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from banyan_runtime.batch.documents import State
 from banyan_runtime.batch.entries import decode
@@ -27,6 +28,8 @@ from tests.support.server.scripted import ScriptedServer, line, scripted_server 
 
 ALL = "BANYAN_ALL_FAULTS" in os.environ or "BANYAN_KILL_POINTS" in os.environ  # make test-batch-faults
 QUICK = ["--max-backoff", "0.01", "--server-timeout", "20", "--storage-timeout", "20", "--max-concurrency", "4"]
+
+IN_BOTH = pytest.mark.parametrize("bench", ["folder", "s3"], indirect=True)
 
 T = TypeVar("T")
 
@@ -66,10 +69,10 @@ class Bench:
         return where.store.get(where.key)
 
     def known(self) -> list[str]:
-        """How the input as it is must be told of, for whoever looks for it later."""
+        """What a message must tell of the input as it is, by which it is found again."""
         data, where = self.given(), self.place.child("in.jsonl")
-        etag = [f"ETag {where.store.head(where.key).tag}"] if self.in_s3 else []
-        return ["put back what was there", f"{len(data)} bytes", *etag, f"SHA-256 {hashlib.sha256(data).hexdigest()}"]
+        etag = [where.store.head(where.key).tag.strip('"')] if self.in_s3 else []
+        return [str(len(data)), *etag, hashlib.sha256(data).hexdigest()]
 
     def start(self, *arguments: str, fault: Fault | None = None, **environment: str) -> Child:
         where = ["--input", self.place.child("in.jsonl").uri, "--output", self.output.uri, "--server", self.server.url]
@@ -145,6 +148,13 @@ class Bench:
         return manifest
 
     @property
+    def owner(self) -> str:
+        """The run that has the output."""
+        data = self.read(".banyan/owner.json")
+        assert data is not None
+        return str(json.loads(data)["run"])
+
+    @property
     def recorded(self) -> set[str]:
         """custom_ids of the lines that an unfinished run has recorded: what shards' states name, as far as it is whole."""
         store, found = self.output.store, set()
@@ -216,12 +226,16 @@ def proxied(weed: S3Server, server: ScriptedServer, tmp_path: Path) -> Iterator[
     proxy.close()
 
 
-def places(points: Sequence[T], in_s3: Sequence[T]) -> list[tuple[str, T]]:
-    """Parameters for `bench` and one more: all `points` in a folder, in S3 those that stand for all, unless all are asked for."""
-    return [("folder", point) for point in points] + [("s3", point) for point in (points if ALL else in_s3)]
+def places(points: Sequence[T], in_s3: Sequence[T], gate: Sequence[T], gate_in_s3: Sequence[T] = ()) -> list[ParameterSet]:
+    """Parameters for `bench` and one more: all `points` in a folder, in S3 those that stand for all, unless all are asked for.
+    The gate runs `gate` of them in a folder, and `gate_in_s3` in S3.
+    """
+    cases = [("folder", point, point in gate) for point in points]
+    cases += [("s3", point, point in gate_in_s3) for point in (points if ALL else in_s3)]
+    return [pytest.param(place, point, marks=() if quick else pytest.mark.long) for place, point, quick in cases]
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.long)])  # IN_BOTH: the gate runs a test in S3 as well
 def bench(request: pytest.FixtureRequest) -> Bench:
     found: Bench = request.getfixturevalue("folder_bench" if request.param == "folder" else "bucket_bench")
     return found

@@ -22,6 +22,7 @@ from tests.support.server.scripted import line
 ENDS = ["\n", "\r\n", "\n\n", "\n  \r\n", "\n\ufeff\n"]
 
 
+@pytest.mark.matrix(gate=15)
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_the_cut_each_line_is_taken_once_with_its_number(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -97,6 +98,7 @@ def test_one_line_a_shard(bench: Bench) -> None:
     bench.check()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_hundred_thousand_lines_are_planned_and_ended_quickly(folder_bench: Bench) -> None:
     """All but a few cannot be sent, so this measures ourselves and not the server."""
@@ -120,9 +122,9 @@ def test_an_input_that_changes_during_the_run_ends_it_by_name_with_nothing_publi
     assert child.words["code"] == "InputChanged"
     assert "in.jsonl" in child.words["message"]
     assert bench.keys() == []
-    again = bench.run("--shard-requests", "10")
-    assert "a new run begins" in again.said
-    bench.check()
+    before = bench.owner
+    bench.run("--shard-requests", "10")
+    assert bench.check()["run"] != before
 
 
 def test_an_input_that_is_removed_during_the_run_ends_it_by_name(bench: Bench) -> None:
@@ -149,6 +151,7 @@ def test_an_input_that_changed_after_a_kill_begins_a_new_run(bench: Bench) -> No
     bench.check()
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
 def test_an_input_that_was_written_again_as_it_was_is_gone_on_with(bench: Bench, packed: bool) -> None:
     """A copy of it, restored or synchronized, has another tag where storage knows no digest of contents."""
@@ -168,6 +171,6 @@ def test_an_input_that_was_written_again_as_it_was_is_gone_on_with(bench: Bench,
     child.wait()
     bench.server.delay_s = 0.0
     where.store.put(where.key, data)
-    again = bench.run(*words)
-    assert "going on with run" in again.said
-    bench.check()
+    before = bench.owner
+    bench.run(*words)
+    assert bench.check()["run"] == before

@@ -30,7 +30,9 @@ TABLE = os.environ.get("BANYAN_KILL_POINTS")  # a file that gets the table of ki
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("bench", "when"), [*places(["before", "after"], ["after"]), ("folder", "half")], indirect=["bench"])
+@pytest.mark.parametrize(
+    ("bench", "when"), [*places(["before", "after"], ["after"], gate=["after"]), ("folder", "half")], indirect=["bench"]
+)
 def test_a_run_that_is_killed_at_any_of_its_writes_is_ended_by_the_same_command(bench: Bench, when: str) -> None:
     """Lines that were in flight are sent again, and those that no checkpoint had."""
     kind = "s3" if bench.in_s3 else "folder"
@@ -67,7 +69,9 @@ REPLACING = [(label, when) for label in REPLACED for when in ("before", "after")
 STANDING_FOR_ALL = [(label, "after") for label in ("placeholder of the manifest", "output.jsonl", "manifest.json")]
 
 
-@pytest.mark.parametrize(("bench", "point"), places(REPLACING, STANDING_FOR_ALL), indirect=["bench"], ids=str)
+@pytest.mark.parametrize(
+    ("bench", "point"), places(REPLACING, STANDING_FOR_ALL, STANDING_FOR_ALL[:2], STANDING_FOR_ALL[1:2]), indirect=["bench"], ids=str
+)
 def test_a_run_that_replaces_results_and_is_killed_leaves_no_manifest_of_mixed_ones(bench: Bench, point: tuple[str, str]) -> None:
     label, when = point
     kind = "s3" if bench.in_s3 else "folder"
@@ -136,7 +140,8 @@ def _note(kind: str, label: str, when: str, sent: int, again: int, code: str) ->
             table.write(f"| {kind} | {when} | {label} | {sent} | {again} | {code}; {LINES} of {LINES} lines, each once, manifest true |\n")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+@pytest.mark.matrix(gate=1)
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.99])
 def test_a_kill_late_in_a_run_costs_the_lines_in_flight(folder_bench: Bench, share: float) -> None:
     bench = folder_bench
     bench.give(600)

@@ -32,6 +32,7 @@ def _give(bench: Bench, count: int) -> None:
     bench.give([line(f"id-{i}", f"status 400 {i}" if i % 10 == 9 else f"line {i}") for i in range(count)])
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_when_it_is_suspended(bench: Bench, number: signal.Signals) -> None:
     _give(bench, 400)
@@ -50,6 +51,7 @@ def test_when_it_is_suspended(bench: Bench, number: signal.Signals) -> None:
     assert _counts(child) == _kept(bench) > first, "what an earlier one has done counts as well"
 
 
+@pytest.mark.long
 def test_when_it_is_suspended_with_others(bench: Bench) -> None:
     """Each knows what the others had done when it looked last."""
     _give(bench, 400)
@@ -66,6 +68,7 @@ def test_when_it_is_suspended_with_others(bench: Bench) -> None:
         assert failed <= kept[1]
 
 
+@pytest.mark.long
 def test_when_it_is_suspended_before_its_server_is_there(bench: Bench) -> None:
     """It has counted nothing, and says so: a total of 0."""
     _give(bench, 100)
@@ -85,6 +88,7 @@ def test_when_it_is_suspended_before_its_server_is_there(bench: Bench) -> None:
     assert bench.recorded
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("why", ["cancelled", "expired"])
 def test_when_the_run_is_ended(bench: Bench, why: str) -> None:
     _give(bench, 400)
@@ -98,6 +102,7 @@ def test_when_the_run_is_ended(bench: Bench, why: str) -> None:
     assert _counts(child) == (counts["completed"], counts["failed"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["unavailable", "denied"])
 def test_when_the_storage_is_gone(proxied: tuple[Bench, Proxy], kind: str) -> None:
     bench, proxy = proxied
@@ -125,6 +130,7 @@ def test_when_its_grace_is_over(bench: Bench) -> None:
     assert len(bench.recorded) == 30
 
 
+@pytest.mark.long
 def test_when_its_input_is_gone(bench: Bench) -> None:
     _give(bench, 400)
     bench.server.delay_s = 0.05

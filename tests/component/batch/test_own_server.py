@@ -103,6 +103,7 @@ def test_the_seeds_lines_are_answered_by_a_server_started_for_them(batch: OwnBat
     assert batch.servers() == []
 
 
+@pytest.mark.long
 def test_embeddings_need_no_option_of_the_server_started_for_them(batch: OwnBatch) -> None:
     line = {"custom_id": "one", "method": "POST", "url": "/v1/embeddings", "body": {"input": "Hello there"}}
     assert batch.start(json.dumps(line) + "\n", "--endpoint", "/v1/embeddings").wait(120) == 0, batch.log
@@ -111,6 +112,7 @@ def test_embeddings_need_no_option_of_the_server_started_for_them(batch: OwnBatc
     assert batch.words["usage"]["promptTokens"] == entry["response"]["body"]["usage"]["prompt_tokens"] > 0
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_served_is_explained_in_the_servers_words(batch: OwnBatch) -> None:
     batch.model.unlink()
     batch.model.mkdir()
@@ -120,6 +122,7 @@ def test_a_model_that_cannot_be_served_is_explained_in_the_servers_words(batch: 
     assert batch.servers() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_server_ends_with_the_batch_however_that_ends(batch: OwnBatch, number: signal.Signals) -> None:
     process = batch.start(LONG_LINES, "--endpoint", "/v1/completions", "--", "--max-running-requests", "4")
@@ -154,6 +157,7 @@ def test_folders_of_runs_that_were_killed_outright_are_removed(tmp_path: Path) -
     assert (tmp_path / "banyan-batch-e").exists()
 
 
+@pytest.mark.long
 def test_a_server_that_dies_ends_the_run(batch: OwnBatch) -> None:
     process = batch.start(LONG_LINES, "--endpoint", "/v1/completions", "--", "--max-running-requests", "4")
     batch.eventually(lambda: "phase=running" in batch.log)

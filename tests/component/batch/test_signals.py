@@ -13,7 +13,7 @@ from tests.support.server.scripted import line
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 BOTH = pytest.mark.parametrize("number", list(CODES))
-IN_BOTH = pytest.mark.parametrize(("bench", "number"), places(list(CODES), [signal.SIGTERM]), indirect=["bench"])
+IN_BOTH = pytest.mark.parametrize(("bench", "number"), places(list(CODES), [signal.SIGTERM], gate=[signal.SIGTERM]), indirect=["bench"])
 
 
 @IN_BOTH
@@ -28,6 +28,7 @@ def test_while_it_waits_for_the_server(bench: Bench, number: signal.Signals) -> 
     bench.check()
 
 
+@pytest.mark.matrix(gate=1)
 @BOTH
 def test_while_it_reads_a_big_input(folder_bench: Bench, number: signal.Signals) -> None:
     bench = folder_bench
@@ -81,6 +82,7 @@ def test_the_second_signal_ends_at_once(bench: Bench) -> None:
     assert child.words["code"] == "Interrupted"
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize(("method", "number"), [(b"PUT", signal.SIGTERM), (b"HEAD", signal.SIGINT), (b"GET", signal.SIGTERM)])
 def test_while_the_storage_hangs_in_the_beginning(proxied: tuple[Bench, Proxy], number: signal.Signals, method: bytes) -> None:
     bench, proxy = proxied
@@ -88,10 +90,11 @@ def test_while_the_storage_hangs_in_the_beginning(proxied: tuple[Bench, Proxy], 
     proxy.faults = [Fault(lambda head: head.startswith(method), "hang", times=1000)]
     child = bench.start(BANYAN_GRACE_SECONDS="12")
     bench.eventually(lambda: proxy.faults[0].times < 1000)
-    bench.eventually(lambda: "waiting for the storage at" in child.said)
+    bench.eventually(lambda: proxy.endpoint in child.said)
     _ends(child, number, 5)
 
 
+@pytest.mark.long
 def test_while_the_storage_hangs_in_the_middle(proxied: tuple[Bench, Proxy]) -> None:
     bench, proxy = proxied
     bench.give(60)
@@ -107,6 +110,7 @@ def test_while_the_storage_hangs_in_the_middle(proxied: tuple[Bench, Proxy]) -> 
     bench.check()
 
 
+@pytest.mark.long
 def test_while_the_storage_hangs_as_it_publishes(proxied: tuple[Bench, Proxy]) -> None:
     bench, proxy = proxied
     bench.give(10)

@@ -8,12 +8,13 @@ import time
 
 import pytest
 
-from tests.component.batch.conftest import Bench
+from tests.component.batch.conftest import IN_BOTH, Bench
 from tests.support.s3.servers import Fault, Proxy
 
 TOGETHER = ["--run-id", "together", "--shard-requests", "10"]
 
 
+@IN_BOTH
 def test_two_workers_share_a_run_and_each_line_is_sent_once(bench: Bench) -> None:
     bench.give(200)
     bench.server.delay_s = 0.05
@@ -44,6 +45,7 @@ def test_a_worker_that_was_frozen_longer_than_its_lease_loses_its_shards_and_har
     assert bench.repeated <= 24
 
 
+@pytest.mark.long
 def test_a_worker_that_wakes_up_before_a_slow_storage_starts_nothing_of_what_it_may_have_lost(proxied: tuple[Bench, Proxy]) -> None:
     bench, proxy = proxied
     bench.give(200)
@@ -62,6 +64,7 @@ def test_a_worker_that_wakes_up_before_a_slow_storage_starts_nothing_of_what_it_
     bench.check()
 
 
+@pytest.mark.long
 def test_a_frozen_worker_that_wakes_up_beside_its_successor_takes_no_line_back(bench: Bench) -> None:
     bench.give(60)
     bench.server.delay_s = 0.2
@@ -78,6 +81,7 @@ def test_a_frozen_worker_that_wakes_up_beside_its_successor_takes_no_line_back(b
     assert bench.repeated <= 24
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_four_workers_of_which_one_after_the_other_is_killed_and_begun_anew_finish_the_run(bench: Bench, seed: int) -> None:
     chance = random.Random(seed)
@@ -128,6 +132,7 @@ def test_phases_as_pods_run_them_plan_work_and_merge(bench: Bench) -> None:
     assert bench.repeated == 0
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

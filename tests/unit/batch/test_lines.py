@@ -111,10 +111,9 @@ def test_half_a_character_is_named_with_the_request_that_has_it(custom_id: str, 
     outcome = PARSER.parse(RawLine(7, text.encode()))
     assert isinstance(outcome, Invalid)
     assert (outcome.number, outcome.custom_id, outcome.code) == (7, known, "invalid_json_line")
-    assert "half of a surrogate pair" in outcome.message
     broken = PARSER.parse(RawLine(7, text.encode()[:-1]))
     assert isinstance(broken, Invalid)
-    assert (broken.custom_id, "half" in broken.message) == (None, False)
+    assert (broken.custom_id, broken.code) == (None, "invalid_json_line")
 
 
 def test_invalid_utf8_is_not_json() -> None:
@@ -157,7 +156,8 @@ def test_a_line_that_is_nested_very_deeply_is_invalid_wherever_it_is_read() -> N
         assert isinstance(parsed(nesting.MOST, frames), Request)
         deep = parsed(nesting.MOST + 1, frames)
         assert isinstance(deep, Invalid)
-        assert "nested more than 500 deep" in deep.message
+        assert deep.code == "invalid_json_line"
+        assert str(nesting.MOST) in deep.message
 
 
 @pytest.mark.parametrize(("background", "refused"), [("true", True), ("1", True), ('"no"', True), ("false", False), ("null", False)])
@@ -167,7 +167,6 @@ def test_a_response_in_the_background_is_refused_since_its_answer_would_be_none(
     if refused:
         assert isinstance(outcome, Invalid)
         assert (outcome.code, outcome.param) == ("background_not_supported", "body.background")
-        assert outcome.message.startswith("background must be false or absent")
     else:
         assert isinstance(outcome, Request)
     elsewhere = PARSER.parse(RawLine(1, text.replace("/v1/responses", "/v1/chat/completions").encode()))
@@ -175,29 +174,27 @@ def test_a_response_in_the_background_is_refused_since_its_answer_would_be_none(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "param", "found"),
     [
-        ("[1]", "This line must be a JSON object, got an array."),
-        ("null", "This line must be a JSON object, got null."),
-        (' "x"', "This line must be a JSON object, got a string."),
-        ("-1", "This line must be a JSON object, got a number."),
-        ("[1", "This line is not parseable as valid JSON."),
-        ("NaN", "This line is not parseable as valid JSON: NaN is not JSON (byte 0): write a number, or null."),
-        (
-            '{"body":{"seed":-Infinity}}',
-            "This line is not parseable as valid JSON: -Infinity is not JSON (byte 17): write a number, or null.",
-        ),
-        (line("a", "x", method="GET"), "method must be 'POST', got \"GET\"."),
-        (line("a", "x", method="é" * 100), f"method must be 'POST', got {json.dumps('é' * 100)[:60]}…."),
-        (line("a", "x", url="/v1/x"), 'url must be the batch\'s endpoint, /v1/chat/completions, got "/v1/x".'),
-        (line("a", "x").replace('"a"', "5"), "custom_id must be a string that is not empty, got 5."),
-        (line("a", "x", body=[1]), "body must be a JSON object, got [1]."),
+        ("[1]", "invalid_json_line", None, "array"),
+        ("null", "invalid_json_line", None, "null"),
+        (' "x"', "invalid_json_line", None, "string"),
+        ("-1", "invalid_json_line", None, "number"),
+        ("[1", "invalid_json_line", None, ""),
+        ("NaN", "invalid_json_line", None, "NaN"),
+        ('{"body":{"seed":-Infinity}}', "invalid_json_line", None, "-Infinity"),
+        (line("a", "x", method="GET"), "invalid_method", "method", '"GET"'),
+        (line("a", "x", method="é" * 100), "invalid_method", "method", json.dumps("é" * 100)[:60] + "…"),
+        (line("a", "x", url="/v1/x"), "url_mismatch", "url", '"/v1/x"'),
+        (line("a", "x").replace('"a"', "5"), "invalid_custom_id", "custom_id", "5"),
+        (line("a", "x", body=[1]), "invalid_body", "body", "[1]"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_told_with_what_was_found(text: str, message: str) -> None:
+def test_what_is_wrong_with_a_line_is_told_with_what_was_found(text: str, code: str, param: str | None, found: str) -> None:
     outcome = PARSER.parse(RawLine(1, text.strip().encode()))
     assert isinstance(outcome, Invalid)
-    assert outcome.message == message
+    assert (outcome.code, outcome.param) == (code, param)
+    assert found in outcome.message
 
 
 @given(st.text(st.sampled_from('ab\\"\u2028\u2029\u0085\u2027\u202a\u0084é한\U0001f600\n')))

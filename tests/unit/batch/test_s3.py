@@ -74,6 +74,7 @@ def test_a_batch_goes_from_bucket_to_bucket(bucket: S3Store, server: ScriptedSer
     assert batch(bucket, server, "--overwrite") == 0
 
 
+@pytest.mark.long
 def test_with_a_whole_bucket_as_output_only_the_runs_own_uploads_are_swept(
     bucket: S3Store, server: ScriptedServer, words: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,20 +114,21 @@ def test_a_broken_network_costs_no_line(bucket: S3Store, server: ScriptedServer,
     assert words()["code"] == "Succeeded"
 
 
+@pytest.mark.matrix(gate=4)
 @pytest.mark.parametrize(
     ("change", "exit_code", "code", "said"),
     [
-        ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, 77, "AccessDenied", ["access denied by the storage at http://", "403"]),
+        ({"AWS_SECRET_ACCESS_KEY": "WRONG-SECRET"}, 77, "AccessDenied", ["403"]),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}, 77, "AccessDenied", []),
         ({"BANYAN_S3_CREDENTIALS_DIR": "/nowhere"}, 77, "AccessDenied", []),
-        ({}, 65, "InputNotFound", ["/in.jsonl", "no such object or no such bucket"]),
+        ({}, 65, "InputNotFound", ["/in.jsonl"]),
         (
             {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"},
             75,
             "StorageUnavailable",
-            ["the storage at http://127.0.0.1:9 did not answer", "Connection refused", "out/"],
+            ["http://127.0.0.1:9", "out/"],
         ),
-        ({"AWS_ENDPOINT_URL_S3": "http://nowhere.invalid"}, 75, "StorageUnavailable", ["the storage at http://nowhere.invalid", "[Errno"]),
+        ({"AWS_ENDPOINT_URL_S3": "http://nowhere.invalid"}, 75, "StorageUnavailable", ["http://nowhere.invalid"]),
         ({"AWS_ENDPOINT_URL_S3": "not a url"}, 64, "InvalidSpec", []),
     ],
     ids=["wrong secret", "no keys", "empty secret folder", "no such object", "nobody there", "no such host", "bad endpoint"],

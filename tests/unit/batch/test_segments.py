@@ -30,7 +30,7 @@ def test_a_full_scratch_disk_is_named_with_what_helps(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "IN_MEMORY_BYTES", 100)
     monkeypatch.setenv("TMPDIR", "/the/scratch")
     steps = segments(Shard(0, 0, 0, 1, 0, count), _lines(count, size), LineParser("/v1/chat/completions", None, None), lambda _: False)
-    with pytest.raises(Full, match=r"^/the/scratch: no space left on device .*; make room, or let TMPDIR name another folder"):
+    with pytest.raises(Full, match=r"^/the/scratch.*TMPDIR"):
         next(steps)
 
 
