@@ -67,8 +67,8 @@ def test_an_endless_grammar_is_an_error_of_its_own_request(connection: socket.so
         kinds.append(kind)
     assert RENDERING not in kinds or kinds.index(RENDERING) < kinds.index(TOKENIZING)  # else the chat template would be blamed
     packed = unpack_head(content)
-    assert packed.plan == RefusalPlan(
-        status=400, message="Invalid regex in 'regex': it could not be compiled within 3 s.", code="invalid_grammar", param="regex"
-    )
+    assert isinstance(packed.plan, RefusalPlan)
+    assert (packed.plan.status, packed.plan.code, packed.plan.param) == (400, "invalid_grammar", "regex")
+    assert " 3 s" in packed.plan.message
     assert packed.last
     assert connection.recv(1) == b""

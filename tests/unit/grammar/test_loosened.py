@@ -140,6 +140,7 @@ def some_value(random: Random, depth: int = 0) -> Any:
     return random.choice(VALUES)
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_fits_a_schema_fits_what_is_left(tiny: Language, seed: int) -> None:
     random, fit, good, left = Random(seed), fits(tiny), 0, 0

@@ -141,7 +141,7 @@ def test_where_no_threads_can_be_had_masks_come_one_after_another(
         assert not any(filler.fill(matchers, masks))
         assert [mask.tolist() for mask in masks] == [alone(matcher, words)[0] for matcher in matchers]
     assert tried == [8]
-    assert caplog.text.count("one after another: 8 threads cannot be had: Resource temporarily unavailable") == 1
+    assert caplog.text.count("8 threads cannot be had") == 1
 
 
 def walked(language: Language, grammar: Grammar, most: int) -> tuple[int, str]:
@@ -158,6 +158,7 @@ def walked(language: Language, grammar: Grammar, most: int) -> tuple[int, str]:
     return most, ""
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("rule", ['s s | s s s | "a" | "b" | ""', 's s | "a" | ""'])
 def test_a_grammar_of_which_a_text_can_come_in_too_many_ways_is_given_up(smol: Language, rule: str) -> None:
     """Its masks take a hundred times as long as others', and all who generate wait for them."""

@@ -133,7 +133,7 @@ def test_what_is_taken_back_has_never_been(tiny: Language, seed: int) -> None:
 def test_more_than_there_was_cannot_be_taken_back(tiny: Language) -> None:
     matcher = tiny.matcher(OBJECT)
     assert matcher.accept(tiny.ids("{")[0])
-    with pytest.raises(GrammarError, match="2 tokens cannot be taken back: there were 1"):
+    with pytest.raises(GrammarError, match="2 tokens"):
         matcher.rollback(2)
     matcher.rollback(1)
     assert tiny.takes(OBJECT, "{}")

@@ -67,7 +67,7 @@ def test_rules(schema: dict[str, Any], rule: Rule) -> None:
 
 
 def test_what_points_nowhere_is_no_rule() -> None:
-    with pytest.raises(GrammarError, match=r"'\$ref' .* at #/properties/a does not exist"):
+    with pytest.raises(GrammarError, match=r"'\$ref' .* at #/properties/a "):
         rule_of({"$ref": "#/$defs/nobody"}, {}, "#/properties/a")
 
 

@@ -84,6 +84,7 @@ def test_thoughts_that_the_prompt_has_begun_are_ended_first(language: Language) 
     assert not language.takes(grammar, "no")
 
 
+@pytest.mark.matrix(gate=2)
 @pytest.mark.parametrize("start", [Start.OPTIONAL, Start.REASONING])
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_comes_the_parser_finds_an_answer_that_obeys(language: Language, inviting: set[int], start: Start, seed: int) -> None:

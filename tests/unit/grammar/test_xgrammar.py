@@ -27,6 +27,7 @@ from xgrammar.testing import _is_grammar_accept_string
 
 from banyan_runtime.grammar.backends.xgrammar import LocalXgrammar, XgrammarBackend
 
+pytestmark = pytest.mark.matrix(gate=1)
 TEXT = Grammar("json_schema", '{"type":"string"}')
 
 
@@ -181,6 +182,7 @@ def test_a_wrong_regex_is_refused(small: Language, text: str) -> None:
         small.backend.compile(Grammar("regex", text))
 
 
+@pytest.mark.long
 def test_outputs_are_valid(small: Language) -> None:
     ended = 0
     for seed in range(150):
@@ -200,6 +202,7 @@ def test_outputs_are_valid(small: Language) -> None:
 ENDLESS = {"type": "object", "properties": {f"p{number}": {"type": "string", "maxLength": 3000 + number} for number in range(9)}}
 
 
+@pytest.mark.long
 def test_a_grammar_that_computes_too_long_is_given_up_with_its_process_and_others_are_not(small: Language) -> None:
     backend = XgrammarBackend(small.vocabulary, cpu_s=1)
     with pytest.raises(GrammarError, match="could not be compiled within 1 s") as given_up:
@@ -219,6 +222,7 @@ def dumping() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
+@pytest.mark.long
 def test_the_end_of_the_process_is_nobodys_fault_and_leaves_no_dump(small: Language, dumping: None) -> None:
     backend = XgrammarBackend(small.vocabulary)
     for child in children():
@@ -228,6 +232,7 @@ def test_the_end_of_the_process_is_nobodys_fault_and_leaves_no_dump(small: Langu
     assert small.follow(backend.compile(TEXT).matcher((small.eos,)), '"a"') == '"a"'
 
 
+@pytest.mark.long
 def test_where_the_process_does_not_get_on_nothing_is_said_against_a_grammar(small: Language) -> None:
     backend = XgrammarBackend(small.vocabulary, patience_s=0.5)
     for child in children():

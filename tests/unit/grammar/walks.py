@@ -24,7 +24,8 @@ def words(vocabulary: Vocabulary) -> np.ndarray:
     return np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
 
 
-BACKENDS = ("llguidance", "xgrammar")
+BACKENDS = ["llguidance", pytest.param("xgrammar", marks=pytest.mark.long)]
+"""For fixtures: what a grammar means is the same with both, and the gate walks it with the one that is the default."""
 
 
 def local_backend(name: str) -> Callable[[Vocabulary], Backend]:
