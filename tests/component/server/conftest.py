@@ -1,3 +1,3 @@
 """Server processes of the tiny model."""
 
-from tests.support.server.process import server, slowed, start_server  # noqa: F401
+from tests.support.server.process import server, shared_server, slowed, start_server, storage  # noqa: F401

@@ -7,12 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx2 as httpx
 import openai
 import pytest
 
+from tests.component.server.test_batches_api import begin, end, ids, lines, result
+from tests.component.server.test_files_api import host_of
 from tests.support.server.process import MODEL, ServerProcess, StartServer
 
+CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -24,9 +28,15 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def guarded(start_server: StartServer, keys: Path) -> ServerProcess:
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("storage") / "kept"
+
+
+@pytest.fixture(scope="module")
+def guarded(start_server: StartServer, keys: Path, storage: Path) -> ServerProcess:
+    """A server of its own, for it asks for keys, has another path, and serves no vectors."""
     options = ("--admin-api-key", "topsecret", "--root-path", "/banyan", "--accept-any-model", "--enable-tokenizer-info-endpoint")
-    return start_server("--api-keys-file", str(keys), *options).ready()
+    return start_server("--api-keys-file", str(keys), "--file-storage-path", str(storage), *options).ready()
 
 
 def client(server: ServerProcess, key: str, path: str = "/v1") -> openai.OpenAI:
@@ -108,7 +118,7 @@ def test_a_server_under_a_path_answers_with_it_and_without(guarded: ServerProces
     assert document["servers"] == [{"url": "/banyan"}]
     assert "'/banyan/openapi.json'" in httpx.get(f"{guarded.url}/banyan/docs", headers=headers).text
     files = httpx.get(f"{guarded.url}/banyan/v1/files?limit=5", headers=headers)
-    assert (files.status_code, files.json()["data"]) == (200, [])
+    assert (files.status_code, files.json()["object"]) == (200, "list")
     missing = httpx.get(f"{guarded.url}/banyanx/v1/models", headers=headers)
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
 
@@ -147,3 +157,108 @@ def test_a_key_ends_its_own_requests_and_an_admin_anybodys(guarded: ServerProces
             *_, last = chunks
         assert last.choices[0].finish_reason == "abort"
     abort("unheard-of", "one")
+
+
+# --- messages, pages, files and batches ---
+
+
+def test_everything_but_probes_and_metrics_asks_for_a_key(guarded: ServerProcess) -> None:
+    before = guarded.metric('banyan_admission_rejections_total{reason="auth"}')
+    document = httpx.get(f"{guarded.url}/openapi.json", headers={"Authorization": "Bearer two"}).json()
+    closed = [path for path, methods in document["paths"].items() if any("security" in told for told in methods.values())]
+    assert {CHAT, "/docs", "/openapi.json"} <= set(closed)
+    with httpx.Client(base_url=guarded.url) as asking:
+        for path in [*closed, "/nothing"]:
+            for method in ("GET", "POST", "PUT", "DELETE", "HEAD"):
+                response = asking.request(method, path.replace("{name}", "x"), json={})
+                assert response.status_code == 401, (method, path)
+                if method == "HEAD":
+                    continue
+                error = response.json()["error"]
+                if path.startswith("/v1/messages"):
+                    assert error["type"] == "authentication_error"
+                else:
+                    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+    for path in set(document["paths"]).difference(closed):
+        assert httpx.get(guarded.url + path).status_code == 200, path
+    for header in ({"Authorization": "bearer one"}, {"x-api-key": "two"}, {"api-key": "one"}):
+        assert httpx.get(f"{guarded.url}/v1/models", headers=header).status_code == 200
+    with pytest.raises(openai.AuthenticationError) as refused:
+        client(guarded, "wrong").models.list()
+    assert refused.value.code == "invalid_api_key"
+    guarded.eventually(lambda: guarded.metric('banyan_admission_rejections_total{reason="auth"}') > before, "a count", 2)
+
+
+def test_a_foreign_page_is_asked_for_the_key_alone(guarded: ServerProcess) -> None:
+    foreign = {"Origin": "http://evil.example"}
+    assert httpx.post(f"{guarded.url}/flush_cache", headers=foreign).status_code == 401
+    assert httpx.options(f"{guarded.url}/flush_cache", headers=foreign).status_code == 401
+    allowed = httpx.post(f"{guarded.url}/flush_cache", headers={**foreign, "Authorization": "Bearer topsecret"})
+    assert (allowed.status_code, "access-control-allow-origin" in allowed.headers) == (200, False)
+
+
+def test_a_wrong_key_is_told_as_messages_tell_it_below_their_paths(guarded: ServerProcess) -> None:
+    asking = anthropic.Anthropic(base_url=guarded.url, api_key="wrong", max_retries=0)
+    with pytest.raises(anthropic.AuthenticationError) as barred:
+        asking.messages.create(model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=1)
+    assert barred.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+    for path in ("/v1/messages/batches", "/v1/messages/x/y"):
+        refused = httpx.post(guarded.url + path, json={}, headers={"x-api-key": "wrong"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+    good = anthropic.Anthropic(base_url=guarded.url, api_key="one", max_retries=0)
+    assert good.messages.create(model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=1).content
+
+
+def test_files_ask_for_the_key_and_none_is_among_the_hosts_arguments(guarded: ServerProcess) -> None:
+    assert guarded.get("/v1/files").status_code == 401
+    client(guarded, "one").files.create(file=b"x", purpose="user_data")
+    words = " ".join(host_of(guarded).cmdline())
+    assert "topsecret" not in words
+    assert "nameless" not in words
+    assert len(words) < 200, "keys go through the pipe, not through arguments"
+
+
+def test_a_batch_is_answered_though_its_lines_bring_no_key(guarded: ServerProcess) -> None:
+    asking = client(guarded, "one")
+    batch = end(asking, begin(asking, lines(3)))
+    assert (batch.status, ids(result(asking, batch.output_file_id))) == ("completed", ["request-1", "request-2", "request-3"])
+
+
+def test_an_endpoint_that_the_server_lacks_is_refused_to_a_batch(guarded: ServerProcess) -> None:
+    """This server serves no vectors."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        begin(client(guarded, "one"), lines(1), endpoint="/v1/embeddings")
+    assert refused.value.param == "endpoint"
+
+
+def test_an_idempotency_key_belongs_to_one_request_of_one_client(guarded: ServerProcess, storage: Path) -> None:
+    first, second = client(guarded, "one"), client(guarded, "two")
+    file, other = (first.files.create(file=("a.jsonl", lines(1).encode()), purpose="batch").id for _ in range(2))
+    fields: dict[str, Any] = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+    keyed = {"Idempotency-Key": "k"}
+    before = len(list(first.batches.list()))
+    made = first.batches.create(**fields, extra_headers=keyed)
+    expiry = {"anchor": "created_at", "seconds": 3600}
+    changes: list[dict[str, Any]] = [
+        {"input_file_id": other},
+        {"endpoint": "/v1/completions"},
+        {"completion_window": "1h"},
+        {"metadata": {"a": "b"}},
+        {"output_expires_after": expiry},
+    ]
+    for change in changes:
+        with pytest.raises(openai.BadRequestError) as refused:
+            first.batches.create(**(fields | change), extra_headers=keyed)
+        assert refused.value.param == "Idempotency-Key"
+    assert second.batches.create(**fields, extra_headers=keyed).id != made.id
+    first.files.delete(file)
+    assert first.batches.create(**fields, extra_headers=keyed).id == made.id
+    assert len(list(first.batches.list())) == before + 2
+    known = guarded.log
+    with pytest.raises(openai.BadRequestError) as long:
+        first.batches.create(**fields, extra_headers={"Idempotency-Key": "k" * 9000})
+    assert long.value.param == "Idempotency-Key"
+    assert "Traceback" not in guarded.log[len(known) :]
+    kept = list((storage / "idempotency").iterdir())
+    assert len(kept) == 2
+    assert not [path for path in kept if b"nameless" in path.read_bytes() or b"two" in path.read_bytes() or "two" in path.name]

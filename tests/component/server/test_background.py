@@ -1,8 +1,7 @@
-"""Background requests (a priority below 0) beside online ones, as clients see them."""
+"""Background requests (a priority below 0) beside online ones, as clients see them; how they wait is in test_deadlines.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
@@ -16,14 +15,6 @@ RUNNING = 'banyan_requests_background{state="running"}'
 WAITING = 'banyan_requests_background{state="waiting"}'
 
 
-@pytest.fixture
-def narrow(start_server: StartServer) -> Iterator[ServerProcess]:
-    """A server that runs two requests at a time and lets two wait."""
-    server = start_server("--max-running-requests", "2", "--max-queued-requests", "2").ready()
-    yield server
-    server.stop()
-
-
 def client(server: ServerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="None", max_retries=0, timeout=60)
 
@@ -34,25 +25,7 @@ def line(server: ServerProcess, tokens: int = 1500) -> str | None:
     return client(server).completions.create(model=MODEL, prompt="a", max_tokens=tokens, extra_body=wish).choices[0].finish_reason
 
 
-def test_a_queue_full_of_background_refuses_background_alone_and_online_requests_are_answered_first(narrow: ServerProcess) -> None:
-    with narrow.slowed(), ThreadPoolExecutor(4) as pool:
-        lines = [pool.submit(line, narrow) for _ in range(2)]
-        narrow.eventually(lambda: narrow.metric(RUNNING) == 2, "running background", 10)
-        lines += [pool.submit(line, narrow) for _ in range(2)]
-        narrow.eventually(lambda: narrow.metric(WAITING) == 2, "waiting background", 10)
-        assert (narrow.metric("banyan_requests_running"), narrow.metric("banyan_requests_waiting")) == (2, 2)
-        with pytest.raises(openai.RateLimitError) as refusal:
-            line(narrow)
-        assert (refusal.value.code, refusal.value.response.headers["retry-after"]) == ("queue_full", "1")
-        for _ in range(3):
-            answer = client(narrow).completions.create(model=MODEL, prompt="b", max_tokens=5, extra_body={"ignore_eos": True})
-            assert answer.usage is not None
-            assert answer.usage.completion_tokens == 5
-        assert not any(one.done() for one in lines), "online requests did not wait for them"
-        narrow.post("/abort_request", {"abort_all": True})
-        assert {one.result() for one in lines} <= {"abort", "length", "stop"}
-
-
+@pytest.mark.long
 def test_background_gets_on_while_online_requests_come_one_after_another(start_server: StartServer) -> None:
     server = start_server().ready()
     with ThreadPoolExecutor(1) as pool:
@@ -66,6 +39,7 @@ def test_background_gets_on_while_online_requests_come_one_after_another(start_s
     server.stop()
 
 
+@pytest.mark.long
 def test_thousands_of_cancelled_lines_leave_nothing_behind_and_online_requests_go_on(start_server: StartServer) -> None:
     server = start_server("--max-running-requests", "64").ready()
     wish = {"model": MODEL, "max_tokens": 1000, "ignore_eos": True, "priority": BATCH}

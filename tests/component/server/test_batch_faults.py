@@ -253,6 +253,7 @@ async def killed_at(folder: Path, writes: int | str, *, late: bool, cancel: bool
         return last
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("cancel", [False, True], ids=["completed", "cancelled"])
 def test_a_host_that_is_killed_at_any_of_its_writes_is_replaced_without_loss(
@@ -315,10 +316,10 @@ def check(client: openai.OpenAI, batch: Batch, total: int) -> tuple[list[dict[st
     return good, failed
 
 
-def test_the_host_is_killed_again_and_again_and_the_batch_completes(start_server: StartServer, tmp_path: Path) -> None:
-    server, client = restarted(start_server, "--file-storage-path", str(tmp_path))
+def test_the_host_is_killed_again_and_again_and_the_batch_completes(server: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=10)
     batch = begin(client, lines(150, max_tokens=32))
-    for _ in range(3):
+    for _ in range(2):
         host = server.eventually(lambda: server._child("banyan_runtime.batch.host.process"), "a host")
         before = done(client.batches.retrieve(batch.id))
         batch = until(client, batch, lambda seen, before=before: seen.status == "completed" or done(seen) > before)  # type: ignore[misc]
@@ -329,6 +330,7 @@ def test_the_host_is_killed_again_and_again_and_the_batch_completes(start_server
     check(client, batch, 150)
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_goes_on_where_it_was(start_server: StartServer, tmp_path: Path) -> None:
     flags = ("--file-storage-path", str(tmp_path), "--max-running-requests", "8")
     server, client = restarted(start_server, *flags)
@@ -344,6 +346,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(start_server: StartServer,
     assert again <= 100 - before, "what was done is not done again"
 
 
+@pytest.mark.long
 def test_a_batch_is_cancelled_although_the_server_is_killed_meanwhile(start_server: StartServer, tmp_path: Path) -> None:
     flags = ("--file-storage-path", str(tmp_path))
     server, client = restarted(start_server, *flags)
@@ -358,6 +361,7 @@ def test_a_batch_is_cancelled_although_the_server_is_killed_meanwhile(start_serv
     assert client.files.delete(batch.input_file_id).deleted
 
 
+@pytest.mark.long
 def test_a_server_that_is_told_to_stop_leaves_its_batch_to_the_next_one(start_server: StartServer, tmp_path: Path) -> None:
     flags = ("--file-storage-path", str(tmp_path), "--drain-linger-seconds", "0")
     server, client = restarted(start_server, *flags)
@@ -383,6 +387,7 @@ def expire(storage: Path, batch: Batch) -> None:
             return
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("down", [False, True], ids=["running", "down"])
 def test_a_batch_whose_window_is_over_expires_with_what_was_done(start_server: StartServer, tmp_path: Path, down: bool) -> None:
     flags = ("--file-storage-path", str(tmp_path))
@@ -402,6 +407,7 @@ def test_a_batch_whose_window_is_over_expires_with_what_was_done(start_server: S
     assert {row["error"]["code"] for row in missing} == {"batch_expired"}
 
 
+@pytest.mark.long
 def test_replicas_over_one_bucket_share_files_and_batches_and_take_over(start_server: StartServer, tmp_path: Path) -> None:
     with servers.weed(tmp_path) as bucket:
         bucket.settings().client().create_bucket(Bucket="shared")
@@ -426,6 +432,7 @@ os.execvp("unshare", ["unshare", "-rm", "sh", "-c", shell, "sh", sys.executable,
 """
 
 
+@pytest.mark.long
 def test_on_a_full_disk_batches_wait_and_online_requests_go_on(start_server: StartServer, tmp_path: Path) -> None:
     probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
     if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode:

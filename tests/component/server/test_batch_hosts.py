@@ -58,6 +58,7 @@ def short_lease(monkeypatch: pytest.MonkeyPatch) -> float:
     return 1.0
 
 
+@pytest.mark.long  # seconds of a lease are counted
 def test_who_waits_for_room_keeps_the_batch(bucket: Bucket, short_lease: float, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = 3 * short_lease  # a machine with other things to do does not come round to a beat for a second, now and then
     monkeypatch.setattr(keeping, "LEASE_S", lease)

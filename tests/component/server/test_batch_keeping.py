@@ -88,6 +88,7 @@ def test_a_document_that_cannot_be_read_stops_no_other_batch(bucket: Bucket, wri
     play(act)
 
 
+@pytest.mark.long
 def test_finished_lines_in_a_bucket_are_recorded_within_seconds(bucket: Bucket) -> None:
     async def act(serving: Model) -> None:
         host = host_over(bucket, serving.url)
@@ -108,6 +109,7 @@ def test_finished_lines_in_a_bucket_are_recorded_within_seconds(bucket: Bucket) 
     play(act, holding=True)
 
 
+@pytest.mark.long
 def test_lines_that_begin_alike_are_neighbours_over_the_whole_of_a_big_file(bucket: Bucket) -> None:
     asked: list[str] = []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,24 +13,16 @@ from openai.types import Batch
 from prometheus_client.parser import text_string_to_metric_families
 
 from banyan_runtime.batch.host.tally import TELL_S
-from banyan_runtime.batch.lines import ENDPOINTS
-from tests.support.server.process import MODEL, ServerProcess, StartServer
+from tests.support.server.process import MAX_BATCH_REQUESTS, MODEL, ServerProcess
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 CHAT = "/v1/chat/completions"
-MAX_LINES = 6000
 MISSING = "missing_required_parameter"
-
-
-@pytest.fixture(scope="module")
-def server(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
-    storage = tmp_path_factory.mktemp("storage")
-    return start_server("--file-storage-path", str(storage), "--max-batch-requests", str(MAX_LINES), "--api-key", "right").ready()
 
 
 @pytest.fixture
 def client(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="right")
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
 
 
 def line(number: int, **body: Any) -> str:
@@ -127,6 +118,7 @@ def test_twenty_requests_are_all_completed_ten_seconds_later(client: openai.Open
         assert (seen.id, seen.request_counts.total, seen.request_counts.completed, seen.request_counts.failed) == (batch.id, 20, 20, 0)
 
 
+@pytest.mark.long
 def test_five_thousand_requests_are_cancelled_at_once_and_what_was_done_is_kept(client: openai.OpenAI) -> None:
     file = client.files.create(file=("batch_requests.jsonl", lines(5000, max_tokens=128).encode()), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
@@ -200,7 +192,7 @@ def test_the_lines_of_batches_are_counted_on_the_servers_metrics_whatever_become
 ) -> None:
     before = settled(server)
     end(client, begin(client, lines(3) + "\n" + line(4, temperature=-1)))
-    cancelled = begin(client, lines(2000, max_tokens=128))
+    cancelled = begin(client, lines(500, max_tokens=128))
     client.batches.cancel(cancelled.id)
     counts = end(client, cancelled).request_counts
     assert counts is not None
@@ -228,6 +220,7 @@ def changed(number: int, **fields: Any) -> str:
     return json.dumps({name: field for name, field in value.items() if field is not None})
 
 
+@pytest.mark.matrix(gate=4)
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -263,36 +256,21 @@ def test_no_more_than_a_hundred_problems_are_listed(client: openai.OpenAI) -> No
     assert [error.line for error in batch.errors.data] == list(range(1, 101))
 
 
+@pytest.mark.long
 def test_a_batch_of_too_many_lines_fails(client: openai.OpenAI) -> None:
-    batch = end(client, begin(client, lines(MAX_LINES + 1)))
+    batch = end(client, begin(client, lines(MAX_BATCH_REQUESTS + 1)))
     assert batch.errors is not None
     assert batch.errors.data is not None
     assert (batch.status, batch.errors.data[0].code) == ("failed", "too_many_tasks")
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("url", ["/v1/chat/completions", "/chat/completions", "https://api.openai.com/v1/chat/completions"])
 def test_every_way_to_write_the_url_is_taken(client: openai.OpenAI, url: str) -> None:
     assert end(client, begin(client, changed(1, url=url))).status == "completed"
 
 
-def test_an_endpoint_that_the_server_lacks_is_refused_with_those_that_it_serves(client: openai.OpenAI, server: ServerProcess) -> None:
-    def said(path: str) -> str | None:
-        """What an empty request to it is told; nothing answers one."""
-        answer = server.http.post(server.url + path, json={}, headers={"Authorization": "Bearer right"})
-        code: str | None = answer.json()["error"]["code"]
-        return code
-
-    served = [path for path in ENDPOINTS if said(path) not in ("unknown_url", "unsupported")]
-    assert CHAT in served
-    assert "/v1/embeddings" not in served
-    text = changed(1, url="/v1/responses", body={"model": MODEL, "input": "hi"})
-    for endpoint in set(ENDPOINTS) - set(served):
-        with pytest.raises(openai.BadRequestError) as refused:
-            begin(client, text, endpoint=endpoint)
-        assert refused.value.param == "endpoint"
-        assert f"may call: {', '.join(map(repr, served))}." in refused.value.message
-
-
+@pytest.mark.matrix(gate=5)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -318,7 +296,7 @@ def test_a_wrong_field_of_a_new_batch_is_named(client: openai.OpenAI, server: Se
     file = client.files.create(file=("a.jsonl", lines(1).encode()), purpose="batch")
     body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"} | fields
     body = {name: value for name, value in body.items() if value is not None}
-    refused = server.http.post(server.url + "/v1/batches", json=body, headers={"Authorization": "Bearer right"})
+    refused = server.http.post(server.url + "/v1/batches", json=body)
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert error["type"] == "invalid_request_error"
@@ -327,17 +305,19 @@ def test_a_wrong_field_of_a_new_batch_is_named(client: openai.OpenAI, server: Se
 
 def test_a_file_of_another_purpose_and_what_is_no_json_are_refused(client: openai.OpenAI, server: ServerProcess) -> None:
     file = client.files.create(file=("a.jsonl", lines(1).encode()), purpose="user_data")
-    with pytest.raises(openai.BadRequestError, match="purpose"):
+    with pytest.raises(openai.BadRequestError) as refused:
         client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    headers = {"Authorization": "Bearer right", "Content-Type": "application/json"}
+    assert refused.value.param == "input_file_id"
+    headers = {"Content-Type": "application/json"}
     for body in (b"{", b"[]", b"\xff", b"[" * 5000):
         assert server.http.post(server.url + "/v1/batches", content=body, headers=headers).status_code == 400
 
 
 def test_a_batch_that_has_ended_cannot_be_cancelled_and_an_unknown_one_is_not_found(client: openai.OpenAI) -> None:
     batch = end(client, begin(client, lines(1)))
-    with pytest.raises(openai.BadRequestError, match=r"Cannot cancel a batch with status 'completed'\."):
+    with pytest.raises(openai.BadRequestError) as refused:
         client.batches.cancel(batch.id)
+    assert "'completed'" in refused.value.message
     for call in (client.batches.cancel, client.batches.retrieve):
         with pytest.raises(openai.NotFoundError) as unknown:
             call("batch_unknown")
@@ -355,7 +335,7 @@ def test_a_batch_can_be_cancelled_while_it_is_validated(client: openai.OpenAI) -
 
 
 def test_a_create_whose_answer_was_lost_makes_no_second_batch(client: openai.OpenAI) -> None:
-    batch = begin(client, lines(2000, max_tokens=64), metadata={"a": "b"})
+    batch = begin(client, lines(500, max_tokens=64), metadata={"a": "b"})
 
     def again(**more: Any) -> Batch:
         fields: dict[str, Any] = {
@@ -382,45 +362,11 @@ def test_a_create_whose_answer_was_lost_makes_no_second_batch(client: openai.Ope
         end(client, made)
 
 
-def test_an_idempotency_key_belongs_to_one_request_of_one_client(start_server: StartServer, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("first\nsecond\n")
-    server = start_server("--file-storage-path", str(tmp_path / "kept"), "--api-keys-file", str(tmp_path / "keys")).ready()
-    first, second = (openai.OpenAI(base_url=f"{server.url}/v1", api_key=key) for key in ("first", "second"))
-    file, other = (first.files.create(file=("a.jsonl", lines(1).encode()), purpose="batch").id for _ in range(2))
-    fields: dict[str, Any] = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
-    keyed = {"Idempotency-Key": "k"}
-    made = first.batches.create(**fields, extra_headers=keyed)
-    expiry = {"anchor": "created_at", "seconds": 3600}
-    changes: list[dict[str, Any]] = [
-        {"input_file_id": other},
-        {"endpoint": "/v1/completions"},
-        {"completion_window": "1h"},
-        {"metadata": {"a": "b"}},
-        {"output_expires_after": expiry},
-    ]
-    for change in changes:
-        with pytest.raises(openai.BadRequestError) as refused:
-            first.batches.create(**(fields | change), extra_headers=keyed)
-        assert refused.value.param == "Idempotency-Key"
-    assert second.batches.create(**fields, extra_headers=keyed).id != made.id
-    first.files.delete(file)
-    assert first.batches.create(**fields, extra_headers=keyed).id == made.id
-    assert len(list(first.batches.list())) == 2
-    known = server.log
-    with pytest.raises(openai.BadRequestError, match="Idempotency-Key"):
-        first.batches.create(**fields, extra_headers={"Idempotency-Key": "k" * 9000})
-    assert "Traceback" not in server.log[len(known) :]
-    kept = list((tmp_path / "kept" / "idempotency").iterdir())
-    assert len(kept) == 2
-    assert not [path for path in kept if b"second" in path.read_bytes() or "second" in path.name]
-
-
 def test_a_new_batch_that_is_too_large_is_told_the_limit(server: ServerProcess) -> None:
-    headers = {"Authorization": "Bearer right"}
-    refused = server.http.post(server.url + "/v1/batches", json={"metadata": {"a": "x" * 300_000}}, headers=headers)
+    refused = server.http.post(server.url + "/v1/batches", json={"metadata": {"a": "x" * 300_000}})
     assert refused.status_code == 413
     error = refused.json()["error"]
-    assert (error["param"], error["code"], "262144 bytes" in error["message"]) == ("body", "request_too_large", True)
+    assert (error["param"], error["code"], "262144" in error["message"]) == ("body", "request_too_large", True)
 
 
 def test_a_list_is_paged_newest_first(client: openai.OpenAI, server: ServerProcess) -> None:
@@ -430,8 +376,7 @@ def test_a_list_is_paged_newest_first(client: openai.OpenAI, server: ServerProce
     assert len(listed) == len(set(listed))
     page = client.batches.list(limit=2, after=made[3])
     assert ([batch.id for batch in page.data], page.has_more) == (made[1:3][::-1], True)
-    headers = {"Authorization": "Bearer right"}
     for query in ("limit=0", "limit=101", "limit=x"):
-        assert server.http.get(f"{server.url}/v1/batches?{query}", headers=headers).status_code == 400
-    raw = server.http.get(f"{server.url}/v1/batches?limit=1", headers=headers).json()
+        assert server.http.get(f"{server.url}/v1/batches?{query}").status_code == 400
+    raw = server.http.get(f"{server.url}/v1/batches?limit=1").json()
     assert (raw["object"], raw["first_id"], raw["last_id"], raw["has_more"]) == ("list", made[4], made[4], True)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from banyan_runtime.front.routes import ROUTES
 from tests.support.paths import ROOT
-from tests.support.server.process import StartServer
+from tests.support.server.process import ServerProcess, StartServer
 
 PAGE = (ROOT / "docs" / "api.md").read_text()
 COMMAND = re.findall(r"^banyan-runtime serve (.*)$", PAGE, re.MULTILINE)
@@ -18,7 +20,9 @@ NAME = "smollm2-135m"
 CUT = "-- the next example --"
 
 
+@pytest.mark.long
 def test_every_example_runs_one_after_another(start_server: StartServer, tmp_path: Path) -> None:
+    """On a server of its own, started as the page says."""
     assert [f"--model-path catalog://{NAME} --enable-embeddings --port 30000"] == COMMAND
     server = start_server("--served-model-name", NAME, "--enable-embeddings").ready()
     (tmp_path / "page.py").write_text(f"print('{CUT}')\n".join(EXAMPLES).replace("http://127.0.0.1:30000", server.url))
@@ -41,9 +45,7 @@ def test_every_path_that_the_page_names_is_there() -> None:
     assert named - {"/v1"} <= there
 
 
-def test_equal_answers_are_promised_where_a_field_that_is_there_says_so(start_server: StartServer) -> None:
+def test_equal_answers_are_promised_where_a_field_that_is_there_says_so(server: ServerProcess) -> None:
     (promise,) = re.findall(r"^A request with a `seed`.*?whatever else runs, (.*?)\.", PAGE, re.MULTILINE | re.DOTALL)
     (field,) = re.findall(r'where `/model_info` says\n`"(\w+)": true`', promise)
-    server = start_server().ready()
     assert server.get("/model_info").json()[field] is True
-    server.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import openai
@@ -14,15 +15,28 @@ REPEATING = "The capital of France is Paris. The capital of Japan is Tokyo. " * 
 LIST = [{"role": "user", "content": "List 3 countries and their capitals."}]
 
 
+FLAGS = ("--dtype", "float32", "--speculative-algorithm", "NGRAM")
+
+
+class Servers:
+    """The shared server, which does not draft, and two of their own that do, from when they are asked for."""
+
+    def __init__(self, plain: ServerProcess, start_server: StartServer) -> None:
+        self.plain = plain
+        self._start = start_server
+
+    @functools.cached_property
+    def drafting(self) -> ServerProcess:
+        return self._start(*FLAGS, "--decode-log-interval", "5").ready()
+
+    @functools.cached_property
+    def pages(self) -> ServerProcess:
+        return self._start(*FLAGS, "--speculative-num-draft-tokens", "5", "--page-size", "16").ready()
+
+
 @pytest.fixture(scope="module")
-def servers(start_server: StartServer) -> dict[str, ServerProcess]:
-    flags = ("--dtype", "float32", "--decode-log-interval", "5", "--metrics-compat", "sglang")
-    started = {
-        "plain": start_server(*flags),
-        "drafting": start_server(*flags, "--speculative-algorithm", "NGRAM"),
-        "pages": start_server(*flags, "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "5", "--page-size", "16"),
-    }
-    return {name: server.ready() for name, server in started.items()}
+def servers(shared_server: ServerProcess, start_server: StartServer) -> Servers:
+    return Servers(shared_server, start_server)
 
 
 def client(server: ServerProcess) -> openai.OpenAI:
@@ -48,7 +62,8 @@ def streamed(server: ServerProcess, **options: Any) -> tuple[str, int]:
     return text, used
 
 
-@pytest.mark.parametrize("other", ["drafting", "pages"])
+@pytest.mark.matrix(gate=3)
+@pytest.mark.parametrize("other", ["drafting", pytest.param("pages", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -64,27 +79,28 @@ def streamed(server: ServerProcess, **options: Any) -> tuple[str, int]:
     ],
     ids=str,
 )
-def test_answers_are_the_same_as_without(servers: dict[str, ServerProcess], other: str, options: dict[str, Any]) -> None:
-    assert completed(servers[other], **options) == completed(servers["plain"], **options)
+def test_answers_are_the_same_as_without(servers: Servers, other: str, options: dict[str, Any]) -> None:
+    assert completed(getattr(servers, other), **options) == completed(servers.plain, **options)
 
 
-@pytest.mark.parametrize("other", ["drafting", "pages"])
+@pytest.mark.matrix(gate=3)
+@pytest.mark.parametrize("other", ["drafting", pytest.param("pages", marks=pytest.mark.long)])
 @pytest.mark.parametrize("options", [{}, {"stop": ["Tok"]}, {"temperature": 0.8, "seed": 5}], ids=str)
-def test_streams_are_the_same_as_without(servers: dict[str, ServerProcess], other: str, options: dict[str, Any]) -> None:
+def test_streams_are_the_same_as_without(servers: Servers, other: str, options: dict[str, Any]) -> None:
     """Tokens behind a stop string, accepted in the same step, are neither told nor counted."""
-    assert streamed(servers[other], **options) == streamed(servers["plain"], **options)
+    assert streamed(getattr(servers, other), **options) == streamed(servers.plain, **options)
 
 
-def test_log_probabilities_are_the_same_as_without(servers: dict[str, ServerProcess]) -> None:
+def test_log_probabilities_are_the_same_as_without(servers: Servers) -> None:
     def scored(server: ServerProcess) -> Any:
         done = client(server).completions.create(model=MODEL, prompt=REPEATING, max_tokens=60, temperature=0, logprobs=3)
         assert done.choices[0].logprobs is not None
         return done.choices[0].logprobs.model_dump()
 
-    assert scored(servers["drafting"]) == scored(servers["plain"])
+    assert scored(servers.drafting) == scored(servers.plain)
 
 
-def test_drafts_are_accepted_and_save_steps(servers: dict[str, ServerProcess]) -> None:
+def test_drafts_are_accepted_and_save_steps(servers: Servers) -> None:
     def counted(server: ServerProcess) -> tuple[float, float, float]:
         return (
             server.metric("banyan_generation_tokens_total"),
@@ -99,11 +115,11 @@ def test_drafts_are_accepted_and_save_steps(servers: dict[str, ServerProcess]) -
         _, taken_then, accepted_then = counted(server)
         return taken_then - taken, accepted_then - accepted
 
-    plain, nothing = steps(servers["plain"])
-    drafting, accepted = steps(servers["drafting"])
+    plain, nothing = steps(servers.plain)
+    drafting, accepted = steps(servers.drafting)
     assert 0 < plain <= 299, "the first comes from the prompt's step; of the others, several may come from one call"
     assert nothing == 0
     assert drafting + accepted == 299
     assert drafting < 200
-    assert any(float(line.split("accept len: ")[1].split(",")[0]) > 1.2 for line in servers["drafting"].lines if "accept len: " in line)
-    assert "accept len" not in servers["plain"].log
+    assert any(float(line.split("accept len: ")[1].split(",")[0]) > 1.2 for line in servers.drafting.lines if "accept len: " in line)
+    assert "accept len" not in servers.plain.log

@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 
+from banyan_runtime.batch.lines import ENDPOINTS
 from tests.support.server.process import MODEL, ServerProcess, StartServer
 
 TEXTS = ["The capital of France is Paris.", "Cats sleep most of the day. " * 12, "ok"]
@@ -48,16 +49,8 @@ def reference(tiny_chat: Path) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def server(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
-    """Text and vectors, in chunks so small that most prompts take several."""
-    storage = str(tmp_path_factory.mktemp("storage"))
-    flags = ("--enable-embeddings", "--dtype", "float32", "--chunked-prefill-size", "16", "--file-storage-path", storage)
-    return start_server(*flags, "--json-model-override-args", '{"is_matryoshka": true}').ready()
-
-
-@pytest.fixture(scope="module")
 def means(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
-    """Vectors alone."""
+    """A server of its own: one of vectors alone refuses text."""
     storage = str(tmp_path_factory.mktemp("storage"))
     flags = ("--is-embedding", "--pooling-type", "mean", "--dtype", "float32", "--chunked-prefill-size", "16")
     return start_server(*flags, "--file-storage-path", storage).ready()
@@ -134,38 +127,38 @@ def test_fewer_dimensions_are_the_first_ones_brought_to_length_1(client: openai.
     np.testing.assert_allclose(cut, unit(np.array(whole[:32])), atol=1e-6)
 
 
+@pytest.mark.matrix(gate=5)
 @pytest.mark.parametrize(
-    ("body", "param", "code", "said"),
+    ("body", "param", "code"),
     [
-        ({"input": " \n"}, "input", "empty_string", "Input cannot be empty or whitespace only"),
-        ({"input": ["a", ""]}, "input[1]", "empty_string", "Input cannot be empty or whitespace only"),
-        ({"input": []}, "input", "empty_array", "Input cannot be empty or whitespace only"),
-        ({"input": [[5], []]}, "input[1]", "empty_array", "Input cannot be empty or whitespace only"),
-        ({"input": ["a", 5]}, "input", "invalid_type", "Invalid type for 'input'"),
-        ({"input": [[5, "a"]]}, "input[0]", "invalid_type", "Invalid type for 'input[0]'"),
-        ({"input": [[5], [5_000_000]]}, "input[1]", "invalid_value", "Token id 5000000 is out of vocabulary"),
-        ({"input": "a", "dimensions": 0}, "dimensions", "integer_below_min_value", "between 1 and 128, got 0"),
-        ({"input": "a", "dimensions": 129}, "dimensions", "integer_above_max_value", "between 1 and 128, got 129"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid_value", "float, base64"),
-        ({"input": ["a"] * 2049}, "input", "array_above_max_length", "at most 2048 inputs are allowed, got 2049"),
-        ({"input": "word " * 9000}, "input", "context_length_exceeded", "context_length_exceeded"),
-        ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "integer_below_min_value", "at least -1, got -2"),
-        ({"input": "a", "normalize": False}, "normalize", "unsupported", "Unsupported parameter"),
-        ({}, "input", "missing_required_parameter", "Missing required parameter: 'input'."),
+        ({"input": " \n"}, "input", "empty_string"),
+        ({"input": ["a", ""]}, "input[1]", "empty_string"),
+        ({"input": []}, "input", "empty_array"),
+        ({"input": [[5], []]}, "input[1]", "empty_array"),
+        ({"input": ["a", 5]}, "input", "invalid_type"),
+        ({"input": [[5, "a"]]}, "input[0]", "invalid_type"),
+        ({"input": [[5], [5_000_000]]}, "input[1]", "invalid_value"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "integer_below_min_value"),
+        ({"input": "a", "dimensions": 129}, "dimensions", "integer_above_max_value"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid_value"),
+        ({"input": ["a"] * 2049}, "input", "array_above_max_length"),
+        ({"input": "word " * 9000}, "input", "context_length_exceeded"),
+        ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "integer_below_min_value"),
+        ({"input": "a", "normalize": False}, "normalize", "unsupported"),
+        ({}, "input", "missing_required_parameter"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-def test_what_is_wrong_with_a_request_is_said(server: ServerProcess, body: dict[str, Any], param: str, code: str, said: str) -> None:
+def test_what_is_wrong_with_a_request_is_said(server: ServerProcess, body: dict[str, Any], param: str, code: str) -> None:
     answer = server.post("/v1/embeddings", {"model": MODEL, **body})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
-    assert said in error["message"]
 
 
 def test_requests_for_vectors_are_counted(server: ServerProcess) -> None:
     series = 'banyan_requests_total{endpoint="embeddings",finish_reason="stop"}'
-    before = server.metric(series)
+    before = server.settled(series)
     embed(server, ["one", "two"])
     assert server.eventually(lambda: server.metric(series) == before + 2, "both in the counter")
 
@@ -173,6 +166,7 @@ def test_requests_for_vectors_are_counted(server: ServerProcess) -> None:
 # --- score and rerank ---
 
 
+@pytest.mark.matrix(gate=2)
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items")])
 def test_scores_are_cosines_of_one_with_each_or_of_pairs(
@@ -210,6 +204,7 @@ def test_labels_get_the_probability_that_they_follow(server: ServerProcess, refe
     np.testing.assert_allclose(by_ids["scores"], expected, rtol=1e-3)
 
 
+@pytest.mark.matrix(gate=3)
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -230,6 +225,7 @@ def test_a_score_that_cannot_be_made_is_refused_by_field(server: ServerProcess, 
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 def test_documents_come_in_the_order_of_their_similarity(server: ServerProcess, path: str) -> None:
     documents = [TEXTS[1], TEXTS[0], TEXTS[2]]
@@ -275,10 +271,10 @@ def test_a_server_of_vectors_refuses_text(means: ServerProcess, reference: Refer
     assert means.get("/model_info").json()["is_generation"] is False
     cut = means.post("/v1/embeddings", {"input": "a", "dimensions": 32})
     assert (cut.status_code, cut.json()["error"]["param"]) == (400, "dimensions")
-    assert "matryoshka" in cut.json()["error"]["message"]
     assert means.post("/v1/embeddings", {"input": "a", "dimensions": SIZE}).status_code == 200
-    batch = means.post("/v1/batches", {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"})
-    assert batch.json()["error"]["message"].endswith("may call: '/v1/embeddings'.")
+    for endpoint in set(ENDPOINTS) - {"/v1/embeddings"}:
+        batch = means.post("/v1/batches", {"input_file_id": "file-1", "endpoint": endpoint, "completion_window": "24h"})
+        assert batch.json()["error"]["param"] == "endpoint"
 
 
 def test_a_batch_of_embeddings_gives_the_vectors_of_its_lines(client: openai.OpenAI, server: ServerProcess) -> None:

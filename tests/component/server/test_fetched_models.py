@@ -11,6 +11,7 @@ import pytest
 from tests.support.models.mirror import COMMIT, Mirror, files_of, serving
 from tests.support.server.process import MODEL, StartServer
 
+pytestmark = pytest.mark.long  # two servers
 WEIGHTS = "model.safetensors"
 
 
@@ -45,8 +46,7 @@ def test_a_hub_model_is_fetched_served_and_mended_at_the_next_start(mirror: Mirr
         file.write(b"\xff" * 500_000)
     mirror.asked.clear()
     again = start_server("--revision", "v1", model=address, environment=environment).ready()
-    (line,) = [line for line in again.lines if "fetching that again" in line]
-    assert f"{WEIGHTS} has other bytes than were fetched" in line
+    assert any(WEIGHTS in line and "fetching" in line for line in again.lines)
     assert weights.read_bytes() == mirror.files[WEIGHTS]
     assert not mirror.sent("tokenizer.json")
     again.stop()

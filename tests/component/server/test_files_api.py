@@ -5,29 +5,17 @@ from __future__ import annotations
 import http.client
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import httpx2 as httpx
 import openai
 import psutil
 import pytest
+from openai.types import FileObject
 
 from tests.component.server.test_event_loop import LIMIT_MS
-from tests.support.server.process import MODEL, ServerProcess, StartServer
-
-LIMIT = 3 << 20
-BATCH_LIMIT = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("storage") / "kept"
-
-
-@pytest.fixture(scope="module")
-def server(start_server: StartServer, storage: Path) -> ServerProcess:
-    limits = ("--max-file-bytes", str(LIMIT), "--max-batch-file-bytes", str(BATCH_LIMIT))
-    return start_server("--file-storage-path", str(storage), *limits).ready()
+from tests.support.server.process import MAX_BATCH_FILE_BYTES, MAX_FILE_BYTES, MODEL, ServerProcess, StartServer
 
 
 @pytest.fixture
@@ -53,6 +41,11 @@ def form(*parts: tuple[str, str | None, bytes], boundary: str = "cut") -> tuple[
 def upload(server: ServerProcess, *parts: tuple[str, str | None, bytes]) -> httpx.Response:
     body, headers = form(*parts)
     return server.http.post(server.url + "/v1/files", content=body, headers=headers)
+
+
+def files_in(storage: Path) -> list[Path]:
+    """All that lies where files are kept, unfinished ones too."""
+    return sorted((storage / "files").rglob("*"))
 
 
 def test_a_file_is_uploaded_shown_read_and_deleted(client: openai.OpenAI) -> None:
@@ -94,8 +87,6 @@ def test_an_expiry_is_shown_and_both_its_keys_are_needed(client: openai.OpenAI, 
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires_after")
     refused = upload(server, ("purpose", None, b"user_data"), ("expires_after", None, b"3600 s"), ("file", "a", b"x"))
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires_after")
-    assert "'3600 s'" in refused.json()["error"]["message"]
-    assert "'expires_after[seconds]'" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +111,8 @@ def test_what_is_no_form_is_refused(server: ServerProcess) -> None:
     assert (cut.status_code, cut.json()["error"]["code"]) == (400, "malformed_request")
 
 
-@pytest.mark.parametrize(("purpose", "size"), [(b"batch", BATCH_LIMIT), (b"user_data", LIMIT)])
+@pytest.mark.matrix(gate=2)
+@pytest.mark.parametrize(("purpose", "size"), [(b"batch", MAX_BATCH_FILE_BYTES), (b"user_data", MAX_FILE_BYTES)])
 @pytest.mark.parametrize("purpose_first", [True, False])
 def test_a_file_beyond_its_limit_is_refused_and_leaves_nothing_behind(
     server: ServerProcess, storage: Path, purpose: bytes, size: int, purpose_first: bool
@@ -130,25 +122,25 @@ def test_a_file_beyond_its_limit_is_refused_and_leaves_nothing_behind(
         return both if purpose_first else both[::-1]
 
     assert upload(server, *parts(b"x")).status_code == 200  # the folders are there
-    before = sorted(storage.rglob("*"))
+    before = files_in(storage)
     refused = upload(server, *parts(b"x" * (size + 1)))
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "file_too_large")
-    server.eventually(lambda: sorted(storage.rglob("*")) == before, "an empty storage")
+    server.eventually(lambda: files_in(storage) == before, "an empty storage")
     assert upload(server, *parts(b"x" * size)).json()["bytes"] == size
 
 
 def test_an_upload_that_is_cut_off_leaves_nothing_behind(server: ServerProcess, storage: Path) -> None:
     assert upload(server, ("purpose", None, b"user_data"), ("file", "a", b"x")).status_code == 200  # the folders are there
-    before, known = sorted(storage.rglob("*")), server.log
+    before, known = files_in(storage), server.log
     body, headers = form(("purpose", None, b"user_data"), ("file", "a", b"x" * (2 << 20)))
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
     connection.putrequest("POST", "/v1/files")
     for name, value in {**headers, "Content-Length": str(len(body))}.items():
         connection.putheader(name, value)
     connection.endheaders(body[: 3 << 19])
-    server.eventually(lambda: sorted(storage.rglob("*")) != before, "the upload's temporary file")
+    server.eventually(lambda: files_in(storage) != before, "the upload's temporary file")
     connection.close()
-    server.eventually(lambda: sorted(storage.rglob("*")) == before, "an empty storage")
+    server.eventually(lambda: files_in(storage) == before, "an empty storage")
     assert server.get("/v1/files").status_code == 200
     quiet(server, known)
 
@@ -187,8 +179,7 @@ def test_a_malformed_form_is_the_clients_mistake_and_no_failure_in_the_log(serve
 def test_a_path_that_is_as_long_as_a_head_may_be_is_not_found(server: ServerProcess) -> None:
     known = server.log
     answer = server.get("/v1/files/" + "x" * 9000)
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"].startswith("No such File object: xxx")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "id")
     quiet(server, known)
 
 
@@ -230,14 +221,16 @@ def test_an_id_that_no_file_has_is_not_found(server: ServerProcess, identity: st
             assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == ("id", None)
 
 
-def test_a_list_is_paged_by_purpose_and_order(start_server: StartServer, tmp_path: Path) -> None:
-    server = start_server("--file-storage-path", str(tmp_path), "--load-format", "dummy").ready()
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+def test_a_list_is_paged_by_purpose_and_order(client: openai.OpenAI, server: ServerProcess) -> None:
     made = [client.files.create(file=(f"{i}", b"x"), purpose="batch" if i % 2 else "user_data") for i in range(7)]
     ids = [file.id for file in made]
-    assert [file.id for file in client.files.list(limit=3)] == ids[::-1]  # the client asks for page after page
-    assert [file.id for file in client.files.list(limit=2, order="asc")] == ids
-    assert [file.id for file in client.files.list(purpose="batch")] == ids[1::2][::-1]
+
+    def ours(listed: Iterable[FileObject]) -> list[str]:
+        return [file.id for file in listed if file.id in ids]
+
+    assert ours(client.files.list(limit=3)) == ids[::-1]  # the client asks for page after page
+    assert ours(client.files.list(limit=20, order="asc")) == ids
+    assert ours(client.files.list(purpose="batch")) == ids[1::2][::-1]
     page = client.files.list(limit=3, after=ids[5])
     assert ([file.id for file in page.data], page.has_more) == (ids[2:5][::-1], True)
     raw = server.get("/v1/files?limit=3").json()
@@ -245,17 +238,7 @@ def test_a_list_is_paged_by_purpose_and_order(start_server: StartServer, tmp_pat
     for query in ("limit=0", "limit=10001", "limit=x", "order=up"):
         assert server.get(f"/v1/files?{query}").status_code == 400
     page = client.files.list(limit=3, order="asc", after=ids[6])
-    assert (page.data, page.has_more) == ([], False)
-
-
-def test_files_ask_for_the_key_and_none_is_among_the_hosts_arguments(start_server: StartServer, tmp_path: Path) -> None:
-    server = start_server("--file-storage-path", str(tmp_path), "--api-key", "right").ready()
-    assert server.get("/v1/files").status_code == 401
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="right")
-    client.files.create(file=b"x", purpose="user_data")
-    words = " ".join(host_of(server).cmdline())
-    assert "right" not in words
-    assert len(words) < 200, "keys go through the pipe, not through arguments"
+    assert (page.data, page.has_more) == ([], False), "nothing is newer"
 
 
 def test_while_the_host_is_down_the_server_serves_and_files_come_back(server: ServerProcess, client: openai.OpenAI) -> None:
@@ -271,6 +254,7 @@ def test_while_the_host_is_down_the_server_serves_and_files_come_back(server: Se
     assert client.files.content(made.id).read() == b"kept"
 
 
+@pytest.mark.long
 def test_the_host_goes_with_its_server_however_that_ends(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("--file-storage-path", str(tmp_path)).ready()
     host = host_of(server)
@@ -280,6 +264,7 @@ def test_the_host_goes_with_its_server_however_that_ends(start_server: StartServ
     assert not host.is_running()
 
 
+@pytest.mark.long
 def test_without_a_path_files_are_kept_in_the_cache_and_the_first_request_starts_the_host(
     start_server: StartServer, tmp_path: Path
 ) -> None:
@@ -293,18 +278,32 @@ def test_without_a_path_files_are_kept_in_the_cache_and_the_first_request_starts
     assert (folder / "files" / made.id).read_bytes() == b"x"
 
 
+@pytest.mark.long
 def test_a_storage_that_cannot_be_used_is_told_and_the_server_serves(start_server: StartServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     server = start_server("--file-storage-path", f"file://{tmp_path}/file").ready()  # a folder by its path would be looked at first
-    server.eventually(lambda: "--file-storage-path" in server.log and "cannot be kept in" in server.log, "why there are no files")
+    server.eventually(
+        lambda: any(line.startswith(("WARNING", "ERROR")) and "--file-storage-path" in line for line in server.lines),
+        "why there are no files",
+    )
     assert server.get("/v1/files").status_code == 503
     assert server.get("/readyz").status_code == 200
 
 
+@pytest.fixture(scope="module")
+def movable(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[ServerProcess, Path]:
+    """A server of its own, for its storage is taken away, and that storage."""
+    storage = tmp_path_factory.mktemp("storage") / "kept"
+    return start_server("--file-storage-path", str(storage)).ready(), storage
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("in_its_place", ["nothing", "an empty folder"])
 def test_a_storage_that_vanishes_is_an_error_until_it_is_back_and_never_empty(
-    server: ServerProcess, client: openai.OpenAI, storage: Path, in_its_place: str
+    movable: tuple[ServerProcess, Path], in_its_place: str
 ) -> None:
+    server, storage = movable
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     if (elsewhere := storage.with_name("elsewhere")).exists():  # an earlier try failed
         shutil.rmtree(storage, ignore_errors=True)
         elsewhere.rename(storage)
@@ -329,6 +328,7 @@ def test_a_storage_that_vanishes_is_an_error_until_it_is_back_and_never_empty(
     assert client.files.content(made.id).read() == b"kept"
 
 
+@pytest.mark.long  # milliseconds of the event loop are counted, and a busy machine adds some
 def test_a_large_upload_stalls_nobody_and_is_never_held_in_memory(start_server: StartServer, tmp_path: Path) -> None:
     log = tmp_path / "turns"
     environment = {"PROBE_LOG": str(log)}

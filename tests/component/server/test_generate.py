@@ -119,16 +119,18 @@ def test_a_request_is_aborted_by_its_id_and_all_by_none(server: ServerProcess) -
 @pytest.mark.parametrize("abort", [{"rid": "early"}, {"abort_all": True}])
 def test_an_abort_reaches_a_request_that_is_still_being_planned(server: ServerProcess, abort: dict[str, Any]) -> None:
     endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
+    server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 1, "nothing but this scrape", 10)
     workers = server.zygote.children()
     for worker in workers:
         worker.suspend()
-    server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 1, "nothing but this scrape", 10)
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(generate, server, text="a", sampling_params=endless, rid="early")
-        server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 2, "the request and this scrape", 10)
-        assert httpx.post(f"{server.url}/abort_request", json=abort).status_code == 200
-        for worker in workers:
-            worker.resume()
+        try:
+            server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 2, "the request and this scrape", 10)
+            assert httpx.post(f"{server.url}/abort_request", json=abort).status_code == 200
+        finally:
+            for worker in workers:
+                worker.resume()
         meta = early.result(20)["meta_info"]
     assert (meta["id"], meta["finish_reason"]["type"]) == ("early", "abort")
     assert generate(server, text="a", sampling_params={"max_new_tokens": 1}, rid="early")["meta_info"]["finish_reason"]["type"] == "length"
@@ -142,7 +144,7 @@ def test_a_list_is_aborted_by_the_id_that_its_client_gave_it_and_no_other(server
         other = pool.submit(generate, server, text="a", sampling_params=endless, rid="a10")
         server.eventually(lambda: server.metric("banyan_requests_running") == 3, "running requests", 10)
         taken = httpx.post(f"{server.url}/generate", json={"text": "c", "rid": "a1"})
-        assert (taken.status_code, "already running" in taken.json()["error"]["message"]) == (400, True)
+        assert (taken.status_code, taken.json()["error"]["param"]) == (400, "rid")
         assert httpx.post(f"{server.url}/abort_request", json={"rid": "a1"}).status_code == 200
         metas = [answer["meta_info"] for answer in listed.result(10)]
         assert [(meta["id"], meta["finish_reason"]["type"]) for meta in metas] == [("a1_0", "abort"), ("a1_1", "abort")]
@@ -187,7 +189,6 @@ def test_an_answer_cannot_hold_any_number_of_log_probabilities(server: ServerPro
     body = {"text": ["a"] * 128, "sampling_params": {"max_new_tokens": 1900}, "return_logprob": True, "top_logprobs_num": 20}
     error = httpx.post(f"{server.url}/generate", json=body).json()["error"]
     assert (error["param"], error["code"]) == ("top_logprobs_num", "integer_above_max_value")
-    assert "5107200 log probabilities" in error["message"]
 
 
 @pytest.mark.usefixtures("slowed")
@@ -203,7 +204,7 @@ def test_the_cache_is_flushed_unless_a_request_runs(server: ServerProcess) -> No
     thread.start()
     server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request", 10)
     refused = httpx.post(f"{server.url}/flush_cache")
-    assert (refused.status_code, "running" in refused.json()["error"]["message"]) == (400, True)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
     httpx.post(f"{server.url}/abort_request", json={"rid": "busy"})
     thread.join(10)
     began = time.monotonic()
@@ -253,6 +254,7 @@ def test_tokenize_counts_prompts_lists_and_messages(server: ServerProcess) -> No
     assert back == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.long
 def test_without_a_tokenizer_ids_alone_are_served(start_server: StartServer, server: ServerProcess) -> None:
     bare = start_server("--skip-tokenizer-init", "--stream-interval", "4").ready()
     ids = tokenize(server, PROMPT)["tokens"]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.server.process import StartServer
 
+pytestmark = pytest.mark.long  # a server of another grammar backend
 pytest.importorskip("xgrammar", reason="xgrammar is not installed (it brings triton along): pip install 'banyan-runtime[xgrammar]'")
 
 

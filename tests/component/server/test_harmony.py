@@ -15,6 +15,7 @@ from tests.support.server.collector import Collector
 from tests.support.server.process import MODEL, ServerProcess, StartServer
 from tests.unit.grammar.harmony import speaking_harmony
 
+pytestmark = pytest.mark.long  # a server of another model
 SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "additionalProperties": False}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 HELLO: Any = [{"role": "user", "content": "Hello"}]

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from tests.support.server.process import MODEL, ServerProcess, StartServer
+from tests.support.server.process import MODEL, ServerProcess
 
 Schema = dict[str, Any]
 LIMIT_CPU_S: Final = 20.0  # of the processes that prepare, since a busy machine stretches every wait; what is measured is 4 s at most
@@ -77,9 +77,8 @@ HOSTILE: Final[dict[str, Callable[[], Schema]]] = {
 
 
 @pytest.fixture(scope="module")
-def served(start_server: StartServer) -> Iterator[tuple[ServerProcess, Callable[[], int]]]:
+def served(server: ServerProcess) -> Iterator[tuple[ServerProcess, Callable[[], int]]]:
     """A server, and how many tokens of another client's streams have come."""
-    server = start_server("--tool-call-parser", "hermes").ready()
     over, seen = threading.Event(), [0]
 
     def read() -> None:
@@ -134,6 +133,7 @@ class Cost:
         self._thread.join()
 
 
+@pytest.mark.matrix(gate=3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_is_answered_or_refused_while_others_are_served(
     served: tuple[ServerProcess, Callable[[], int]], name: str

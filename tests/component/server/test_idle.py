@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.server.process import ServerProcess, StartServer
 
+pytestmark = pytest.mark.long  # seconds are waited for and counted: what a busy machine adds to them shows
+
 
 @contextlib.contextmanager
 def closing_connection(server: ServerProcess) -> Iterator[http.client.HTTPResponse]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2 as httpx
@@ -27,8 +28,45 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 # --- up ---
 
 
-def test_the_log_of_a_start_reads_in_the_order_that_scripts_expect(start_server: StartServer) -> None:
-    server = start_server().ready()
+@dataclass
+class Start:
+    """A server of its own, whose life is looked at from its start to its end, and what it said while it loaded."""
+
+    server: ServerProcess
+    states: set[str] = field(default_factory=set)
+    refusals: list[httpx.Response] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def start(start_server: StartServer) -> Start:
+    seen = Start(start_server("--drain-linger-seconds", "0"))
+    while READY not in seen.server.log:
+        health = seen.server.status("/health")
+        answer = seen.server.get("/readyz")
+        if answer.status_code == 503:
+            assert seen.server.status("/livez") == 200
+            assert health == 503, "scripts wait for it before they send anything"
+            assert 0 <= answer.json()["percent"] <= 100
+            seen.states.add(answer.json()["state"])
+            seen.refusals.append(seen.server.post("/v1/chat/completions", CHAT))
+        assert seen.server.process.poll() is None, seen.server.log
+        time.sleep(0.05)
+    return seen
+
+
+def test_while_it_loads_it_is_alive_says_how_far_it_is_and_refuses_requests(start: Start) -> None:
+    assert "loading" in start.states
+    refused = [answer for answer in start.refusals if answer.status_code == 503]
+    assert refused
+    assert refused[0].json()["error"]["code"] == "unavailable"
+    assert refused[0].headers["Retry-After"] == "5"
+    ready = start.server.get("/readyz").json()
+    assert (ready["state"], ready["percent"], ready["model"]["contextLength"]) == ("ready", 100, 2048)
+    assert start.server.status("/readyz") == 200
+
+
+def test_the_log_of_a_start_reads_in_the_order_that_scripts_expect(start: Start) -> None:
+    server = start.server
     expected = [
         r"server_args=ServerArgs\(model_path='.*'",
         r"Load weight begin\. avail mem=[\d.]+ GB",
@@ -51,33 +89,26 @@ def test_the_log_of_a_start_reads_in_the_order_that_scripts_expect(start_server:
         at = places[0]
 
 
-def test_while_it_loads_it_is_alive_says_how_far_it_is_and_refuses_requests(start_server: StartServer) -> None:
-    server = start_server()
-    seen: dict[str, int] = {}
-    refusals = []
-    while READY not in server.log:
-        health = server.status("/health")
-        answer = server.get("/readyz")
-        body = answer.json()
-        if answer.status_code == 503:
-            assert server.status("/livez") == 200
-            assert health == 503, "scripts wait for it before they send anything"
-            assert 0 <= body["percent"] <= 100
-            seen[body["state"]] = seen.get(body["state"], 0) + 1
-            refusals.append(
-                httpx.post(server.url + "/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
-            )
-        time.sleep(0.05)
-    assert "loading" in seen
-    refused = [answer for answer in refusals if answer.status_code == 503]
-    assert refused
-    assert refused[0].json()["error"]["code"] == "unavailable"
-    assert refused[0].headers["Retry-After"] == "5"
-    ready = server.get("/readyz").json()
-    assert (ready["state"], ready["percent"], ready["model"]["contextLength"]) == ("ready", 100, 2048)
-    assert server.status("/readyz") == 200
+def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(start: Start) -> None:
+    server = start.server
+    with server.slowed():
+        reader = Reader.reading(server, max_tokens=400)
+        server.process.terminate()
+        server.eventually(lambda: server.get("/readyz").json()["state"] == "draining", "draining")
+        assert server.status("/readyz") == server.status("/health") == 503
+        assert server.status("/livez") == 200
+        refused = server.post("/v1/completions", LONG)
+    assert refused.status_code == 503
+    assert refused.headers["Retry-After"]
+    assert refused.headers["Connection"] == "close"
+    assert refused.json()["error"]["code"] == "unavailable"
+    events = reader.finished()
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.wait() == 0
 
 
+@pytest.mark.long
 def test_sigterm_while_it_loads_ends_it_at_once(start_server: StartServer) -> None:
     server = start_server()
     server.eventually(lambda: server.get("/readyz").json()["state"] == "loading", "loading")
@@ -87,6 +118,7 @@ def test_sigterm_while_it_loads_ends_it_at_once(start_server: StartServer) -> No
     assert gone(engine)
 
 
+@pytest.mark.long  # seconds are counted
 def test_a_start_that_takes_long_says_at_least_every_ten_seconds_where_it_is(start_server: StartServer) -> None:
     for _ in range(3):  # the engine must be stopped before it is ready, which a busy machine may miss
         server = start_server()
@@ -105,29 +137,33 @@ def test_a_start_that_takes_long_says_at_least_every_ten_seconds_where_it_is(sta
 
 
 def test_a_bad_flag_ends_with_64_before_anything_is_loaded(start_server: StartServer) -> None:
-    started = time.monotonic()
     server = start_server("--page-size", "3")
     assert server.wait() == 64
-    assert "FATAL: --page-size=3 must be one of 1, 16, 32, 64" in server.log
-    assert json.loads(server.termination_log.read_text())["code"] == "ConfigError"
-    assert time.monotonic() - started < 10
+    words = json.loads(server.termination_log.read_text())
+    assert (words["code"], "--page-size=3" in words["message"]) == ("ConfigError", True)
+    assert "Load weight" not in server.log
 
 
+@pytest.mark.long
 def test_a_storage_folder_that_cannot_be_made_ends_with_64(start_server: StartServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     server = start_server("--file-storage-path", str(tmp_path / "file" / "storage"))
     assert server.wait() == 64
-    assert "storage: Not a directory; name a folder that can be written to" in server.log
+    words = json.loads(server.termination_log.read_text())
+    assert (words["code"], "storage" in words["message"]) == ("ConfigError", True)
 
 
+@pytest.mark.long
 def test_an_address_in_use_is_a_configuration_error(start_server: StartServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start_server("--port", str(port))
         assert server.wait() == 64
-    assert f"FATAL: cannot listen on --host=127.0.0.1 --port={port}: Address already in use" in server.log
+    words = json.loads(server.termination_log.read_text())
+    assert (words["code"], f"--port={port}" in words["message"]) == ("ConfigError", True)
 
 
+@pytest.mark.long
 def test_a_folder_that_is_no_model_ends_with_65(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server(model=tmp_path)
     assert server.wait() == 65
@@ -149,6 +185,7 @@ def test_a_truncated_checkpoint_ends_with_65_and_names_the_file(start_server: St
     assert "model.safetensors" in words["message"]
 
 
+@pytest.mark.long
 def test_a_model_without_tokenizer_ends_with_65_while_the_engine_still_loads(
     start_server: StartServer, tiny_chat: Path, tmp_path: Path
 ) -> None:
@@ -158,19 +195,22 @@ def test_a_model_without_tokenizer_ends_with_65_while_the_engine_still_loads(
     assert re.search(r"^FATAL: .*tokenizer\.json", server.log, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_too_few_open_files_to_serve_anybody_are_a_configuration_error(tiny_chat: Path) -> None:
     command = [sys.executable, "-m", "banyan_runtime", "serve", "--model-path", str(tiny_chat), "--port", "0"]
     limited = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *command]
     ended = subprocess.run(limited, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 64
-    assert re.search(r"^FATAL: this process may open 200 files only \(`ulimit -n`, .*raise the limit to 65536", ended.stderr, re.MULTILINE)
+    assert re.search(r"^FATAL: .*`ulimit -n`", ended.stderr, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_listening_for_everybody_without_a_key_is_warned_about(start_server: StartServer) -> None:
     server = start_server("--host", "0.0.0.0").ready()
-    assert "WARNING: listening on 0.0.0.0 without a key" in server.log
+    assert any(line.startswith("WARNING: ") and "0.0.0.0" in line for line in server.lines)
 
 
+@pytest.mark.long
 def test_a_server_on_all_addresses_of_ipv6_answers_on_those_of_ipv4_too(start_server: StartServer) -> None:
     """As pods on clusters of IPv6 do, whom port-forward reaches by either."""
     try:
@@ -178,7 +218,7 @@ def test_a_server_on_all_addresses_of_ipv6_answers_on_those_of_ipv4_too(start_se
     except OSError as error:
         pytest.skip(f"this machine has no IPv6: {error}")
     server = start_server("--host", "::").ready()
-    assert "WARNING: listening on :: without a key" in server.log
+    assert any(line.startswith("WARNING: ") and " :: " in line for line in server.lines)
     (port,) = set(re.findall(r"Listening on http://\[::\]:(\d+)$", server.log, re.MULTILINE))
     for address in ("127.0.0.1", "[::1]"):
         for path in ("/v1/models", "/v1/files"):
@@ -188,6 +228,7 @@ def test_a_server_on_all_addresses_of_ipv6_answers_on_those_of_ipv4_too(start_se
 # --- down ---
 
 
+@pytest.mark.long  # seconds are counted
 def test_sigterm_to_an_idle_server_ends_it_at_once_with_0(start_server: StartServer) -> None:
     server = start_server().ready()
     engine = server.engine
@@ -198,6 +239,7 @@ def test_sigterm_to_an_idle_server_ends_it_at_once_with_0(start_server: StartSer
     assert gone(engine)
 
 
+@pytest.mark.long
 def test_after_sigterm_open_connections_are_served_once_more_and_told_to_close(start_server: StartServer) -> None:
     server = start_server().ready()
     request = post("/v1/completions", {"prompt": "Once", "max_tokens": 4})
@@ -215,6 +257,7 @@ def test_after_sigterm_open_connections_are_served_once_more_and_told_to_close(s
     assert server.wait(5) == 0
 
 
+@pytest.mark.long
 def test_clients_that_keep_their_connections_lose_no_request_while_a_server_drains(start_server: StartServer) -> None:
     server = start_server().ready()
     body = {"prompt": "Once", "max_tokens": 2}
@@ -242,25 +285,7 @@ def test_clients_that_keep_their_connections_lose_no_request_while_a_server_drai
     assert server.wait(5) == 0
 
 
-def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(start_server: StartServer) -> None:
-    server = start_server("--drain-linger-seconds", "0").ready()
-    with server.slowed():
-        reader = Reader.reading(server, max_tokens=400)
-        server.process.terminate()
-        server.eventually(lambda: server.get("/readyz").json()["state"] == "draining", "draining")
-        assert server.status("/readyz") == server.status("/health") == 503
-        assert server.status("/livez") == 200
-        refused = server.post("/v1/completions", LONG)
-    assert refused.status_code == 503
-    assert refused.headers["Retry-After"]
-    assert refused.headers["Connection"] == "close"
-    assert refused.json()["error"]["code"] == "unavailable"
-    events = reader.finished()
-    assert events[-1] == "[DONE]"
-    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
-    assert server.wait() == 0
-
-
+@pytest.mark.long
 def test_a_stream_that_outlives_the_drain_is_cut_off_with_an_error(start_server: StartServer) -> None:
     server = start_server(environment={"BANYAN_DRAIN_SECONDS": "0.3"}).ready()
     with server.slowed():
@@ -288,6 +313,7 @@ def drained(server: ServerProcess) -> float:
 ONE_TOKEN = CHAT | {"max_tokens": 1}
 
 
+@pytest.mark.long  # seconds are counted
 def test_while_a_load_balancer_still_sends_new_connections_they_are_served(start_server: StartServer) -> None:
     server = start_server("--host", "0.0.0.0").ready()
     url = from_afar(server)
@@ -303,6 +329,7 @@ def test_while_a_load_balancer_still_sends_new_connections_they_are_served(start
     assert server.wait(5) == 0
 
 
+@pytest.mark.long  # seconds are counted
 def test_a_load_balancer_that_never_learns_is_turned_away_in_time(start_server: StartServer) -> None:
     server = start_server("--host", "0.0.0.0", "--drain-linger-seconds", "3").ready()
     url = from_afar(server)
@@ -317,6 +344,7 @@ def test_a_load_balancer_that_never_learns_is_turned_away_in_time(start_server: 
     assert server.wait(10) == 0
 
 
+@pytest.mark.long  # seconds are counted
 def test_who_only_asks_how_a_server_is_keeps_it_from_nothing(start_server: StartServer) -> None:
     server = start_server("--host", "0.0.0.0").ready()
     url = from_afar(server)
@@ -332,6 +360,7 @@ def test_who_only_asks_how_a_server_is_keeps_it_from_nothing(start_server: Start
 CHAT_HEAD = head("POST", "/v1/chat/completions", "Content-Type: application/json", "Content-Length: 1000")
 
 
+@pytest.mark.long
 def test_a_body_that_does_not_come_holds_no_drain_up(start_server: StartServer) -> None:
     server = start_server("--drain-seconds", "60").ready()
     with RawClient(server.url, 30) as slow:
@@ -343,6 +372,7 @@ def test_a_body_that_does_not_come_holds_no_drain_up(start_server: StartServer) 
     assert server.wait(25) == 0
 
 
+@pytest.mark.long
 def test_requests_that_are_read_or_planned_when_the_drain_ends_are_told_so(start_server: StartServer) -> None:
     server = start_server("--drain-seconds", "1").ready()
     workers = server.zygote.children()
@@ -360,6 +390,7 @@ def test_requests_that_are_read_or_planned_when_the_drain_ends_are_told_so(start
     assert "Traceback" not in server.log
 
 
+@pytest.mark.long
 def test_a_second_sigterm_ends_it_without_waiting(start_server: StartServer) -> None:
     server = start_server().ready()
     engine = server.engine
@@ -379,13 +410,13 @@ def test_a_second_sigterm_ends_it_without_waiting(start_server: StartServer) -> 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_its_place_within_two_seconds(server: ServerProcess, stream: bool) -> None:
-    before = server.metric("banyan_generation_tokens_total")
+def test_a_client_that_goes_away_frees_its_place(server: ServerProcess, stream: bool) -> None:
+    before = server.settled("banyan_generation_tokens_total")
     body = {**LONG, "stream": stream, "max_tokens": 2000, "n": 16}
     with contextlib.suppress(httpx.ReadTimeout), httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=0.3) as response:
         next(response.iter_lines())
-    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 2)
-    server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 1, "no other open request than this scrape", 2)
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 10)
+    server.eventually(lambda: server.metric("banyan_http_requests_in_flight") == 1, "no other open request than this scrape", 10)
     assert server.metric("banyan_generation_tokens_total") - before < 16 * 1900, "it ran on to its end"
 
 

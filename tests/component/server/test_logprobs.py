@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.server.process import MODEL, ServerProcess, StartServer
+from tests.support.server.process import MODEL, ServerProcess
 
 PROMPT = "The capital of France is"
 MESSAGES: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -21,8 +21,9 @@ NEAR = 2e-4  # between two ways to compute the same in float32
 
 
 @pytest.fixture(scope="module")
-def exact(start_server: StartServer) -> ServerProcess:
-    return start_server("--dtype", "float32").ready()
+def exact(server: ServerProcess) -> ServerProcess:
+    """The shared server, which computes in float32."""
+    return server
 
 
 @pytest.fixture(scope="module")

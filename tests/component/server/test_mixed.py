@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.server.process import MODEL, ServerProcess, StartServer
 
+pytestmark = pytest.mark.long  # four servers
 FLAGS = ("--dtype", "float32", "--chunked-prefill-size", "64")
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0},

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.server.process import MODEL, ServerProcess, StartServer
 
+pytestmark = pytest.mark.long  # a server of each runner; all other tests have the native one
 QUESTIONS = ["What is the capital of France?", "Name three colours.", "Say hello in Spanish, please.", "hi"]
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0},
@@ -87,4 +88,5 @@ def test_a_stream_and_a_cached_prefix_say_the_same(servers: list[ServerProcess])
 def test_instructions_that_the_processor_lacks_are_a_configuration_error(start_server: StartServer) -> None:
     refused = start_server("--runner", "native", environment={"BANYAN_NATIVE_VARIANT": "avx1024"})
     assert refused.process.wait(60) == 64
-    assert "BANYAN_NATIVE_VARIANT=avx1024 cannot run on this processor; leave it out, or set it to one of:" in refused.log
+    words = json.loads(refused.termination_log.read_text())
+    assert (words["code"], "BANYAN_NATIVE_VARIANT=avx1024" in words["message"]) == ("ConfigError", True)

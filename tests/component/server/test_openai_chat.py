@@ -13,20 +13,14 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.support.server.process import ServerProcess, StartServer
+from tests.support.server.process import MODEL, SECOND_NAME, ServerProcess
 
-MODEL = "tiny-chat"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 LIST = [{"role": "user", "content": "List 3 countries and their capitals."}]
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 THOUGHT = "The user asks for the capital of France. It is Paris."
 ANSWER = "The capital of France is Paris."
 END_OF_TURN = 2
-
-
-@pytest.fixture(scope="module")
-def server(start_server: StartServer) -> ServerProcess:
-    return start_server("--reasoning-parser", "qwen3", "--served-model-name", MODEL, "second-name").ready()
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +92,7 @@ def test_an_answer_cut_off_while_thinking_is_all_reasoning(client: openai.OpenAI
     assert THOUGHT.startswith(extra(choice.message, "reasoning_content"))
 
 
+@pytest.mark.matrix(gate=4)
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize(
     "question", ["What is the capital of France?", "Say hello in Emoji.", "Say hello in Hindi.", "Give me JSON about Oslo.", "Count to 20."]
@@ -194,7 +189,7 @@ def test_a_stop_string_counts_in_the_reasoning_too(client: openai.OpenAI) -> Non
 
 
 def test_a_stop_string_ends_the_request_in_the_engine_too(client: openai.OpenAI, server: ServerProcess) -> None:
-    before = server.metric("banyan_generation_tokens_total")
+    before = server.settled("banyan_generation_tokens_total")
     choice = ask(client, LIST, stop="France", max_tokens=1500, extra_body={**NO_THINKING, "ignore_eos": True}).choices[0]
     assert choice.message.content == "1. "
     server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch", 3)
@@ -292,8 +287,9 @@ def test_a_request_id_of_the_clients_own_names_the_answer_and_is_used_once_at_a_
     slow = {"logprobs": True, "top_logprobs": 20, "max_tokens": 1900}  # so that it goes on though this process is kept waiting
     stream = client.chat.completions.create(model=MODEL, messages=FRANCE, stream=True, extra_body=body | slow)  # type: ignore[call-overload]
     assert next(iter(stream)).id == "chatcmpl-mine"
-    with pytest.raises(openai.BadRequestError, match="already running"):
+    with pytest.raises(openai.BadRequestError) as taken:
         ask(client, extra_body=body)
+    assert taken.value.param == "rid"
     stream.close()
     again = {"model": MODEL, "messages": FRANCE, "max_tokens": 2, "rid": "mine"}
     server.eventually(lambda: httpx.post(f"{server.url}/v1/chat/completions", json=again).status_code == 200, "a free id")
@@ -328,8 +324,8 @@ def test_every_answer_carries_the_id_of_its_request(client: openai.OpenAI, serve
 
 
 def test_models_are_listed_under_every_served_name(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL, "second-name"]
-    assert client.models.retrieve("second-name").id == "second-name"
+    assert [model.id for model in client.models.list()] == [MODEL, SECOND_NAME]
+    assert client.models.retrieve(SECOND_NAME).id == SECOND_NAME
     assert ask(client, max_tokens=1).model == MODEL
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("qwen/other")

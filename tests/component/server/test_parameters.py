@@ -10,6 +10,7 @@ import pytest
 from tests.support.server.process import MODEL, ServerProcess, StartServer
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
+NO_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 @pytest.fixture(scope="module")
@@ -18,12 +19,16 @@ def client(server: ServerProcess) -> openai.OpenAI:
 
 
 def text(client: openai.OpenAI, **options: Any) -> str:
-    completion = client.chat.completions.create(model=MODEL, messages=FRANCE, **{"temperature": 0, "max_tokens": 40, **options})
+    extra = NO_THINKING | options.pop("extra_body", {})
+    asked = {"temperature": 0, "max_tokens": 40, **options}
+    completion = client.chat.completions.create(model=MODEL, messages=FRANCE, extra_body=extra, **asked)
     return completion.choices[0].message.content or ""
 
 
 def test_a_bias_forbids_and_forces_tokens(client: openai.OpenAI, server: ServerProcess) -> None:
-    plain = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=20, logprobs=True)
+    plain = client.chat.completions.create(
+        model=MODEL, messages=FRANCE, temperature=0, max_tokens=20, logprobs=True, extra_body=NO_THINKING
+    )
     assert plain.choices[0].logprobs is not None
     ids = server.post("/tokenize", {"prompt": plain.choices[0].message.content, "add_special_tokens": False}).json()["tokens"]
     forbidden = text(client, logit_bias={str(ids[1]): -100}, max_tokens=20)
@@ -38,26 +43,25 @@ def test_a_bias_forbids_and_forces_tokens(client: openai.OpenAI, server: ServerP
 
 
 @pytest.mark.parametrize(
-    ("bias", "words"),
+    ("bias", "param", "code"),
     [
-        ({"x": 1}, "token ids"),
-        ({"-1": 1}, "token ids"),
-        ({"99999999": 1}, "token ids"),
-        ({"1": 101}, "[-100, 100]"),
-        ({"1": "a"}, "number"),
+        ({"x": 1}, "logit_bias", "invalid_value"),
+        ({"-1": 1}, "logit_bias", "invalid_value"),
+        ({"99999999": 1}, "logit_bias", "invalid_value"),
+        ({"1": 101}, "logit_bias", "invalid_value"),
+        ({"1": "a"}, "logit_bias.1", "invalid_type"),
     ],
 )
-def test_a_bias_that_means_nothing_is_refused(client: openai.OpenAI, bias: Any, words: str) -> None:
+def test_a_bias_that_means_nothing_is_refused(client: openai.OpenAI, bias: Any, param: str, code: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         text(client, logit_bias=bias)
-    assert (refused.value.param or "").startswith("logit_bias")
-    assert words in refused.value.message
+    assert (refused.value.param, refused.value.code) == (param, code)
 
 
 def test_a_stop_regex_ends_the_text(client: openai.OpenAI, server: ServerProcess) -> None:
     whole = text(client)
     assert "Paris" in whole
-    options: dict[str, Any] = {"extra_body": {"stop_regex": "P[a-z]ri"}}
+    options: dict[str, Any] = {"extra_body": {**NO_THINKING, "stop_regex": "P[a-z]ri"}}
     assert text(client, **options) == whole[: whole.index("Pari")]
     stream = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=40, stream=True, **options)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == whole[: whole.index("Pari")]
@@ -96,9 +100,11 @@ def test_a_suffix_is_refused_where_the_model_cannot_fill_in(client: openai.OpenA
 
 @pytest.fixture(scope="module")
 def lenient(start_server: StartServer) -> ServerProcess:
+    """A server of its own: its options change what every request is answered."""
     return start_server("--trust-request-chat-template", "--stream-response-default-include-usage").ready()
 
 
+@pytest.mark.long
 def test_a_request_is_rendered_with_the_template_that_it_brings_however_bad_it_is(lenient: ServerProcess) -> None:
     client = openai.OpenAI(base_url=f"{lenient.url}/v1", api_key="None", max_retries=0)
     asked: dict[str, Any] = {"model": MODEL, "messages": FRANCE, "max_tokens": 1}
@@ -108,12 +114,13 @@ def test_a_request_is_rendered_with_the_template_that_it_brings_however_bad_it_i
     plain = {"prompt": FRANCE[0]["content"], "add_special_tokens": False}
     assert usage.prompt_tokens == lenient.post("/tokenize", plain).json()["count"]
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(openai.BadRequestError, match=r"more than \S+ s of computing time") as refused:
+    with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**asked, extra_body={"chat_template": endless})
     assert refused.value.param == "chat_template"
     assert client.chat.completions.create(**asked).choices
 
 
+@pytest.mark.long
 def test_a_server_may_tell_the_usage_of_every_stream_that_does_not_say(lenient: ServerProcess, client: openai.OpenAI) -> None:
     def usages(asked: openai.OpenAI, **options: Any) -> list[bool]:
         """Of a chat and a completion: whether the last chunk is the usage, and no other has any."""

@@ -23,7 +23,7 @@ MODEL = "qwen/qwen2.5-0.5b-instruct"
 TUTORIAL_FLAGS = [
     "--mem-fraction-static", "0.8", "--max-running-requests", "200", "--max-total-tokens", "20480", "--disable-cuda-graph",
     "--chunked-prefill-size", "8192", "--max-prefill-tokens", "16384", "--page-size", "1",
-    "--scheduling-rules", "sglang", "--random-seed", "42",
+    "--scheduling-rules", "sglang", "--random-seed", "42", "--drain-linger-seconds", "0",
 ]  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def test_the_log_reads_in_sglangs_order(tutorial_server: Server) -> None:
         r"KV Cache is allocated\. #tokens: 20480, K size: [\d.]+ GB, V size: [\d.]+ GB",
         r"Memory pool end\. avail mem=[\d.]+ GB",
         r"max_total_num_tokens=20480, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=200, context_len=32768",
-        r"WARNING: The KV pool holds 20480 tokens, too few for the context of 32768: .* --max-total-tokens",
+        r"WARNING: .* 20480 .* 32768.* --max-total-tokens",
         r"INFO:     Started server process \[\d+\]",
         r"INFO:     Waiting for application startup\.",
         r"INFO:     Application startup complete\.",
@@ -203,6 +203,7 @@ def test_the_log_reads_in_sglangs_order(tutorial_server: Server) -> None:
         assert re.compile(pattern).search(text, position), f"{pattern!r} is missing after {text[max(0, position - 200) : position]!r}"
 
 
+@pytest.mark.long
 def test_the_thinking_example_runs_with_its_fields(tmp_path: Path, qwen3_tokenizer: Path) -> None:
     name = "Qwen/Qwen3-0.6B"
     model = qwen2_folder(tmp_path / "qwen3", qwen3_tokenizer, architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=16)

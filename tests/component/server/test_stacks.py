@@ -90,6 +90,7 @@ def say(process: subprocess.Popen[bytes], line: bytes) -> None:
     process.stdin.write(line)
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("kind", ["pipe", "socket", "file"])
 def test_the_stacks_of_a_process_go_to_its_log(start: Start, kind: str, tmp_path: Path) -> None:
     log = Log(kind, tmp_path)
@@ -108,6 +109,7 @@ def test_a_thread_that_never_gives_up_the_lock_is_shown_too(start: Start, tmp_pa
     log.until(b"in work_on")
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 def test_stacks_that_nobody_reads_do_not_hold_the_process_up(start: Start, kind: str, tmp_path: Path) -> None:

@@ -19,10 +19,16 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from banyan_runtime.front.metrics import REWRITE_EVERY_S
+
 T = TypeVar("T")
 START_LIMIT_S = 90.0
 ADDRESS = re.compile(r"Listening on (http://[\d.]+:\d+)")
 MODEL = "tiny"  # the name under which every test server serves
+SECOND_NAME = "second-name"  # of the shared server
+MAX_FILE_BYTES = 3 << 20
+MAX_BATCH_FILE_BYTES = 2 << 20
+MAX_BATCH_REQUESTS = 6000
 PROGRAM = ("-m", "banyan_runtime")
 READY = "The server is fired up and ready to roll!"
 
@@ -105,6 +111,11 @@ class ServerProcess:
         assert len(found) == 1, f"{series}: {found}"
         return found[0]
 
+    def settled(self, series: str) -> float:
+        """The same, of a page that tells of all that was before: it is written anew a few times a second."""
+        time.sleep(REWRITE_EVERY_S + 0.1)
+        return self.metric(series)
+
     @property
     def engine(self) -> psutil.Process:
         """Its engine process, from the moment there is one."""
@@ -152,7 +163,13 @@ class ServerProcess:
             pytest.fail(f"still running after {limit_s:g} s; the log:\n{self.log}")
 
     def stop(self) -> None:
-        """End it and all it started, whatever state it is in."""
+        """End it and all it started, whatever state it is in. A process that coverage measures has time to write what it has seen."""
+        if "COVERAGE_PROCESS_START" in os.environ:
+            self.http.close()
+            for _ in range(2):  # the second one cuts a drain short
+                self.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(3)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -180,14 +197,40 @@ def start_server(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Path) -> I
         server.stop()
 
 
-@pytest.fixture(scope="module")
-def server(start_server: StartServer) -> ServerProcess:
-    """One ready server of the tiny model for a whole module."""
-    return start_server().ready()
+@pytest.fixture(scope="session")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the shared server keeps files, batches and responses."""
+    return tmp_path_factory.mktemp("storage") / "kept"
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Path, storage: Path) -> Iterator[ServerProcess]:
+    """The one server of the tiny model that all tests of the API in this process share.
+
+    Whatever they need is switched on. It has answered other requests before: a test compares counts before and after, and uses texts
+    and ids of its own where a cache or a list would show those of others. No test ends it, its engine, or leaves it slow.
+    """
+    flags = (
+        "--served-model-name", MODEL, SECOND_NAME, "--dtype", "float32", "--reasoning-parser", "qwen3", "--enable-embeddings",
+        "--json-model-override-args", '{"is_matryoshka": true}', "--chunked-prefill-size", "64", "--file-storage-path", str(storage),
+        "--max-file-bytes", str(MAX_FILE_BYTES), "--max-batch-file-bytes", str(MAX_BATCH_FILE_BYTES),
+        "--max-batch-requests", str(MAX_BATCH_REQUESTS),
+    )  # fmt: skip
+    server = ServerProcess(tiny_chat, tmp_path_factory.mktemp("server") / "server.log", *flags)
+    try:
+        yield server.ready()
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(shared_server: ServerProcess) -> ServerProcess:
+    """The shared server, where a module has none of its own."""
+    return shared_server
 
 
 @pytest.fixture
 def slowed(server: ServerProcess) -> Iterator[None]:
-    """The module's server is slow during this test."""
+    """The server is slow during this test."""
     with server.slowed():
         yield

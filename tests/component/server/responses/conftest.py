@@ -1,9 +1,10 @@
-"""Servers that keep responses in a bucket, and what tests ask them through the real `openai` client."""
+"""What tests ask of responses through the real `openai` client, and a bucket for servers that keep them in one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import openai
@@ -12,7 +13,7 @@ import pytest
 from openai.types.responses import Response
 
 from tests.support.s3.servers import S3Server, moto
-from tests.support.server.process import MODEL, ServerProcess, StartServer
+from tests.support.server.process import MODEL, ServerProcess
 
 CAPITAL: Final = "What is the capital of France?"
 WEATHER: Final = "What is the weather in Oslo?"
@@ -27,7 +28,7 @@ ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 
 @dataclass(frozen=True)
 class Bucket:
-    """Where the servers of this module keep responses."""
+    """Where servers keep responses."""
 
     s3: S3Server
     name: str = "kept"
@@ -47,9 +48,9 @@ def bucket() -> Iterator[Bucket]:
 FLAGS: Final = ("--reasoning-parser", "qwen3", "--file-storage-path", f"s3://{Bucket.name}/here")
 
 
-@pytest.fixture(scope="module")
-def server(start_server: StartServer, bucket: Bucket) -> ServerProcess:
-    return start_server(*FLAGS, environment=bucket.s3.environment()).ready()
+def holds(storage: Path, response_id: str) -> bool:
+    """Whether the shared server has written of this response."""
+    return any(storage.rglob(f"*{response_id}*"))
 
 
 def client_of(server: ServerProcess) -> openai.OpenAI:

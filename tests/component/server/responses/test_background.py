@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -11,7 +12,7 @@ import pytest
 from openai.types.responses import Response
 
 from banyan_runtime.front.deadline import HEADER as TIMEOUT
-from tests.component.server.responses.conftest import CAPITAL, LONG, Bucket, ask, lasting, stream
+from tests.component.server.responses.conftest import CAPITAL, LONG, ask, holds, lasting, stream
 from tests.support.server.process import MODEL, ServerProcess
 
 # --- in the background ---
@@ -32,14 +33,15 @@ def test_a_response_in_the_background_is_polled_to_its_end(client: openai.OpenAI
 @pytest.mark.usefixtures("slowed")
 def test_one_that_runs_can_be_cancelled_and_is_not_gone_on_from(client: openai.OpenAI) -> None:
     begun = ask(client, background=True, **LONG)
-    with pytest.raises(openai.BadRequestError, match="has not ended yet") as refused:
+    with pytest.raises(openai.BadRequestError) as refused:
         ask(client, "Hello", previous_response_id=begun.id)
     assert refused.value.param == "previous_response_id"
     cancelled = client.responses.cancel(begun.id)
     assert cancelled.status == "cancelled"
     assert client.responses.retrieve(begun.id).status == "cancelled"
-    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+    with pytest.raises(openai.BadRequestError) as synchronous:
         client.responses.cancel(ask(client, max_output_tokens=4).id)
+    assert synchronous.value.type == "invalid_request_error"
 
 
 def test_a_reader_that_was_cut_off_goes_on_where_it_stopped(client: openai.OpenAI) -> None:
@@ -60,14 +62,14 @@ def test_a_reader_that_was_cut_off_goes_on_where_it_stopped(client: openai.OpenA
 
 
 @pytest.mark.usefixtures("slowed")
-def test_what_is_deleted_while_it_runs_ends_and_ends_its_readers(client: openai.OpenAI, server: ServerProcess, bucket: Bucket) -> None:
+def test_what_is_deleted_while_it_runs_ends_and_ends_its_readers(client: openai.OpenAI, server: ServerProcess, storage: Path) -> None:
     with client.responses.create(model=MODEL, input=CAPITAL, background=True, stream=True, **LONG) as events:
         first = next(iter(events))
         client.responses.delete(first.response.id)  # type: ignore[union-attr]
         *_, last = events
     assert (last.type, last.response.status) == ("response.incomplete", "cancelled")  # type: ignore[union-attr]
     finish_line(server, first.response.id, "abort")  # type: ignore[union-attr]
-    assert not bucket.holds(first.response.id)  # type: ignore[union-attr]
+    assert not holds(storage, first.response.id)  # type: ignore[union-attr]
 
 
 # --- clients that go ---
@@ -92,7 +94,7 @@ def test_every_response_has_one_finish_line(client: openai.OpenAI, server: Serve
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_client_that_goes_away_ends_its_response(server: ServerProcess, streaming: bool) -> None:
     aborted = 'banyan_requests_total{endpoint="responses",finish_reason="abort"}'
-    before, body = server.metric(aborted), {"model": MODEL, "input": "Hello", "max_output_tokens": 1900, "ignore_eos": True}
+    before, body = server.settled(aborted), {"model": MODEL, "input": "Hello", "max_output_tokens": 1900, "ignore_eos": True}
     if streaming:
         with server.http.stream("POST", f"{server.url}/v1/responses", json={**body, "stream": True}) as answer:
             next(answer.iter_lines())
@@ -114,6 +116,6 @@ def test_a_deadline_ends_a_response_and_one_in_the_background_too(client: openai
     server.eventually(lambda: client.responses.retrieve(begun.id).status == "failed", "the end")
     error = client.responses.retrieve(begun.id).error
     assert error is not None
-    assert (error.code, error.message) == ("server_error", "Request running timeout reached.")
+    assert error.code == "server_error"
     in_time = ask(client, **{**late, "max_output_tokens": 5, "extra_headers": {TIMEOUT: "30"}}, background=True)
     server.eventually(lambda: client.responses.retrieve(in_time.id).status == "incomplete", "its end in time")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.component.server.responses.conftest import (
     Bucket,
     ask,
     client_of,
+    holds,
     lasting,
     reference,
 )
@@ -66,23 +66,18 @@ def test_an_item_that_is_not_kept_is_not_found(client: openai.OpenAI) -> None:
     deleted = ask(client, max_output_tokens=4)
     client.responses.delete(deleted.id)
     passing = ask(client, max_output_tokens=4, store=False)
-    for item_id, hint in (
-        (deleted.output[0].id, ""),
-        ("msg_388f", ""),
-        ("x" * 300, ""),
-        (passing.output[0].id, " Items are not kept when"),
-    ):
-        with pytest.raises(openai.NotFoundError, match=re.escape(f"Item with id '{str(item_id)[:100]}' not found.{hint}")) as refused:
+    for item_id, hint in ((deleted.output[0].id, False), ("msg_388f", False), ("x" * 300, False), (passing.output[0].id, True)):
+        with pytest.raises(openai.NotFoundError, match=str(item_id)[:100]) as refused:
             ask(client, [reference(str(item_id)), {"role": "user", "content": "Hello"}])
         assert (refused.value.param, refused.value.code) == ("input", None)
-        assert bool(hint) == ("store" in refused.value.message)
+        assert hint == ("store" in refused.value.message)
 
 
 @pytest.mark.usefixtures("slowed")
 def test_an_item_of_a_response_that_runs_is_waited_for(client: openai.OpenAI) -> None:
     begun = ask(client, background=True, **LONG)
     (asked,) = client.responses.input_items.list(begun.id).data
-    with pytest.raises(openai.BadRequestError, match="has not ended yet") as refused:
+    with pytest.raises(openai.BadRequestError) as refused:
         ask(client, [reference(asked)])
     assert refused.value.param == "input"
     client.responses.cancel(begun.id)
@@ -117,11 +112,12 @@ def test_a_response_can_be_retrieved_listed_and_deleted(client: openai.OpenAI) -
     assert page.has_more
     client.responses.delete(response.id)
     for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel, client.responses.input_items.list):
-        with pytest.raises(openai.NotFoundError, match=re.escape(f"Response with id '{response.id}' not found.")):
+        with pytest.raises(openai.NotFoundError, match=response.id) as refused:
             call(response.id)
+        assert refused.value.param == "response_id"
 
 
-def test_one_that_is_not_stored_leaves_no_trace(client: openai.OpenAI, bucket: Bucket) -> None:
+def test_one_that_is_not_stored_leaves_no_trace(client: openai.OpenAI, storage: Path) -> None:
     response = ask(client, store=False, max_output_tokens=4)
     assert response.model_extra is not None
     assert response.model_extra["store"] is False
@@ -130,9 +126,10 @@ def test_one_that_is_not_stored_leaves_no_trace(client: openai.OpenAI, bucket: B
     with pytest.raises(openai.NotFoundError) as refused:
         ask(client, "Hello", previous_response_id=response.id)
     assert refused.value.param == "previous_response_id"
-    assert not bucket.holds(response.id)
+    assert not holds(storage, response.id)
 
 
+@pytest.mark.matrix(gate=2)
 @pytest.mark.parametrize(
     "hostile", ["..%2F..%2Fetc%2Fpasswd", "resp_" + "0" * 32 + ".json", "resp_%00", "x" * 5000, "resp_ffffffff" + "f" * 24, "%F0%9F%98%80"]
 )
@@ -149,9 +146,11 @@ def test_an_id_of_any_shape_is_only_not_found(server: ServerProcess, hostile: st
         assert answer.json()["error"]["param"] in ("response_id", None)  # None: a slash makes it another path
 
 
-def test_servers_over_one_storage_go_on_from_each_others_responses(
-    server: ServerProcess, client: openai.OpenAI, start_server: StartServer, bucket: Bucket
-) -> None:
+@pytest.mark.long
+def test_servers_over_one_storage_go_on_from_each_others_responses(start_server: StartServer, bucket: Bucket) -> None:
+    """Two servers of their own, for both keep what they are told in one bucket."""
+    server = start_server(*FLAGS, environment=bucket.s3.environment()).ready()
+    client = client_of(server)
     slow = ("--runner", "torch", "--drain-seconds", "1")  # it is to be cut off in the middle of an answer
     other = start_server(*FLAGS, *slow, environment=bucket.s3.environment()).ready()
     there = client_of(other)
@@ -164,8 +163,9 @@ def test_servers_over_one_storage_go_on_from_each_others_responses(
 
     running = ask(there, background=True, **LONG)
     server.eventually(lambda: bucket.holds(running.id), "the response in the storage")
-    with pytest.raises(openai.BadRequestError, match="runs on another server"):
+    with pytest.raises(openai.BadRequestError) as elsewhere:
         client.responses.cancel(running.id)
+    assert elsewhere.value.param == "response_id"
     other.process.terminate()
     assert other.wait(30) == 0
     cut_off = client.responses.retrieve(running.id)  # it was written down once more before the server went
@@ -173,8 +173,10 @@ def test_servers_over_one_storage_go_on_from_each_others_responses(
     assert (cut_off.status, cut_off.error.code) == ("failed", "server_error")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("most", "kept"), [(40_960, 10), (0, 0)])
 def test_responses_take_no_more_bytes_of_a_folder_than_they_may(start_server: StartServer, tmp_path: Path, most: int, kept: int) -> None:
+    """On a server of its own, which may keep little."""
     server = start_server("--file-storage-path", str(tmp_path), "--response-store-bytes", str(most)).ready()
     asking = client_of(server)
     asked = [ask(asking, max_output_tokens=1) for _ in range(kept + 5)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import openai
 import pydantic
@@ -166,8 +166,9 @@ def test_with_truncation_the_oldest_items_are_left_out_of_an_input_that_does_not
     assert ask(client, truncation="auto", max_output_tokens=4).truncation == "auto"
     said = [{"role": "user", "content": "Hello " * 300}, {"role": "assistant", "content": "Hello " * 300}]
     given: Any = [*said, {"role": "user", "content": CAPITAL}]
-    with pytest.raises(openai.BadRequestError, match="context_length_exceeded"):
+    with pytest.raises(openai.BadRequestError) as refused:
         ask(client, given)
+    assert refused.value.code == "context_length_exceeded"
     first = ask(client, given, truncation="auto")
     rest = ask(client, given[1:])
     assert (first.truncation, first.output_text) == ("auto", rest.output_text)
@@ -189,57 +190,24 @@ def test_what_is_not_served_is_an_unknown_path(server: ServerProcess, path: str)
 # --- errors ---
 
 
-CALL: Final = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}
-
-
 @pytest.mark.parametrize(
     ("options", "param", "code"),
     [
-        ({"input": []}, "input", "empty_array"),
-        ({"input": ["x"]}, "input", "invalid_type"),
-        ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content", "invalid_type"),
-        ({"input": [{"role": "clown", "content": "x"}], "instructions": "Hi"}, "input[0].role", "invalid_value"),
-        ({"input": [{"role": "user", "content": "x"}, {"role": "user", "content": [{"type": "input_text"}]}], "instructions": "Hi"},
-         "input[1].content[0].text", "invalid_type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "unsupported_content"),
-        ({"input": [{"type": "reasoning", "summary": []}, {**CALL, "arguments": "{}"}, {**CALL, "arguments": 5}]}, "input[2].arguments",
-         "invalid_type"),
-        ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input[0].output", "missing_required_parameter"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id", "missing_required_parameter"),
-        ({"input": [{"type": "item_search_call", "id": "x"}]}, "input[0].type", "unsupported"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported"),
-        ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].type", "unsupported"),
-        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_value"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "invalid_value"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "strin"}}}}, "text.format", "invalid_json_schema"),
-        ({"text": {"verbosity": "loud"}}, "text.verbosity", "invalid_value"),
-        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
-        ({"conversation": "c"}, "conversation", "unsupported"),
-        ({"prompt": {"id": "p"}}, "prompt", "unsupported"),
-        ({"truncation": "sometimes"}, "truncation", "invalid_value"),
-        ({"truncation": "auto", "input": "Hello " * 5000}, "input", "context_length_exceeded"),
-        ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "object_above_max_properties"),
-        ({"metadata": {"k" * 65: "v"}}, "metadata", "invalid_value"),
-        ({"metadata": {"k": "v" * 513}}, "metadata", "invalid_value"),
-        ({"metadata": {"k": 1}}, "metadata.k", "invalid_type"),
         ({"background": True, "store": False}, "background", "invalid_value"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
         ({"max_output_tokens": 5000}, "max_output_tokens", "context_length_exceeded"),
-        ({"top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
-        ({"temperature": 3}, "temperature", "decimal_above_max_value"),
         ({"model": "x"}, "model", "model_not_found"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("streaming", [False, True])
 def test_what_is_wrong_is_named_in_the_words_of_the_request(
     client: openai.OpenAI, options: dict[str, Any], param: str, code: str, streaming: bool
 ) -> None:
+    """All that is wrong with responses is in tests/unit/front/test_refusals.py."""
     with pytest.raises(openai.APIStatusError) as refused:
         client.responses.create(model=MODEL, input="Hello", stream=streaming, extra_body=options)  # type: ignore[call-overload]
     assert (refused.value.status_code, refused.value.param, refused.value.code) == (404 if param == "model" else 400, param, code)
-    assert "messages" not in refused.value.message
-    assert "function.name" not in refused.value.message
 
 
 def test_the_async_client_creates_streams_and_parses(server: ServerProcess) -> None:
