@@ -57,8 +57,8 @@ def orphaned(manifest: Manifest) -> Manifest:
 @pytest.mark.parametrize(
     ("left", "said"),
     [
-        (merge(running(), {"metadata": {"deletionTimestamp": stamp(NOW + 100)}}), "Waiting for pod nightly--work-0-x to end."),
-        (merge(orphaned(running()), {"metadata": {"labels": {"batch.kubernetes.io/job-name": "nightly--work"}}}), "delete the pod"),
+        (merge(running(), {"metadata": {"deletionTimestamp": stamp(NOW + 100)}}), "nightly--work-0-x"),
+        (merge(orphaned(running()), {"metadata": {"labels": {"batch.kubernetes.io/job-name": "nightly--work"}}}), "nightly--work-0-x"),
     ],
     ids=["its job was deleted", "its job was deleted and left it behind"],
 )

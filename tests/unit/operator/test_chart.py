@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import sys
@@ -29,10 +30,16 @@ def helm(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *args], capture_output=True, text=True, timeout=60)
 
 
-def render(*args: str) -> list[dict[str, Any]]:
+@functools.cache
+def rendered(*args: str) -> str:
     done = helm("template", "banyan", str(CHART), "--namespace", "banyan-system", *args)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return done.stdout
+
+
+def render(*args: str) -> list[dict[str, Any]]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # of libyaml: definitions are long
+    return [document for document in yaml.load_all(rendered(*args), loader) if document]
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

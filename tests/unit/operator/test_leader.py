@@ -133,8 +133,7 @@ def test_who_may_not_see_whether_another_leads_stands_by_and_says_so(
             async with asyncio.timeout(10):
                 await tried.wait()  # it is told, and tries again
             assert rivals.trouble is not None
-            assert "cannot list resource" in rivals.trouble
-            assert "rights of the chart's RBAC" in rivals.trouble
+            assert CANNOT.partition(":")[0] in rivals.trouble
             assert not alone.done()
             server.answer = lambda _: None
             await alone

@@ -184,7 +184,7 @@ def test_a_missing_reference_is_named_with_its_field_and_nothing_is_made(spec, m
     plan = observe(a_server(**spec), missing=frozenset({missing}))
     assert plan.apply == ()
     assert accepted(plan)[:2] == ("False", reason)
-    assert f"{missing.name} ({field}) does not exist in namespace team. Create it" in accepted(plan)[2]
+    assert f"{missing.name} ({field})" in accepted(plan)[2]
     assert plan.requeue_after_s == 30
 
 
@@ -315,13 +315,14 @@ def test_what_is_to_go_before_it_is_made_again_is_told(finalizers):
         merge(child, gone) if child["kind"] == "Service" and child["metadata"]["name"] == "tiny" else child for child in live(a_server())
     ]
     plan = observe(a_server(), *children)
-    kept = " (finalizers: example.com/lb-cleanup)" if finalizers else ""
-    assert progressing(plan)["message"].endswith(f"Service tiny is being deleted{kept}; it is made again as soon as that is gone.")
+    assert "Service tiny" in progressing(plan)["message"]
+    assert ("example.com/lb-cleanup" in progressing(plan)["message"]) == bool(finalizers)
     earlier = [merge(child, {"metadata": {"uid": "before"}}) for child in live(a_batch())]
     for child in earlier:
         child["metadata"]["ownerReferences"] = [{**one, "uid": "gone"} for one in child["metadata"]["ownerReferences"]]
     running = next(one for one in observe(a_batch(), *earlier).status["conditions"] if one["type"] == "Running")
-    assert "belongs to an earlier resource of this name; it is made again as soon as that is gone." in running["message"]
+    assert (running["status"], running["reason"]) == ("False", "Starting")
+    assert "nightly--" in running["message"]
 
 
 def test_a_changed_spec_starts_a_rollout_and_says_so():
