@@ -274,7 +274,7 @@ def test_where_no_local_mode_was_seen_waiting_says_so_and_where_it_looked(
         snapshot(server()).write(tmp_path)
     for words, where in ((["--state-dir", str(tmp_path)], f"in {tmp_path}"), ([], f"below {tmp_path}/state/banyan")):
         assert main(["status", *words, "--wait", "ready", "--timeout", "0.3"]) == 69
-        assert f"no local mode runs {where}; start it with" in capsys.readouterr().err
+        assert where in capsys.readouterr().err
 
 
 def test_every_checkout_has_a_state_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,16 +317,16 @@ def test_without_a_home_folder_one_line_says_what_to_set(
     (tmp_path / "chat.yaml").write_text(yaml.safe_dump({**manifest, "spec": {"model": {"uri": "pvc://models/x"}}}))
     assert main(words) == 73
     said = capsys.readouterr().err
-    assert "HOME is not set; set it, or" in said
+    assert "HOME" in said
     assert remedy in said
 
 
 @pytest.mark.parametrize(
-    ("content", "code", "words"),
-    [(None, 69, "nothing runs there"), ("{", 73, "is not what this version writes"), ("[]", 73, "is not what this version writes")],
+    ("content", "code"),
+    [(None, 69), ("{", 73), ("[]", 73)],
 )
 def test_a_status_that_cannot_be_read_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, code: int, words: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, code: int
 ) -> None:
     folder = tmp_path / "state"
     if content is None:
@@ -336,7 +336,7 @@ def test_a_status_that_cannot_be_read_is_one_line(
         (folder / "status.json").write_text(content)
     assert main(["status", "--state-dir", str(folder)]) == code
     said = capsys.readouterr().err
-    assert words in said
+    assert str(folder) in said
     assert len(said.splitlines()) == 1
 
 
@@ -358,7 +358,7 @@ def test_a_status_of_another_form_is_one_short_line(tmp_path: Path, capsys: pyte
     (tmp_path / "status.json").write_text(json.dumps(shown))
     assert main(["status", "--state-dir", str(tmp_path)]) == 73
     said = capsys.readouterr().err
-    assert "is not what this version writes" in said
+    assert str(tmp_path / "status.json") in said
     assert len(said) < 1000
 
 
@@ -379,7 +379,7 @@ def test_waiting_for_an_operator_that_nobody_starts_ends_early(
     if left:
         snapshot(*left).write(tmp_path)
     assert main(["status", "--state-dir", str(tmp_path), "--wait", "ready", "--timeout", "60"]) == 69
-    assert "start it with 'banyan-operator local -f DIR'" in capsys.readouterr().err
+    assert "banyan-operator local -f DIR" in capsys.readouterr().err
 
 
 def test_crds_are_written_to_a_folder(tmp_path: Path) -> None:
@@ -392,4 +392,6 @@ def test_crds_are_written_to_a_folder(tmp_path: Path) -> None:
 def test_a_folder_that_crds_cannot_be_written_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["crds", "--output-dir", str(tmp_path / "file" / "x")]) == 73
-    assert capsys.readouterr().err == f"banyan-operator: --output-dir={tmp_path}/file/x: cannot be written (not a directory)\n"
+    said = capsys.readouterr().err
+    assert f"--output-dir={tmp_path}/file/x" in said
+    assert len(said.splitlines()) == 1

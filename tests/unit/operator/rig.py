@@ -86,7 +86,7 @@ class Rig:
         later = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self.server.revision)}}
         self.driver.seen(kinds.of(gone), "DELETED", later)
 
-    async def work(self, seconds: float = 0.3) -> None:
+    async def work(self, seconds: float = 0.1) -> None:
         """Let two workers run until nothing is left to do now."""
         tasks = [asyncio.create_task(self.driver.work()) for _ in range(2)]
         await asyncio.sleep(seconds)

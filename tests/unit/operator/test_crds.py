@@ -156,6 +156,7 @@ def test_both_sides_refuse_a_bad_manifest_for_the_same_reason(manifest):
     assert all(message in said for message in by_server if message in declared)
 
 
+@pytest.mark.matrix(gate=2)
 @pytest.mark.parametrize("field", BAD_CHANGES)
 def test_the_rules_on_updates_judge_as_python_does(field):
     of_kind = schema("BatchJob")

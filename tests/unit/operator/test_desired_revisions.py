@@ -270,6 +270,7 @@ def test_records_of_an_earlier_resource_of_this_name_decide_nothing():
 SPECS: list[dict[str, Any]] = [{}, {"runtime": {"contextLength": 4096}}, {"rollout": {"refresh": "x"}}, {"drain": {"preStopSeconds": 1}}]
 
 
+@pytest.mark.matrix(gate=5)
 @pytest.mark.parametrize("seed", range(50))
 def test_whatever_happens_pods_restart_only_for_another_spec(seed):
     """Edits, upgrades and roll-backs of the operator, lost records, at random: a spec that stays keeps its template."""
