@@ -48,7 +48,7 @@ def test_a_chart_is_installed_serves_runs_a_batch_from_s3_and_is_uninstalled(bar
     assert bucket.results() == {"output.jsonl", "errors.jsonl", "manifest.json"}
 
     helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "1m")
-    assert system.items("pods", "app.kubernetes.io/component=operator") == []
+    system.pods_left("app.kubernetes.io/component=operator", 0, 60)
     assert team.items("pods", "app.kubernetes.io/name=banyan-server"), "a server outlives the operator"
     team("delete", "isrv,bj", "--all", timeout=60)
     team.pods_left("app.kubernetes.io/part-of=banyan", 0, 60)
