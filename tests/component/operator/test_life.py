@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -61,14 +62,16 @@ class Operator:
         except aiohttp.ClientError:
             return 0, ""
 
-    async def comes_to(self, path: str, page: tuple[int, str]) -> None:
-        answer = None
+    async def comes_to(self, path: str, code: int, *words: str) -> None:
+        """The page answers with this code and names these."""
+        answer = 0, ""
         for _ in range(int(PATIENCE_S / 0.05)):
             assert self.process.returncode is None, f"the operator has ended: {self.said()}"
-            if (answer := await self.page(path)) == page:
+            answer = await self.page(path)
+            if answer[0] == code and all(word in answer[1] for word in words):
                 return
             await asyncio.sleep(0.05)
-        pytest.fail(f"{answer} instead of {page}")
+        pytest.fail(f"{answer} instead of {code} with {words}")
 
     async def until(self, what: Callable[[], bool], why: str) -> None:
         try:
@@ -143,13 +146,26 @@ def test_a_signal_ends_it_cleanly_with_the_lease_given_back(tmp_path: Path) -> N
             await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
             assert await found.page("/livez") == (200, "ok")
             assert await found.page("/readyz") == (200, "ok")
+            found.process.send_signal(signal.SIGTERM)
+            assert await found.ended() == 0, found.said()
+            assert found.holder() == ""
+            assert "Traceback" not in found.said()
+        nothing_of_kopf_is_written(server)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long  # watches the clock: on a busy machine the end of Python alone takes seconds
+def test_its_end_waits_for_no_task_of_kopf(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = ApiServer()
+        server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
+        async with operator(tmp_path, server) as found:
+            await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
             began = time.monotonic()
             found.process.send_signal(signal.SIGTERM)
             assert await found.ended() == 0, found.said()
             assert time.monotonic() - began < 4.5  # what kopf gives a task that does not end
-            assert found.holder() == ""
-            assert "Traceback" not in found.said()
-        nothing_of_kopf_is_written(server)
 
     asyncio.run(scenario())
 
@@ -184,11 +200,7 @@ def test_an_error_in_one_watch_alone_ends_no_more_than_that_life(tmp_path: Path,
     """The others are well, and busy: pods come and go while that life ends. Without an error its CRD was deleted: the next life waits for
     it, and says so."""
     labels = {"app.kubernetes.io/managed-by": "banyan-operator", "serving.banyan.dev/server": "smollm2"}
-    missing = (
-        503,
-        "inferenceservers can not be listed: 404 page not found. "
-        "The definition inferenceservers.serving.banyan.dev is missing: kubectl apply --server-side -f crds/",
-    )
+    missing = (503, "inferenceservers.serving.banyan.dev", "kubectl apply --server-side -f crds/")
 
     async def scenario() -> None:
         server = ApiServer()
@@ -210,12 +222,12 @@ def test_an_error_in_one_watch_alone_ends_no_more_than_that_life(tmp_path: Path,
                 server.interrupt_watches(500, "etcdserver: leader changed", INFERENCE_SERVER)
             else:
                 server.withdraw(INFERENCE_SERVER)
-                await found.comes_to("/readyz", missing)
+                await found.comes_to("/readyz", *missing)
                 assert await found.page("/livez") == (200, "ok")
                 assert found.holder() == ""
                 server.withdrawn.clear()
             await found.until(lambda: found.holder() not in ("", first), "no other life leads")
-            await found.comes_to("/readyz", (200, "ok"))
+            await found.comes_to("/readyz", 200)
             server.store(INFERENCE_SERVER.path("team", "second"), {**SERVER, "metadata": {"name": "second"}})
             await found.until(lambda: DEPLOYMENT.path("team", "second") in server.objects, "it works no more")
             others.cancel()
@@ -235,7 +247,7 @@ def test_a_kind_that_kopf_has_not_found_is_watched_by_the_next_life(tmp_path: Pa
             await found.leads()
             await found.until(lambda: any(call.watches for call in server.calls), "it does not watch")
             server.unlisted.clear()
-            await found.until(lambda: "inferenceservers can be listed, but no watch has begun" in found.said(), "it does not see that")
+            await found.until(lambda: "inferenceservers" in found.said(), "it does not see that")
             await found.until(
                 lambda: any(call.watches and call.path == INFERENCE_SERVER.path(None) for call in server.calls), "it does not watch them"
             )
@@ -268,7 +280,7 @@ def test_a_kind_whose_first_lists_fail_is_not_taken_for_one_that_kopf_has_passed
                         assert (answer.status == 200) == (kind is not POD)
             await api.close()
             if passed_over:
-                with pytest.raises(relist.UnwatchedError, match=r"^deployments can be listed, but"):
+                with pytest.raises(relist.UnwatchedError, match=r"^deployments "):
                     await lists.all_watched()
             else:
                 await lists.all_watched()
@@ -288,9 +300,9 @@ def test_a_life_that_cannot_begin_is_followed_by_another(tmp_path: Path) -> None
                 taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 taken.bind(("127.0.0.1", found.port))
                 taken.listen()
-                await found.until(lambda: "address already in use" in found.said(), "it does not say so")
+                await found.until(lambda: os.strerror(errno.EADDRINUSE).lower() in found.said().lower(), "it does not say so")
                 assert found.process.returncode is None
-            await found.until(lambda: "pods can not be listed" in found.said(), "no other life begins")
+            await found.comes_to("/readyz", 503, "pods")
             _, page = await found.page("/metrics")
             assert "banyan_operator_watch_restarts_total" in page
             found.process.send_signal(signal.SIGTERM)
@@ -364,7 +376,7 @@ driver.Driver.work = stuck
 """
 
 
-@pytest.mark.long
+@pytest.mark.long  # watches the clock for as long as a lease holds
 @pytest.mark.parametrize("how", ["blocks", "swallows"])
 def test_without_the_lease_the_process_is_gone_whatever_its_tasks_do(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that never lets go of the event loop, or that takes no cancellation, and an API server that stops answering."""
@@ -392,7 +404,7 @@ def test_livez_looks_at_the_age_of_the_lease() -> None:
         life = Life(options, Metrics("0"), Deadman(lambda _: None), Connection(kube.Configuration(host="http://127.0.0.1:1")))
         assert life.trouble() is None
         life._leases[0]._renewed = time.monotonic() - leader.RENEW_DEADLINE_S - 1
-        assert "the lease was not renewed for 11 s" in (life.trouble() or "")
+        assert "11 s" in (life.trouble() or "")
         await life._api.close()
 
     asyncio.run(scenario())
@@ -407,9 +419,9 @@ def test_a_lease_that_another_has_taken_ends_the_process(tmp_path: Path) -> None
             server.store(LEASE, {**live, "spec": {**live["spec"], "holderIdentity": "another"}})
             began = time.monotonic()
             assert await found.ended() == 1, found.said()
-            assert time.monotonic() - began < leader.RETRY_S + 5
+            assert time.monotonic() - began < leader.DURATION_S
             assert found.holder() == "another"
-            assert "is held by another" in found.said()
+            assert "another" in found.said()
 
     asyncio.run(scenario())
 
@@ -427,7 +439,7 @@ def test_of_an_operator_for_all_and_one_for_some_namespaces_one_leads(tmp_path: 
         lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
         server.store(theirs, lease)
         async with operator(tmp_path, server, "--namespaces", ours) as found:
-            await found.until(lambda: "is held by release-a/pod" in found.said(), "it does not say who leads")
+            await found.until(lambda: "release-a/pod" in found.said(), "it does not say who leads")
             assert await found.page("/readyz") == (200, "ok")
             own = [kinds.LEASE.path(name, "banyan-operator") for name in ("team", "other")] if ours else [LEASE]
             assert not [place for place in own if server.objects.get(place, {}).get("spec", {}).get("holderIdentity")]
@@ -455,7 +467,7 @@ def test_a_namespace_that_is_gone_stops_none_of_the_others_until_it_is_there_aga
         code = "import banyan_operator.cluster.namespaces as n\nn.LOOK_S = 0.2"
         async with operator(tmp_path, server, "--namespaces", "team,other", code=code) as found:
             await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
-            assert "not looked after: namespace other" in found.said()
+            assert "namespace other" in found.said()
             assert await found.page("/readyz") == (200, "ok")
             assert "banyan_operator_absent_namespaces 1.0" in (await found.page("/metrics"))[1]
             assert leases["team"] in server.objects
@@ -465,8 +477,8 @@ def test_a_namespace_that_is_gone_stops_none_of_the_others_until_it_is_there_aga
             await found.until(lambda: DEPLOYMENT.path("other", "smollm2") in server.objects, "it does not work there")
             assert "banyan_operator_absent_namespaces 0.0" in (await found.page("/metrics"))[1]
             server.answer = lambda call: refusal(403, "Forbidden", said) if gone in call.path else None
-            lost = "namespace other can not be looked after any more"
-            await found.until(lambda: lost in found.said() or "is not renewed" in found.said(), "it does not see that it is gone")
+            heard = len(found.said())
+            await found.until(lambda: "other" in found.said()[heard:], "it does not see that it is gone")
             server.store(INFERENCE_SERVER.path("team", "second"), second)
             await found.until(lambda: DEPLOYMENT.path("team", "second") in server.objects, "it works no more")
             found.process.send_signal(signal.SIGTERM)
@@ -487,7 +499,7 @@ def test_a_namespace_that_takes_no_lease_stops_none_of_the_others(tmp_path: Path
         server.store(INFERENCE_SERVER.path("team", "smollm2"), SERVER)
         async with operator(tmp_path, server, "--namespaces", "other,team") as found:
             await found.until(lambda: DEPLOYMENT.path("team", "smollm2") in server.objects, "it does not work")
-            assert "not looked after: namespace other" in found.said()
+            assert "namespace other" in found.said()
             found.process.send_signal(signal.SIGTERM)
             assert await found.ended() == 0, found.said()
 
@@ -498,7 +510,7 @@ def test_a_namespace_that_takes_no_lease_stops_none_of_the_others(tmp_path: Path
 def test_who_may_not_watch_is_not_ready_until_it_may(tmp_path: Path) -> None:
     """Kopf tries again and again, and what happens there meanwhile nobody sees."""
     said = 'batchjobs is forbidden: User "x" cannot watch resource "batchjobs"'
-    blind = (503, "batchjobs can not be watched (403): give the operator's ServiceAccount the rights of the chart's RBAC")
+    blind = (503, "batchjobs", "403")
 
     async def scenario() -> None:
         server = ApiServer()
@@ -506,9 +518,9 @@ def test_who_may_not_watch_is_not_ready_until_it_may(tmp_path: Path) -> None:
         server.answer = lambda call: refusal(403, "Forbidden", said) if call.watches and call.path == refused else None
         code = "import banyan_operator.cluster.handlers as h\nh.EndlessBackoffs.FIRST = (0.2,) * 1000"
         async with operator(tmp_path, server, code=code) as found:
-            await found.comes_to("/readyz", blind)
+            await found.comes_to("/readyz", *blind)
             server.answer = lambda _: None
-            await found.comes_to("/readyz", (200, "ok"))
+            await found.comes_to("/readyz", 200)
             found.process.send_signal(signal.SIGTERM)
             assert await found.ended() == 0
 
@@ -524,10 +536,7 @@ def test_who_may_not_see_whether_another_leads_is_not_ready_and_does_not_lead_un
         everywhere = kinds.LEASE.path(None)
         server.answer = lambda call: refusal(403, "Forbidden", said) if call.path == everywhere else None
         async with operator(tmp_path, server) as found:
-            await found.until(lambda: "standing by" in found.said(), "it does not say so")
-            status, text = await found.page("/readyz")
-            assert status == 503
-            assert "cannot list resource" in text
+            await found.comes_to("/readyz", 503, "leases")
             assert LEASE not in server.objects
             server.answer = lambda _: None
             await found.leads()
@@ -590,10 +599,8 @@ def test_a_kind_that_may_not_be_listed_is_named_by_readyz_and_the_log_until_it_m
         server = ApiServer()
         server.answer = lambda call: refusal(403, "Forbidden", said) if "networkpolicies" in call.path and call.method == "GET" else None
         async with operator(tmp_path, server) as found:
-            await found.until(lambda: "networkpolicies can not be listed" in found.said(), "it is not said")
-            status, text = await found.page("/readyz")
-            assert status == 503
-            assert "networkpolicies can not be listed: networkpolicies.networking.k8s.io is forbidden" in text
+            await found.until(lambda: "networkpolicies" in found.said(), "it is not said")
+            await found.comes_to("/readyz", 503, "networkpolicies")
             assert await found.page("/livez") == (200, "ok")
             server.answer = lambda _: None
             await found.leads()
@@ -662,7 +669,7 @@ def test_a_login_by_exec_plugin_serves_lists_and_watches_and_is_repeated_when_it
     asyncio.run(scenario())
 
 
-@pytest.mark.long
+@pytest.mark.long  # 18 s of looking on
 def test_an_idle_operator_calls_for_nothing_but_its_watches_and_its_lease(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = ApiServer()
