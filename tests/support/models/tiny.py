@@ -4,7 +4,7 @@ the native runner is tried with."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -48,7 +48,19 @@ WIDEST: Final = variants.usable(host.instruction_sets())[0]
 PAIRS: Final = variants.Variant("pairs", WIDEST.needs, (*WIDEST.options, "-DBANYAN_PAIRS"), WIDEST.machine)
 """As where processors multiply bfloat16: activations are rounded to it, before they meet weights in pairs."""
 ROUNDING: Final = HERE if "avx512bf16" in HERE else [*HERE, PAIRS.name]
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")])]
+
+
+def gate(values: Iterable[Any], first: int = 1) -> list[Any]:
+    """For `parametrize` and for `params` of a fixture: the gate takes the first of these values. Along several axes, the first of each."""
+    return [value if at < first else pytest.param(value, marks=pytest.mark.long) for at, value in enumerate(values)]
+
+
+ON_A_GPU: Final = (
+    pytest.mark.gpu,
+    pytest.mark.long,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+)
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_A_GPU)]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -130,13 +142,13 @@ def either_runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     return str(request.param)
 
 
-@pytest.fixture(params=HERE)
+@pytest.fixture(params=gate(HERE))
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(variants.VARIABLE, request.param)
     return str(request.param)
 
 
-@pytest.fixture(params=ROUNDING)
+@pytest.fixture(params=gate(ROUNDING))
 def variant_or_pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(variants, "VARIANTS", (PAIRS, *variants.VARIANTS))
     monkeypatch.setenv(variants.VARIABLE, request.param)

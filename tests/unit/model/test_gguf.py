@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from banyan_runtime.model.layout import layout
 from banyan_runtime.model.runners import load as load_runner
 from tests.support.models import ggufs
 from tests.support.models.driver import Driver, Request
-from tests.support.models.tiny import TinyModel, make
+from tests.support.models.tiny import TinyModel, gate, make
 from tests.unit.model.test_parity import prompt
 
 CPU = torch.device("cpu")
@@ -76,7 +77,7 @@ def test_unquantized_files_become_tensors(tmp_path: Path, kind: str) -> None:
     assert spec.read(folder).dtype == {"F16": "float16", "BF16": "bfloat16"}[kind]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", gate(["llama", "qwen2", "qwen3"]))
 def test_blocks_stay_blocks_and_rows_come_in_the_order_of_checkpoints(family: str, tmp_path: Path) -> None:
     model = make(tmp_path / "model", family, tie_word_embeddings=False, **WIDE)
     stored = {
@@ -128,11 +129,8 @@ def test_formats_that_nothing_computes_on_become_values_and_the_log_says_so(tmp_
     gate_up = found["layers.0.gate_up"]
     assert isinstance(gate_up, tuple)
     assert torch.equal(gate_up[1], torch.from_numpy(ggufs.decoded(up, "Q5_1")))  # type: ignore[arg-type]
-    assert (
-        "Nothing computes on some of the blocks in m.gguf: matrices 3 in Q5_1, 3 in Q5_K become unquantized, larger and slower."
-        in caplog.text
-    )
-    assert "Weights are quantized: matrices 16 in Q8_0, 6 in float32" in caplog.text
+    assert re.search(r"m\.gguf.* 3 in Q5_1, 3 in Q5_K", caplog.text)
+    assert re.search(r" 16 in Q8_0, 6 in float32", caplog.text)
 
 
 @pytest.mark.parametrize("change", [{"ffn_up": "Q2_K"}, {"attn_v": "IQ4_NL"}])
@@ -149,7 +147,7 @@ def test_other_formats_are_refused_with_the_tensor_and_what_to_take(tmp_path: Pa
     assert content[at] == 8, "Q8_0"
     content[at] = number
     file.write_bytes(content)
-    with pytest.raises(ModelError, match=rf"m\.gguf: tensor 'blk\.1\.{part}\.weight' is {kind}; supported are .*Q4_K.*; take another"):
+    with pytest.raises(ModelError, match=rf"m\.gguf: .*blk\.1\.{part}\.weight.* {kind}.*Q4_K"):
         parameters(unfolded(file))
 
 
@@ -159,15 +157,13 @@ def test_errors_about_tensors_use_the_files_own_names(tmp_path: Path) -> None:
     folder = unfolded(file)
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config.replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
-    with pytest.raises(ModelError, match=r"tensors \('blk\.3\.attn_norm\.weight'.* are missing from the \*\.gguf files"):
+    with pytest.raises(ModelError, match=r"blk\.3\.attn_norm\.weight"):
         parameters(folder)
     (folder / "config.json").write_text(config.replace('"num_hidden_layers": 3', '"num_hidden_layers": 2'))
-    with pytest.raises(ModelError, match=r"m\.gguf: 12 tensors \('blk\.2\..* are surplus"):
+    with pytest.raises(ModelError, match=r"m\.gguf: 12 .*blk\.2\."):
         parameters(folder)
     (folder / "config.json").write_text(config.replace('"intermediate_size": 176', '"intermediate_size": 177'))
-    with pytest.raises(
-        ModelError, match=r"m\.gguf: tensor 'blk\.0\.ffn_gate\.weight' has shape \[176, 96\], config\.json asks for \[177, 96\]"
-    ):
+    with pytest.raises(ModelError, match=r"m\.gguf: .*blk\.0\.ffn_gate\.weight.*\[176, 96\].*\[177, 96\]"):
         parameters(folder)
 
 
@@ -175,12 +171,12 @@ def test_a_file_that_has_become_shorter_is_a_model_error(tmp_path: Path) -> None
     file = ggufs.write(make(tmp_path / "model", "qwen2").folder, tmp_path / "m.gguf")
     folder = unfolded(file)
     file.write_bytes(file.read_bytes()[:-5000])
-    with pytest.raises(ModelError, match=r"m\.gguf: is truncated .*tensor '\S+' ends at byte \d+"):
+    with pytest.raises(ModelError, match=r"m\.gguf: .*tensor '\S+' .*\d+"):
         parameters(folder)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("family", gate(["llama", "qwen3"]))
+@pytest.mark.parametrize("kind", gate(["Q4_K", "F32", "Q8_0"]))
 def test_the_text_is_that_of_the_weights_in_the_file(family: str, kind: str, tmp_path: Path) -> None:
     model = make(tmp_path / "model", family, **WIDE)
     file = ggufs.write(model.folder, tmp_path / "m.gguf", lambda name: kind)
@@ -232,9 +228,7 @@ def test_an_unquantized_file_can_be_quantized_too_but_not_a_quantized_one(tmp_pa
         for one, other in zip(parameter, plain[name], strict=True):
             assert not isinstance(one, Blocks) or np.array_equal(one.data, other.data), name  # type: ignore[union-attr]
     file = ggufs.write(model.folder, tmp_path / "b.gguf", lambda name: "Q4_0" if "ffn" in name else "F16")
-    with pytest.raises(
-        ConfigError, match=r"--quantization=w4a16: .*b\.gguf holds Q4_0: what is quantized already is not quantized again; leave the"
-    ):
+    with pytest.raises(ConfigError, match=r"--quantization=w4a16: .*b\.gguf .*Q4_0"):
         parameters(unfolded(file), "w4a16")
 
 
@@ -254,11 +248,11 @@ def test_what_fits_as_blocks_may_not_fit_as_tensors(tmp_path: Path, monkeypatch:
     wanted = layout(spec.read(model.folder))
     size = blocks.nbytes(parameters(model.folder, "w4a16").values())
     monkeypatch.setattr(host, "memory_available", lambda: size - 1)
-    with pytest.raises(ConfigError, match="the weights need"):
+    with pytest.raises(ConfigError, match=r" \d+\.\d\d GB "):
         parameters(model.folder, "w4a16")
     monkeypatch.setattr(host, "memory_available", lambda: size)
     found = parameters(model.folder, "w4a16")
-    with pytest.raises(ConfigError, match="the weights need"):
+    with pytest.raises(ConfigError, match=r" \d+\.\d\d GB "):
         loader.dequantized(found, torch.float32, CPU)
     monkeypatch.setattr(host, "memory_available", lambda: wanted.elements() * 4)
     assert loader.dequantized(found, torch.float32, CPU)

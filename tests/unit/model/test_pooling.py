@@ -16,7 +16,7 @@ from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.model.runners import load
 from banyan_runtime.step import Pooling, Runner, StepResult
 from tests.support.models.driver import Driver, Request
-from tests.support.models.tiny import DEVICES, VOCAB, TinyModel, make
+from tests.support.models.tiny import DEVICES, VOCAB, TinyModel, gate, make
 
 Models = Callable[[str], TinyModel]
 pytestmark = pytest.mark.usefixtures("either_runner")
@@ -65,7 +65,7 @@ def read(folder: Path) -> transformers.PreTrainedModel:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("family", gate(["llama", "qwen2", "qwen3", "mistral-window"]))
 def test_vectors_equal_transformers_whatever_the_chunks(tiny_model: Models, family: str, kind: str, device: str) -> None:
     model = tiny_model(family)
     reference, runner = read(model.folder), model.load(device=device)
@@ -77,6 +77,7 @@ def test_vectors_equal_transformers_whatever_the_chunks(tiny_model: Models, fami
             np.testing.assert_allclose(vector, expected(reference, tokens, KINDS[kind]), atol=CLOSE)
 
 
+@pytest.mark.long
 @pytest.mark.real_model
 def test_vectors_of_a_real_model_equal_transformers(smollm2: Path) -> None:
     runner = load(
@@ -90,7 +91,7 @@ def test_vectors_of_a_real_model_equal_transformers(smollm2: Path) -> None:
         np.testing.assert_allclose(found, expected(reference, tokens, kind), atol=CLOSE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", gate(KINDS))
 def test_the_bits_of_a_vector_depend_neither_on_its_chunks_nor_on_the_batch(tiny_model: Models, kind: str) -> None:
     runner: Runner = tiny_model("qwen3-576").load()
     assert runner.info.batch_invariant
@@ -147,7 +148,7 @@ def test_a_vector_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
     assert result.token_ids[0] >= 0
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+@pytest.mark.parametrize("family", gate(["qwen3", "mistral"]))
 def test_a_checkpoint_without_a_head_makes_vectors_and_no_text(tmp_path: Path, family: str) -> None:
     make(tmp_path / "whole", family)
     reference = read(tmp_path / "whole")

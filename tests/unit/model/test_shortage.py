@@ -23,7 +23,7 @@ from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.step import Handle, OutOfMemory, Ragged, RowUpdates, RunnerInfo, Step, TableShape, TokenMask
 from banyan_runtime.wire import LogprobRequest, Sampling, Submit, pack_ids
 from tests.support.models.pretended import Memory, PretendedGpu, only_attention, pretended
-from tests.support.models.tiny import VOCAB, TinyModel, make
+from tests.support.models.tiny import VOCAB, TinyModel, gate, make
 from tests.unit.engine.grammars import Rules, constraint
 from tests.unit.engine.outputs import served as served_by
 
@@ -144,7 +144,7 @@ def unharmed() -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", gate(range(4)))
 def test_memory_that_runs_out_anywhere_in_a_step_harms_only_those_in_it(
     model: TinyModel, gpu: PretendedGpu, unharmed: dict[str, Any], seed: int
 ) -> None:
@@ -185,7 +185,7 @@ def part(row: int, tokens: list[int], slots: list[int], start: int = 0, updates:
     return dataclasses.replace(step, token_ids=ids, out_slots=own, rows=np.array([row], np.int32), prompt_scores=None, updates=updates)
 
 
-@pytest.mark.parametrize("piece", [0, 1, 5, None])
+@pytest.mark.parametrize("piece", gate([5, 0, 1, None]))
 def test_what_a_step_without_memory_says_of_other_rows_is_known(model: TinyModel, gpu: PretendedGpu, piece: int | None) -> None:
     """Row 0 has its keys in the slots of row 1 from then on, and its own are written over. `piece`: that there is no memory for."""
     with pytest.MonkeyPatch.context() as patches:
