@@ -22,7 +22,7 @@ from tests.support.models.driver import columns
 from tests.support.models.pretended import DEVICE, PretendedGpu, pretended
 from tests.unit.model.test_attention import BLOCK, DIM, HEADS, spec
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+pytestmark = [pytest.mark.matrix(gate=1), pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")]
 
 MOST = 72 * MIB
 """Beside what is counted: 64 MiB, an eighth of what a start leaves alone, and the columns of a step of many tokens."""

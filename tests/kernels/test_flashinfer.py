@@ -25,6 +25,7 @@ from tests.support.models.tiny import VOCAB, TinyModel
 from tests.unit.model import test_attention
 from tests.unit.model.test_attention import Room
 
+pytestmark = pytest.mark.matrix(gate=1)
 CLOSE = {torch.float32: (1e-4, 2e-5), torch.float16: (1e-2, 1e-2), torch.bfloat16: (5e-2, 5e-2)}
 
 
@@ -33,7 +34,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
 
 
-@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["double", pytest.param("cuda", marks=(pytest.mark.gpu, pytest.mark.long))])
 def device(request: pytest.FixtureRequest) -> str:
     """The CPU with a double, or a GPU with the package."""
     if request.param == "double":
@@ -55,10 +56,10 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double().cpu(), expected, rtol=rtol, atol=atol)
 
 
-HALVES = [(None, torch.float16), (37, torch.bfloat16), (None, torch.bfloat16), (100, torch.bfloat16)]
+HALVES = [(37, torch.bfloat16), (None, torch.float16), (None, torch.bfloat16), (100, torch.bfloat16)]
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [16, 1])
 @pytest.mark.parametrize(("window", "dtype"), HALVES)
 def test_prompts_equal_one_softmax_over_all_keys(device: str, window: int | None, page_size: int, dtype: torch.dtype) -> None:
     texts = room(device, [150, 3, 64], window, page_size, dtype)
@@ -67,7 +68,7 @@ def test_prompts_equal_one_softmax_over_all_keys(device: str, window: int | None
         close(values, texts.expected(row))
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [16, 1])
 @pytest.mark.parametrize(("window", "dtype"), HALVES)
 def test_decode_steps_drafts_and_ends_of_cached_prompts(device: str, window: int | None, page_size: int, dtype: torch.dtype) -> None:
     lengths = [150, 3, 64, 65, 200]
@@ -99,7 +100,7 @@ def test_a_broken_key_breaks_those_who_see_it_and_nobody_else(device: str) -> No
 
 
 @pytest.mark.parametrize("heads", [6, 14])  # three and seven for each KV head: the former without tensor cores
-@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("window", [37, None])
 def test_steps_that_are_replayed_follow_their_texts(device: str, window: int | None, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of four rows and of two, each replayed for fewer and over contexts that grow; of drafts, which are of two and four tokens
     each; and of pieces of prompts beside them."""
@@ -144,8 +145,8 @@ def over_shared_prefixes(chance: np.random.Generator, rows: I32, query_lens: I32
     )
 
 
-@pytest.mark.parametrize("together", [1, 7, 64, flashinfer_paged.TOGETHER])
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("together", [7, 1, 64, flashinfer_paged.TOGETHER])
+@pytest.mark.parametrize("page_size", [16, 1])
 @pytest.mark.usefixtures("double")
 @torch.inference_mode()
 def test_a_plan_names_the_slots_of_all_keys_in_turn(page_size: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:

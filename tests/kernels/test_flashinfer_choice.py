@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,16 +47,21 @@ def refusal(
     return FlashInferAttention.refusal(spec(window, head_dim), torch.device(device), dtype, kept or dtype, asked)
 
 
+def refused(named: str, **options: Any) -> bool:
+    """Whether it is, for the sake of what is named."""
+    return re.search(named, refusal(**options) or "") is not None
+
+
 def test_it_is_refused_where_it_could_not_compute(machine: types.SimpleNamespace) -> None:
     assert refusal() is None
-    assert refusal(device="cpu") == "it computes on CUDA devices"
-    assert refusal(dtype=torch.float32) == "it computes in float16 and bfloat16"
-    assert refusal(kept=torch.float8_e4m3fn) == "it keeps keys and values in the model's type"
-    assert refusal(head_dim=80) == "its heads are 64, 128, 256 wide, not 80"
+    assert refused("CUDA", device="cpu")
+    assert refused("float16 and bfloat16", dtype=torch.float32)
+    assert refused("type", kept=torch.float8_e4m3fn)
+    assert refused("64, 128, 256 .*80", head_dim=80)
     machine.capability = (7, 5)
-    assert refusal() == "it needs compute capability 8.0"
+    assert refused(r"8\.0")
     machine.package = None
-    assert refusal() == "the package flashinfer-python is not installed"
+    assert refused("flashinfer-python")
 
 
 def compiled(folder: Path, *modules: Module, architectures: str = "") -> None:
@@ -73,27 +80,27 @@ def loaded(windowed: bool, *kinds: Kind) -> list[Module]:
 def test_without_a_compiler_it_needs_kernels_that_were_compiled_ahead(machine: types.SimpleNamespace) -> None:
     ahead = machine.package / "data" / "aot"
     machine.programs = {"nvcc", "c++"}
-    assert refusal() == "its kernels are not compiled and there is no ninja"
+    assert refused("ninja")
     machine.programs, machine.capability = {"nvcc", "ninja", "c++"}, (9, 0)
-    assert refusal() == f"its kernels are not compiled and there is no {machine.package}/cuda/include/curand_kernel.h"
+    assert refused(f"{machine.package}/cuda/include/curand_kernel.h")
     machine.programs, machine.capability = set(), (8, 6)
-    assert refusal() == "its kernels are not compiled and there is no nvcc"
+    assert refused("nvcc")
     compiled(ahead, *loaded(False, "fa2", "decode"))
     assert refusal() is None
     assert refusal(asked=False) is None
-    assert refusal(head_dim=128) == "its kernels are not compiled and there is no nvcc"
-    assert refusal(dtype=torch.float16) == "its kernels are not compiled and there is no nvcc"
+    assert refused("nvcc", head_dim=128)
+    assert refused("nvcc", dtype=torch.float16)
 
 
 def test_every_module_that_will_be_loaded_counts(machine: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three heads share a KV head here, so decode steps have kernels of their own; from four on they have not."""
-    ahead, lacking = machine.package / "data" / "aot", "its kernels are not compiled and there is no nvcc"
+    ahead = machine.package / "data" / "aot"
     machine.programs = set()
     compiled(ahead, *loaded(False, "fa2"))
-    assert refusal() == lacking
+    assert refused("nvcc")
     monkeypatch.setattr(test_attention, "HEADS", 8)
     assert refusal() is None
-    assert refusal(window=37) == lacking
+    assert refused("nvcc", window=37)
     compiled(ahead, *loaded(True, "fa2"))
     assert refusal(window=37) is None
     machine.capability = (9, 0)
@@ -118,7 +125,7 @@ def test_nobody_who_compiled_the_quick_kernels_waits_for_the_slow_ones(
 def test_kernels_for_another_device_are_no_kernels(machine: types.SimpleNamespace) -> None:
     ahead = machine.package / "data" / "aot"
     compiled(ahead, *loaded(False, "fa2", "decode"), architectures="9.0a")
-    assert refusal() == "its kernels are compiled for 9.0a, and this device is 8.6"
+    assert refused(r"9\.0a.*8\.6")
     compiled(ahead, *loaded(False, "fa2", "decode"), architectures="8.0 9.0a")
     assert refusal() is None
 
@@ -129,7 +136,7 @@ def test_kernels_that_cannot_be_loaded_are_no_kernels(
     """FlashInfer would only warn, and begin to compile."""
     compiled(machine.package / "data" / "aot", *loaded(False, "fa2", "decode"))
     monkeypatch.setattr(flashinfer_paged, "_unloadable", lambda path: "no libcudart.so.13" if "decode" in path.name else None)
-    assert refusal() == "its kernels cannot be loaded: no libcudart.so.13"
+    assert refused(r"no libcudart\.so\.13")
     monkeypatch.undo()
     (broken := tmp_path / "broken.so").write_bytes(b"no library")
     reason = flashinfer_paged._unloadable(broken)
@@ -152,11 +159,10 @@ def test_nobody_waits_for_a_compiler_who_did_not_ask_for_it(machine: types.Simpl
     for others in ("0.7.1/86", "0.7.2/90a", "0.7.2/186"):
         compiled(cache / others / "cached_ops", *loaded(False, "fa2", "decode"))
     before = cache / "0.7.2" / "75_86" / "cached_ops"
-    waits = "its kernels are not compiled, which takes up to ten minutes; --attention-backend=flashinfer does it"
     assert refusal() is None
-    assert refusal(asked=False) == waits
+    assert refused("--attention-backend=flashinfer", asked=False)
     compiled(before, *loaded(False, "fa2"))
-    assert refusal(asked=False) == waits
+    assert refused("--attention-backend=flashinfer", asked=False)
     compiled(before, *loaded(False, "decode"))
     assert refusal(asked=False) is None
 
@@ -171,5 +177,5 @@ def test_it_is_the_choice_behind_triton_and_what_is_refused_is_an_error(
     assert backends.choose(None, *on_gpu).name == "triton"
     monkeypatch.setattr(kernels.shutil, "which", lambda name: None)  # no compiler that Triton needs
     assert backends.choose(None, *on_gpu).name == "flashinfer"
-    with pytest.raises(ConfigError, match="--attention-backend=flashinfer: it computes on CUDA devices; leave it out"):
+    with pytest.raises(ConfigError, match=r"--attention-backend=flashinfer: .*CUDA"):
         backends.choose("flashinfer", spec(None, 64), torch.device("cpu"), torch.float32, torch.float32)

@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 BENCHMARKS = ROOT / "benchmarks"
 
 
+@pytest.mark.long
 def test_a_way_of_each_kind_is_launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a real one")

@@ -72,7 +72,8 @@ def test_letters_stay_until_they_are_read(gpu: PretendedGpu) -> None:
     assert gpu.waits == []
 
 
-@pytest.mark.parametrize("rows", [1, 5, 1030])
+@pytest.mark.matrix(gate=1)
+@pytest.mark.parametrize("rows", [5, 1, 1030])
 def test_steps_find_what_they_were_told(gpu: PretendedGpu, rows: int) -> None:
     """Each its own letter and its own settings, however often pages are used again; its tokens are noted for its rows, and arrive when the
     device has come so far."""

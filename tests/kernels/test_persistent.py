@@ -36,6 +36,7 @@ from tests.support.models.driver import Again, Driver, Request, columns
 from tests.support.models.tiny import VOCAB, TinyModel
 from tests.unit.model.test_spec import BASE
 
+pytestmark = pytest.mark.matrix(gate=1)
 MADE: dict[str, Any] = {
     "one launch": PersistentDecode if DEVICE == "cuda" else partial(PersistentDecode, programs=1),
     "apart": partial(PersistentDecode, programs=5, apart=True),
@@ -210,6 +211,7 @@ def test_padding_leaves_nothing_behind() -> None:
     assert all(torch.equal(before[:, PADDING_SLOT + 1 :], after[:, PADDING_SLOT + 1 :]) for before, after in zip(kept, found, strict=True))
 
 
+@pytest.mark.long
 def test_graphs_of_one_row_are_one_launch(tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a text that is by itself, then beside another one, whose steps have two rows, and then by itself again."""
     model = tiny_model("llama")
@@ -257,23 +259,23 @@ def check(hidden, inner, heads, kv_heads, dim, group, yes, **types):
     assert all(behind.index("bar.sync") < behind.find("ld.global") for behind in meetings[1:])
 
 check(896, 4864, 14, 2, 64, 8, True)
-check(1024, 3072, 16, 8, 128, 4, False, keys="*fp8e4nv", values="*fp8e4nv")
+if not FEW:
+    check(1024, 3072, 16, 8, 128, 4, False, keys="*fp8e4nv", values="*fp8e4nv")
 """
 
 
-def test_it_compiles_for_a_gpu(tmp_path: Path) -> None:
-    """Which takes none."""
-    compiled.run(COMPILE, tmp_path)
+def test_it_compiles_for_a_gpu(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Which takes none. In the gate for one model."""
+    compiled.run(f"FEW = {pytestconfig.getoption('--gate')}\n{COMPILE}", tmp_path)
 
 
 def test_it_is_refused_where_it_cannot_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, kept = torch.device("cuda"), torch.bfloat16
     assert persistent.refusal(MODELS["plain"], cuda, kept, 1, TritonAttention) is None
-    assert persistent.refusal(MODELS["plain"], torch.device("cpu"), kept, 1, None) == "it computes on CUDA devices"
+    assert persistent.refusal(MODELS["plain"], torch.device("cpu"), kept, 1, None) is not None
     for rows, attention in ((0, TritonAttention), (1, TorchAttention)):
-        refused = persistent.refusal(MODELS["plain"], cuda, kept, rows, attention)
-        assert refused == "no decode steps are captured as CUDA graphs, of which it is one"
+        assert "CUDA graphs" in str(persistent.refusal(MODELS["plain"], cuda, kept, rows, attention))
     large = dataclasses.replace(MODELS["plain"], hidden_size=4096, intermediate_size=14336, layers=32)
-    assert "its layers have 5.7 billion parameters" in str(persistent.refusal(large, cuda, kept, 1, TritonAttention))
+    assert "5.7 billion" in str(persistent.refusal(large, cuda, kept, 1, TritonAttention))
     monkeypatch.setattr(persistent, "supports", lambda *_: False)
     assert persistent.refusal(MODELS["plain"], cuda, kept, 1, TritonAttention) is not None

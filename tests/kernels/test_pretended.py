@@ -29,7 +29,7 @@ from tests.support.models.tiny import VOCAB, TinyModel, make
 from tests.unit.model import test_pooling
 from tests.unit.model.test_gguf import unfolded
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+pytestmark = [pytest.mark.matrix(gate=1), pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")]
 
 GRAPHS: dict[str, Any] = {"cuda_graph_max_bs": 2, "cuda_graph_max_tokens": 16, "chunked_prefill_size": 32, "max_running_requests": 3}
 POISON = VOCAB - 1
@@ -73,6 +73,7 @@ def dropped(found: object) -> None:
     """A graph's body returns nothing."""
 
 
+@pytest.mark.matrix(gate=len(WAITS))
 @pytest.mark.parametrize("name", WAITS)
 def test_who_waits_is_noted_and_refused_in_a_graph(gpu: PretendedGpu, name: str) -> None:
     numbers = on_gpu(1, 2, 3)
@@ -118,9 +119,10 @@ def test_graphs_replay_what_was_captured_over_the_memory_of_then(gpu: PretendedG
     assert doubled.cpu().tolist() == [20, 40]
 
 
-MOMENTS = ["warm-up", "begin", "body", "end", "body and end", "instantiate"]
+MOMENTS = ["body and end", "warm-up", "begin", "body", "end", "instantiate"]
 
 
+@pytest.mark.matrix(gate=3)
 @pytest.mark.parametrize("version", [(2, 12), (2, 13), (2, 14)], ids=str)
 @pytest.mark.parametrize("first", [True, False], ids=["the first", "a later one"])
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -179,7 +181,7 @@ def computed(runner: ModelRunner, gpu: PretendedGpu, requests: list[Request]) ->
     assert gpu.waits == []
 
 
-@pytest.mark.parametrize("options", [{}, {"page_size": 16, "dtype": "float16"}, {"attention_backend": "torch_native"}], ids=str)
+@pytest.mark.parametrize("options", [{"page_size": 16, "dtype": "float16"}, {}, {"attention_backend": "torch_native"}], ids=str)
 def test_texts_are_those_of_transformers(
     tiny_model: Callable[[str], TinyModel], shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, options: dict[str, Any]
 ) -> None:
@@ -192,6 +194,7 @@ def test_texts_are_those_of_transformers(
         assert request.output == model.choices(request.prompt, request.output)
 
 
+@pytest.mark.long
 def test_a_step_of_one_row_in_one_launch(
     tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +207,7 @@ def test_a_step_of_one_row_in_one_launch(
         assert request.output == model.choices(request.prompt, request.output)
 
 
+@pytest.mark.long
 def test_the_likeliest_tokens_are_picked_by_our_kernels_without_graphs_too(
     shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +223,7 @@ def test_the_likeliest_tokens_are_picked_by_our_kernels_without_graphs_too(
         assert request.output == model.choices(request.prompt, request.output)
 
 
+@pytest.mark.long
 def test_a_step_whose_graph_found_no_memory_is_told_again(
     shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +253,7 @@ def test_a_step_whose_graph_found_no_memory_is_told_again(
         assert request.output == model.choices(request.prompt, request.output)
 
 
+@pytest.mark.long
 def test_steps_are_not_padded_to_many_times_their_tokens(shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu) -> None:
     """For the sake of their sequences; where there is little to compute anyway they are."""
     runner = shallow_model("llama").load(device="cuda", **GRAPHS)
@@ -274,6 +280,7 @@ def launches(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return modes
 
 
+@pytest.mark.long
 def test_tokens_are_drawn_by_graphs_too(
     shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +306,7 @@ def test_tokens_are_drawn_by_graphs_too(
     assert found[0][0] == model.choices(requests[0].prompt, found[0][0]), "of a greedy row beside drawn ones"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", ["auto", "fp8_e5m2"])
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 def test_weights_of_any_form_and_keys_of_any_type(gpu: PretendedGpu, tmp_path: Path, kind: str, kept: str) -> None:
@@ -315,6 +323,7 @@ def test_weights_of_any_form_and_keys_of_any_type(gpu: PretendedGpu, tmp_path: P
     assert outputs[0] == outputs[1] or kept != "auto"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", test_pooling.KINDS)
 def test_vectors(tiny_model: Callable[[str], TinyModel], request: pytest.FixtureRequest, kind: str) -> None:
     model = tiny_model("qwen2")
@@ -331,7 +340,8 @@ def test_vectors(tiny_model: Callable[[str], TinyModel], request: pytest.Fixture
         np.testing.assert_allclose(vector, test_pooling.expected(reference, tokens, test_pooling.KINDS[kind]), atol=test_pooling.CLOSE)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.long
+@pytest.mark.parametrize("page_size", [16, 1])
 def test_any_schedule_neither_waits_nor_mixes(gpu: PretendedGpu, tmp_path: Path, page_size: int) -> None:
     """Whatever steps ask for, one of them in flight; with drafts the second time."""
     model = make(tmp_path, "qwen3", num_hidden_layers=1)
@@ -381,6 +391,7 @@ def library(gpu: PretendedGpu, kind: type[flashinfer_double.Double]) -> type[fla
     return type(kind.__name__, (kind,), {name: method(name) for name in names})
 
 
+@pytest.mark.long
 def test_flashinfer_is_told_what_it_reads_on_the_host_there(
     shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from openai import OpenAI
 
 from tests.support.server.process import MODEL, StartServer, start_server  # noqa: F401  a fixture
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.long, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 PROMPTS = ["Once upon a time", "The capital of France is", "import numpy as np\n"]
 
 

@@ -31,6 +31,7 @@ from tests.support.models.replays import Replays
 from tests.support.models.tiny import VOCAB, TinyModel
 from tests.unit.model.test_attention import NARROW, Room, spec
 
+pytestmark = pytest.mark.matrix(gate=1)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter's products of bfloat16 are garbage (Triton 3.6 to 3.9).
 DTYPES = {torch.float32: (1e-4, 2e-5), torch.float16: (1e-2, 1e-2)} | ({torch.bfloat16: (5e-2, 5e-2)} if DEVICE == "cuda" else {})
@@ -65,8 +66,8 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double().cpu(), expected, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("window", [None, 37, 100])
+@pytest.mark.parametrize("page_size", [16, 1])
+@pytest.mark.parametrize("window", [37, None, 100])
 @pytest.mark.parametrize(("dim", "dtype"), [(16, torch.float32), (24, torch.float32), *((64, dtype) for dtype in DTYPES)])
 def test_prompts_equal_one_softmax_over_all_keys(window: int | None, page_size: int, dim: int, dtype: torch.dtype) -> None:
     texts = room([150, 3, 64], window, page_size, dtype, dim=dim)
@@ -75,8 +76,8 @@ def test_prompts_equal_one_softmax_over_all_keys(window: int | None, page_size: 
         close(values, texts.expected(row))
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("window", [None, 37, 100])
+@pytest.mark.parametrize("page_size", [16, 1])
+@pytest.mark.parametrize("window", [37, None, 100])
 def test_few_queries_over_a_context_in_stretches(window: int | None, page_size: int) -> None:
     """Decode steps, drafts and ends of prompts whose beginning is cached."""
     lengths = [150, 3, 64, 65, 200]
@@ -99,7 +100,7 @@ def test_a_prompt_in_chunks_beside_others() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kept", NARROW)
+@pytest.mark.parametrize("kept", NARROW[::-1])
 def test_a_broken_key_of_eight_bits_breaks_those_who_see_it(kept: torch.dtype, dtype: torch.dtype) -> None:
     if DEVICE == "cpu" and kept == torch.float8_e4m3fn:
         pytest.skip("the interpreter's E4M3 has no NaN")
@@ -173,16 +174,16 @@ def test_a_gpu_alone_does_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.shutil, "which", lambda name: name if name == "clang" else None)
     assert refusal() is None
     assert refusal(torch.float8_e5m2) is None
-    assert refusal(torch.float8_e4m3fn) == "it needs compute capability 8.9"
+    assert "8.9" in str(refusal(torch.float8_e4m3fn))
     assert fused.supports(torch.device("cuda"), torch.bfloat16)
     assert not fused.supports(torch.device("cuda"), torch.float8_e4m3fn)
     monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
-    assert refusal() == "Triton finds no C compiler, gcc or clang"
+    assert "gcc" in str(refusal())
     assert not fused.supports(torch.device("cuda"), torch.bfloat16)
     monkeypatch.setenv("CC", "/opt/cc")
     assert refusal() is None
     monkeypatch.setattr(kernels.sysconfig, "get_path", lambda name: f"/no/{name}")
-    assert refusal() == "Triton finds no Python.h in /no/include, which Debian has in python3-dev"
+    assert "/no/include" in str(refusal())
 
 
 def test_every_way_of_decode_steps_is_compiled_at_the_start() -> None:
@@ -197,7 +198,7 @@ def test_every_way_of_decode_steps_is_compiled_at_the_start() -> None:
 
 def test_on_the_cpu_it_is_refused() -> None:
     """The interpreter is for tests."""
-    with pytest.raises(ConfigError, match="--attention-backend=triton: it computes on CUDA devices"):
+    with pytest.raises(ConfigError, match=r"--attention-backend=triton: .*CUDA"):
         backends.choose("triton", spec(None), torch.device("cpu"), torch.float32, torch.float32)
     assert backends.choose(None, spec(None), torch.device("cpu"), torch.float32, torch.float32).name == "torch_native"
 
@@ -216,7 +217,7 @@ def test_a_fused_norm_is_the_norm(width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [16, 1100])
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("biased", [True, False])
 def test_a_fused_mlp_is_the_mlp(inner: int, biased: bool, dtype: torch.dtype) -> None:
     weight, x = some(2 * inner, 40, dtype=dtype), some(3, 40, dtype=dtype)
     bias = some(2 * inner, dtype=dtype) if biased else None
@@ -225,8 +226,8 @@ def test_a_fused_mlp_is_the_mlp(inner: int, biased: bool, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("width", "outputs"), [(64, 5), (96, 40), (1500, 24)])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
 def test_products_of_few_rows_are_the_products(
     width: int, outputs: int, gated: bool, biased: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +280,7 @@ SIZES = [(16, 14, 2), (24, 4, 4), (128, 5, 1)]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "heads", "kv_heads"), SIZES)
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("few", [0, 64])
 def test_fused_heads_are_the_heads(
     dim: int, heads: int, kv_heads: int, normed: bool, few: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +351,7 @@ def test_turned_and_attended_in_one_launch(
     assert not torch.isfinite(found[1][0][6]).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2-window"])
 def test_a_model_of_all_of_them_says_what_transformers_says(
     tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
@@ -416,6 +418,7 @@ def test_steps_that_are_replayed_say_the_same(
     assert found[2].output == expected[2].output
 
 
+@pytest.mark.long
 def test_drafts_are_replayed(tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one text all right, of the other wrong from the third on; behind them a step whose tokens nobody has looked at."""
     model = tiny_model("llama")
@@ -438,7 +441,7 @@ def test_drafts_are_replayed(tiny_model: Callable[[str], TinyModel], monkeypatch
 
 
 @pytest.mark.parametrize("kept", [None, torch.float8_e5m2])
-@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("window", [37, None])
 def test_steps_that_are_replayed_follow_their_texts(window: int | None, kept: torch.dtype | None) -> None:
     """Decode steps, drafts, and pieces of prompts beside one another, each padded to a graph; over contexts in stretches."""
     lengths = [150, 20, 64]

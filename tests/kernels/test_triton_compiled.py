@@ -31,7 +31,12 @@ TURNED = {**dict.fromkeys(("qkv", "cos", "sin", "q_weight", "k_weight"), "*bf16"
 EARLY = (kernels.attend, kernels.turn_and_attend, kernels.join, products.product, staged.staged, tiles.tile,
          rows.begin, rows.place, rows.rms_norm)
 
+compiled = set()
+
 def check(function, constants, warps=4, stages=3, room=227 << 10, maxnreg=None, **changes):
+    if FEW and function in compiled:
+        return
+    compiled.add(function)
     options = {"num_warps": warps, "num_stages": stages} | ({} if maxnreg is None else {"maxnreg": maxnreg})
     kernel = made(function, POINTERS | changes, constants | {"DEPENDENT": True}, **options)
     assert kernel.metadata.shared <= room, (constants, kernel.metadata.shared)
@@ -108,9 +113,9 @@ for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864
 
 
 @pytest.mark.parametrize("kernels", [ATTENTION, PRODUCTS], ids=["attention", "products"])
-def test_every_kernel_compiles_for_a_gpu(kernels: str, tmp_path: Path) -> None:
-    """Which takes none."""
-    compiled.run(COMPILE + kernels, tmp_path)
+def test_every_kernel_compiles_for_a_gpu(kernels: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Which takes none. In the gate each in one way."""
+    compiled.run(f"FEW = {pytestconfig.getoption('--gate')}\n{COMPILE}{kernels}", tmp_path)
 
 
 SWEEP = """
@@ -135,6 +140,7 @@ for case in gpu_kernels.cases(list(gpu_kernels.KINDS), ["0.5b", "8b"]):
 """
 
 
+@pytest.mark.long
 def test_the_sweep_of_kernels_calls_them_as_they_are(tmp_path: Path) -> None:
     """What is measured on a GPU is written down where there is none."""
     found = compiled.run(f"BENCHMARKS = {str(BENCHMARKS)!r}\n{SWEEP}", tmp_path)
@@ -161,5 +167,6 @@ for kernel, constants in ((rows.rms_norm, {}), (staged.staged, {"ROWS": 1, "PART
 """
 
 
+@pytest.mark.long
 def test_kernels_that_note_what_they_do_when(tmp_path: Path) -> None:
     compiled.run(f"BENCHMARKS = {str(BENCHMARKS)!r}\n{TIMELINE}", tmp_path)

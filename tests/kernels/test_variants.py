@@ -41,6 +41,7 @@ class Told:
         return launch
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral-window"])
 def test_no_request_waits_for_a_compiler(tiny_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without graphs: prompts of one token, of a few, of many and in chunks, beside decode steps of one row, of two and of more, over
