@@ -14,7 +14,7 @@ from banyan_operator.local.snapshot import Snapshot
 from tests.component.local.test_local import WORKER, batch_job, command, server, write
 
 OTHER = {"uri": "pvc://batches/other.jsonl"}
-REFUSED = "not applied, it stays as it was: BatchJob/nightly: spec.input"
+REFUSED = "BatchJob/nightly: spec.input"
 
 
 def waiting_for(go: Path) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_an_edit_that_is_refused_live_makes_no_new_batch_at_a_start(
     after = again.resource("nightly")
     assert (after["metadata"]["uid"], after["spec"], after["status"]) == (before["metadata"]["uid"], before["spec"], before["status"])
     assert again.log.read_text().count(REFUSED) == 1
-    assert "another name, or a start with --fresh" in again.log.read_text()
+    assert "--fresh" in again.log.read_text()
     fresh = until_done(start_operator, manifests, "--fresh").resource("nightly")
     assert (fresh["spec"]["input"], fresh["metadata"]["uid"] != before["metadata"]["uid"]) == (OTHER, True)
 
@@ -71,7 +71,7 @@ def test_a_batch_at_work_goes_on_as_it_was_when_its_manifest_was_edited_while_no
     after = again.resource("nightly")
     assert [after["metadata"][name] for name in ("uid", "generation")] == [before["metadata"]["uid"], 1]
     assert (after["spec"], after["status"]["runID"]) == (before["spec"], before["status"]["runID"])
-    assert again.log.read_text().count("not applied") == 1
+    assert again.log.read_text().count(REFUSED) == 1
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ def test_a_cancelled_batch_stays_cancelled_when_cancel_is_put_back(tmp_path: Pat
     assert before["status"]["phase"] == "Cancelled"
     write(manifests, server(stand_in), batch_job(0, cancel=False))
     again = until_done(start_operator, manifests)
-    assert "not applied, it stays as it was: BatchJob/nightly: spec.cancel" in again.log.read_text()
+    assert "BatchJob/nightly: spec.cancel" in again.log.read_text()
     after = again.resource("nightly")
     assert (after["metadata"]["uid"], after["status"]["phase"]) == (before["metadata"]["uid"], "Cancelled")
 
@@ -96,7 +96,7 @@ def test_an_edit_of_what_may_change_is_taken_over_by_the_batch_that_has_ended(tm
     after = again.resource("nightly")
     assert (after["metadata"]["uid"], after["status"]["phase"]) == (before["metadata"]["uid"], "Succeeded")
     assert (after["spec"]["cancel"], after["metadata"]["generation"]) == (True, 2)
-    assert "not applied" not in again.log.read_text()
+    assert "BatchJob/nightly: spec." not in again.log.read_text()
 
 
 @pytest.mark.long
@@ -110,8 +110,8 @@ def test_a_start_that_cannot_read_what_ran_says_so_and_touches_nothing(
     manifests = write(tmp_path / "m", server(stand_in), batch_job(0))
     done = command("local", "-f", str(manifests), "--state-dir", str(state), "--until-done")
     assert done.returncode == 73
-    assert f"{state / 'status.json'} is not what this version writes" in done.stderr
-    assert "restore it; or start with --fresh, or delete it" in done.stderr
+    assert str(state / "status.json") in done.stderr
+    assert "--fresh" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert (state / "status.json").read_text() == content
     assert until_done(start_operator, manifests, "--fresh").code == 0

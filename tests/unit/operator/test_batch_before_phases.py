@@ -65,7 +65,7 @@ def test_work_that_an_earlier_release_began_is_suspended_resumed_and_cancelled_a
     assert (waits.status["phase"], made(waits)) == ("Cancelling", {}), "nothing keeps that worker from writing"
     over = observe(cancelled, at_rest)
     assert (over.status["phase"], over.apply) == ("Cancelled", ())
-    assert "Nothing was published" in condition(over, "Complete")["message"]
+    assert condition(over, "Complete")["reason"] == "Cancelled"
 
 
 def test_workers_are_not_added_to_work_that_an_earlier_release_began():

