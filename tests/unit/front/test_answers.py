@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def test_a_refusal_of_a_ready_server_is_not_counted_as_one_while_loading(play: P
             connection = await ask(front, address, streaming("chat"))
             one = await engine.submitted()
             front.context.state.phase = phase
-            await engine.send(wire.Failed(one, "unavailable", "Too many grammars wait to be compiled."))
+            await engine.send(wire.Failed(one, "unavailable", "too many"))
             assert (await connection.head())[0] == 503
             assert front.rejections.pop() == reason
             front.context.state.phase = "ready"
@@ -115,7 +116,7 @@ def test_a_stream_whose_engine_dies_says_what_happened(play: Play, kind: str) ->
         await connection.head()
         await connection.chunk()
         engine.kill()
-        front.context.client.died("the engine process ended with exit code -9")
+        front.context.client.died("exit code -9")
         *_, last = await connection.events()
         assert "exit code -9" in last["error"]["message"]
 
@@ -261,7 +262,7 @@ def test_a_client_that_leaves_too_much_of_its_stream_unread_is_given_up(
             await asyncio.sleep(0)
         assert await aborted == one
         await engine.step(None, finish(one, FinishCode.ABORT))
-        assert "a stream was cut off" in caplog.text
+        assert [record.levelno for record in caplog.records if record.levelno >= logging.WARNING]
         await connection.head()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError, ValueError)):
             await connection.events()

@@ -69,7 +69,7 @@ def test_a_defect_is_answered_without_detail_logged_under_the_requests_id_and_co
 
 def test_a_defect_is_not_met_again_by_openais_client(url: str) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="None", max_retries=5)
-    with pytest.raises(openai.InternalServerError, match="Internal server error") as failure:
+    with pytest.raises(openai.InternalServerError) as failure:
         client.models.list()
     assert (failure.value.code, failure.value.type) == ("internal_error", "server_error")
     page = httpx.get(f"{url}/metrics").text

@@ -58,14 +58,15 @@ def test_each_class_of_routes_takes_its_keys_and_no_others(options: dict[str, An
 
 def test_who_sends_no_key_is_told_how_to_and_who_sends_a_wrong_one_that_it_is_wrong() -> None:
     gate = Gate.of(ServerConfig(model_path="m", **USER), InternalKey())
-    said = []
+    said: list[str] = []
     for headers in ([], [(b"authorization", b"Bearer wrong")], [(b"authorization", b"Basic abc")]):
         refusal = gate.check({"type": "http", "method": "POST", "path": "/", "headers": headers, "client": None}, Access.USER)
         assert refusal is not None
         assert (refusal.status, refusal.code, refusal.headers) == (401, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
         said.append(refusal.message)
-    none = "You didn't provide an API key: send it as 'Authorization: Bearer KEY'."
-    assert said == [none, "Incorrect API key provided.", none]
+    none, wrong, other_scheme = said
+    assert none == other_scheme != wrong
+    assert "Authorization: Bearer" in none
 
 
 def test_without_an_admin_key_users_of_this_machine_are_admins() -> None:

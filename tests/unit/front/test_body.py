@@ -121,21 +121,21 @@ def test_what_is_only_announced_takes_nothing_and_small_bodies_need_no_room(url:
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "message"),
+    ("body", "param", "found"),
     [
-        (b'{"seed":NaN}', None, "NaN is not JSON (byte 8): write a number, or null"),
-        (b'{"a":{"b":[1,-Infinity]}}', None, "-Infinity is not JSON (byte 14): write a number, or null"),
-        (b'{"a":bad}', None, "JSON is malformed: invalid character (byte 5)"),
-        (b'{"n":1,"seed":' + b"7" * 3_000_000 + b"}", "seed", "Invalid 'seed': a number there is too large."),
-        (b'{"a":[{"b":-' + b"7" * 5000 + b"}]}", "a", "Invalid 'a': a number there is too large."),
-        (b'{"temperature":1e999}', "temperature", "Invalid 'temperature': a number there is too large, got 1e999."),
-        (b'{"' + b"x" * 500 + b'":1e999}', "x" * 64, "a number there is too large, got 1e999."),
+        (b'{"seed":NaN}', None, "byte 8"),
+        (b'{"a":{"b":[1,-Infinity]}}', None, "byte 14"),
+        (b'{"a":bad}', None, "byte 5"),
+        (b'{"n":1,"seed":' + b"7" * 3_000_000 + b"}", "seed", "'seed'"),
+        (b'{"a":[{"b":-' + b"7" * 5000 + b"}]}", "a", "'a'"),
+        (b'{"temperature":1e999}', "temperature", "1e999"),
+        (b'{"' + b"x" * 500 + b'":1e999}', "x" * 64, "1e999"),
     ],
     ids=range(7),
 )
-def test_a_number_that_is_none_or_too_large_is_named_in_few_words(body: bytes, param: str | None, message: str) -> None:
+def test_a_number_that_is_none_or_too_large_is_named_in_few_words(body: bytes, param: str | None, found: str) -> None:
     with pytest.raises(ApiError) as refused:
         decode_object(body)
     assert (refused.value.status, refused.value.param) == (400, param)
-    assert message in refused.value.message
+    assert found in refused.value.message
     assert len(refused.value.message) < 200

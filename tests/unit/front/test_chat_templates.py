@@ -105,7 +105,7 @@ TRIMMING: Final = frozenset({"llama3", "llama3.1", "llama3.2", "gemma3"})
 FIXED: Final = {"date_string": "26 Jul 2024"}  # a template of Llama's prints the day
 
 
-@pytest.fixture(scope="module", params=real.TEMPLATES)
+@pytest.fixture(scope="module", params=real.families(real.TEMPLATES))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -153,7 +153,7 @@ def planned(planner: Planner, turns: Sequence[Turn], **options: Any) -> list[int
     try:
         plan = planner.plan("chat", json.dumps({"messages": turns, "max_tokens": 5, **options}).encode(), "r")
     except ApiError as error:
-        if error.message.startswith("The chat template failed"):
+        if (error.status, error.param) == (400, "messages"):
             return None
         raise
     assert isinstance(plan, ChatPlan)
@@ -184,7 +184,7 @@ def test_a_prompt_has_the_ids_that_transformers_gives_it(name: str, planner: Pla
     assert rendered >= 16
 
 
-@pytest.mark.parametrize("name", list(HISTORY), indirect=True)
+@pytest.mark.parametrize("name", real.families(HISTORY), indirect=True)
 def test_tools_and_calls_of_the_history_have_the_ids_that_transformers_gives_them(name: str, planner: Planner, reference: Any) -> None:
     for title, turns in {**CALLS, **HISTORY[name]}.items():
         ids = expected(reference, turns, tools=TOOLS, add_generation_prompt=True, **FIXED)
@@ -202,7 +202,7 @@ CONTINUED: Final = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3"], indirect=True)
+@pytest.mark.parametrize("name", real.families(["deepseek-v3"]), indirect=True)
 def test_calls_are_printed_by_a_template_that_joins_text_and_asks_for_null(reference: Any, planner: Planner, name: str) -> None:
     """transformers leaves out what is null, so DeepSeek's template is asked directly: for arguments that are text, and content null."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -270,13 +270,13 @@ def test_where_qwen3_begins_is_read_off_the_prompt(planner: Planner, turns: list
 
 @pytest.mark.parametrize(("parser", "start"), [("deepseek-v3", Start.CONTENT), ("deepseek-r1", Start.REASONING), ("qwen3", Start.OPTIONAL)])
 @pytest.mark.parametrize("turns", [ASKED, CALLS["a result last"]], ids=["question", "result"])
-@pytest.mark.parametrize("name", ["llama3.2", "deepseek-v3"], indirect=True)
+@pytest.mark.parametrize("name", real.families(["llama3.2", "deepseek-v3"]), indirect=True)
 def test_a_prompt_that_shows_no_marker_leaves_it_to_the_parser(name: str, turns: list[Turn], parser: str, start: Start) -> None:
     prompt = render(real.text(name).template, [ChatMessage.model_validate(turn) for turn in turns], ChatOptions(variables=FIXED))
     assert FORMATS[parser].start_state(prompt.opening) is start
 
 
-@pytest.mark.parametrize("name", ["llama3.2"], indirect=True)
+@pytest.mark.parametrize("name", real.families(["llama3.2"]), indirect=True)
 def test_a_template_that_prints_the_day_prints_today(planner: Planner) -> None:
     before = datetime.now()
     ids = planned(planner, ASKED)

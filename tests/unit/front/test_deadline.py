@@ -36,7 +36,7 @@ def test_the_servers_own_batches_have_the_time_that_they_ask_for() -> None:
 def test_what_waits_beyond_the_deadline_is_ended_and_a_deadline_in_the_past_is_one(over: float) -> None:
     async def scenario() -> None:
         deadline = Deadline(time.monotonic() + over)
-        with pytest.raises(ApiError, match="waiting timeout") as refusal:
+        with pytest.raises(ApiError) as refusal:
             await deadline.wait(asyncio.sleep(60))
         assert (refusal.value.status, refusal.value.code) == (503, "timeout")
         async with contextlib.AsyncExitStack() as stack:

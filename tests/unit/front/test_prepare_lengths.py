@@ -51,8 +51,7 @@ def test_of_a_prompt_that_is_far_too_long_only_the_beginning_is_tokenized(planne
     for endpoint, body in bodies:
         error = refused(planner, endpoint, **body)
         assert (error.code, error.param) == ("context_length_exceeded", "messages" if endpoint == "chat" else "prompt")
-        assert "maximum context length is 2048 tokens" in error.message
-        assert "contains at least " in error.message
+        assert "2048" in error.message
     assert sum(encoded) < 200_000
 
 

@@ -65,28 +65,25 @@ def test_logprobs_of_generate_come_by_item(planner: Planner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "body", "param", "message"),
+    ("endpoint", "body", "param"),
     [
-        ("chat", {"top_logprobs": 2}, "top_logprobs", "`logprobs` must be set to true"),
-        ("chat", {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "greater than max allowed: 20"),
-        ("chat", {"logprobs": 1}, "logprobs", "expected a boolean, got an integer"),
-        ("completions", {"logprobs": True}, "logprobs", "expected an integer, got a boolean"),
-        ("completions", {"logprobs": 21}, "logprobs", "greater than max allowed: 20"),
-        ("completions", {"top_logprobs": 1}, "top_logprobs", "Unsupported parameter"),
-        ("chat", {"prompt_logprobs": 0}, "prompt_logprobs", "Unsupported parameter"),
-        ("generate", {"text": "a", "token_ids_logprob": [99_999]}, "token_ids_logprob", "Token id 99999 is out of vocabulary"),
-        ("generate", {"text": "a", "token_ids_logprob": ["a"]}, "token_ids_logprob", "expected a list of token ids"),
-        ("generate", {"text": "a", "token_ids_logprob": [1.5]}, "token_ids_logprob", "expected a list of token ids"),
-        ("generate", {"text": ["a", "b"], "token_ids_logprob": [[1]]}, "token_ids_logprob", "1 items for 2 prompts"),
-        ("generate", {"text": "a", "token_ids_logprob": [1] * 129}, "token_ids_logprob", "at most 128 token ids, got 129"),
+        ("chat", {"top_logprobs": 2}, "top_logprobs"),
+        ("chat", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("chat", {"logprobs": 1}, "logprobs"),
+        ("completions", {"logprobs": True}, "logprobs"),
+        ("completions", {"logprobs": 21}, "logprobs"),
+        ("completions", {"top_logprobs": 1}, "top_logprobs"),
+        ("chat", {"prompt_logprobs": 0}, "prompt_logprobs"),
+        ("generate", {"text": "a", "token_ids_logprob": [99_999]}, "token_ids_logprob"),
+        ("generate", {"text": "a", "token_ids_logprob": ["a"]}, "token_ids_logprob"),
+        ("generate", {"text": "a", "token_ids_logprob": [1.5]}, "token_ids_logprob"),
+        ("generate", {"text": ["a", "b"], "token_ids_logprob": [[1]]}, "token_ids_logprob"),
+        ("generate", {"text": "a", "token_ids_logprob": [1] * 129}, "token_ids_logprob"),
     ],
 )
-def test_logprobs_that_cannot_be_had_are_refused(
-    planner: Planner, endpoint: Endpoint, body: dict[str, Any], param: str, message: str
-) -> None:
+def test_logprobs_that_cannot_be_had_are_refused(planner: Planner, endpoint: Endpoint, body: dict[str, Any], param: str) -> None:
     error = refused(planner, endpoint, **body)
-    assert error.param == param
-    assert message in error.message
+    assert (error.status, error.param) == (400, param)
 
 
 def roomy(folder: Path, context: int) -> Planner:
@@ -123,7 +120,8 @@ def test_a_client_that_wants_more_logprobs_than_an_answer_holds_hears_how_many_t
     asked = {"n": 32, "logprobs": True, "top_logprobs": 20}
     error = refused(planner, "chat", **asked, **limits)
     assert (error.param, error.code) == ("top_logprobs", "integer_above_max_value")
-    assert f"Set {limit} to at most 5952, ask for a lower top_logprobs" in error.message
+    assert limit in error.message
+    assert "5952" in error.message
     assert chat(planner, **asked, max_tokens=5952).requests[0].sampling.max_new_tokens == 5952
 
 
@@ -132,11 +130,12 @@ def test_a_limit_too_low_to_be_meant_is_put_on_nobody(tiny_chat: Path, monkeypat
     planner = roomy(tiny_chat, 8192)
     assert chat(planner, n=4, logprobs=True, top_logprobs=20).requests[0].sampling.max_new_tokens == 1024
     error = refused(planner, "chat", n=5, logprobs=True, top_logprobs=20)
-    assert "Set max_tokens to at most 819, " in error.message
+    assert "max_tokens" in error.message
+    assert "819" in error.message
 
 
 def test_a_response_is_told_of_its_own_field(tiny_chat: Path) -> None:
     body = {"input": "Hi", "max_output_tokens": 200_000, "top_logprobs": 20}
     given = msgspec.json.encode(Before(id="resp_1")) + b"\n" + msgspec.json.encode(body)
-    with pytest.raises(ApiError, match="Set max_output_tokens to at most 190476, "):
+    with pytest.raises(ApiError, match=r"max_output_tokens.* 190476"):
         roomy(tiny_chat, 262_144).plan("responses", given, "r")

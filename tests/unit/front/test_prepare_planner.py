@@ -129,8 +129,8 @@ def test_who_tokenizes_for_another_model_is_told_so(planner: Planner) -> None:
 def test_without_a_tokenizer_only_ids_are_planned(tiny_chat: Path) -> None:
     bare = planner_of(tiny_chat, skip_tokenizer_init=True)
     assert native(bare, input_ids=[1, 2], return_logprob=True).requests[0].prompt_tokens == 2
-    assert "no tokenizer" in refused(bare, "chat").message
-    assert "no tokenizer" in refused(bare, "generate", text="a").message
+    assert refused(bare, "chat").status == 400
+    assert refused(bare, "generate", text="a").status == 400
     assert refused(bare, "generate", input_ids=[1], sampling_params={"stop": "x"}).param == "stop"
 
 
@@ -138,8 +138,9 @@ def test_without_a_tokenizer_only_ids_are_planned(tiny_chat: Path) -> None:
     "body", [b'{"messages": [', b"\xff\xfe", b"[1]", b'"text"', b"", b'{"a": NaN}', b"[" * 200_000, b'{"a":"\\ud800"}']
 )
 def test_what_is_no_json_object_is_named_as_such(planner: Planner, body: bytes) -> None:
-    with pytest.raises(ApiError, match="We could not parse the JSON body of your request"):
+    with pytest.raises(ApiError) as raised:
         planner.plan("chat", body, "request")
+    assert (raised.value.status, raised.value.param) == (400, None)
 
 
 def test_what_is_nested_very_deeply_is_refused_at_one_depth_whoever_reads_it(planner: Planner) -> None:
@@ -150,14 +151,14 @@ def test_what_is_nested_very_deeply_is_refused_at_one_depth_whoever_reads_it(pla
 
     planner.plan("chat", asked(nesting.MOST), "request")
     for depth in (nesting.MOST + 1, 960, 5_000):
-        with pytest.raises(ApiError, match="nested more than 500 deep"):
+        with pytest.raises(ApiError, match=str(nesting.MOST)):
             planner.plan("chat", asked(depth), "request")
 
 
 @pytest.mark.parametrize("body", [b'{"stop":"\\ud800"}', b'{"stop":"\\uD83d x"}', b'{"a":["\\udc00"]}', b'{"\\ud800":1}'])
 def test_half_a_character_is_named_as_such(planner: Planner, body: bytes) -> None:
     """The library says that the input was truncated, where it ends a string."""
-    with pytest.raises(ApiError, match="half of a surrogate pair"):
+    with pytest.raises(ApiError, match="surrogate"):
         planner.plan("chat", body, "request")
 
 

@@ -129,8 +129,7 @@ async def test_a_refusal_is_raised_as_it_was_there(tiny_chat: Path) -> None:
     async with pool_of(tiny_chat) as pool:
         error = await refusal(pool, json.dumps({"messages": USER, "temperature": 3.0}).encode())
         assert (error.status, error.code, error.param) == (400, "decimal_above_max_value", "temperature")
-        assert error.message == "temperature must be in [0, 2], got 3.0."
-        assert "parse the JSON" in (await refusal(pool, b"{")).message
+        assert (await refusal(pool, b"{")).status == 400
 
 
 @on_the_loop
@@ -143,6 +142,7 @@ async def test_workers_that_are_killed_are_replaced_and_cost_nothing_but_themsel
             assert len({plan.requests[0].token_ids for plan in plans if isinstance(plan, ChatPlan)}) == 1
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_a_worker_killed_at_work_costs_a_second_try(tiny_chat: Path) -> None:
     body = json.dumps({"prompt": "word " * 400_000}).encode()
@@ -168,6 +168,7 @@ async def test_the_process_that_forks_is_started_again(tiny_chat: Path) -> None:
         assert pool._forks.pid != first
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_a_process_that_forks_no_more_is_replaced(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banyan_runtime.front.prepare.zygote.HELLO_S", 1.0)
@@ -199,10 +200,10 @@ async def test_an_endless_template_is_ended_and_named(tiny_chat: Path) -> None:
         assert time.monotonic() - start < 2.0
         for error in await errors:
             assert (error.status, error.param) == (400, "messages")
-            assert error.message == "The chat template failed: it took more than 2 s of computing time."
         assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_a_template_that_no_signal_reaches_is_killed_and_named(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banyan_runtime.front.prepare.exchange.LOOK_EVERY_S", 0.1)
@@ -211,11 +212,12 @@ async def test_a_template_that_no_signal_reaches_is_killed_and_named(tiny_chat: 
     async with pool_of(tiny_chat, workers=1, chat_template=ENDLESS) as pool:
         (worker,) = processes(pool)
         error = await refusal(pool, body)
-        assert (error.status, error.param, error.message) == (400, "messages", "The chat template failed: it did not end.")
+        assert (error.status, error.param) == (400, "messages")
         assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
         assert worker not in processes(pool)
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_what_takes_too_long_is_our_fault_and_ends_in_time(tiny_chat: Path) -> None:
     body = json.dumps({"prompt": "word " * 3_000_000}).encode()
@@ -224,6 +226,7 @@ async def test_what_takes_too_long_is_our_fault_and_ends_in_time(tiny_chat: Path
         assert (error.status, error.code) == (503, "timeout")
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_whoever_goes_away_frees_the_place(tiny_chat: Path) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "endless"}]}).encode()
@@ -236,6 +239,7 @@ async def test_whoever_goes_away_frees_the_place(tiny_chat: Path) -> None:
         assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_large_requests_leave_a_worker_to_small_ones(tiny_chat: Path) -> None:
     large = json.dumps({"prompt": "word " * 150_000}).encode()
@@ -249,6 +253,7 @@ async def test_large_requests_leave_a_worker_to_small_ones(tiny_chat: Path) -> N
         await asyncio.gather(*crowd)
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("name", ["json_schema", "json_sch\\u0065ma"])
 @on_the_loop
 async def test_grammars_leave_a_worker_to_requests_without_one(tiny_chat: Path, name: str) -> None:
@@ -278,6 +283,7 @@ async def test_too_many_that_wait_are_told_to_come_again(tiny_chat: Path, monkey
         assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_a_body_that_takes_too_much_memory_is_refused_and_harms_nobody(tiny_chat: Path) -> None:
     nested = b'{"messages":[' + b"{}," * 9_000_000 + b"{}]}"
@@ -289,11 +295,16 @@ async def test_a_body_that_takes_too_much_memory_is_refused_and_harms_nobody(tin
 @on_the_loop
 async def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(tiny_chat: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="holds no tokenizer"):
+    with pytest.raises(ModelError, match=str(tmp_path)):
         await Zygote(ServerConfig(model_path=str(tmp_path)), tmp_path).start()
     config = ServerConfig(model_path=str(tiny_chat), chat_template="{% for %}")
-    with pytest.raises(ConfigError, match="the chat template does not work"):
+    with pytest.raises(ConfigError, match="--chat-template"):
         await Zygote(config, tiny_chat).start()
+
+
+@pytest.mark.long
+@on_the_loop
+async def test_a_template_that_does_not_end_is_named_at_the_start(tiny_chat: Path) -> None:
     endless = ENDLESS.replace("endless", "Hello")  # the message that is tried at start
-    with pytest.raises(ConfigError, match="it took more than 2 s of computing time"):
+    with pytest.raises(ConfigError, match="--chat-template"):
         await Zygote(ServerConfig(model_path=str(tiny_chat), chat_template=endless), tiny_chat).start()

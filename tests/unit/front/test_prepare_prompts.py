@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from banyan_runtime import wire
@@ -27,38 +29,22 @@ def test_without_a_limit_the_rest_of_the_context_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "asked", "message"),
-    [
-        (
-            10,
-            55,
-            "This model's maximum context length is 64 tokens. However, you requested 65 tokens (10 in the messages, 55 in the "
-            "completion). Please reduce the length of the messages or completion. (context_length_exceeded)",
-        ),
-        (
-            70,
-            None,
-            "This model's maximum context length is 64 tokens. However, your prompt contains 70 input tokens. (context_length_exceeded)",
-        ),
-        (
-            60,
-            1,
-            "This model's maximum context length is 58 tokens. However, your prompt contains 60 input tokens. (context_length_exceeded)",
-        ),
-    ],
+    ("length", "asked", "numbers"), [(10, 55, ["64", "65", "10", "55"]), (70, None, ["64", "70"]), (60, 1, ["58", "60"])]
 )
-def test_what_does_not_fit_is_refused_with_the_numbers(length: int, asked: int | None, message: str) -> None:
+def test_what_does_not_fit_is_refused_with_the_numbers(length: int, asked: int | None, numbers: list[str]) -> None:
     with pytest.raises(ApiError) as raised:
         fitted(length, asked)
     error = raised.value
-    assert (error.status, error.code, error.param, error.message) == (400, "context_length_exceeded", "messages", message)
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "messages")
+    assert re.findall(r"\d+", error.message) == numbers
 
 
 def test_what_the_memory_holds_is_promised_and_not_the_models_context() -> None:
     small = engine_info(vocab_size=100, context_len=64, max_model_len=20, max_req_input_len=15)
     assert fitted(10, None, info=small) == (10, 10)
-    with pytest.raises(ApiError, match="maximum context length is 20 tokens"):
+    with pytest.raises(ApiError, match="20 ") as raised:
         fitted(10, 11, info=small)
+    assert raised.value.code == "context_length_exceeded"
 
 
 def test_a_prompt_is_cut_only_where_the_operator_allows_it() -> None:
@@ -72,11 +58,13 @@ def test_a_prompt_as_long_as_the_context_may_be_scored_and_leaves_no_room_for_ou
     assert fitted(70, 0, info=whole, truncate=True) == (64, 0)
     assert fitted(70, None, info=whole, truncate=True) == (63, 1)
     for length, asked in ((65, 0), (64, 1), (64, None)):
-        with pytest.raises(ApiError, match="maximum context length is 64 tokens"):
+        with pytest.raises(ApiError, match="64 ") as raised:
             fitted(length, asked, info=whole)
+        assert raised.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("token_id", [-1, 100, 2**70])
 def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
-    with pytest.raises(ApiError, match="out of vocabulary"):
+    with pytest.raises(ApiError) as raised:
         check_ids([1, token_id], INFO, "prompt")
+    assert raised.value.param == "prompt"

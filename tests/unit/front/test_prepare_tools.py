@@ -18,28 +18,29 @@ from tests.unit.front.support import CHATML
 
 
 @pytest.mark.parametrize(
-    ("schema", "words"),
+    ("schema", "at"),
     [
-        ({"type": "nope"}, "'type' must be one of array, boolean,"),
-        ({"properties": {"many": {"anyOf": [{}] * 20_001}}}, "it has more than 20000 schemas and values of enums in it."),
-        ({"properties": {"many": {"enum": [1] * 20_001}}}, "it has more than 20000 schemas and values of enums in it."),
-        ({"type": "array", "items": {}}, "schema must be a JSON Schema of 'type: \"object\"', got 'type: \"array\"'."),
-        ({"type": ["string", "null"]}, "schema must be a JSON Schema of 'type: \"object\"', got 'type: [\"string\",\"null\"]'."),
-        ({"type": [["object"]]}, "'type' must be one of"),
-        ({"type": "object", "properties": []}, "'properties' must be an object"),
-        ({"type": "object", "properties": {"city": "string"}}, "'properties.city' must be an object, true or false"),
-        ({"type": "object", "properties": {"city": {"type": "str"}}}, "'properties.city.type' must be one of"),
-        ({"type": "object", "properties": {"city": {"type": "string", "required": True}}}, "'properties.city.required' must be a list"),
-        ({"properties": {"many": {"items": {"anyOf": [{"type": "number"}, {"enum": []}]}}}}, "'properties.many.items.anyOf[1].enum' "),
-        ({"$defs": {"a": {"items": [{"type": "x"}]}}}, "'$defs.a.items[0].type' must be"),
+        ({"type": "nope"}, "'type'"),
+        ({"properties": {"many": {"anyOf": [{}] * 20_001}}}, "20000"),
+        ({"properties": {"many": {"enum": [1] * 20_001}}}, "20000"),
+        ({"type": "array", "items": {}}, '"array"'),
+        ({"type": ["string", "null"]}, '["string","null"]'),
+        ({"type": [["object"]]}, "'type'"),
+        ({"type": "object", "properties": []}, "'properties'"),
+        ({"type": "object", "properties": {"city": "string"}}, "'properties.city'"),
+        ({"type": "object", "properties": {"city": {"type": "str"}}}, "'properties.city.type'"),
+        ({"type": "object", "properties": {"city": {"type": "string", "required": True}}}, "'properties.city.required'"),
+        ({"properties": {"many": {"items": {"anyOf": [{"type": "number"}, {"enum": []}]}}}}, "'properties.many.items.anyOf[1].enum'"),
+        ({"$defs": {"a": {"items": [{"type": "x"}]}}}, "'$defs.a.items[0].type'"),
     ],
 )  # fmt: skip
 def test_a_tool_whose_parameters_are_no_schema_is_refused_whether_or_not_it_may_be_called(
-    planner: Planner, schema: dict[str, Any], words: str
+    planner: Planner, schema: dict[str, Any], at: str
 ) -> None:
     error = refused(planner, "chat", tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}], tool_choice="none")
     assert (error.code, error.param) == ("invalid_function_parameters", "tools[0].function.parameters")
-    assert f"Invalid schema for function 'f': {words}" in error.message
+    assert "'f'" in error.message
+    assert at in error.message
     older = refused(planner, "chat", functions=[{"name": "f", "parameters": schema}])
     assert older.param == "functions[0].parameters"
 
@@ -77,8 +78,8 @@ def test_functions_are_tools_in_older_words(tiny_chat: Path, call: str | None) -
 
 EASY = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 AT_FAULT: list[tuple[dict[str, Any], str]] = [
-    ({"type": "object", "properties": {"a": {"not": {}}}}, "'not' ({}) at #/properties/a is not supported."),  # found as it is read
-    ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "the regex '(': unclosed group"),  # as it is compiled
+    ({"type": "object", "properties": {"a": {"not": {}}}}, "#/properties/a"),  # found as it is read
+    ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "'('"),  # as it is compiled
 ]
 
 
@@ -96,7 +97,8 @@ def test_of_several_tools_the_one_at_fault_is_named(tiny_chat: Path, parameters:
     ]
     error = refused(constrained, "chat", tools=tools, **more)
     assert (error.code, error.param) == ("invalid_json_schema", "tools[2].function.parameters")
-    assert error.message == f"Invalid schema for function 'wrong': {reason}"
+    assert "'wrong'" in error.message
+    assert reason in error.message
     chat(constrained, tools=tools[:2], **more)
 
 

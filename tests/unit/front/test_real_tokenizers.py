@@ -38,7 +38,7 @@ def strings(number: int) -> Iterator[str]:
         yield "".join(parts)
 
 
-@pytest.fixture(scope="module", params=real.NAMES)
+@pytest.fixture(scope="module", params=real.families(real.NAMES))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -128,7 +128,7 @@ def test_a_server_knows_a_parser_by_any_of_its_names_and_keeps_its_markers(tmp_p
     text = Text.load(ServerConfig(model_path=str(tmp_path), reasoning_parser="gpt-oss"), tmp_path)
     assert text.reasoning is not None
     assert text.reasoning.marker_ids == {3, 4}  # those of all channels, not only of reasoning
-    with pytest.raises(ConfigError, match="--reasoning-parser=qwen must be one of qwen3, "):
+    with pytest.raises(ConfigError, match=r"--reasoning-parser=qwen.*qwen3"):
         Text.load(ServerConfig(model_path=str(tmp_path), reasoning_parser="qwen"), tmp_path)
 
 

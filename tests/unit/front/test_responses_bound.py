@@ -144,7 +144,7 @@ def test_a_response_larger_than_the_bound_is_kept_in_memory_and_pushes_nobody_as
 
     with caplog.at_level(logging.WARNING, "banyan"):
         run(scenario)
-    assert f"are more than --response-store-bytes={MOST}: set it to more" in caplog.text
+    assert f"--response-store-bytes={MOST}" in caplog.text
 
 
 def test_nothing_is_written_while_what_is_there_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +196,9 @@ def test_the_last_bytes_of_a_disk_are_left_to_files_and_batches(
 
     with caplog.at_level(logging.WARNING, "banyan"):
         run(scenario)
-    (told,) = [line for line in caplog.messages if "kept in memory only" in line]
-    assert "64 MiB are left to files and batches" in told
-    assert told.endswith("make room there, or set --response-store-bytes to less")
+    (told,) = caplog.messages
+    assert "64 MiB" in told
+    assert "--response-store-bytes" in told
 
 
 def test_on_a_disk_that_is_full_of_responses_the_oldest_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_one_that_may_not_be_stored_pushes_nobody_aside_on_a_full_disk(
         assert files(tmp_path) == ids
 
     run(scenario)
-    assert f"are more than --response-store-bytes={MOST}: set it to more" in caplog.text
+    assert f"--response-store-bytes={MOST}" in caplog.text
 
 
 def test_old_responses_go_though_the_disk_has_no_room_for_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Sampling fields: ranges with their exact words, defaults in their order, seeds."""
+"""Sampling fields: their ranges, defaults in their order, seeds."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ def params(defaults: dict[str, float] | None = None, **fields: Any) -> SamplingP
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "code", "message"),
+    ("field", "value", "code"),
     [
-        ("temperature", 3.0, "decimal_above_max_value", "temperature must be in [0, 2], got 3.0."),
-        ("temperature", -1, "decimal_below_min_value", "temperature must be in [0, 2], got -1."),
-        ("top_p", 0, "decimal_below_min_value", "top_p must be in (0, 1], got 0."),
-        ("top_p", 1.5, "decimal_above_max_value", "top_p must be in (0, 1], got 1.5."),
-        ("min_p", 2, "decimal_above_max_value", "min_p must be in [0, 1], got 2."),
-        ("presence_penalty", 3, "decimal_above_max_value", "presence_penalty must be in [-2, 2], got 3."),
-        ("frequency_penalty", -3, "decimal_below_min_value", "frequency_penalty must be in [-2, 2], got -3."),
-        ("repetition_penalty", 0.0, "decimal_below_min_value", "repetition_penalty must be in [0.01, 2], got 0.0."),
-        ("max_tokens", 0, "integer_below_min_value", "max_tokens must be at least 1, got 0."),
-        ("n", 0, "integer_below_min_value", "n must be at least 1, got 0."),
-        ("n", 129, "integer_above_max_value", "n must be at most 128, got 129."),
-        ("stop", ["x"] * 33, "array_above_max_length", "at most 32 stop strings are allowed, got 33"),
-        ("stop", "", "empty_string", "stop must not contain an empty string."),
-        ("stop_token_ids", [VOCABULARY], "invalid_value", "stop_token_ids must be in [0, 99], got 100."),
-        ("seed", 2**63, "invalid_value", "seed must be a 64-bit integer, got 9223372036854775808."),
-        ("top_k", -2, "integer_below_min_value", "top_k must be -1 (off), 0 (off) or at least 1, got -2."),
+        ("temperature", 3.0, "decimal_above_max_value"),
+        ("temperature", -1, "decimal_below_min_value"),
+        ("top_p", 0, "decimal_below_min_value"),
+        ("top_p", 1.5, "decimal_above_max_value"),
+        ("min_p", 2, "decimal_above_max_value"),
+        ("presence_penalty", 3, "decimal_above_max_value"),
+        ("frequency_penalty", -3, "decimal_below_min_value"),
+        ("repetition_penalty", 0.0, "decimal_below_min_value"),
+        ("max_tokens", 0, "integer_below_min_value"),
+        ("n", 0, "integer_below_min_value"),
+        ("n", 129, "integer_above_max_value"),
+        ("stop", ["x"] * 33, "array_above_max_length"),
+        ("stop", "", "empty_string"),
+        ("stop_token_ids", [VOCABULARY], "invalid_value"),
+        ("seed", 2**63, "invalid_value"),
+        ("top_k", -2, "integer_below_min_value"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_its_range(field: str, value: Any, code: str, message: str) -> None:
+def test_a_value_out_of_range_is_named(field: str, value: Any, code: str) -> None:
     with pytest.raises(ApiError) as raised:
         params(**{field: value})
-    assert (raised.value.status, raised.value.code, raised.value.param, raised.value.message) == (400, code, field, message)
+    assert (raised.value.status, raised.value.code, raised.value.param) == (400, code, field)
 
 
 def test_min_tokens_cannot_exceed_max_tokens() -> None:
-    with pytest.raises(ApiError, match="min_tokens must be at most max_tokens=3, got 4"):
+    with pytest.raises(ApiError) as raised:
         params(min_tokens=4, max_tokens=3)
+    assert raised.value.param == "min_tokens"
 
 
 def test_a_request_wins_over_the_defaults_and_those_over_neutral() -> None:

@@ -236,6 +236,7 @@ def told(body: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_streamed_answer_put_together_is_the_whole_answer(family: Family, tmp_path: Path) -> None:
     flags = {"reasoning_parser": family.reasoning} if family.reasoning else {}

