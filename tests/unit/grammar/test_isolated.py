@@ -98,7 +98,7 @@ def test_a_grammar_that_its_process_does_not_survive_is_to_blame_and_not_tried_a
 ) -> None:
     children(monkeypatch, starts, then)
     compiler = IsolatedCompiler(tiny.vocabulary)
-    with pytest.raises(GrammarError, match="does not survive it") as failed:
+    with pytest.raises(GrammarError) as failed:
         compiler.compiled(A)
     assert not isinstance(failed.value, GrammarBusy)
     assert starts.read_text().split() == ["started"]

@@ -198,5 +198,5 @@ def test_a_grammar_that_the_library_stumbles_over_is_refused(smol: Language, mon
         raise PanicException("called `Option::unwrap()` on a `None` value")
 
     monkeypatch.setattr(llguidance, "LLMatcher", panic)
-    with pytest.raises(GrammarError, match="the grammar library fails on it"):
+    with pytest.raises(GrammarError):
         smol.backend.compile(Grammar("regex", "a"))

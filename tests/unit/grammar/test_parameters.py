@@ -168,7 +168,7 @@ def test_references_are_pointers(tiny: Language, form: ToolFormat, reference: st
         "$defs": {"A B": NUMBER, "A/B": NUMBER, "C": {"$anchor": "foo", "type": "integer"}},
     }  # fmt: skip
     if good is None:
-        with pytest.raises(GrammarError, match=r"'\$ref' .* at #/properties/v must begin with '#/' where parameters are text"):
+        with pytest.raises(GrammarError, match=r"'\$ref' .* at #/properties/v "):
             tiny.backend.compile(grammar_of(form, schema))
         return
     assert tiny.takes(grammar_of(form, schema), called(form, ("v", "7")))

@@ -73,6 +73,6 @@ def test_taking_back_goes_through_the_gate(qwen3: Language) -> None:
         for token_id in ids[-back:]:
             assert other.accept(token_id)
         assert other.is_terminated
-    with pytest.raises(GrammarError, match="cannot be taken back"):
+    with pytest.raises(GrammarError):
         other.rollback(len(ids) + 1)
     assert matcher.is_terminated

