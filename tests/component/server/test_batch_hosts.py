@@ -114,6 +114,7 @@ def test_two_hosts_give_a_batch_that_meets_a_bug_no_more_tries_than_one(
     play(act)
 
 
+@pytest.mark.long  # seconds of a lease are counted
 def test_who_examines_for_long_keeps_the_batch(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, short_lease: float) -> None:
     examined: list[str] = []
 

@@ -26,17 +26,16 @@ def test_a_server_names_the_field_of_a_grammar_that_does_not_compile(start_serve
     for schema in ({"type": "string", "minLength": 5, "maxLength": 2}, {"uniqueItems": True}):  # found by the compiler, and before it
         asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
         error = server.post("/v1/chat/completions", {**body, "response_format": asked}).json()["error"]
-        assert error["message"].startswith("Invalid schema for response_format 'n': ")
-        assert error["code"] == "invalid_json_schema"
+        assert (error["param"], error["code"]) == ("response_format", "invalid_json_schema")
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"^(a)\1$"}}, "required": ["a"]}
     asked = {"type": "json_schema", "name": "n", "schema": schema}
     error = server.post("/v1/responses", {"input": "Hello", "text": {"format": asked}}).json()["error"]
-    assert (error["param"], error["message"].partition(":")[0]) == ("text.format", "Invalid schema for text.format 'n'")
+    assert (error["param"], error["code"]) == ("text.format", "invalid_json_schema")
     claude = {**body, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
     message = server.post("/v1/messages", claude).json()["error"]["message"]
-    assert message.startswith("Invalid schema for output_config.format: ")
+    assert "output_config.format" in message
     older = {**body, "functions": [{"name": "f", "parameters": schema}], "function_call": {"name": "f"}}
     error = server.post("/v1/chat/completions", older).json()["error"]
-    assert (error["param"], error["message"].partition(":")[0]) == ("functions", "Invalid schema for functions")
+    assert (error["param"], error["code"]) == ("functions", "invalid_json_schema")
     answer = server.post("/v1/chat/completions", {**body, "regex": "[A-Z]{3}"})
     assert re.fullmatch("[A-Z]{3}", answer.json()["choices"][0]["message"]["content"])

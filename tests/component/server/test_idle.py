@@ -17,6 +17,12 @@ from tests.support.server.process import ServerProcess, StartServer
 pytestmark = pytest.mark.long  # seconds are waited for and counted: what a busy machine adds to them shows
 
 
+@pytest.fixture(scope="module")
+def server(start_server: StartServer) -> ServerProcess:
+    """A server of its own: the shared one has a batch host, which asks it now and then."""
+    return start_server().ready()
+
+
 @contextlib.contextmanager
 def closing_connection(server: ServerProcess) -> Iterator[http.client.HTTPResponse]:
     """What a probe on a connection of its own is answered."""
