@@ -325,5 +325,5 @@ def test_a_whole_answer_of_another_server_is_no_traceback(tmp_path: Path) -> Non
     with answering(page) as server:
         store = opened(server.url, {"BANYAN_S3_CREDENTIALS_DIR": str(tmp_path)})
         for call in (lambda: store.put("x", b""), lambda: store.head("x"), lambda: list(store.list()), lambda: store.get("x")):
-            with pytest.raises(StoreError, match="AWS_ENDPOINT_URL_S3"):
+            with pytest.raises(StoreError, match="s3://bucket/"):
                 call()
