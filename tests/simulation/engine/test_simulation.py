@@ -19,7 +19,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_random_steps_lose_no_slot_no_request_and_no_token(shard: int, steps: int) -> None:
     totals = simulate(seed=1000 + shard, steps=steps)
     assert totals.steps >= steps
-    assert totals.finished > 100
+    assert totals.finished > steps // 100
 
 
 @pytest.mark.long

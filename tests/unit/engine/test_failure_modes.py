@@ -190,6 +190,7 @@ def test_a_stream_of_arrivals_does_not_stop_those_that_run(overlap: bool) -> Non
     session.drain()
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("overlap", [False, True], ids=["normal", "overlap"])
 def test_victims_of_retraction_wait_a_bounded_time_under_a_load_that_never_ends(overlap: bool) -> None:
     replay = Replay(limits(context_len=32_768, pool_tokens=20_480, max_running=200, chunk=8192, vocab_size=20_000, overlap=overlap))
@@ -218,6 +219,7 @@ def test_a_pool_for_a_little_less_than_the_demand_does_not_thrash() -> None:
     session.check_texts()
 
 
+@pytest.mark.long
 def test_a_turn_does_not_walk_a_queue_of_fifty_thousand() -> None:
     calls = []
     for waiting in (1_000, 50_000):
