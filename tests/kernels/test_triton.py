@@ -380,6 +380,7 @@ def replaying(model: TinyModel, recorder: capture.Recorder, monkeypatch: pytest.
     return runner
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])
 def test_steps_that_are_replayed_say_the_same(
     shallow_model: Callable[[str], TinyModel], family: str, monkeypatch: pytest.MonkeyPatch
