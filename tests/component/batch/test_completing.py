@@ -96,6 +96,7 @@ def test_lines_without_a_custom_id_and_doubles_stay_what_they_are(bench: Bench) 
     bench.check()
 
 
+@pytest.mark.long
 def test_a_cancelled_run_is_completed(bench: Bench) -> None:
     bench.give(60)
     bench.server.delay_s = 0.1

@@ -79,7 +79,7 @@ def test_lines_of_an_unfinished_shard_whose_part_is_damaged_are_run_again(folder
     assert first.name in child.said
 
 
-@pytest.mark.matrix(gate=1)
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["a byte", "gone"])
 def test_an_ended_shard_whose_part_is_damaged_ends_the_run_by_the_files_name(folder_bench: Bench, damage: str) -> None:
     bench = folder_bench
@@ -157,6 +157,7 @@ def _hidden(bench: Bench) -> list[str]:
     return [path.name for path in (bench.place.store.root / "out").rglob(".*banyan-tmp")]
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_while_it_works_is_waited_for(small_disk: Bench) -> None:
     bench = small_disk
     bench.give([line(f"id-{i}", f"line {i} " + "x" * 1000) for i in range(120)])
@@ -219,7 +220,7 @@ def test_a_folder_that_may_not_be_written_is_named_at_once(small_disk: Bench) ->
     assert bench.server.tries.total() == 0
 
 
-@pytest.mark.matrix(gate=1)
+@pytest.mark.long
 @pytest.mark.parametrize("count", [60, 800], ids=["shortly before its end", "long before"])
 def test_an_output_folder_that_is_removed_while_it_works_ends_the_run_by_name(folder_bench: Bench, count: int) -> None:
     bench = folder_bench

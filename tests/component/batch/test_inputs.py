@@ -127,6 +127,7 @@ def test_an_input_that_changes_during_the_run_ends_it_by_name_with_nothing_publi
     assert bench.check()["run"] != before
 
 
+@pytest.mark.long
 def test_an_input_that_is_removed_during_the_run_ends_it_by_name(bench: Bench) -> None:
     bench.give(120)
     bench.server.delay_s = 0.1

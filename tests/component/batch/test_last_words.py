@@ -88,7 +88,7 @@ def test_when_it_is_suspended_before_its_server_is_there(bench: Bench) -> None:
     assert bench.recorded
 
 
-@pytest.mark.matrix(gate=1)
+@pytest.mark.long
 @pytest.mark.parametrize("why", ["cancelled", "expired"])
 def test_when_the_run_is_ended(bench: Bench, why: str) -> None:
     _give(bench, 400)
@@ -120,6 +120,7 @@ def test_when_the_storage_is_gone(proxied: tuple[Bench, Proxy], kind: str) -> No
     assert failed <= kept[1]
 
 
+@pytest.mark.long
 def test_when_its_grace_is_over(bench: Bench) -> None:
     bench.give([line(f"id-{i}", "slow 60" if i >= 30 else f"hello {i}") for i in range(40)])
     child = bench.start(*WORKER, BANYAN_GRACE_SECONDS="3")

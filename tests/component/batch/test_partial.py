@@ -48,7 +48,7 @@ def test_a_run_of_one_process_that_is_ended_by_another_publishes_what_there_is(b
     bench.check()
 
 
-@pytest.mark.matrix(gate=1)
+@pytest.mark.long
 @pytest.mark.parametrize("why", list(CODES))
 def test_what_a_run_that_was_ended_early_lacks_is_not_planned_again_by_its_name(bench: Bench, why: str) -> None:
     bench.give(30)
@@ -72,6 +72,7 @@ def test_what_was_ended_and_not_published_is_published_before_it_is_planned_agai
     bench.check()
 
 
+@pytest.mark.long
 def test_two_partial_merges_at_once_that_race_with_the_last_checkpoint_make_one_result(bench: Bench) -> None:
     bench.give(40)
     bench.server.delay_s = 0.05
@@ -85,7 +86,7 @@ def test_two_partial_merges_at_once_that_race_with_the_last_checkpoint_make_one_
     assert worker.wait() in (0, 75), worker.said
 
 
-@pytest.mark.matrix(gate=1)
+@pytest.mark.long
 @pytest.mark.parametrize("why", list(CODES))
 def test_a_run_that_is_ended_before_anything_was_begun(bench: Bench, why: str) -> None:
     bench.give(30)
@@ -109,6 +110,7 @@ def test_too_many_errors_end_a_run_with_what_there_is(bench: Bench) -> None:
     assert counts["failed"] > 40
 
 
+@pytest.mark.long
 def test_too_many_errors_end_all_workers_and_the_merge_says_so(bench: Bench) -> None:
     bench.give([line(f"id-{i}", "status 400" if i % 2 else f"hello {i}") for i in range(400)])
     bench.server.delay_s = 0.05

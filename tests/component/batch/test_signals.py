@@ -62,6 +62,7 @@ def test_lines_that_take_longer_than_the_grace_are_left(bench: Bench) -> None:
     assert child.words["requestCounts"] == {"total": 20, "completed": 10, "failed": 0}
 
 
+@pytest.mark.long
 def test_lines_that_wait_for_a_server_that_is_away_are_not_waited_for(bench: Bench) -> None:
     bench.give([line(f"id-{i}", "status 500") for i in range(8)])
     child = bench.start(BANYAN_GRACE_SECONDS="120")

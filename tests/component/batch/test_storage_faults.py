@@ -182,6 +182,7 @@ def test_a_storage_that_hangs_is_named_after_five_seconds_and_the_run_goes_on_wh
     assert bench.repeated == 0
 
 
+@pytest.mark.long
 def test_a_storage_that_stays_away_ends_the_run_with_what_is_recorded_kept(proxied: tuple[Bench, Proxy]) -> None:
     bench, proxy = proxied
     bench.give(120)
