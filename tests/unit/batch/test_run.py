@@ -419,6 +419,7 @@ def test_whatever_happens_every_line_ends_in_exactly_one_file(run: Run, server: 
     assert results.manifest["requestCounts"] == {"total": 300, "completed": len(results.output), "failed": len(results.errors)}
 
 
+@pytest.mark.long
 def test_an_input_that_changes_during_the_run_is_noticed(run: Run, server: ScriptedServer, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     lines = [line(str(i), "x" * 20_000) for i in range(1500)]  # the window ends at line 1024, 12 MB before the end

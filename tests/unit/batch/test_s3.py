@@ -152,6 +152,7 @@ def test_a_storage_that_cannot_be_used_is_explained(
     assert "SECRET" not in words()["message"].replace("AWS_SECRET_ACCESS_KEY", "")
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_while_it_publishes_ends_its_publication(
     bucket: S3Store, server: ScriptedServer, proxy: Proxy, words: Callable[[], dict[str, Any]]
 ) -> None:

@@ -278,6 +278,7 @@ def test_a_key_that_is_rotated_is_taken_from_where_it_is_kept(server: ScriptedSe
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer old", "Bearer new"}
 
 
+@pytest.mark.long
 def test_a_key_that_replicas_take_up_one_after_the_other_costs_no_line(server: ScriptedServer) -> None:
     """Ours may be newer than theirs: a kubelet brings a Secret when it comes to it."""
     kept, theirs = ["old"], ["old"] * 4
@@ -313,6 +314,7 @@ def test_a_line_that_is_refused_when_all_others_are_done_ends_with_its_refusal(s
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.long
 def test_lines_that_are_refused_while_earlier_ones_are_being_served_hold_nobody_back(server: ScriptedServer) -> None:
     seen: list[str] = []
 
