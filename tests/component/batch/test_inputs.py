@@ -112,6 +112,7 @@ def test_a_hundred_thousand_lines_are_planned_and_ended_quickly(folder_bench: Be
     bench.check()
 
 
+@pytest.mark.long
 def test_an_input_that_changes_during_the_run_ends_it_by_name_with_nothing_published(bench: Bench) -> None:
     bench.give(120)
     bench.server.delay_s = 0.1

@@ -83,6 +83,7 @@ def test_the_second_signal_ends_at_once(bench: Bench) -> None:
     assert child.words["code"] == "Interrupted"
 
 
+@pytest.mark.long
 @pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize(("method", "number"), [(b"PUT", signal.SIGTERM), (b"HEAD", signal.SIGINT), (b"GET", signal.SIGTERM)])
 def test_while_the_storage_hangs_in_the_beginning(proxied: tuple[Bench, Proxy], number: signal.Signals, method: bytes) -> None:

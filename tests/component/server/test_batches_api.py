@@ -187,6 +187,7 @@ def settled(server: ServerProcess) -> dict[str, float]:
         seen = now
 
 
+@pytest.mark.long
 def test_the_lines_of_batches_are_counted_on_the_servers_metrics_whatever_becomes_of_the_host(
     client: openai.OpenAI, server: ServerProcess
 ) -> None:

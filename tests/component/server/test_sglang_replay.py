@@ -27,6 +27,9 @@ TUTORIAL_FLAGS = [
 ]  # fmt: skip
 
 
+pytestmark = pytest.mark.long  # two servers with the tokenizers of Qwen
+
+
 @dataclass
 class Server:
     process: subprocess.Popen[bytes]
@@ -203,7 +206,6 @@ def test_the_log_reads_in_sglangs_order(tutorial_server: Server) -> None:
         assert re.compile(pattern).search(text, position), f"{pattern!r} is missing after {text[max(0, position - 200) : position]!r}"
 
 
-@pytest.mark.long
 def test_the_thinking_example_runs_with_its_fields(tmp_path: Path, qwen3_tokenizer: Path) -> None:
     name = "Qwen/Qwen3-0.6B"
     model = qwen2_folder(tmp_path / "qwen3", qwen3_tokenizer, architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=16)

@@ -178,6 +178,7 @@ def test_a_fraction_that_does_not_fit_is_cut_with_both_numbers(
     assert Start(model, mem_fraction_static=float(enough[1]), **few)()[1].pool_tokens >= 16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "setting"),
     [

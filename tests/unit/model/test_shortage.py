@@ -144,6 +144,7 @@ def unharmed() -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", gate(range(4)))
 def test_memory_that_runs_out_anywhere_in_a_step_harms_only_those_in_it(
     model: TinyModel, gpu: PretendedGpu, unharmed: dict[str, Any], seed: int

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -15,6 +16,7 @@ from tests.support.paths import ROOT
 LINUX = {"platform_system": "Linux", "sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.13", "extra": ""}
 
 
+@pytest.mark.long  # asks the package index
 def test_the_pinned_torch_built_for_cuda_asks_for_nothing_that_is_pinned_otherwise(tmp_path: Path) -> None:
     """What the package index says of it, without its gigabytes. Of a Python of which no CPU build lies beside the index."""
     report = tmp_path / "report.json"
