@@ -155,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         folder = os.environ.get("BANYAN_TEST_SUMMARY")
         if folder and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":  # every worker collects the same tests
-            folders = Counter("/".join(item.nodeid.split("/")[:3]) for item in left)
+            folders = Counter("/".join(item.nodeid.partition("::")[0].split("/")[:-1][:3]) for item in left)
             lines = (f"{count} tests of {name}\n" for name, count in sorted(folders.items()))
             (Path(folder) / "left-to-test-all").write_text("".join(lines))
     if any(item.get_closest_marker("gpu") for item in items):

@@ -173,6 +173,7 @@ def test_a_disk_that_fills_up_while_it_works_is_waited_for(small_disk: Bench) ->
     assert bench.repeated == 0
 
 
+@pytest.mark.long
 def test_a_disk_that_stays_full_ends_the_run_which_goes_on_when_there_is_room(small_disk: Bench) -> None:
     bench = small_disk
     bench.give([line(f"id-{i}", f"line {i} " + "x" * 1000) for i in range(120)])

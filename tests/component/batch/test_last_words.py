@@ -32,6 +32,7 @@ def _give(bench: Bench, count: int) -> None:
     bench.give([line(f"id-{i}", f"status 400 {i}" if i % 10 == 9 else f"line {i}") for i in range(count)])
 
 
+@pytest.mark.long
 @pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_when_it_is_suspended(bench: Bench, number: signal.Signals) -> None:

@@ -272,6 +272,7 @@ def test_a_client_that_leaves_too_much_of_its_stream_unread_is_given_up(
     play(scenario)
 
 
+@pytest.mark.long  # unstable: counts objects of the whole process, also those that earlier connections leave late
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", KINDS)

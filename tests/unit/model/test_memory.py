@@ -157,6 +157,7 @@ def test_the_log_says_in_one_line_what_takes_what(model: TinyModel, gpu: Pretend
     assert request.output == model.choices(request.prompt, request.output)
 
 
+@pytest.mark.long
 def test_a_fraction_that_does_not_fit_is_cut_with_both_numbers(
     model: TinyModel, gpu: PretendedGpu, caplog: pytest.LogCaptureFixture
 ) -> None:
