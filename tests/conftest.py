@@ -135,23 +135,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gate", action="store_true", help="run one case per mechanism; `long` tests and the rest of a `matrix` are left out")
 
 
-def _left_to_test_all(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests marked `long`, and of a test marked `matrix` all cases but the first ones."""
+def _split(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """What the gate runs, and what is left: tests marked `long`, and of a test marked `matrix` all cases but the first ones."""
+    chosen: list[pytest.Item] = []
     left: list[pytest.Item] = []
     cases: Counter[str] = Counter()
     for item in items:
         matrix = item.get_closest_marker("matrix")
         name = item.nodeid.partition("[")[0]
         cases[name] += 1
-        if item.get_closest_marker("long") or (matrix is not None and cases[name] > matrix.kwargs.get("gate", 1)):
-            left.append(item)
-    return left
+        is_left = item.get_closest_marker("long") or (matrix is not None and cases[name] > matrix.kwargs.get("gate", 1))
+        (left if is_left else chosen).append(item)
+    return chosen, left
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--gate"):
-        left = _left_to_test_all(items)
-        items[:] = [item for item in items if item not in set(left)]
+        items[:], left = _split(items)
         config.hook.pytest_deselected(items=left)
         folder = os.environ.get("BANYAN_TEST_SUMMARY")
         if folder and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":  # every worker collects the same tests

@@ -1,3 +1,3 @@
-"""Pods by hand, and a program that stands in for the runtime."""
+"""Pods by hand."""
 
-from tests.support.local import lead_pod, stand_in, start_operator  # noqa: F401
+from tests.support.local import lead_pod  # noqa: F401
