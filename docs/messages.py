@@ -2,8 +2,8 @@
 
 It parses the sources of both packages and imports none of them. A message is the text of a call to a *speaker*: an exception class of
 the product, a class or call of the tables below, or a function annotated to return such a class. A text that is made elsewhere (a
-local variable, a constant, a function that returns it) is followed there. A sentence that is missing wants a typed exception, or its
-call a place in the tables.
+local variable, a constant, a function that returns it) is followed there. If a sentence is missing, raise it as a typed exception, or
+add its call to the tables.
 """
 
 from __future__ import annotations
@@ -432,7 +432,7 @@ def page(messages: list[Message]) -> str:
     """The catalogue as Markdown: a table for each folder, a row for each message."""
     parts = [HEAD]
     for folder, rows in groupby(sorted(messages, key=lambda one: (_folder(one), one)), _folder):
-        parts.append(f"\n## {folder}\n\n| Module | Said as | Known by | Text |\n|---|---|---|---|\n")
+        parts.append(f"\n## {folder}\n\n| Module | Kind | Code and fields | Text |\n|---|---|---|---|\n")
         for row in rows:
             text = row.text.replace("|", "\\|").replace("\n", "\\n")
             fence, blank = ("``", " ") if "`" in text else ("`", "")
@@ -446,7 +446,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the file is out of date")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the repository [this one]")
     options = parser.parse_args()
-    gc.disable()  # of the trees nothing goes before the end
+    gc.disable()  # the trees live until the end, so collecting garbage only costs time
     wanted, path = page(Sources(options.root).messages()), options.root / PAGE
     if not options.check:
         path.write_text(wanted)
