@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,7 +27,9 @@ from banyan_runtime.hub.gguf.files import find
 sys.path.append(str(Path(__file__).parents[1]))  # `tests.…`; appended: the folder operator/ must not come before a module of that name
 
 from tests.support.paths import CACHE, ROOT
-from tests.support.s3 import servers
+
+if TYPE_CHECKING:
+    from tests.support.s3.servers import S3Server
 
 # A slow machine is no failure of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -120,13 +123,17 @@ def qwen3_tokenizer() -> Path:
 
 
 @pytest.fixture(scope="session")
-def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Server]:
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    from tests.support.s3 import servers  # botocore, which machines that test kernels alone do not have
+
     with servers.weed(tmp_path_factory.mktemp("weed")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def moto() -> Iterator[servers.S3Server]:
+def moto() -> Iterator[S3Server]:
+    from tests.support.s3 import servers
+
     with servers.moto() as server:
         yield server
 
@@ -142,9 +149,11 @@ def _split(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Ite
     cases: Counter[str] = Counter()
     for item in items:
         matrix = item.get_closest_marker("matrix")
-        name = item.nodeid.partition("[")[0]
-        cases[name] += 1
-        is_left = item.get_closest_marker("long") or (matrix is not None and cases[name] > matrix.kwargs.get("gate", 1))
+        is_left = item.get_closest_marker("long") is not None
+        if matrix is not None and not is_left:
+            name = item.nodeid.partition("[")[0]
+            cases[name] += 1
+            is_left = cases[name] > matrix.kwargs.get("gate", 1)
         (left if is_left else chosen).append(item)
     return chosen, left
 
