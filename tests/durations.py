@@ -1,6 +1,6 @@
 """Print a table of durations from JUnit files: seconds by folder and by file, and each file's share of the whole.
 
-    python tests/durations.py FILE.xml... > tests/durations.md
+    python tests/durations.py FILE.xml... > tests/durations/gate.md
 
 Seconds are those of a test with its fixtures, summed over all worker processes.
 """
@@ -35,7 +35,7 @@ def folder(file: str) -> str:
 
 
 def table(seconds: Counter[str], tests: Counter[str]) -> str:
-    whole = sum(seconds.values())
+    whole = sum(seconds.values()) or 1.0
     by_folder: Counter[str] = Counter()
     tests_by_folder: Counter[str] = Counter()
     for file, took in seconds.items():

@@ -3,9 +3,6 @@
 from tests.support.models.tiny import (  # noqa: F401
     _few_threads,
     _quick_interpreter,
-    either_runner,
     shallow_model,
     tiny_model,
-    variant,
-    variant_or_pairs,
 )

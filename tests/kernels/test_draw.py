@@ -327,5 +327,5 @@ made(masks.allow, TYPES, {"VOCABULARY": 151936, "WORDS": 4748, "PART": 4096}, nu
 
 @pytest.mark.long
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """Which takes none. In the gate each in one way."""
+    """No GPU is needed. The gate compiles one variant of each kernel."""
     compiled.run(f"FEW = {pytestconfig.getoption('--gate')}\n{COMPILE}", tmp_path)

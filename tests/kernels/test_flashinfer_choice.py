@@ -48,7 +48,7 @@ def refusal(
 
 
 def refused(named: str, **options: Any) -> bool:
-    """Whether it is, for the sake of what is named."""
+    """Whether the options are refused with a reason that matches `named`."""
     return re.search(named, refusal(**options) or "") is not None
 
 

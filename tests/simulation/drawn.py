@@ -1,4 +1,4 @@
-"""Which planted defects the gate looks for: a few, drawn by the commit, so that each has its turn."""
+"""Which planted defects the gate looks for: a few, chosen by the commit's hash, so that each has its turn."""
 
 from __future__ import annotations
 

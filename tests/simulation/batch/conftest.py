@@ -1,4 +1,4 @@
-"""How much of the simulation the gate runs: some schedules in few shards, and a few plants, drawn by the commit."""
+"""How much of the simulation the gate runs: some schedules in few shards, and a few planted defects, chosen by the commit's hash."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -168,7 +167,3 @@ def files_of(folder: Path) -> dict[str, bytes]:
     found = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     more = {"README.md": b"words", "pytorch_model.bin": b"\x80pickle", "modeling_tiny.py": b"import os", "consolidated.safetensors": b"x"}
     return found | more | {"onnx/config.json": b"{}", "original/params.json": b"{}"}
-
-
-def copy_without(folder: Path, target: Path, *names: str) -> None:
-    shutil.copytree(folder, target, ignore=lambda _, found: [name for name in found if name in names])

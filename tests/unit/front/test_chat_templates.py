@@ -270,7 +270,7 @@ def test_where_qwen3_begins_is_read_off_the_prompt(planner: Planner, turns: list
 
 @pytest.mark.parametrize(("parser", "start"), [("deepseek-v3", Start.CONTENT), ("deepseek-r1", Start.REASONING), ("qwen3", Start.OPTIONAL)])
 @pytest.mark.parametrize("turns", [ASKED, CALLS["a result last"]], ids=["question", "result"])
-@pytest.mark.parametrize("name", real.families(["llama3.2", "deepseek-v3"]), indirect=True)
+@pytest.mark.parametrize("name", real.families(["smollm2", "llama3.2", "deepseek-v3"]), indirect=True)
 def test_a_prompt_that_shows_no_marker_leaves_it_to_the_parser(name: str, turns: list[Turn], parser: str, start: Start) -> None:
     prompt = render(real.text(name).template, [ChatMessage.model_validate(turn) for turn in turns], ChatOptions(variables=FIXED))
     assert FORMATS[parser].start_state(prompt.opening) is start

@@ -40,11 +40,11 @@ def keep_time(path: Path) -> None:
 
 
 DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
-    (WEIGHTS, overwrite, WEIGHTS),
-    (WEIGHTS, keep_time, WEIGHTS),
-    (WEIGHTS, Path.unlink, WEIGHTS),
+    (WEIGHTS, overwrite, "sha256"),
+    (WEIGHTS, keep_time, "sha256"),
+    (WEIGHTS, Path.unlink, " missing"),
     (WEIGHTS, lambda path: os.truncate(path, 1000), " 1000 bytes"),
-    ("config.json", Path.unlink, "config.json"),
+    ("config.json", Path.unlink, " missing"),
     ("tokenizer.json", lambda path: path.write_bytes(b"{}") and None, " 2 bytes"),
 ]
 

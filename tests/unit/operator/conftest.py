@@ -16,6 +16,7 @@ from banyan_operator import api
 from banyan_operator.api import crds
 from banyan_operator.plan import Event, Manifest, Outcome, Plan, Report, Settings, World
 from banyan_operator.reconcile import decide
+from tests.support.kube.apiserver import merged
 
 SETTINGS = Settings(runtime_image="registry.example/banyan-runtime:0.1", operator_version="0.1.0")
 LOCAL = Settings(runtime_image="local", operator_version="0.1.0", platform="local")
@@ -36,15 +37,7 @@ def spoilt(body: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 def merge(base: Any, over: Any) -> Any:
     """`over` merged into a copy of `base`; None removes a key."""
-    if not isinstance(base, dict) or not isinstance(over, dict):
-        return copy.deepcopy(over)
-    result = copy.deepcopy(base)
-    for key, value in over.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merge(result.get(key), value)
-    return result
+    return copy.deepcopy(merged(base, over))
 
 
 def resource(kind: str, name: str, spec: dict[str, Any], **metadata: Any) -> Manifest:

@@ -78,6 +78,7 @@ def agrees(told: Mapping[str, Any] | None, said: Any) -> bool:
 
 @given(said=spoilt(PROGRESS))
 @example(said=PROGRESS | {"total": "soon"})
+@example(said=PROGRESS | {"tokensPerSecond": "many", "requestsPerSecond": [], "shards": 4})
 @example(said=PROGRESS | {"completed": 1e20, "tokensPerSecond": float("nan"), "requestsPerSecond": float("inf")})
 @example(said=PROGRESS | {"failed": True, "shards": [], "usage": 2**70, "phase": {}})
 @settings(max_examples=40)
@@ -87,6 +88,11 @@ def test_what_a_worker_says_that_cannot_be_counts_as_not_said(said):
     assert plan.status["phase"] == "Running"
     assert agrees(plan.status.get("requestCounts"), said)
     assert agrees(plan.status.get("usage"), said.get("usage"))
+    counts = {name: PROGRESS[name] for name in ("total", "completed", "failed")}
+    if {name: said.get(name) for name in counts} == counts:  # what is beside a spoilt value stays
+        assert plan.status["requestCounts"] == counts
+    if said.get("usage") == PROGRESS["usage"]:
+        assert plan.status["usage"] == PROGRESS["usage"]
     known = observe(after(observe(BATCH, *world, progress=PROGRESS)), *world, progress={"nightly--work-0-x": said}).report.status
     if known is not None:  # else it is as it was
         counts = known["requestCounts"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 Question = Callable[[str], Any]
-CITIES = ["Paris", "Oslo"]
 WEATHER = "What is the weather in Oslo?"
 CAPITAL = "What is the capital of France?"
 TOO_LONG = "word " * 9000  # some times the context of the model
