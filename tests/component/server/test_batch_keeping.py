@@ -24,8 +24,8 @@ from banyan_runtime.batch.host.runner import Report, Task
 from banyan_runtime.batch.host.tally import Tally
 from banyan_runtime.storage.patience import Patience
 from banyan_runtime.storage.store import Denied, Full, StoreError, Unreachable
+from tests.component.server.batch_bucket import Bucket, change, document, play, to_its_end
 from tests.component.server.test_batch_faults import CHAT, HELD, LINES, Model, boot_over, host_over, new, one_life
-from tests.support.server.batch_bucket import Bucket, change, document, play, to_its_end
 
 
 @pytest.fixture(autouse=True)

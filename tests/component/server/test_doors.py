@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from banyan_runtime.config import ServerConfig
+from banyan_runtime.server.doors.doors import HEARD_S
 from banyan_runtime.server.doors.paths import Paths
 from tests.component.server.test_event_loop import LIMIT_MS, TRIES, Probed
 from tests.support.server.process import MODEL, ServerProcess, StartServer
@@ -27,7 +28,7 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 
 @pytest.fixture(scope="module")
 def server(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
-    """A server of its own, for it has doors, which are killed; it ends with the last test that others have not to follow."""
+    """A server of its own, for it has doors, which are killed. The last test kills its engine; put no test after that one."""
     more = ("--dtype", "float32", "--reasoning-parser", "qwen3", "--file-storage-path", str(tmp_path_factory.mktemp("storage")))
     return start_server(*FLAGS, *more).ready()
 
@@ -240,7 +241,7 @@ def test_an_abort_holds_for_what_came_before_it_and_a_door_has_not_read(server: 
     """And its answer waits for the door: what is sent behind that under the same id is another request."""
     body = {"text": "a", "sampling_params": {"max_new_tokens": 1000, "ignore_eos": True}}
     short = {"text": "a", "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
-    with Raw(server) as known, Raw(server) as new, ThreadPoolExecutor(1) as pool:
+    with server.slowed(), Raw(server) as known, Raw(server) as new, ThreadPoolExecutor(1) as pool:
         known.send(post("/generate", short))
         known.answer()
         for way in ({"rid": "known"}, {"abort_all": True}):
@@ -251,13 +252,14 @@ def test_an_abort_holds_for_what_came_before_it_and_a_door_has_not_read(server: 
                 known.send(post("/generate", {**body, "rid": "known"}))
                 new.send(post("/generate", {**body, "rid": "new"}))
                 time.sleep(0.3)
+                began = time.monotonic()
                 asked = [pool.submit(server.post, "/abort_request", way), pool.submit(server.post, "/abort_request", {"rid": "new"})]
                 time.sleep(0.3)
-                assert not any(each.done() for each in asked)
+                assert not any(each.done() for each in asked) or time.monotonic() - began > HEARD_S
             finally:
                 for door in doors:
                     door.resume()
-            assert [each.result(10).status_code for each in asked] == [200, 200]
+            assert [each.result(30).status_code for each in asked] == [200, 200]
             for raw, request_id in ((known, "known"), (new, "new")):
                 assert json.loads(raw.answer()[2])["meta_info"]["finish_reason"]["type"] == "abort"
                 raw.send(post("/generate", {**short, "rid": request_id}))

@@ -19,7 +19,7 @@ FLAGS = ("--dtype", "float32", "--speculative-algorithm", "NGRAM")
 
 
 class Servers:
-    """The shared server, which does not draft, and two of their own that do, from when they are asked for."""
+    """The shared server, which does not draft, and two of their own that do, started on first use."""
 
     def __init__(self, plain: ServerProcess, start_server: StartServer) -> None:
         self.plain = plain
@@ -109,6 +109,8 @@ def test_drafts_are_accepted_and_save_steps(servers: Servers) -> None:
         )
 
     def steps(server: ServerProcess) -> tuple[float, float]:
+        server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch")
+        server.settled("banyan_generation_tokens_total")
         tokens, taken, accepted = counted(server)
         completed(server, max_tokens=300, extra_body={"ignore_eos": True})
         server.eventually(lambda: counted(server)[0] - tokens >= 300, "the metrics of all 300 tokens")

@@ -43,7 +43,7 @@ def test_an_unquantized_file_answers_as_the_folder_that_it_was_made_of(
 
 
 @pytest.mark.long
-def test_a_quantized_file_is_served_and_the_torch_runner_says_what_it_does(start_server: StartServer, quantized: Path) -> None:
+def test_a_quantized_file_is_served_by_the_torch_runner(start_server: StartServer, quantized: Path) -> None:
     server = start_server("--runner", "torch", "--dtype", "float32", model=quantized).ready()
     assert all(answers(server))
     assert "Weights are quantized: matrices 29 in Q8_0" in server.log

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -133,8 +135,8 @@ def test_the_rest_of_a_body_that_is_already_answered_must_come_too(url: str) -> 
         assert (answer.count(b"HTTP/1.1 "), b"done:/early" in answer) == (1, True)
 
 
-def test_an_answer_that_is_the_last_reaches_a_client_that_still_sends_its_body(url: str) -> None:
-    with RawClient(url) as client:
+def test_an_answer_that_is_the_last_reaches_a_client_that_still_sends_its_body(app: App) -> None:
+    with serving(app, replace(LIMITS, linger_s=30.0)) as url, RawClient(url) as client:
         client.send(head("POST", "/last", f"Content-Length: {64 << 20}") + BLOCK)
         time.sleep(0.3)
         for _ in range(100):
@@ -290,19 +292,26 @@ def test_a_client_that_half_closes_and_then_vanishes_is_noticed(url: str, app: A
     assert time.monotonic() - began < 3
 
 
-def test_beyond_so_many_connections_probes_alone_are_answered_and_idle_ones_closed(url: str) -> None:
-    idle = [RawClient(url) for _ in range(LIMITS.connections)]
-    with RawClient(url) as probe, RawClient(url) as other:
-        probe.send(head("GET", "/livez"))
-        assert probe.until(b"done:/livez").startswith(b"HTTP/1.1 200")
-        other.send(post("/v1/completions", {}))
-        answer = other.rest()
-        assert answer.startswith(b"HTTP/1.1 503")
-        assert b"retry-after: 5\r\n" in answer
-        assert b'"code":"too_many_connections"' in answer
-    for each in idle:
-        assert each.rest() == b""
-        each.socket.close()
-    with RawClient(url) as later:
-        later.send(head("GET", "/later"))
-        assert later.until(b"done:/later").startswith(b"HTTP/1.1 200")
+def test_beyond_so_many_connections_probes_alone_are_answered_and_idle_ones_closed(app: App) -> None:
+    with serving(app, replace(LIMITS, idle_s=60.0)) as url, contextlib.ExitStack() as clients:
+        busy = [clients.enter_context(RawClient(url)) for _ in range(LIMITS.connections)]
+        for each in busy:
+            each.send(head("GET", "/wait", "Connection: close"))
+        eventually(lambda: app.waiting == LIMITS.connections)
+        with RawClient(url) as probe:
+            probe.send(head("GET", "/livez"))
+            assert probe.until(b"done:/livez").startswith(b"HTTP/1.1 200")
+        with RawClient(url) as other:
+            other.send(post("/v1/completions", {}))
+            answer = other.rest()
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 5\r\n" in answer
+            assert b'"code":"too_many_connections"' in answer
+        with RawClient(url, 30) as idle:
+            assert idle.rest() == b""
+        app.release.set()
+        for each in busy:
+            assert b"done:/wait" in each.rest()
+        with RawClient(url) as later:
+            later.send(head("GET", "/later"))
+            assert later.until(b"done:/later").startswith(b"HTTP/1.1 200")

@@ -149,11 +149,11 @@ def test_a_client_that_vanishes_ends_its_generation(server: ServerProcess, strea
     before = server.settled(ended)
     with RawClient(server.url) as client:
         client.send(post(COMPLETIONS, {**LONG, "stream": stream}))
-        server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request", 5)
+        server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request")
         if half_closes_first:
             client.end()
-    server.eventually(lambda: server.metric(ended) == before + 1, "an aborted request", 5)
-    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty engine", 5)
+    server.eventually(lambda: server.metric(ended) == before + 1, "an aborted request")
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty engine")
 
 
 @pytest.mark.parametrize("upgrade", ["h2c", "websocket"])

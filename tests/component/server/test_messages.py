@@ -13,6 +13,7 @@ from anthropic.types import Message
 
 from banyan_runtime.front.deadline import HEADER as TIMEOUT
 from tests.support.server.process import MODEL, SECOND_NAME, ServerProcess
+from tests.support.server.raw import RawClient, post
 
 CAPITAL: Final = "What is the capital of France?"
 WEATHER: Final = "What is the weather in Oslo?"
@@ -294,7 +295,7 @@ def test_fields_that_nobody_knows_are_named_wherever_they_stand(client: anthropi
 def test_what_is_wrong_is_named_in_the_words_of_the_request(
     client: anthropic.Anthropic, options: dict[str, Any], field: str, streaming: bool
 ) -> None:
-    """All that is wrong with messages is in tests/unit/front/test_refusals.py; their form has no place for its name but the sentence."""
+    """All that is wrong with messages is in tests/unit/front/test_refusals.py; their error object has no `param`."""
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, extra_body={**options, "stream": streaming})
     body: Any = refused.value.body
@@ -333,7 +334,8 @@ def test_the_client_lists_models_and_finds_one(client: anthropic.Anthropic) -> N
 @pytest.mark.usefixtures("slowed")
 def test_an_error_in_a_stream_names_the_request(client: anthropic.Anthropic) -> None:
     options = request("Hello", {"max_tokens": 1900, "extra_body": {"ignore_eos": True}})
-    with pytest.raises(anthropic.APIStatusError) as ended, client.messages.stream(**options, extra_headers={TIMEOUT: "0.5"}) as events:
+    late = {TIMEOUT: "4"}  # the first token comes long before, the last long after
+    with pytest.raises(anthropic.APIStatusError) as ended, client.messages.stream(**options, extra_headers=late) as events:
         list(events)
     body: Any = ended.value.body
     assert body["error"]["type"] == "api_error"
@@ -360,15 +362,19 @@ def test_the_async_client_asks_and_streams(server: ServerProcess) -> None:
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_client_that_goes_away_ends_its_message(client: anthropic.Anthropic, server: ServerProcess, streaming: bool) -> None:
     aborted = 'banyan_requests_total{endpoint="messages",finish_reason="abort"}'
-    before, options = server.settled(aborted), request("Hello", {"max_tokens": 1900, "extra_body": {"ignore_eos": True}})
+    options = request("Hello", {"max_tokens": 1900, "extra_body": {"ignore_eos": True}})
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch")
+    before = server.settled(aborted)
     if streaming:
         with client.messages.stream(**options) as events:
             message_id = next(iter(events)).message.id  # type: ignore[union-attr]
     else:
-        with pytest.raises(anthropic.APITimeoutError):
-            client.messages.create(**options, timeout=0.5)
-    server.eventually(lambda: server.metric(aborted) == before + 1, "the end of the generation", 8.0)
+        with RawClient(server.url) as leaving:
+            body = {"model": MODEL, "messages": options["messages"], "max_tokens": 1900, "ignore_eos": True}
+            leaving.send(post("/v1/messages", body))
+            server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request")
+    server.eventually(lambda: server.metric(aborted) == before + 1, "the end of the generation")
     if streaming:
-        lines = [line for line in server.lines if line.startswith(f"Finished {message_id}")]
+        lines = server.eventually(lambda: [line for line in server.lines if line.startswith(f"Finished {message_id}")], "the finish line")
         assert len(lines) == 1
         assert "endpoint: messages, reason: abort," in lines[0]

@@ -277,6 +277,7 @@ def test_each_sequence_has_stages_and_a_request_without_a_trace_gets_one(server:
     assert Counter(stage.name for stage in stages) == {"queue": 2, "prefill": 2, "decode": 2}
 
 
+@pytest.mark.usefixtures("slowed")
 def test_a_refused_request_and_one_whose_client_left_are_traced_too(server: ServerProcess, collector: Collector) -> None:
     ask(server, "/v1/completions", {"model": MODEL, "prompt": "a " * 5000, **LIMITS}, "traced-3")
     (refused,) = traced(server, collector, "traced-3", 1)
@@ -322,7 +323,8 @@ def test_a_collector_that_does_not_answer_holds_nobody_up(server: ServerProcess,
 
 def test_what_runs_when_the_engine_dies_is_told_and_traced_as_failed(server: ServerProcess, collector: Collector) -> None:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, headers={"X-Request-Id": "orphan"}, timeout=30) as response:
+    asked = httpx.stream("POST", server.url + "/v1/completions", json=body, headers={"X-Request-Id": "orphan"}, timeout=30)
+    with server.slowed(), asked as response:
         lines = response.iter_lines()
         next(lines)
         server.engine.kill()
@@ -365,4 +367,4 @@ def test_texts_that_are_asked_for_are_complete_and_on_a_logger_of_their_own(star
         assert json.dumps(whole["choices"][0]["message"]["content"], ensure_ascii=False) in answered
     assert len(texts("left", "Answered")) == 1
     assert not any(CANARY in line["msg"] for line in records(server) if line["logger"] != "banyan.request_text")
-    assert any(line["level"] == "warning" for line in records(server))
+    assert any(line["level"] == "warning" and "--log-requests" in line["msg"] for line in records(server))

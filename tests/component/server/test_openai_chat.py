@@ -295,6 +295,7 @@ def test_a_request_id_of_the_clients_own_names_the_answer_and_is_used_once_at_a_
     server.eventually(lambda: httpx.post(f"{server.url}/v1/chat/completions", json=again).status_code == 200, "a free id")
 
 
+@pytest.mark.usefixtures("slowed")
 def test_an_aborted_request_ends_with_reason_abort(client: openai.OpenAI, server: ServerProcess) -> None:
     body = {**NO_THINKING, "request_id": "doomed", "ignore_eos": True}
     started = threading.Event()
@@ -307,10 +308,10 @@ def test_an_aborted_request_ends_with_reason_abort(client: openai.OpenAI, server
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert started.wait(10)
+    assert started.wait(30)
     assert httpx.post(f"{server.url}/abort_request", json={"rid": "doom"}).status_code == 200  # no such id: nothing happens
     assert httpx.post(f"{server.url}/abort_request", json={"rid": "doomed"}).status_code == 200
-    reader.join(10)
+    reader.join(30)
     assert reasons[-1] == "abort"
 
 

@@ -136,7 +136,7 @@ class ServerProcess:
                 ran_s = 0.002
                 while not over.is_set():
                     signal.pidfd_send_signal(engine, signal.SIGSTOP)
-                    over.wait(19 * ran_s)
+                    over.wait(min(19 * ran_s, 0.5))  # one late wake must not stop the engine for seconds
                     began = time.monotonic()
                     signal.pidfd_send_signal(engine, signal.SIGCONT)
                     time.sleep(0.001)

@@ -57,7 +57,7 @@ def context(preparer: Patient) -> Context:
 
 @pytest.fixture
 def url(context: Context, preparer: Patient) -> Iterator[str]:
-    with serving(create_app(context), Limits(body_s=1.0)) as url:
+    with serving(create_app(context)) as url:
         yield url
         preparer.release.set()
 
@@ -93,8 +93,8 @@ def test_a_client_that_goes_away_gives_its_share_back(url: str, context: Context
     eventually(lambda: context.bodies.left == LIMIT)
 
 
-def test_a_body_that_takes_too_long_gives_its_share_back(url: str, context: Context) -> None:
-    with begun(url) as slow:
+def test_a_body_that_takes_too_long_gives_its_share_back(context: Context) -> None:
+    with serving(create_app(context), Limits(body_s=1.0)) as url, begun(url) as slow:
         eventually(lambda: context.bodies.left < LIMIT)
         status, error = refused(slow.rest())
         assert (status, error["code"]) == (408, "request_timeout")

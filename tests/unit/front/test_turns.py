@@ -187,6 +187,7 @@ def test_prompts_that_are_echoed_are_written_in_turns(play_http: answering.Play,
     play_http(scenario)
 
 
+@pytest.mark.long  # computing time is measured
 def test_long_stop_strings_cost_no_more_than_the_text_is_long() -> None:
     """32 of a thousand characters took 5 ms for each further character of a text that might become one of them."""
     stops = ["a" * 1000, *(f"{number:02}" + "b" * 998 for number in range(31))]

@@ -102,6 +102,6 @@ def test_a_request_leaves_nothing_of_its_body_to_the_garbage_collector() -> None
                 assert client.post(f"{url}/none", content=bytes(60_000)).status_code == 404
             left = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
             assert len(left) <= 2, "that of the connection, and one that is just ending"
-            eventually(lambda: sum(len(each.body) for each in left) == 0, 2)
+            eventually(lambda: sum(len(each.body) for each in left) == 0, 20)
     finally:
         gc.enable()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import openai
 import pytest
 from openai.types.responses import Response
@@ -14,6 +14,7 @@ from openai.types.responses import Response
 from banyan_runtime.front.deadline import HEADER as TIMEOUT
 from tests.component.server.responses.conftest import CAPITAL, LONG, ask, holds, lasting, stream
 from tests.support.server.process import MODEL, ServerProcess
+from tests.support.server.raw import RawClient, post
 
 # --- in the background ---
 
@@ -94,25 +95,30 @@ def test_every_response_has_one_finish_line(client: openai.OpenAI, server: Serve
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_client_that_goes_away_ends_its_response(server: ServerProcess, streaming: bool) -> None:
     aborted = 'banyan_requests_total{endpoint="responses",finish_reason="abort"}'
-    before, body = server.settled(aborted), {"model": MODEL, "input": "Hello", "max_output_tokens": 1900, "ignore_eos": True}
+    body = {"model": MODEL, "input": "Hello", "max_output_tokens": 1900, "ignore_eos": True}
+    server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch")
+    before = server.settled(aborted)
     if streaming:
         with server.http.stream("POST", f"{server.url}/v1/responses", json={**body, "stream": True}) as answer:
             next(answer.iter_lines())
     else:
-        with pytest.raises(httpx.ReadTimeout):
-            server.http.post(f"{server.url}/v1/responses", json=body, timeout=0.5)
-    server.eventually(lambda: server.metric(aborted) == before + 1, "the end of the generation", 8.0)
+        with RawClient(server.url) as leaving:
+            leaving.send(post("/v1/responses", body))
+            server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request")
+    server.eventually(lambda: server.metric(aborted) == before + 1, "the end of the generation")
 
 
 @pytest.mark.usefixtures("slowed")
 def test_a_deadline_ends_a_response_and_one_in_the_background_too(client: openai.OpenAI, server: ServerProcess) -> None:
-    late: dict[str, Any] = {**LONG, "extra_headers": {TIMEOUT: "0.5"}}
-    with pytest.raises(openai.InternalServerError) as ended:
-        ask(client, **late)
+    late: dict[str, Any] = {**LONG, "extra_headers": {TIMEOUT: "4"}}  # the first token comes long before, the last long after
+    with ThreadPoolExecutor(2) as pool:
+        whole, streamed = pool.submit(ask, client, **late), pool.submit(stream, client, **late)
+        begun = ask(client, **late, background=True)
+        with pytest.raises(openai.InternalServerError) as ended:
+            whole.result()
+        *_, last = streamed.result()
     assert (ended.value.status_code, ended.value.code) == (504, "timeout")
-    *_, last = stream(client, **late)
     assert (last.type, last.response.error.code) == ("response.failed", "server_error")
-    begun = ask(client, **late, background=True)
     server.eventually(lambda: client.responses.retrieve(begun.id).status == "failed", "the end")
     error = client.responses.retrieve(begun.id).error
     assert error is not None
