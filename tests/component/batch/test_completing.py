@@ -125,11 +125,12 @@ def test_a_first_output_that_is_replaced_meanwhile_ends_the_run(bench: Bench) ->
     first = _first(bench)
     bench.server.tries.update(f"status 400 {i} once" for i in range(60))
     sent = bench.server.tries.total()
-    bench.server.delay_s = 0.2
+    bench.server.delay_s = 2.0  # the run takes 10 s, so it is not over before the output is replaced, however slow the disk
     child = bench.start(*SMALL, "--retry-failed", first)
     bench.eventually(lambda: bench.server.tries.total() > sent)
     where = bench.place.child("first/output.jsonl")
     where.store.put(where.key, b"{}\n")
+    bench.server.delay_s = 0.0
     assert child.wait() == 65, child.said
     assert child.words["code"] == "InputChanged"
     assert "first/output.jsonl" in child.words["message"]

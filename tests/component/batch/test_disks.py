@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from banyan_runtime.batch.documents import State
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.open import Location
 from tests.component.batch.conftest import Bench
@@ -17,13 +18,13 @@ from tests.support.server.scripted import ScriptedServer, line
 
 
 def _killed_in_the_middle(bench: Bench, *words: str) -> list[Path]:
-    """Kill a run of 60 lines when more than half are done, and lines of its second shard recorded; gives its journals."""
+    """Kill a run of 60 lines when its first shard has ended, and lines of its second one are recorded. Returns its journals."""
     bench.give(60)
     bench.server.delay_s = 0.05
     child = bench.start("--shard-requests", "30", *words)
     bench.eventually(lambda: bench.server.tries.total() > 40)
-    bench.server.delay_s = 1.0  # for the disk, which may be slow: all that was answered is recorded, but what is under way now
-    bench.eventually(lambda: _records(bench) >= bench.server.tries.total() - 4 and len(_journals(bench)) > 1)
+    bench.server.delay_s = 60.0  # for the disk, which may be slow: all that was answered is recorded, but what is under way now
+    bench.eventually(lambda: _records(bench) >= bench.server.tries.total() - 4 and len(_journals(bench)) > 1 and _ended(bench) == 1)
     child.send(signal.SIGKILL)
     child.wait()
     bench.server.delay_s = 0.05
@@ -32,6 +33,13 @@ def _killed_in_the_middle(bench: Bench, *words: str) -> list[Path]:
 
 def _records(bench: Bench) -> int:
     return sum(journal.read_bytes().count(b"\n") for journal in _journals(bench))
+
+
+def _ended(bench: Bench) -> int:
+    """Number of shards whose state says that they are done."""
+    assert isinstance(bench.place.store, LocalStore)
+    states = bench.place.store.root.glob("out/.banyan/*/shards/*.json")
+    return sum(State.decode(path.read_bytes()).term == "done" for path in states)
 
 
 def _journals(bench: Bench) -> list[Path]:
@@ -70,12 +78,13 @@ def test_lines_of_an_unfinished_shard_whose_part_is_damaged_are_run_again(folder
     """The state says that the part is whole: nobody but the disk has done this."""
     bench = folder_bench
     bench.give(30)
-    bench.server.delay_s = 0.1
-    for more in (8, 24):
+    bench.server.delay_s = 0.5  # the run takes 4 s, so lines are left when a journal has its first records
+    for count in (1, 2):
         child = bench.start()
-        bench.eventually(lambda more=more: bench.server.tries.total() > more)
+        bench.eventually(lambda count=count: sum(journal.stat().st_size > 0 for journal in _journals(bench)) == count)
         child.send(signal.SIGKILL)
         child.wait()
+    bench.server.delay_s = 0.0
     first, _ = _journals(bench)
     _hurt(first, damage)
     child = bench.run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
@@ -13,16 +12,17 @@ from tests.support.server.scripted import line
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 BOTH = pytest.mark.parametrize("number", list(CODES))
-IN_BOTH = pytest.mark.parametrize(("bench", "number"), places(list(CODES), [signal.SIGTERM], gate=[signal.SIGTERM]), indirect=["bench"])
+CASES = places(list(CODES), [signal.SIGTERM], gate=[signal.SIGTERM])
+PLACES_AND_SIGNALS = pytest.mark.parametrize(("bench", "number"), CASES, indirect=["bench"])
 
 
-@IN_BOTH
+@PLACES_AND_SIGNALS
 def test_while_it_waits_for_the_server(bench: Bench, number: signal.Signals) -> None:
     bench.give(10)
     bench.server.ready = {"state": "loading", "percent": 1, "detail": ""}
-    child = bench.start(BANYAN_GRACE_SECONDS="12")
+    child = bench.start(BANYAN_GRACE_SECONDS="60")
     bench.eventually(lambda: bench.server.probes > 0)
-    _ends(child, number, 5)
+    _ends(child, number, 30)
     bench.server.ready = None
     bench.run()
     bench.check()
@@ -39,13 +39,13 @@ def test_while_it_reads_a_big_input(folder_bench: Bench, number: signal.Signals)
     _ends(child, number, 6)
 
 
-@IN_BOTH
+@PLACES_AND_SIGNALS
 def test_while_lines_are_in_flight_they_may_end_and_are_kept(bench: Bench, number: signal.Signals) -> None:
     bench.give(60)
     bench.server.delay_s = 0.3
-    child = bench.start("--shard-requests", "10", BANYAN_GRACE_SECONDS="12")
+    child = bench.start("--shard-requests", "10", BANYAN_GRACE_SECONDS="60")  # of which lines in flight have 50 s
     bench.eventually(lambda: bench.server.tries.total() > 10)
-    _ends(child, number, 6)
+    _ends(child, number, 30)
     sent = bench.server.tries.total()
     assert child.words["requestCounts"]["completed"] == sent
     bench.server.delay_s = 0.0
@@ -57,7 +57,7 @@ def test_while_lines_are_in_flight_they_may_end_and_are_kept(bench: Bench, numbe
 def test_lines_that_take_longer_than_the_grace_are_left(bench: Bench) -> None:
     bench.give([line(f"id-{i}", "slow 60" if i >= 10 else f"hello {i}") for i in range(20)])
     child = bench.start(BANYAN_GRACE_SECONDS="12")
-    bench.eventually(lambda: bench.server.tries["slow 60"] > 0)
+    bench.eventually(lambda: bench.server.tries["slow 60"] == 4)  # as many as may be in flight: all others have their answers
     _ends(child, signal.SIGTERM, 10)
     assert child.words["requestCounts"] == {"total": 20, "completed": 10, "failed": 0}
 
@@ -74,12 +74,12 @@ def test_lines_that_wait_for_a_server_that_is_away_are_not_waited_for(bench: Ben
 
 
 def test_the_second_signal_ends_at_once(bench: Bench) -> None:
-    bench.give([line(f"id-{i}", "slow 60") for i in range(8)])
+    bench.give([line(f"id-{i}", "slow 600") for i in range(8)])
     child = bench.start(BANYAN_GRACE_SECONDS="120")
     bench.eventually(lambda: bench.server.tries.total() > 0)
     child.send(signal.SIGTERM)
     bench.eventually(lambda: "stopping" in child.said)
-    _ends(child, signal.SIGTERM, 3)
+    _ends(child, signal.SIGTERM, 60)
     assert child.words["code"] == "Interrupted"
 
 
@@ -128,10 +128,8 @@ def test_while_the_storage_hangs_as_it_publishes(proxied: tuple[Bench, Proxy]) -
 
 
 def _ends(child, number: signal.Signals, limit_s: float) -> None:  # type: ignore[no-untyped-def]
-    begun = time.monotonic()
     child.send(number)
-    assert child.wait(40) in CODES.values(), child.said
-    assert time.monotonic() - begun < limit_s
+    assert child.wait(limit_s) in CODES.values(), child.said
     assert child.process.exitcode == CODES[number]
     assert child.words["code"] == "Interrupted"
     assert "Traceback" not in child.said, child.said

@@ -67,7 +67,8 @@ def test_a_manifest_becomes_a_server_at_a_url_and_a_clean_stop_leaves_no_process
 ) -> None:
     manifests = write(tmp_path / "m", server(stand_in, env={"CHILD": "1", "MODE": "$(BANYAN_PORT)"}, replicas=2))
     operator = start_operator(manifests)
-    assert command("status", "--state-dir", str(operator.state), "--wait", "ready", "--timeout", "20").returncode == 0
+    operator.wait(lambda: bool(operator.status()), 60)  # `status --wait` gives an operator 10 s to start
+    assert command("status", "--state-dir", str(operator.state), "--wait", "ready", "--timeout", "40").returncode == 0
     seen = [get(operator.url("chat") + "/who") for _ in range(4)]
     assert len({one["pid"] for one in seen}) == 2, "both replicas are asked in turn"
     env = seen[0]["env"]

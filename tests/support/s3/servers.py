@@ -45,9 +45,11 @@ class S3Server:
 
 
 def free_port(*, with_grpc: bool = False) -> int:
-    """A free port of the loopback; `with_grpc` also wants the one 10,000 above it, where weed puts its gRPC."""
+    """A free port of the loopback, below the kernel's range for outgoing connections, which begins at 32,768.
+    `with_grpc` also wants the one 10,000 above it, where weed puts its gRPC.
+    """
     for _ in range(200):
-        port = random.randint(12_000, 30_000)
+        port = random.randint(12_000, 21_999 if with_grpc else 30_000)
         with socket.socket() as first, socket.socket() as second:
             try:
                 first.bind(("127.0.0.1", port))
@@ -85,7 +87,10 @@ def weed(folder: Path, address: str = "127.0.0.1", ports: dict[str, int] | None 
 
 
 def weed_ports() -> dict[str, int]:
-    return {name: free_port(with_grpc=True) for name in ("s3", "master", "volume", "filer", "admin")}
+    names, ports = ("s3", "master", "volume", "filer", "admin"), set[int]()
+    while len(ports) < len(names):  # a port stays free until weed binds it, so it can be drawn twice
+        ports.add(free_port(with_grpc=True))
+    return dict(zip(names, ports, strict=True))
 
 
 @contextlib.contextmanager

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from banyan_runtime.hub.lease import STALE_S
 from tests.support.models.mirror import Mirror, files_of, serving
 
-QUICK_LEASE = """
+FETCH = """
 import functools, sys
 from banyan_runtime.hub import cache, lease
-cache.Lease = functools.partial(lease.Lease, beat_s=0.1, stale_s=1.5)
+cache.Lease = functools.partial(lease.Lease, beat_s=0.1, stale_s={stale_s})
 from banyan_runtime.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -35,11 +36,11 @@ def mirror(tiny_chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def fetching(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `banyan-runtime models …` with a lease that goes stale after 1.5 s; what still runs is killed at the end."""
+    """Starts `banyan-runtime models …`. Its lease has quick beats and goes stale after `stale_s`. What still runs is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", QUICK_LEASE, "models", *words]
+    def start(*words: str, stale_s: float = STALE_S) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", FETCH.format(stale_s=stale_s), "models", *words]
         started.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         )

@@ -83,11 +83,11 @@ def test_a_frozen_fetch_is_taken_over_and_does_no_harm_when_it_wakes(
     mirror: Mirror, tiny_chat: Path, tmp_path: Path, fetching: Fetching
 ) -> None:
     mirror.stop_at[WEIGHTS] = HALF
-    frozen = fetching("fetch", "hf://org/tiny")
+    frozen = fetching("fetch", "hf://org/tiny", stale_s=1.5)
     until(lambda: begun(tmp_path), "the first piece")
     frozen.send_signal(signal.SIGSTOP)
     mirror.stop_at.clear()
-    other = fetching("fetch", "hf://org/tiny")
+    other = fetching("fetch", "hf://org/tiny", stale_s=1.5)
     out, errors = other.communicate(timeout=60)
     assert other.returncode == 0, errors
     folder = Path(out.strip())
@@ -160,10 +160,10 @@ def test_a_holder_says_with_each_beat_how_far_it_is(tmp_path: Path) -> None:
     heard: list[int] = []
 
     def wait() -> None:
-        with Lease(tmp_path, lambda claim: heard.append(claim.percent), beat_s=0.05, stale_s=2.0):
+        with Lease(tmp_path, lambda claim: heard.append(claim.percent), beat_s=0.05):
             pass
 
-    with Lease(tmp_path, beat_s=0.05, stale_s=2.0) as first:
+    with Lease(tmp_path, beat_s=0.05) as first:
         first.tell(40)
         waiting = threading.Thread(target=wait)
         waiting.start()

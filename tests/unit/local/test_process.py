@@ -26,7 +26,7 @@ time.sleep(600 if sys.argv[1:] == ["stay"] else 0)
 """
 
 
-def eventually(what: Callable[[], bool], timeout: float = 10.0) -> bool:
+def eventually(what: Callable[[], bool], timeout: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if what():
@@ -124,19 +124,21 @@ def test_a_stopped_launcher_is_killed_with_everything_below_it(tmp_path: Path, m
     """One that nothing wakes (a debugger has it) is killed from outside."""
     log = tmp_path / "log"
     below: list[psutil.Process] = []
+    killed_at = 0.0
     if not woken:
         monkeypatch.setattr(Process, "_tell", lambda *_: None)
 
     def stop(process: Process) -> None:
+        nonlocal killed_at
         assert eventually(lambda: log.read_text().endswith("\n"))
         below.extend(psutil.Process(process.pid).children(recursive=True))
         os.kill(process.pid, signal.SIGSTOP)
         assert eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        killed_at = time.monotonic()
         process.kill()
 
-    began = time.monotonic()
     assert run(WITH_DAEMON, log, "stay", then=stop) == 137
-    assert time.monotonic() - began < 8.0
+    assert time.monotonic() - killed_at < 60.0  # the command itself would take 600 s
     assert len(below) == 2
     assert eventually(lambda: all(is_gone(one.pid) for one in below))
 
