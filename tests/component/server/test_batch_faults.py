@@ -316,6 +316,7 @@ def check(client: openai.OpenAI, batch: Batch, total: int) -> tuple[list[dict[st
     return good, failed
 
 
+@pytest.mark.long
 def test_the_host_is_killed_again_and_again_and_the_batch_completes(server: ServerProcess) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=10)
     batch = begin(client, lines(150, max_tokens=32))

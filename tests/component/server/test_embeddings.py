@@ -254,6 +254,7 @@ def test_documents_come_in_the_order_of_their_similarity(server: ServerProcess, 
 # --- who serves what ---
 
 
+@pytest.mark.long
 def test_a_server_of_vectors_refuses_text(means: ServerProcess, reference: Reference) -> None:
     found = embed(means, TEXTS)
     for given, vector in zip(TEXTS, found, strict=True):

@@ -177,6 +177,7 @@ def test_a_folder_that_is_no_model_ends_with_65(start_server: StartServer, tmp_p
     assert re.search(r"^FATAL: .*config\.json", server.log, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_a_truncated_checkpoint_ends_with_65_and_names_the_file(start_server: StartServer, tiny_chat: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_chat, model)

@@ -30,6 +30,7 @@ def mortal(start_server: StartServer) -> ServerProcess:
     return start_server().ready()
 
 
+@pytest.mark.long
 def test_processes_that_tokenize_may_be_killed_at_any_time(mortal: ServerProcess) -> None:
     body = {**CHAT, "max_tokens": 1}
     for _ in range(3):

@@ -47,6 +47,7 @@ def patched(short: Path) -> dict[str, str]:
     return {"PYTHONPATH": path, "OUT_OF_MEMORY": str(short)}
 
 
+@pytest.mark.long
 def test_one_step_fails_with_503_and_a_second_ends_the_server(server: ServerProcess, short: Path) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
     with server.slowed():

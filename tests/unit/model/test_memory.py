@@ -205,6 +205,7 @@ def test_a_setting_that_does_not_fit_is_refused_with_one_that_does(
     run_largest(runner, limits)
 
 
+@pytest.mark.long
 def test_defaults_that_are_too_much_for_a_device_are_settled(model: TinyModel, gpu: PretendedGpu, caplog: pytest.LogCaptureFixture) -> None:
     runner, limits = Start(model, attention_backend="torch_native")()
     (told,) = [message for message in caplog.messages if "--chunked-prefill-size" in message]
