@@ -27,7 +27,8 @@ from tests.support.s3.servers import Proxy, S3Server
 from tests.support.server.scripted import ScriptedServer, line, scripted_server  # noqa: F401
 
 ALL = "BANYAN_ALL_FAULTS" in os.environ or "BANYAN_KILL_POINTS" in os.environ  # make test-batch-faults
-QUICK = ["--max-backoff", "0.01", "--server-timeout", "20", "--storage-timeout", "20", "--max-concurrency", "4"]
+IN_FLIGHT = 4
+QUICK = ["--max-backoff", "0.01", "--server-timeout", "20", "--storage-timeout", "20", "--max-concurrency", str(IN_FLIGHT)]
 
 IN_BOTH = pytest.mark.parametrize("bench", ["folder", "s3"], indirect=True)
 
@@ -155,13 +156,17 @@ class Bench:
         return str(json.loads(data)["run"])
 
     @property
+    def states(self) -> list[State]:
+        """Of the shards of an unfinished run."""
+        store = self.output.store
+        return [State.decode(store.get(info.key)) for info in list(store.list(self.output.child(".banyan/").key)) if "/shards/" in info.key]
+
+    @property
     def recorded(self) -> set[str]:
         """custom_ids of the lines that an unfinished run has recorded: what shards' states name, as far as it is whole."""
         store, found = self.output.store, set()
-        for info in list(store.list(self.output.child(".banyan/").key)):
-            if "/shards/" not in info.key:
-                continue
-            for part in State.decode(store.get(info.key)).all_parts:
+        for state in self.states:
+            for part in state.all_parts:
                 with contextlib.suppress(NotFound):
                     for record in store.get(self.output.child(part.key).key).splitlines(keepends=True):
                         if (entry := decode(record)) is None:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from banyan_runtime.batch.documents import State
 from banyan_runtime.storage.local import LocalStore
 from banyan_runtime.storage.open import Location
-from tests.component.batch.conftest import Bench
+from tests.component.batch.conftest import IN_FLIGHT, Bench
 from tests.support.server.scripted import ScriptedServer, line
 
 
@@ -24,22 +23,17 @@ def _killed_in_the_middle(bench: Bench, *words: str) -> list[Path]:
     child = bench.start("--shard-requests", "30", *words)
     bench.eventually(lambda: bench.server.tries.total() > 40)
     bench.server.delay_s = 60.0  # for the disk, which may be slow: all that was answered is recorded, but what is under way now
-    bench.eventually(lambda: _records(bench) >= bench.server.tries.total() - 4 and len(_journals(bench)) > 1 and _ended(bench) == 1)
+    bench.eventually(
+        lambda: (
+            len(bench.recorded) >= bench.server.tries.total() - IN_FLIGHT
+            and len(_journals(bench)) > 1
+            and sum(state.term == "done" for state in bench.states) == 1
+        )
+    )
     child.send(signal.SIGKILL)
     child.wait()
     bench.server.delay_s = 0.05
     return _journals(bench)
-
-
-def _records(bench: Bench) -> int:
-    return sum(journal.read_bytes().count(b"\n") for journal in _journals(bench))
-
-
-def _ended(bench: Bench) -> int:
-    """Number of shards whose state says that they are done."""
-    assert isinstance(bench.place.store, LocalStore)
-    states = bench.place.store.root.glob("out/.banyan/*/shards/*.json")
-    return sum(State.decode(path.read_bytes()).term == "done" for path in states)
 
 
 def _journals(bench: Bench) -> list[Path]:

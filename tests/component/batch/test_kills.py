@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.component.batch.conftest import ALL, Bench, places
+from tests.component.batch.conftest import ALL, IN_FLIGHT, Bench, places
 from tests.component.batch.driver import Fault
 from tests.support.server.scripted import line
 
 SMALL = ["--shard-requests", "10", "--checkpoint-seconds", "0.1"]
 LINES = 30
-IN_FLIGHT = 4
 VARYING = {"journal", "part", "shard: checkpoint", "remove part"}
 LATE = {"output.jsonl", "errors.jsonl", "manifest.json", "remove part"}
 COMMON = LATE | {"probe", "remove probe", "owner.json", "plan.json", "shard: claim", "shard: done"}

@@ -10,11 +10,10 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from tests.support.server.process import MODEL, ServerProcess, StartServer
+from tests.support.server.process import DEADLINE_S, MODEL, ServerProcess, StartServer
 
 SHORT: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 4}
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
-DEADLINE_S = 4.0  # a slowed engine gives the first token of LONG long before it, and the last long after
 
 
 QUEUED = 2

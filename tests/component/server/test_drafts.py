@@ -109,7 +109,7 @@ def test_drafts_are_accepted_and_save_steps(servers: Servers) -> None:
         )
 
     def steps(server: ServerProcess) -> tuple[float, float]:
-        server.eventually(lambda: server.metric("banyan_requests_running") == 0, "an empty batch")
+        server.until_idle()
         server.settled("banyan_generation_tokens_total")
         tokens, taken, accepted = counted(server)
         completed(server, max_tokens=300, extra_body={"ignore_eos": True})

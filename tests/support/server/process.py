@@ -31,6 +31,7 @@ MAX_BATCH_FILE_BYTES = 2 << 20
 MAX_BATCH_REQUESTS = 6000
 PROGRAM = ("-m", "banyan_runtime")
 READY = "The server is fired up and ready to roll!"
+DEADLINE_S = 4.0  # a `slowed` engine gives the first token of a long answer long before it, and the last long after
 
 
 class ServerProcess:
@@ -115,6 +116,10 @@ class ServerProcess:
         """The same, of a page that tells of all that was before: it is written anew a few times a second."""
         time.sleep(REWRITE_EVERY_S + 0.1)
         return self.metric(series)
+
+    def until_idle(self) -> None:
+        """Wait until no request runs."""
+        self.eventually(lambda: self.metric("banyan_requests_running") == 0, "an empty batch")
 
     @property
     def engine(self) -> psutil.Process:
