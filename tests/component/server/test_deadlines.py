@@ -120,6 +120,7 @@ def test_a_full_queue_is_answered_with_429_and_when_to_come_again(narrow: Server
     def fill(_: int) -> None:
         client.completions.create(model=MODEL, prompt="a", max_tokens=1500, extra_body={"ignore_eos": True})
 
+    narrow.until_idle()
     with ThreadPoolExecutor(1 + QUEUED) as pool:
         pool.submit(fill, 0)
         narrow.eventually(lambda: narrow.metric("banyan_requests_running") == 1, "a running request")

@@ -105,6 +105,7 @@ def test_a_request_is_aborted_by_its_id_and_all_by_none(server: ServerProcess) -
     endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
     pool = ThreadPoolExecutor(1)
     for abort in ({"rid": "long"}, {"abort_all": True}):
+        server.until_idle()
         reader = pool.submit(generate, server, text="a", sampling_params=endless, rid="long")
         server.eventually(lambda: server.metric("banyan_requests_running") == 1, "a running request", 10)
         response = httpx.post(f"{server.url}/abort_request", json=abort)
@@ -198,6 +199,7 @@ def test_the_cache_is_flushed_unless_a_request_runs(server: ServerProcess) -> No
     flushed = server.http.post(f"{server.url}/flush_cache")
     assert (flushed.status_code, flushed.text.startswith("Cache flushed.\n")) == (200, True)
     assert generate(server, text=prompt, sampling_params=GREEDY)["meta_info"]["cached_tokens"] == 0
+    server.until_idle()
     endless = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
     thread = threading.Thread(target=generate, args=(server,), kwargs={"text": "a", "sampling_params": endless, "rid": "busy"})
     thread.start()

@@ -133,7 +133,11 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def slowed(self) -> Iterator[None]:
-        """Lets the engine run for a twentieth of the time only: on no machine is a long answer over before somebody has looked at it."""
+        """Lets the engine run for a twentieth of the time only: on no machine is a long answer over before somebody has looked at it.
+
+        It is idle before: the load gauges may show a request a little longer than its answer took.
+        """
+        self.until_idle()
         engine, over = os.pidfd_open(self.engine.pid), threading.Event()
 
         def slow() -> None:
