@@ -23,11 +23,11 @@ install: ## a virtual environment with both packages
 install-dev: ## the same, and everything that lint and tests need
 	@PYTHON=$(PYTHON) VENV=$(VENV) .ci/install dev
 
-test: install-dev ## lint and one test per mechanism, with a short story on a cluster (20 minutes on two cores); the last lines say what was left out
-	@VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test $(PYTEST_ARGS)
+test: ## lint and one test per mechanism, with a short story on a cluster (20 minutes on two cores); the last lines say what was left out
+	@PYTHON=$(PYTHON) VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test $(PYTEST_ARGS)
 
-test-all: install-dev ## lint and every test: each case, clients, dashboards, README, all stories on a cluster (an hour and a half)
-	@VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test all $(PYTEST_ARGS)
+test-all: ## lint and every test: each case, clients, dashboards, README, all stories on a cluster (an hour and a half)
+	@PYTHON=$(PYTHON) VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test all $(PYTEST_ARGS)
 
 test-cluster: install-dev ## images, chart and operator on a real cluster (CLUSTER=kind, or the one beside the checkout)
 	@VENV=$(VENV) CLUSTER=$(CLUSTER) .ci/test-cluster all $(PYTEST_ARGS)
@@ -47,10 +47,10 @@ messages: install ## write docs/messages.md, the sentences that users read, from
 images: ## both container images (REGISTRY=registry.example.com/team TAG=…), and how to push or load them
 	@.ci/images
 
-simulate: install-dev ## a million random steps of the engine (make test runs 20,000)
+simulate: install-dev ## a million random steps of the engine (make test runs 8,000)
 	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/simulation/engine/test_simulation.py $(PYTEST_ARGS)
 
-simulate-operator: install-dev ## a million random schedules of the operator (make test runs 400, make test-all 4,000; hours)
+simulate-operator: install-dev ## a million random schedules of the operator (make test runs 160, make test-all 4,000; hours)
 	@BANYAN_SIM_SCHEDULES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/operator/test_simulation.py $(PYTEST_ARGS)
 
 simulate-batch: install-dev ## a million random schedules of the batch protocol (make test runs 1,500, make test-all 10,000)

@@ -158,6 +158,7 @@ def test_a_step_is_the_step(name: str, how: str) -> None:
     assert_the_same(MODELS[name], [0, 7, 40, 99], torch.float32, how)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float32])
 def test_a_step_in_sixteen_bits(dtype: torch.dtype) -> None:
     assert_the_same(MODELS["biased"], [0, 40], dtype, "one launch")

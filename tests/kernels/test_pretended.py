@@ -181,6 +181,7 @@ def computed(runner: ModelRunner, gpu: PretendedGpu, requests: list[Request]) ->
     assert gpu.waits == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"page_size": 16, "dtype": "float16"}, {}, {"attention_backend": "torch_native"}], ids=str)
 def test_texts_are_those_of_transformers(
     tiny_model: Callable[[str], TinyModel], shallow_model: Callable[[str], TinyModel], gpu: PretendedGpu, options: dict[str, Any]

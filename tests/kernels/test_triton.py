@@ -76,6 +76,7 @@ def test_prompts_equal_one_softmax_over_all_keys(window: int | None, page_size: 
         close(values, texts.expected(row))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page_size", [16, 1])
 @pytest.mark.parametrize("window", [37, None, 100])
 def test_few_queries_over_a_context_in_stretches(window: int | None, page_size: int) -> None:
@@ -119,6 +120,7 @@ def test_keys_and_values_in_eight_bits(kept: torch.dtype) -> None:
     close(texts.attend([(0, 69, 70)])[0], texts.expected(0)[69:])
 
 
+@pytest.mark.long
 def test_contexts_that_are_not_even_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are programs enough without: one that all others wait for is shared."""
     monkeypatch.setattr(triton_paged, "ENOUGH", 8)
@@ -307,6 +309,7 @@ def test_fused_heads_keep_eight_bits(dim: int, heads: int, kv_heads: int, kept: 
     assert_heads_are_the_heads(shape, (None, None), qkv, [0, 0, 0, 0], kept)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("width", "window", "programs", "light"),
     combined([(16, None), (24, None), (128, None), (16, torch.float8_e5m2)], [None, 21], [64, 1], [0, 16]),

@@ -138,6 +138,7 @@ def test_clients_that_tokenize_themselves_learn_how(guarded: ServerProcess, tiny
     assert "messages" in told["chat_template"]
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("path", ["/abort_request", "/abort_requests"])
 def test_a_key_ends_its_own_requests_and_an_admin_anybodys(guarded: ServerProcess, path: str) -> None:
     def abort(rid: str, key: str) -> None:

@@ -306,7 +306,7 @@ def test_a_compressed_body_is_refused_by_name_and_a_mark_before_utf8_is_none_of_
     assert httpx.post(server.url + COMPLETIONS, content=marked, headers={"Content-Type": "application/json"}).status_code == 200
 
 
-@pytest.mark.matrix(gate=3)
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("origin", ["http://evil.example", "https://127.0.0.1.evil.example", "null", "http://localhost:1", "file://"])
 def test_other_web_pages_can_have_no_effect_and_read_nothing(server: ServerProcess, origin: str) -> None:
     for path, body in EFFECTS:

@@ -249,6 +249,7 @@ def test_the_events_of_a_cumulative_stream_that_were_not_taken_become_one(play: 
     play(scenario)
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 def test_a_client_that_leaves_too_much_of_its_stream_unread_is_given_up(
     play: Play, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

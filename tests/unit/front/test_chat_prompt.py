@@ -40,7 +40,7 @@ def refused(source: str | None, *turns: dict[str, Any], **options: Any) -> ApiEr
     return raised.value
 
 
-@pytest.mark.matrix(gate=1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["qwen3", "qwen25"])
 @pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True, "unknown": [1]}])
 def test_a_real_template_gives_the_ids_that_transformers_gives(

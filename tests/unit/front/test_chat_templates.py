@@ -167,6 +167,7 @@ def tokenized(planner: Planner, turns: Sequence[Turn], **options: Any) -> list[i
     return ids
 
 
+@pytest.mark.matrix(gate=2)
 @pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True, "unknown": [1, None]}], ids=str)
 def test_a_prompt_has_the_ids_that_transformers_gives_it(name: str, planner: Planner, reference: Any, variables: dict[str, Any]) -> None:
     rendered = 0

@@ -111,6 +111,7 @@ def test_a_window_gives_up_waiting_after_eight_tokens() -> None:
     assert "".join(detokenizer.feed([token_id]) for token_id in range(40)) != ""
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
 def test_ids_and_text_equal_those_of_transformers(name: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(name.replace(".", "") + "_tokenizer")

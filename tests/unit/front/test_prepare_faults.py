@@ -56,6 +56,7 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_no_place_is_lost_while_there_are_no_descriptors(tiny_chat: Path) -> None:
     async with pool_of(tiny_chat) as pool:
@@ -197,6 +198,7 @@ async def test_a_warm_up_without_any_worker_says_why(tiny_chat: Path, monkeypatc
         pool.close()
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_a_process_that_ends_while_it_starts_is_started_once_more(tiny_chat: Path) -> None:
     async def kill(zygote: Zygote, times: int) -> None:

@@ -105,7 +105,7 @@ async def refusal(pool: PreparerPool, body: bytes, endpoint: Any = "chat") -> Ap
 
 
 @on_the_loop
-async def test_a_plan_made_beside_the_loop_is_the_one_made_here(tiny_chat: Path) -> None:
+async def test_a_plan_or_a_refusal_made_beside_the_loop_is_the_one_made_here(tiny_chat: Path) -> None:
     config = ServerConfig(model_path=str(tiny_chat), served_model_name=("tiny",))
     inline = Planner(config, Text.load(config, tiny_chat), INFO)
     bodies: list[tuple[Any, dict[str, Any]]] = [
@@ -122,11 +122,6 @@ async def test_a_plan_made_beside_the_loop_is_the_one_made_here(tiny_chat: Path)
             plan = await pool.plan(endpoint, raw, "request")
             assert isinstance(plan, ChatPlan | CompletionPlan | NativePlan | AnswerPlan)
             assert plan == inline.plan(endpoint, raw, "request")
-
-
-@on_the_loop
-async def test_a_refusal_is_raised_as_it_was_there(tiny_chat: Path) -> None:
-    async with pool_of(tiny_chat) as pool:
         error = await refusal(pool, json.dumps({"messages": USER, "temperature": 3.0}).encode())
         assert (error.status, error.code, error.param) == (400, "decimal_above_max_value", "temperature")
         assert (await refusal(pool, b"{")).status == 400
@@ -181,6 +176,7 @@ async def test_a_process_that_forks_no_more_is_replaced(tiny_chat: Path, monkeyp
         assert pool._forks.pid != first
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_nothing_is_left_when_the_pool_is_closed(tiny_chat: Path) -> None:
     async with pool_of(tiny_chat) as pool:
@@ -253,6 +249,7 @@ async def test_large_requests_leave_a_worker_to_small_ones(tiny_chat: Path) -> N
         await asyncio.gather(*crowd)
 
 
+@pytest.mark.long
 @pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("name", ["json_schema", "json_sch\\u0065ma"])
 @on_the_loop

@@ -80,6 +80,7 @@ def cut(tokenizer: Tokenizer, ids: list[int], dice: random.Random) -> str:
     return "".join([*pieces, detokenizer.finish()])
 
 
+@pytest.mark.matrix(gate=1)
 def test_text_in_any_language_comes_whole_and_as_the_library_decodes_it(tokenizer: Tokenizer, library: tokenizers.Tokenizer) -> None:
     dice = random.Random(1)
     assert tokenizer.has_bytes

@@ -90,9 +90,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("together", [1, 3, 8, 40, ALL_AT_ONCE])
+@pytest.mark.matrix(gate=8)
 @pytest.mark.parametrize("form", SAID)
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("together", [3, 1, 8, 40, ALL_AT_ONCE])
 def test_a_response_has_its_items_in_order(folder: Path, form: str, together: int, stream: bool) -> None:
     async def scenario() -> None:
         text, said = SAID[form]
@@ -102,8 +103,9 @@ def test_a_response_has_its_items_in_order(folder: Path, form: str, together: in
     run(scenario)
 
 
-@pytest.mark.parametrize("together", [1, 3, 8, 40, ALL_AT_ONCE])
+@pytest.mark.matrix(gate=4)
 @pytest.mark.parametrize("form", SAID)
+@pytest.mark.parametrize("together", [3, 1, 8, 40, ALL_AT_ONCE])
 def test_a_message_has_its_blocks_in_order(folder: Path, form: str, together: int) -> None:
     async def scenario() -> None:
         text, said = SAID[form]

@@ -235,7 +235,7 @@ def test_sampling_and_named_templates_are_taken_over(file: Path) -> None:
     assert names == {"default": fields.text("tokenizer.chat_template"), "tool_use": "tools"}
 
 
-@pytest.mark.matrix(gate=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "pre", "bos"),
     [("qwen3", "qwen2", False), ("qwen2.5", "qwen2", None), ("llama3.1", "llama-bpe", None), ("llama3", "llama-bpe", False)],

@@ -164,6 +164,7 @@ def test_memory_that_runs_out_anywhere_in_a_step_harms_only_those_in_it(
             assert (text[id], end) == (unharmed["text"][id], unharmed["ends"][id])
 
 
+@pytest.mark.long
 def test_what_was_computed_till_then_is_given_back(model: TinyModel, gpu: PretendedGpu) -> None:
     runner = model.load(**OPTIONS)
     runner.prepare(TableShape(4, 64))
