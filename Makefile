@@ -47,10 +47,10 @@ messages: install ## write docs/messages.md, the sentences that users read, from
 images: ## both container images (REGISTRY=registry.example.com/team TAG=…), and how to push or load them
 	@.ci/images
 
-simulate: install-dev ## a million random steps of the engine (make test runs 8,000)
+simulate: install-dev ## a million random steps of the engine (make test runs 4,000)
 	@BANYAN_SIM_STEPS=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal tests/simulation/engine/test_simulation.py $(PYTEST_ARGS)
 
-simulate-operator: install-dev ## a million random schedules of the operator (make test runs 160, make test-all 4,000; hours)
+simulate-operator: install-dev ## a million random schedules of the operator (make test runs 80, make test-all 4,000; hours)
 	@BANYAN_SIM_SCHEDULES=1000000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/operator/test_simulation.py $(PYTEST_ARGS)
 
 simulate-batch: install-dev ## a million random schedules of the batch protocol (make test runs 1,500, make test-all 10,000)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # A slow machine is no failure of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", settings.get_profile("patient"), max_examples=20)
 settings.load_profile("patient")
 
 if not Path("/dev/nvidiactl").exists():
@@ -140,6 +141,11 @@ def moto() -> Iterator[S3Server]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gate", action="store_true", help="run one case per mechanism; `long` tests and the rest of a `matrix` are left out")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--gate"):
+        settings.load_profile("gate")
 
 
 def _split(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:

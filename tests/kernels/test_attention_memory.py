@@ -75,6 +75,7 @@ def taken(gpu: PretendedGpu, work: Callable[[], object]) -> int:
     return gpu.memory.most_allocated - before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("replayed", "queries"), [(True, 1), (False, 1), (False, 17)])
 @pytest.mark.usefixtures("package")
 @torch.inference_mode()

@@ -168,6 +168,7 @@ def test_keys_and_values_in_eight_bits() -> None:
     assert_the_same(MODELS["biased"], [0], torch.float32, "one launch", torch.float8_e5m2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device"))])
 def test_one_launch_computes_the_same_bits_each_time(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As launches of one phase do, which wait for one another by themselves."""

@@ -112,6 +112,7 @@ for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864
 """
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("kernels", [ATTENTION, PRODUCTS], ids=["attention", "products"])
 def test_every_kernel_compiles_for_a_gpu(kernels: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """No GPU is needed. The gate compiles one variant of each kernel."""

@@ -386,6 +386,7 @@ def test_each_row_is_measured_with_keys_of_its_own(slots: int, monkeypatch: pyte
     assert not table.slots.any()
 
 
+@pytest.mark.long
 def test_without_memory_to_measure_nothing_is_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Nor is it taken for graphs that do not fit. What is wrong otherwise is not kept back."""
     for error, kept_back in ((torch.OutOfMemoryError("CUDA out of memory"), True), (RuntimeError("device-side assert"), False)):

@@ -6,7 +6,7 @@ import socket
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan_runtime import wire
@@ -67,7 +67,6 @@ def by_request(output: wire.StepOutput) -> dict[int, list[object]]:
     return said
 
 
-@settings(max_examples=300, deadline=None)
 @given(outputs())
 def test_the_parts_say_together_what_the_step_says_and_each_its_own(output: wire.StepOutput) -> None:
     parts = parted(output)

@@ -51,6 +51,7 @@ def test_a_request_that_runs_too_long_is_ended_with_504_which_clients_do_not_try
     assert narrow.metric("banyan_request_generation_tokens_count") == answered + 1
 
 
+@pytest.mark.long
 def test_a_stream_that_runs_too_long_ends_with_an_error(narrow: ServerProcess) -> None:
     chunks = client(narrow, DEADLINE_S).completions.create(**LONG, stream=True)
     assert next(iter(chunks)).choices[0].text

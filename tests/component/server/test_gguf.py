@@ -30,6 +30,7 @@ def quantized(tiny_chat: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return ggufs.write(tiny_chat, tmp_path_factory.mktemp("quantized") / "tiny.Q8_0.gguf", lambda name: "Q8_0")
 
 
+@pytest.mark.long
 def test_an_unquantized_file_answers_as_the_folder_that_it_was_made_of(
     start_server: StartServer, server: ServerProcess, tiny_chat: Path, tmp_path: Path
 ) -> None:

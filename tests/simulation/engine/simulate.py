@@ -46,7 +46,7 @@ from tests.unit.engine.grammars import Rule, Rules, constraint
 from tests.unit.engine.order import Order
 from tests.unit.engine.outputs import Scores, tokens_of
 
-WORLD_STEPS = 2_000  # scheduler steps before a new world (configuration and load) is drawn
+WORLD_STEPS = 2_000  # scheduler steps before a new world (configuration and load) is drawn, unless it is said
 FULL_CHECK_EVERY = 101  # turns between full checks; the balance the engine checks after each and logs, the mirror each step
 PENALTIES: Final[tuple[dict[str, float], ...]] = ({"presence_penalty": 0.5}, {"frequency_penalty": -1.0}, {"repetition_penalty": 1.1})
 
@@ -536,14 +536,14 @@ def worlds(seed: int) -> Iterator[int]:
         yield rng.getrandbits(32)
 
 
-def simulate(seed: int, steps: int) -> Totals:
+def simulate(seed: int, steps: int, world_steps: int = WORLD_STEPS) -> Totals:
     """Run worlds drawn from `seed` until `steps` steps were scheduled. An AssertionError names the world that failed."""
     totals = Totals()
     for world in worlds(seed):
         if totals.steps >= steps:
             return totals
         try:
-            World(world, totals).run(WORLD_STEPS)
+            World(world, totals).run(world_steps)
         except Exception as error:
             raise AssertionError(f"world {world} failed; replay it with BANYAN_SIM_SEED={world}") from error
     raise AssertionError("unreachable")

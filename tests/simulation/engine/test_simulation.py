@@ -1,4 +1,4 @@
-"""Scheduler steps under random load, in shards that several workers share: 100,000 in all, 8,000 in the gate, or BANYAN_SIM_STEPS."""
+"""Scheduler steps under random load, in shards that several workers share: 100,000 in all, 4,000 in small worlds in the gate."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.simulation.engine.simulate import WORLD_STEPS, Totals, World, simulat
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "shard" in metafunc.fixturenames:
-        shards, steps = (4, 8_000) if metafunc.config.getoption("--gate") else (16, 100_000)
+        shards, steps, world = (2, 4_000, 500) if metafunc.config.getoption("--gate") else (16, 100_000, WORLD_STEPS)
         steps = int(os.environ.get("BANYAN_SIM_STEPS", steps)) // shards
-        metafunc.parametrize(("shard", "steps"), [(shard, steps) for shard in range(shards)], ids=map(str, range(shards)))
+        metafunc.parametrize(("shard", "steps", "world"), [(shard, steps, world) for shard in range(shards)], ids=map(str, range(shards)))
 
 
-def test_random_steps_lose_no_slot_no_request_and_no_token(shard: int, steps: int) -> None:
-    totals = simulate(seed=1000 + shard, steps=steps)
+def test_random_steps_lose_no_slot_no_request_and_no_token(shard: int, steps: int, world: int) -> None:
+    totals = simulate(seed=1000 + shard, steps=steps, world_steps=world)
     assert totals.steps >= steps
     assert totals.finished > steps // 100
 
@@ -35,7 +35,7 @@ if "BANYAN_SIM_SEED" in os.environ:
 
 
 def test_a_seed_replays_the_same_run() -> None:
-    assert simulate(seed=5, steps=600) == simulate(seed=5, steps=600)
+    assert simulate(seed=5, steps=1000, world_steps=500) == simulate(seed=5, steps=1000, world_steps=500)
 
 
 def test_a_failing_world_is_named_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:

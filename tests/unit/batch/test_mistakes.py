@@ -74,6 +74,7 @@ def test_an_input_that_the_results_would_replace_is_refused(tmp_path: Path, serv
     assert (folder / "output.jsonl").read_bytes() == before
 
 
+@pytest.mark.matrix(gate=2)
 @pytest.mark.parametrize("source", ["out/", "out", "out/.banyan/", "out/.banyan/x/parts/one.jsonl"])
 @pytest.mark.parametrize("scheme", ["folder", "s3"])
 def test_an_input_at_its_own_output_or_in_what_runs_keep_there_is_refused_by_name(

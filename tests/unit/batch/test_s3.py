@@ -87,6 +87,7 @@ def test_with_a_whole_bucket_as_output_only_the_runs_own_uploads_are_swept(
     assert [upload["Key"] for upload in left] == ["other-team/backup.tar"]
 
 
+@pytest.mark.long
 def test_large_results_are_uploaded_in_parts(
     bucket: S3Store, server: ScriptedServer, words: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +115,7 @@ def test_a_broken_network_costs_no_line(bucket: S3Store, server: ScriptedServer,
     assert words()["code"] == "Succeeded"
 
 
-@pytest.mark.matrix(gate=4)
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize(
     ("change", "exit_code", "code", "said"),
     [

@@ -107,7 +107,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTree.settings = settings(stateful_step_count=40, deadline=None)
 
 
 def insert(tree: PrefixTree, text: list[int], salt: str = "") -> None:

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan_runtime.front.text.detokenizer import ByteDetokenizer, WindowDetokenizer
@@ -39,7 +39,6 @@ def test_a_streamed_text_is_the_text_and_no_piece_holds_half_a_character(text: s
 
 
 @given(st.lists(st.integers(0, 258), max_size=40), st.data())
-@settings(max_examples=200, deadline=None)
 def test_however_ids_are_cut_the_text_is_that_of_all_at_once(ids: list[int], data: st.DataObject) -> None:
     deltas = [b"<eos>", b"", b"word ", *(bytes([byte]) for byte in range(256))]
     whole = ByteDetokenizer(deltas, frozenset({0}))

@@ -72,6 +72,7 @@ async def test_no_place_is_lost_while_there_are_no_descriptors(tiny_chat: Path) 
         await until(lambda: len(processes(pool)) == 3)
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_a_bug_while_a_worker_is_replaced_loses_no_place(
     tiny_chat: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -269,6 +269,7 @@ async def test_grammars_leave_a_worker_to_requests_without_one(tiny_chat: Path, 
         await asyncio.wait(crowd)
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_too_many_that_wait_are_told_to_come_again(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banyan_runtime.front.prepare.pool.MAX_WAITING", 4)
@@ -289,6 +290,7 @@ async def test_a_body_that_takes_too_much_memory_is_refused_and_harms_nobody(tin
         assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
 
 
+@pytest.mark.long
 @on_the_loop
 async def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(tiny_chat: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan_runtime.front.text.stops import StopMatcher
@@ -87,7 +87,6 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
 @given(PIECES, STOPS, st.lists(st.text("ab", max_size=6), max_size=3), st.randoms())
-@settings(max_examples=500, deadline=None)
 def test_stops_that_never_occur_change_nothing(pieces: list[Piece], stops: list[str], others: list[str], dice: random.Random) -> None:
     never = [other + "Z" for other in others]
     assert run_pieces(stops, pieces) == expected(stops, pieces)
@@ -98,13 +97,11 @@ def test_stops_that_never_occur_change_nothing(pieces: list[Piece], stops: list[
 
 
 @given(PIECES, STOPS)
-@settings(max_examples=300, deadline=None)
 def test_how_the_text_of_a_token_is_cut_does_not_matter(pieces: list[Piece], stops: list[str]) -> None:
     assert run_pieces(stops, [(character, allowed) for text, allowed in pieces for character in text]) == run_pieces(stops, pieces)
 
 
 @given(st.text("ab\n", max_size=24), st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3), st.data())
-@settings(max_examples=300, deadline=None)
 def test_pieces_give_what_single_characters_give(text: str, stops: list[str], data: st.DataObject) -> None:
     deltas, rest = [], text
     while rest:

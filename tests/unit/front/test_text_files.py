@@ -175,7 +175,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(keys=st.dictionaries(st.sampled_from(["eos_token_id", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"]), VALUES))
 def test_any_generation_config_is_read_or_refused(tmp_path: Path, keys: dict[str, Any]) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(keys))

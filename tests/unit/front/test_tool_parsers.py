@@ -338,7 +338,11 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize(("name", "text", "events"), [(name, *example) for name, examples in EXAMPLES.items() for example in examples])
+EACH_FORM_FIRST = sorted(((number, name) for name, examples in EXAMPLES.items() for number in range(len(examples))))
+
+
+@pytest.mark.matrix(gate=2 * len(EXAMPLES))
+@pytest.mark.parametrize(("name", "text", "events"), [(name, *EXAMPLES[name][number]) for number, name in EACH_FORM_FIRST])
 def test_every_way_of_cutting_gives_the_same_calls_and_content(name: str, text: str, events: list[Event]) -> None:
     always(lambda: tool_parser(name), text, events)
 

@@ -223,6 +223,7 @@ def forced_texts() -> Iterator[tuple[ToolFormat, str]]:
             yield (JSON_ARRAY if tag is ARRAY else form), tag.opening + tag.separator.join(calls) + tag.closing
 
 
+@pytest.mark.matrix(gate=4)
 @pytest.mark.parametrize("thought", ["", "So be it.</think>\n\n"])
 @pytest.mark.parametrize(("form", "text"), list(forced_texts()))
 def test_of_forced_calls_that_are_cut_off_nothing_becomes_content(form: ToolFormat, text: str, thought: str) -> None:

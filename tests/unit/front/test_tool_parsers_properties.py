@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan_runtime.front.chat.events import Content, Event, Reasoning, ToolArgs, ToolEnd, ToolStart
@@ -101,7 +101,6 @@ def test_calls_do_not_depend_on_the_cuts_and_text_without_calls_stays_as_it_is(f
         return parser
 
     @given(fragments(form), PLACES)
-    @settings(max_examples=120, deadline=None)
     def run(pieces: list[str], at: list[int]) -> None:
         events = check(make, pieces, at)
         if not any(isinstance(event, ToolStart) for event in events) and not (form.names and "harmony" in form.names):
@@ -121,7 +120,6 @@ def test_reasoning_with_calls_behind_it_does_not_depend_on_the_cuts(form: ToolFo
         st.booleans(),
         st.booleans(),
     )
-    @settings(max_examples=120, deadline=None)
     def run(pieces: list[str], at: list[int], start: Start, separate: bool, parallel: bool) -> None:
         def make() -> ChoiceParser:
             parser = make_parser(REASONING["qwen3"], start, form, TOOLS, added=ADDED, separate=separate, parallel=parallel)
@@ -136,7 +134,6 @@ def test_reasoning_with_calls_behind_it_does_not_depend_on_the_cuts(form: ToolFo
 
 
 @given(fragments(FORMATS[-1]), PLACES, st.sampled_from(Start), st.booleans(), st.booleans())
-@settings(max_examples=120, deadline=None)
 def test_messages_of_gpt_oss_do_not_depend_on_the_cuts(pieces: list[str], at: list[int], start: Start, calls: bool, separate: bool) -> None:
     def make() -> ChoiceParser:
         parser = make_parser(REASONING["gpt-oss"], start, FORMATS[-1] if calls else None, TOOLS, separate=separate)

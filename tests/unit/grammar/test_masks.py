@@ -68,6 +68,7 @@ def outputs(language: Language, seed: int, count: int) -> list[Matcher]:
     return found
 
 
+@pytest.mark.matrix(gate=4)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("threads", [1, 4, 7])
 def test_masks_do_not_depend_on_who_computes_them(smol: Language, seed: int, threads: int) -> None:

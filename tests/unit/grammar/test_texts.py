@@ -122,7 +122,7 @@ def test_what_is_forced_is_read_back_and_fits_the_schema(language: Language, for
         return  # and refused with reasons, below
 
     @given(drawn(form))
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(suppress_health_check=list(HealthCheck))
     def run(text: str) -> None:
         output = call(form, text)
         if not admitted(language, compiled.matcher((language.eos,)), output):

@@ -145,7 +145,7 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     header=st.dictionaries(st.sampled_from(["a", "b", "__metadata__", "é"]), ENTRY | VALUES, max_size=3).map(json.dumps).map(str.encode)
     | st.binary(max_size=60),

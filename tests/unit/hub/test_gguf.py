@@ -96,7 +96,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_damage_to_the_header_is_a_model_error_or_does_no_harm(
     whole: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -258,7 +258,7 @@ def test_what_fits_as_blocks_may_not_fit_as_tensors(tmp_path: Path, monkeypatch:
     assert loader.dequantized(found, torch.float32, CPU)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_damage_to_a_header_is_told_as_such_or_does_no_harm(whole: bytes, tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(whole)

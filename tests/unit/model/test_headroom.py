@@ -18,7 +18,7 @@ from banyan_runtime.model import capacity, headroom
 from banyan_runtime.model.headroom import GIB, MIB, Demand, Graphs, Largest, Measured, Taken
 from banyan_runtime.step import RunnerInfo
 
-SOME = settings(max_examples=200, deadline=None, derandomize=True)
+SOME = settings(deadline=None, derandomize=True)
 INFO = RunnerInfo("A", "a", 1000, 4096, 0, "bfloat16", "cuda", "triton", 0, 0, 0)
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan_runtime.model import logprobs
@@ -95,7 +95,6 @@ def test_scores_are_bit_equal_alone_in_a_crowd_and_in_chunks(tiny_model: Models)
             assert np.array_equal(getattr(joined(three), name), expected)
 
 
-@settings(max_examples=60, deadline=None)
 @given(levels=st.integers(1, 6), count=st.integers(0, 12), width=st.integers(1, 60), seed=st.integers(0, 1000))
 def test_the_likeliest_come_first_and_equal_ones_by_id(levels: int, count: int, width: int, seed: int) -> None:
     scores = torch.from_numpy(np.random.default_rng(seed).integers(-levels, levels, (4, width)).astype(np.float32) / 4)

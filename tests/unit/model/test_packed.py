@@ -41,6 +41,7 @@ def prompts() -> list[Request]:
     return [Request([(31 * row + 7 * i) % VOCAB for i in range(9 + 12 * row)], new_tokens=12, row=row) for row in range(3)]
 
 
+@pytest.mark.matrix(gate=6)
 @pytest.mark.parametrize("name", packings.FORMS)
 def test_its_numbers_are_those_that_are_meant(tmp_path: Path, name: str) -> None:
     _, meant = packings.write(tmp_path, name)
@@ -209,6 +210,7 @@ def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
     save_file(stored if tensor is None else {**stored, name: tensor}, folder / "model.safetensors")
 
 
+@pytest.mark.matrix(gate=4)
 @pytest.mark.parametrize(
     ("form", "end", "tensor", "named"),
     [

@@ -50,6 +50,7 @@ def assert_greedy(model: TinyModel, requests: list[Request]) -> None:
         assert request.output == model.choices(request.prompt, request.output), f"row {request.row}"
 
 
+@pytest.mark.matrix(gate=6)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_request_alone_equals_transformers(tiny_model: Models, family: str, device: str) -> None:

@@ -256,7 +256,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300)
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4), architecture=st.sampled_from(SUPPORTED))
 def test_any_config_gives_a_spec_with_a_layout_or_one_line_that_names_the_file(changes: dict[str, Any], architecture: str) -> None:
     found = outcome(lambda: parse(BASE | {"architectures": [architecture], **WINDOW, **changes}, "DIR/config.json"))
@@ -269,7 +268,7 @@ def test_any_config_gives_a_spec_with_a_layout_or_one_line_that_names_the_file(c
         assert 1 <= found.context_len <= 1 << 24
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=st.binary(max_size=50) | st.builds(lambda value: json.dumps(value).encode(), VALUES))
 def test_any_content_of_config_json_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)

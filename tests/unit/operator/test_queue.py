@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan_operator.cluster.queue import OUTDATED, Backlog, WorkQueue
@@ -142,7 +142,6 @@ def test_a_workers_end_arrives_whatever_the_queue_does() -> None:
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add_at", "take", "done"]), st.sampled_from([A, B, C]), st.floats(0, 5)), max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_no_key_is_lost_and_none_is_worked_on_twice_at_a_time(steps: list[tuple[str, Key, float]]) -> None:
     backlog = Backlog()
