@@ -151,8 +151,8 @@ class SamplingParams:
 
 
 def _seed(seed: int, index: int) -> int:
-    """The seed of choice `index`, which is what a request for one choice gives with seed + index."""
-    return (seed + index) & _MASK
+    """The seed of choice `index`. Choice 0 is what a request for one choice gives; the others share none with seeds near by."""
+    return _digest(f"{seed}:{index}") if index else seed
 
 
 def _digest(text: str) -> int:

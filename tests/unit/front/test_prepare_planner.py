@@ -52,11 +52,13 @@ def test_an_own_id_seeds_a_request_whatever_the_server_calls_it(planner: Planner
     assert (first.envelope.own_id, first.envelope.own_id_param) == ("mine", "rid")
 
 
-def test_choice_i_of_a_seed_is_that_of_the_seed_i_further(planner: Planner) -> None:
+def test_choices_of_different_seeds_are_independent_and_the_first_is_that_of_a_request_for_one(planner: Planner) -> None:
     def seeds(**body: Any) -> list[int]:
         return [request.sampling.seed for request in chat(planner, **body).requests]
 
-    assert seeds(seed=1, n=4) == [1, 2, 3, 4]
+    assert seeds(seed=1, n=4) == [1, *seeds(seed=1, n=4)[1:]]
+    assert seeds(seed=1) == [1]
+    assert len({seed for near in range(-3, 4) for seed in seeds(seed=near, n=4)}) == 28
     assert len({*seeds(n=4), *seeds(n=4, rid="other")}) == 8
 
 

@@ -70,8 +70,10 @@ def test_the_end_of_text_stops_unless_ignored_and_own_stop_tokens_always_do() ->
 
 
 def test_each_choice_has_a_seed_of_its_own_and_a_negative_seed_is_a_seed() -> None:
-    assert [params(seed=41).sampling(8, "id", 0, index).seed for index in range(3)] == [41, 42, 43]
-    assert [params(seed=-1).sampling(8, "id", 0, index).seed for index in range(2)] == [2**64 - 1, 0]
+    seeds = [params(seed=seed).sampling(8, "id", 0, index).seed for seed in (-1, 41, 42) for index in range(3)]
+    assert seeds[::3] == [2**64 - 1, 41, 42]
+    assert len(set(seeds)) == 9
+    assert all(0 <= seed < 2**64 for seed in seeds)
     assert len({params().sampling(8, "id", 0, index).seed for index in range(4)}) == 4
 
 
