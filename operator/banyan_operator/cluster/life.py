@@ -85,7 +85,7 @@ class Life:
             decide=decide,
         )
         self._relist = Relist(self._store, api, metrics, options.namespaces, self._concerns, options.resync_s)
-        identity = f"{options.namespace}/{os.environ.get('POD_NAME') or os.uname().nodename}_{uuid.uuid4()}"
+        identity = f"{options.namespace}/{_candidate(os.environ)}"
         places, gone = options.leases if options.leader_election else (), set[str]()
         self._leases = [Lease(api, namespace, LEASE, identity, gone=gone) for namespace in places]
         self._rivals = Rivals(api, LEASE, options.namespaces, options.lease_namespace, options.namespace)
@@ -213,3 +213,9 @@ def _first(error: BaseException) -> BaseException:
         return error
     found = [_first(one) for one in error.exceptions]
     return next((one for one in found if isinstance(one, LeaseLostError)), found[0])
+
+
+def _candidate(environment: Mapping[str, str]) -> str:
+    """The pod, by its uid: a container that is started again in it takes up the lease that the one before held, which has ended.
+    Outside a pod each process is one of its own."""
+    return f"{environment.get('POD_NAME') or os.uname().nodename}_{environment.get('POD_UID') or uuid.uuid4()}"

@@ -427,6 +427,28 @@ def test_a_lease_that_another_has_taken_ends_the_process(tmp_path: Path) -> None
 
 
 @pytest.mark.long
+def test_a_container_that_is_started_again_in_its_pod_does_not_wait_for_the_lease_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_NAME", "operator-x")
+    monkeypatch.setenv("POD_UID", "of-that-pod")
+
+    async def scenario() -> None:
+        server = ApiServer()
+        async with operator(tmp_path, server) as first:
+            await first.leads()
+            first.process.kill()
+            await first.ended()
+            held = first.holder()
+        async with operator(tmp_path, server) as second:
+            await second.until(lambda: "leading:" in second.said(), "it does not lead")
+            assert "standing by" not in second.said()
+            assert second.holder() == held
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("ours", ["team,other", ""])
 def test_of_an_operator_for_all_and_one_for_some_namespaces_one_leads(tmp_path: Path, ours: str) -> None:
     """Their leases are two; who comes second says who leads, and follows when that one goes."""
