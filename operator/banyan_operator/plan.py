@@ -58,6 +58,7 @@ class Plan:
     apply: tuple[Manifest, ...] = ()  # in this order, by server-side apply with our field manager
     delete: tuple[Manifest, ...] = ()  # live objects, after the applies; may be the BatchJob itself (ttlSecondsAfterFinished)
     drifted: frozenset[Ref] = frozenset()  # of those to apply: objects that somebody else changed or deleted
+    status: tuple[Manifest, ...] = ()  # of live objects that Kubernetes' controllers made, the part of their status that is to change
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
+# To give up those on nodes that do not answer.
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get]

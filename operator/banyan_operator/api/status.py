@@ -60,10 +60,11 @@ class InferenceServerStatus(Model):
     conditions: Conditions = Field(
         default=(),
         description="Accepted: the spec can be carried out. Available: at least one replica takes requests. Ready: the spec is accepted, "
-        "and all wanted replicas take requests, during a rollout those of earlier revisions too (fewer by maxUnavailable). Progressing: "
-        "the pods are not yet as the spec wants them; False with reason UpToDate once they are, DeadlineExceeded when it takes too long. "
-        "Degraded: something fails while others serve. Where they have something to say also RouteReady (the Ingress), Monitored (the "
-        "monitors, whose API a cluster may lack) and Contested (somebody else keeps changing an object).",
+        "and all wanted replicas (of none it is False) take requests, during a rollout those of earlier revisions too (fewer by "
+        "maxUnavailable). Progressing: the pods are not yet as the spec wants them; False with reason UpToDate once they are, "
+        "DeadlineExceeded when it takes too long. Degraded: something fails while others serve. Where they have something to say "
+        "also RouteReady (the Ingress), Monitored (the monitors, whose API a cluster may lack) and Contested (somebody else keeps "
+        "changing an object).",
     )
     replicas: Count32 | None = Field(default=None, description="Pods of its own Deployment, of all revisions.")
     ready_replicas: Count32 | None = Field(default=None, description="Pods that take requests, of all revisions.")
@@ -156,10 +157,10 @@ class BatchJobStatus(Model):
         default=(),
         description="Accepted: the spec can be carried out. Planned: the input was read and cut into shards. Fenced: the storage has "
         "conditional writes, so that a worker that was given up for lost can spoil nothing. Running: a worker runs; Unknown with reason "
-        "NodeLost while its node does not answer. Complete: the work is over and published, as a whole or ended early (reason Succeeded, "
-        "Cancelled, Expired); else its reason is what holds the work up, or why it failed. Failed: the work has failed, with the "
-        "worker's own reason. Suspended: spec.suspend is true and nothing runs any more. Where they have something to say also "
-        "ProgressKnown (the workers answer), Stalled (nothing was done for half an hour), Monitored and Contested.",
+        "NodeLost while its node does not answer. Complete: all of the work is done and published; else its reason is what holds the work "
+        "up, or how it ended. Cancelled, Expired: the work has ended early, and what was done by then is published. Failed: the work has "
+        "failed, with the worker's own reason. Suspended: spec.suspend is true and nothing runs any more. Where they have something to "
+        "say also ProgressKnown (the workers answer), Stalled (nothing was done for half an hour), Monitored and Contested.",
     )
     request_counts: RequestCounts | None = Field(
         default=None,

@@ -81,7 +81,7 @@ class Applier:
         self._made: dict[Key, str] = {}  # what was applied and not deleted by us → uid of the resource that it is for
 
     async def apply(self, resource: Manifest, plan: Plan, unseen: Mapping[Key, Manifest] = NOTHING) -> Applied:
-        """The applies, in order, then the deletes. One that fails does not stop the others.
+        """The applies, in order, then the deletes, then statuses. One that fails does not stop the others.
 
         `unseen`: objects that no watch shows and that were known when the plan was made.
         """
@@ -93,6 +93,8 @@ class Applier:
             await self._apply(resource, manifest, Ref.of(manifest) in plan.drifted, unseen, applied)
         for live in plan.delete:
             await self._delete(live, applied)
+        for pod in plan.status:
+            await self._tell(pod, applied)
         return applied
 
     async def _apply(self, resource: Manifest, manifest: Manifest, drifted: bool, unseen: Mapping[Key, Manifest], applied: Applied) -> None:
@@ -175,6 +177,18 @@ class Applier:
         if key.kind in kinds.OPTIONAL:
             self._store.forget(key)  # no watch shows that it is gone
         self._made.pop(key, None)
+
+    async def _tell(self, pod: Manifest, applied: Applied) -> None:
+        meta = pod["metadata"]
+        try:
+            told = await self._api.patch_status(kinds.of(pod), meta["namespace"], meta["name"], pod["status"], meta["resourceVersion"])
+        except ApiError as error:
+            if error.status != 404:
+                _sort(applied, Ref.of(pod), error)
+                log.warning("%s could not be given up: %s", key_of(pod), error)
+            return
+        self._concerns(self._store.note(told))
+        log.info("gave up %s: %s", key_of(pod), pod["status"]["message"])
 
     def _remember(self, key: Key, uid: str) -> None:
         self._made.pop(key, None)

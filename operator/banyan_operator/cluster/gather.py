@@ -64,7 +64,8 @@ class References:
         wanted = references(parsed)
         meta, now = resource["metadata"], self._clock()
         asked_by = _asked_by(resource)
-        healthy = is_true(resource, "Accepted") and (is_true(resource, "Ready") or is_true(resource, "Running"))
+        at_work = is_true(resource, "Ready") or is_true(resource, "Running") or resource.get("status", {}).get("phase") == "Stopped"
+        healthy = is_true(resource, "Accepted") and at_work
         missing = []
         for ref in sorted(wanted, key=str):
             place = (meta["namespace"], ref)

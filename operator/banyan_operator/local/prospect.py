@@ -50,7 +50,7 @@ def all_done(resources: Sequence[Manifest]) -> Prospect:
 
 
 def _serves(server: Manifest) -> bool:
-    return is_true(server, "Ready")
+    return is_true(server, "Ready") or phase(server) == "Stopped"
 
 
 def _is_there(resource: Manifest) -> bool:

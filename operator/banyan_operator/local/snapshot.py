@@ -119,7 +119,15 @@ def reason(resource: Manifest) -> str:
     if resource["kind"] == "InferenceServer":
         order = [("Accepted", "False"), ("Ready", "False"), ("Ready", "Unknown")]
     else:
-        order = [("Failed", "True"), ("Accepted", "False"), ("Complete", "True"), ("Running", "False"), ("Running", "Unknown")]
+        order = [
+            ("Failed", "True"),
+            ("Accepted", "False"),
+            ("Complete", "True"),
+            ("Cancelled", "True"),
+            ("Expired", "True"),
+            ("Running", "False"),
+            ("Running", "Unknown"),
+        ]
     for kind, status in order:
         found = condition(resource, kind)
         if found.get("status") == status:

@@ -75,7 +75,7 @@ def status(one: Observed, written: Written) -> BatchJobStatus:
     eta_s = counted.eta_s if live else None
     uris = _uris(one)
     pods = tuple(pod for stage in seen.stages for pod in stage.pods)
-    view = view_of(job, one.world, prior, one.settings)
+    view = view_of(job, one.world, prior, one.settings, fenced=seen.fenced)
     return BatchJobStatus(
         observed_generation=job.metadata.generation,
         phase=phase,
@@ -165,14 +165,15 @@ def _findings(one: Observed, phase: BatchPhase, written: Written, counted: Count
     accepted, running, over = one.wish.accepted, _running(one, phase), one.course.over
     if written.pending and phase not in TERMINAL:
         running = replace(running, message=f"{running.message} {written.pending}")
-    complete, failed = no("InProgress", "The work is not over."), NOTHING_FAILS
+    complete, failed, early = no("InProgress", "The work is not over."), NOTHING_FAILS, dict[str, Finding]()
     if phase in TERMINAL:
         assert over is not None
         complete, failed, accepted = over.complete, over.failed, over.refusal or accepted
+        early = {phase: yes(phase, complete.message)} if phase in ("Cancelled", "Expired") else {}
     elif running.status != "True":
         complete = no(running.reason, running.message)
     found = {"Accepted": accepted, **_of_the_plan(one, phase), "Running": running, "Complete": complete, "Failed": failed}
-    found |= {"Suspended": _suspended(one), **written.found}
+    found |= {"Suspended": _suspended(one), **early, **written.found}
     if phase in ("Running", "Merging") and running.status == "True":
         found["ProgressKnown"] = _progress_known(one)
         if (stalled := _stalled(one, counted)) is not None:
@@ -195,10 +196,10 @@ def _of_the_plan(one: Observed, phase: BatchPhase) -> dict[str, Finding]:
         found["Planned"] = no("PlanFailed", over.failed.message)
     else:
         found["Planned"] = no("Planning", "The work is not planned yet.")
-    unfenced = one.known.told_fenced is False
+    unfenced = one.seen.told_fenced is False
     if phase == "Failed" and over is not None and over.failed.reason == "ConditionalWritesUnsupported":
         unfenced = True
-    if one.known.told_fenced is True:
+    if one.seen.told_fenced is True:
         found["Fenced"] = yes("ConditionalWrites", "The storage refuses what a worker writes that was given up for lost.")
     elif unfenced:
         found["Fenced"] = no("ConditionalWritesUnsupported", "The storage has no conditional writes: one worker only.")

@@ -66,8 +66,6 @@ class Known:
     """What is remembered in the status beside what is seen."""
 
     planned: bool
-    told_fenced: bool | None  # by the plan; None: its report was never seen
-    fenced: bool  # what is written by a worker that was given up for lost, the storage refuses
     made: MadeJobs
 
     def spent(self, phase: Phase) -> bool:
@@ -95,16 +93,12 @@ class Course:
     waits: str = ""  # for what, where an order is held back by pods that may still run
 
 
-def known(job: BatchJob, prior: Mapping[str, Any], seen: Seen, now: float) -> Known:
+def known(prior: Mapping[str, Any], seen: Seen, now: float) -> Known:
     """`prior`: the status as it was."""
-    told = {kind: condition({"status": prior}, kind).get("status") for kind in ("Planned", "Fenced")}
+    told = condition({"status": prior}, "Planned").get("status")
     done = seen.plan is not None and seen.plan.over(now) and seen.plan.ending is not None and seen.plan.ending.succeeded
-    fenced = {"True": True, "False": False}.get(str(told["Fenced"]))
-    if done and seen.plan is not None and isinstance(seen.plan.words.get("fenced"), bool):
-        fenced = seen.plan.words["fenced"]
-    planned = told["Planned"] == "True" or done or seen.merge is not None or (seen.work is not None and not seen.work.alone)
-    # a plan refuses a storage that is not fenced unless it is allowed
-    return Known(planned, fenced, fenced if fenced is not None else not job.spec.output.allow_unfenced, _made(prior, seen))
+    planned = told == "True" or done or seen.merge is not None or (seen.work is not None and not seen.work.alone)
+    return Known(planned, _made(prior, seen))
 
 
 def _made(prior: Mapping[str, Any], seen: Seen) -> MadeJobs:
@@ -159,7 +153,7 @@ def _planning(job: BatchJob, seen: Seen, plan: Stage | None, memory: Known, wish
 
 
 def _planned(job: BatchJob, seen: Seen, memory: Known, wish: Wish) -> Course:
-    orders, waits = _as_it_is(seen.plan), _left(seen, memory)
+    orders, waits = _as_it_is(seen.plan), _left(seen)
     if memory.spent("merge"):
         return Course(orders, over=None if waits else _failed(_deleted("merge")), waits=waits)
     if waits:
@@ -175,11 +169,11 @@ def _planned(job: BatchJob, seen: Seen, memory: Known, wish: Wish) -> Course:
 
 def _working(job: BatchJob, seen: Seen, work: Stage, memory: Known, wish: Wish, now: float) -> Course:
     before = _as_it_is(seen.plan)
-    waits = _left(seen, memory)
+    waits = _left(seen)
     if work.ending is None:
         suspend = job.spec.suspend or wish.hold is not None or wish.stop is not None
         orders = (*before, Order("work", suspend=suspend))
-        if wish.stop is None or not work.at_rest(but_lost=memory.fenced):
+        if wish.stop is None or not work.at_rest(but_lost=seen.fenced):
             return Course(orders)
         merge = Order("merge", partial=wish.stop.partial)
     else:
@@ -248,7 +242,7 @@ def _merged(merge: Stage) -> Over:
 
 
 def _ended(stop: Stop, results: str) -> Over:
-    return Over(stop.ended, yes(stop.ended, f"{stop.message} {results}"))
+    return Over(stop.ended, no(stop.ended, f"{stop.message} {results}"))
 
 
 def _ended_early(said: str, counts: RequestCounts | None, tail: str) -> Over:
@@ -261,7 +255,7 @@ def _ended_early(said: str, counts: RequestCounts | None, tail: str) -> Over:
     message += f" A new BatchJob with this output as its spec.input.failedOf runs those.{tail}"
     match said:
         case "Cancelled" | "Expired":
-            return Over(said, yes(said, message))
+            return Over(said, no(said, message))
     return _failed(Because("TooManyErrors" if said == "TooManyErrors" else "WorkersFailed", message))
 
 
@@ -300,10 +294,9 @@ def _heard(publisher: Stage) -> str:
     return f" {UNHEARD}" if partial_of(publisher.job) is None else f" {UNHEARD} Those here are as last known."
 
 
-def _left(seen: Seen, memory: Known | None = None) -> str:
+def _left(seen: Seen) -> str:
     """Which pods of Jobs that are gone are waited for. What a fenced storage keeps out is not waited for on a node that is lost."""
-    but_lost = memory is not None and memory.fenced
-    pods = [pod for pod in seen.left if pod.may_run and not (pod.lost and but_lost)]
+    pods = [pod for pod in seen.left if pod.may_run and not (pod.lost and seen.fenced)]
     if not pods:
         return ""
     lost = f" on node {pods[0].node}, which does not answer" if pods[0].lost else ""

@@ -11,12 +11,11 @@ from banyan_operator.desired import serverpod
 from banyan_operator.desired.batchjob import STOPPED
 from banyan_operator.desired.batchpod import CONTAINER, FIELDS
 from banyan_operator.observed.answers import Readiness
-from banyan_operator.observed.pods import Container, End, LastWords, Pod, age_s
+from banyan_operator.observed.pods import STUCK_AFTER_S, Container, End, LastWords, Pod, age_s
 from banyan_operator.plan import Manifest
 
 SHORT: Final = 512  # characters of a scheduler's or kubelet's text
 VOLUME_PATIENCE_S: Final = 120.0
-STUCK_AFTER_S: Final = 60.0  # past the end of the grace period
 
 PULL_REASONS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 START_REASONS: Final = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")

@@ -20,6 +20,7 @@ _QUIET: Final = EARLY | {
     "Planning",
     "Merging",
     "Finished",
+    "ScaledToZero",
     "Cancelled",
     "Expired",
 }

@@ -11,11 +11,12 @@ from banyan_operator.desired.metadata import SPEC_HASH
 from banyan_operator.kube.kinds import DEPLOYMENT, JOB, POD, REPLICA_SET
 from banyan_operator.kube.objects import controller, controller_uid, is_true, uid_of
 from banyan_operator.plan import Manifest
-from banyan_operator.times import seconds
+from banyan_operator.times import seconds, stamp
 
 EVICTED_AFTER_S: Final = 300
 """Seconds after which a pod leaves a node that does not answer, unless it tolerates that for another time: the API server's default."""
-
+STUCK_AFTER_S: Final = 30.0
+"""A pod that is still there so long after its grace period is ended by no node."""
 
 _JOB_NAME: Final = "batch.kubernetes.io/job-name"  # the Job controller's own label
 
@@ -105,6 +106,10 @@ class Pod:
         """Processes of it run, or may yet, whether or not it was deleted."""
         return self.phase not in ("Succeeded", "Failed")
 
+    def abandoned(self, now: float) -> bool:
+        """It is to end, and no node ends it. `now`: unix seconds."""
+        return self.may_run and self.deleted is not None and (self.lost or now > (seconds(self.deleted) or now) + STUCK_AFTER_S)
+
     @property
     def place(self) -> str:
         """What it has in common with those that came or come in its place: the Job controller names pods JOB-INDEX-RANDOM."""
@@ -157,6 +162,19 @@ def strangers(deployment: str, selector: Mapping[str, str], children: Iterable[M
 
     pods = (child for child in known if child["kind"] == POD.kind and not child["metadata"].get("deletionTimestamp"))
     return tuple(sorted(str(pod["metadata"]["name"]) for pod in pods if selected(pod) and foreign(pod)))
+
+
+def given_up(pod: Manifest, now: float) -> Manifest:
+    """The status of a pod that its node does not end, as Kubernetes' own collector of garbage writes it when the Node object is gone:
+    the Job's controller waits for a pod that has failed, and does not count this one as a failure of the work."""
+    message = f"Node {pod['spec'].get('nodeName') or '(none)'} does not end the pod, and the storage refuses what it may still write."
+    conditions = list(pod["status"].get("conditions") or ())
+    if not is_true(pod, "DisruptionTarget"):
+        taken = {"type": "DisruptionTarget", "status": "True", "reason": "NodeLost", "message": message, "lastTransitionTime": stamp(now)}
+        conditions = [one for one in conditions if one["type"] != "DisruptionTarget"] + [taken]
+    metadata = {name: pod["metadata"].get(name, "") for name in ("name", "namespace", "uid", "resourceVersion")}
+    status = {"phase": "Failed", "reason": "NodeLost", "message": message, "conditions": conditions}
+    return {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata, "status": status}
 
 
 def _pod(manifest: Manifest) -> Pod:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from banyan_operator.api import BatchJob
@@ -12,7 +12,7 @@ from banyan_operator.desired.batchpod import CONTAINER, PHASES, Phase, run_id
 from banyan_operator.desired.metadata import owner
 from banyan_operator.desired.names import Names
 from banyan_operator.kube.kinds import JOB
-from banyan_operator.kube.objects import is_true, uid_of
+from banyan_operator.kube.objects import condition, is_true, uid_of
 from banyan_operator.observed import answers, diagnosis
 from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.conditions import messages
@@ -127,7 +127,9 @@ class Seen:
     work: Stage | None
     merge: Stage | None
     left: tuple[Pod, ...]  # of Jobs that are gone, not collected yet
-    diagnosis: Diagnosis | None  # of the stage at work
+    told_fenced: bool | None  # by the plan; None: its report was never seen
+    fenced: bool  # what is written by a worker that was given up for lost, the storage refuses
+    diagnosis: Diagnosis | None = None  # of the stage at work
 
     @property
     def publisher(self) -> Stage | None:
@@ -165,14 +167,25 @@ class Seen:
 
 def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> Seen:
     """Sort Jobs and pods, and find what is wrong with them."""
-    found = {phase: _stage(job, phase, world) for phase in PHASES}
-    seen = Seen(found["plan"], found["work"], found["merge"], orphans(world.children), None)
+    plan, work, merge = (_stage(job, phase, world) for phase in PHASES)
+    told = _told_fenced(prior, plan, world.now)
+    # a plan refuses a storage that is not fenced unless it is allowed, and so does a worker of a release before phases not
+    fenced = told if told is not None else not job.spec.output.allow_unfenced and not (work is not None and work.alone)
+    seen = Seen(plan, work, merge, orphans(world.children), told, fenced)
     if seen.now is not None and seen.now.ending is not None:
         return seen  # what went wrong on the way to its end no longer keeps anything from working
-    return Seen(seen.plan, seen.work, seen.merge, seen.left, _diagnosis(seen.now, view_of(job, world, prior, settings)))
+    return replace(seen, diagnosis=_diagnosis(seen.now, view_of(job, world, prior, settings, fenced=fenced)))
 
 
-def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings) -> View:
+def _told_fenced(prior: Mapping[str, Any], plan: Stage | None, now: float) -> bool | None:
+    if plan is not None and plan.over(now) and plan.ending is not None and plan.ending.succeeded:
+        said = plan.words.get("fenced")
+        if isinstance(said, bool):
+            return said
+    return {"True": True, "False": False}.get(str(condition({"status": prior}, "Fenced").get("status")))
+
+
+def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Settings, *, fenced: bool) -> View:
     own = job.spec.server
     accelerator = own.accelerator if own else None
     return View(
@@ -180,7 +193,7 @@ def view_of(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Set
         startup_timeout_s=own.probes.startup_timeout_seconds if own else 1800,
         accelerators=f"{accelerator.count} x {accelerator.resource_name}" if accelerator and accelerator.count else "",
         local=settings.platform == "local",
-        sole=True,
+        sole=not fenced,
         readyz=Readiness.of(world.readyz),
         model_uri=own.model.uri if own else "",
         events=world.events,

@@ -266,7 +266,7 @@ def _ready(accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
     if seen.deployment is None:
         return unknown("Reconciling", "The Deployment does not exist yet.")
     if seen.wanted == 0:
-        return yes("ScaledToZero", "spec.replicas is 0.")
+        return no("ScaledToZero", "spec.replicas is 0: nothing takes requests.")
     if not enough:
         if seen.diagnosis is not None:
             return no(seen.diagnosis.reason, seen.diagnosis.message)

@@ -15,13 +15,14 @@ from banyan_operator.desired.metadata import owner
 from banyan_operator.desired.monitors import wanted_optional
 from banyan_operator.desired.names import Names
 from banyan_operator.kube.addresses import pods_url
-from banyan_operator.kube.kinds import JOB
+from banyan_operator.kube.kinds import JOB, POD
 from banyan_operator.kube.objects import condition, is_true
 from banyan_operator.observed import batch as observed_batch
 from banyan_operator.observed import events
 from banyan_operator.observed.batch import Observed
 from banyan_operator.observed.conditions import Finding, no
 from banyan_operator.observed.course import CANCEL, EXPIRE, Stop, Wish, course, known
+from banyan_operator.observed.pods import given_up
 from banyan_operator.observed.seen import Seen, see
 from banyan_operator.observed.written import contested_until, written
 from banyan_operator.plan import Manifest, Outcome, Plan, Report, Settings, World
@@ -47,7 +48,7 @@ def decide_batch(job: BatchJob, resource: Manifest, world: World, stored: Mappin
     if observed_batch.is_terminal(prior):
         return _finished(job, resource, world, prior)
     seen = see(job, world, prior, settings)
-    memory = known(job, prior, seen, world.now)
+    memory = known(prior, seen, world.now)
     hold, stop = _hold(job, world, seen), _stop(job, world, prior)
     wish = Wish(_of_another_run(job, world) or acceptable(job, world, settings), hold, stop)
     way = course(job, seen, memory, wish, world.now)
@@ -74,11 +75,12 @@ class BatchDecision:
 
     @property
     def plan(self) -> Plan:
+        status = _of_the_abandoned(self.observed.seen, self.observed.world)
         if blocking(self.changes):
-            return Plan()
+            return Plan(status=status)
         tidy = not self.observed.refused and self.observed.wish.stop is None
         delete = tuple(one for one in self.changes.delete if one["kind"] != JOB.kind) if tidy else ()
-        return Plan(tuple(self.changes.apply), delete, frozenset(self.changes.drifted))
+        return Plan(tuple(self.changes.apply), delete, frozenset(self.changes.drifted), status)
 
     def report(self, outcome: Outcome) -> Report:
         one = self.observed
@@ -111,6 +113,13 @@ class BatchDecision:
         if ends is not None and one.wish.stop is None:  # which may be over when its start is first heard of
             due.append(max(1.0, ends - now))
         return min(due, default=None)
+
+
+def _of_the_abandoned(seen: Seen, world: World) -> tuple[Manifest, ...]:
+    """Of pods that no node ends: that they have failed, so that others come in their place. A storage that does not keep them from writing
+    has them waited for."""
+    names = {pod.name for pod in seen.stopping if pod.abandoned(world.now)} if seen.fenced else set()
+    return tuple(given_up(one, world.now) for one in world.children if one["kind"] == POD.kind and one["metadata"]["name"] in names)
 
 
 @dataclass(frozen=True, slots=True)

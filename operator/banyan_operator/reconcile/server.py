@@ -100,7 +100,7 @@ class ServerDecision:
         if self.changes.waiting:
             return WAIT_S
         settled = condition({"status": status}, "Progressing").get("reason") == "UpToDate"
-        ready = is_true({"status": status}, "Ready")
+        ready = is_true({"status": status}, "Ready") or status["phase"] == "Stopped"
         quiet = accepted.status == "False" or (settled and ready) or self.server.spec.paused
         told_until = contested_until(status)
         due = [] if quiet else [WATCH_S[self.settings.platform]]

@@ -72,7 +72,7 @@ class BigBatches:
 
     def check(self, name: str, phase: str = "Succeeded", outcome: str = "completed") -> set[str]:
         """Wait for the end; everything must be as it is to be. Returns the codes of lines that were not answered."""
-        job = self.wait(name, "Complete")
+        job = self.wait(name, phase if phase in ("Cancelled", "Expired") else "Complete")
         assert job["status"]["phase"] == phase, job["status"]
         assert condition(job, "Complete")["reason"] == phase
         assert condition(job, "Failed").get("status") == "False"

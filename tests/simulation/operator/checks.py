@@ -20,6 +20,7 @@ from banyan_operator.observed import events
 from banyan_operator.observed.batch import TERMINAL, deadline
 from banyan_operator.plan import Outcome, Ref, World
 from banyan_operator.reconcile import decide
+from banyan_operator.times import stamp
 from tests.simulation.operator.watches import shown_to
 from tests.support.kube.controllers import JobTruth
 
@@ -104,7 +105,7 @@ class Checks:
             return
         if partial_of(made) is None and batch not in self.sim.cluster.worked:
             self.sim.fail(f"{name} is made, and the work is not done")
-        running = [pod for uid, job in works for pod in job.pods if uid not in self.resumed]
+        running = [pod for uid, job in works for pod in self.sim.cluster.working(job) if uid not in self.resumed]
         undecided = [uid for uid, job in works if not (job.finished or job.gone or self._decided(uid) or uid in self.resumed)]
         if running or undecided:
             self.sim.fail(f"{name} is made, and the work goes on: {running} {undecided}")
@@ -114,6 +115,15 @@ class Checks:
             self.sim.fail(f"{key_of(before)} belongs to {whose(before)} and was deleted")
         if before["kind"] == "Deployment" and controller_uid(before) in self.server.uids:
             self.sim.fail(f"{key_of(before)} was deleted, and with it every pod of its server")
+
+    def given_up(self, before: Manifest, after: Manifest) -> None:
+        late = self.server.now() - _seconds(before["metadata"].get("deletionTimestamp") or stamp(self.server.now()))
+        if before["spec"].get("nodeName") not in self.sim.cluster.cut and late < 30:
+            self.sim.fail(f"{key_of(before)} was given up, and its node ends it")
+        if before["status"]["phase"] in ("Succeeded", "Failed"):
+            self.sim.fail(f"{key_of(before)} had ended, and was given up")
+        self.sim.saw("a pod is given up")
+        self.sim.cluster.given_up(after)
 
     def told(self, event: Manifest) -> None:
         self._told[event["metadata"]["name"]] = event
@@ -152,7 +162,7 @@ class Checks:
             return
         self._over[uid] = phase
         jobs = [job for job in self.sim.cluster.jobs.values() if job.batch == uid]
-        if running := [pod for job in jobs for pod in job.pods]:
+        if running := [pod for job in jobs for pod in self.sim.cluster.working(job)]:
             self.sim.fail(f"{name}: {phase}, and its worker runs: {running}")
         if any(not (job.finished or job.gone or self._decided(job_uid)) for job_uid, job in self._jobs(uid)):
             self.sim.fail(f"{name}: {phase}, and its Job may still run")
@@ -227,7 +237,8 @@ class Checks:
             self.sim.fail(f"{key_of(pod)}: a worker of a BatchJob that is {self._over[job.batch]} runs")
         if job.phase != "work":
             return
-        others = [other for _, other in self._jobs(job.batch) if other is not job and other.phase == "work" and other.pods]
+        others = [other for _, other in self._jobs(job.batch) if other is not job and other.phase == "work"]
+        others = [other for other in others if self.sim.cluster.working(other)]
         if others:
             self.sim.fail(f"{key_of(pod)}: workers of two Jobs work on one batch")
 
@@ -282,6 +293,8 @@ class Checks:
                 left.append(str(key_of(manifest)))
         if left:
             return f"still to be applied: {left}"
+        if decision.plan.status:
+            return f"still to be given up: {[str(key_of(one)) for one in decision.plan.status]}"
         if decision.plan.delete:
             return f"still to be deleted: {[str(key_of(one)) for one in decision.plan.delete]}"
         report = decision.report(Outcome(taken=taken))
@@ -325,7 +338,7 @@ class Checks:
             "Ready" if spec["replicas"] else "Stopped",
             "Degraded" if condition(resource, "Degraded")["reason"] == "ForeignPods" else "",
         )
-        if status["phase"] not in phases or not is_true(resource, "Ready"):
+        if status["phase"] not in phases or is_true(resource, "Ready") != bool(spec["replicas"]):
             return f"is {status['phase']}, and all its pods are ready"
         if ready and "contextLength" not in status["model"]:
             return "is ready, and does not say what it serves"

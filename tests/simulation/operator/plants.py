@@ -73,6 +73,14 @@ def merged_before_the_work_is_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ending, "_due", lambda work, kind, workers: 0.0)
 
 
+def lost_pods_are_waited_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconcile_batch, "_of_the_abandoned", lambda seen, world: ())
+
+
+def given_up_in_their_grace(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pods.Pod, "abandoned", lambda self, now: self.may_run and self.deleted is not None)
+
+
 def planned_without_a_plan(patch: pytest.MonkeyPatch) -> None:
     real = course.known
     patch.setattr(reconcile_batch, "known", lambda *arguments: replace(real(*arguments), planned=True))
@@ -257,5 +265,7 @@ PLANTS = (
     Plant("a list of kopf's is taken for exact", kopfs_lists_are_trusted, "", 2000, seed=3273858473),
     Plant("a late sighting counts as news", late_sightings_count, "", 2000, seed=2789779421),
     Plant("13: a Job that has ended and was removed is made again", what_went_is_forgotten, "was done already", 2000, seed=3979315673),
+    Plant("14: a pod on a node that never comes back is waited for", lost_pods_are_waited_for, "goes on|nothing holds it up", 2000),
+    Plant("14: a pod is given up that its node ends", given_up_in_their_grace, "its node ends it", 2000),
     Plant("Events before what they tell of", told_before_it_is_written, "was told", 2000, seed=2896894571),
 )

@@ -79,6 +79,9 @@ class Cluster:
         # with a chance of its own, so that other schedules stay as they are
         self.sweeps = random.Random(f"{sim.seed} sweeps").random() < 0.1  # a Job goes with its pods in the moment in which it ends
         self.in_the_foreground = random.Random(f"{sim.seed} foreground").random() < 0.5
+        self.luck = random.Random(f"{sim.seed} nodes")
+        self.cuts = self.luck.random() < 0.3  # a node falls silent under a worker
+        self.cut: set[str] = set()  # nodes that do not answer; what ran there may run on
         self.server.changes.append(self._changed)
 
     # --- what sets them off ---
@@ -326,7 +329,7 @@ class Cluster:
 
     def _step(self, step: Any, key: Key, uid: str) -> None:
         pod = self.server.get(key)
-        if pod is not None and uid_of(pod) == uid and not pod["metadata"].get("deletionTimestamp"):
+        if pod is not None and uid_of(pod) == uid and not pod["metadata"].get("deletionTimestamp") and not self._is_cut_off(pod):
             step(pod)
 
     def _status(self, pod: Manifest, **status: Any) -> Manifest:
@@ -335,7 +338,9 @@ class Cluster:
         return changed
 
     def _scheduled(self, pod: Manifest) -> None:
-        self.server.edit(key_of(pod), lambda live: {**live, "spec": {**live["spec"], "nodeName": "node-1"}})
+        there = self.cuts and _main(pod) == "worker" and "node-1" not in self.cut and self.luck.random() < 0.7
+        node = "node-1" if there else "node-0"
+        self.server.edit(key_of(pod), lambda live: {**live, "spec": {**live["spec"], "nodeName": node}})
         pod = self.server.objects[key_of(pod)]
         scheduled = {"type": "PodScheduled", "status": "True"}
         waiting = _container(pod, {"waiting": {"reason": "ContainerCreating"}})
@@ -356,6 +361,8 @@ class Cluster:
                 job.pods.add(uid_of(pod))
                 self.sim.checks.worker_runs(job, pod)
             self._began[uid_of(pod)] = self.loop.now
+            if pod["spec"]["nodeName"] == "node-1" and self.luck.random() < 0.7:
+                self.loop.call_later(self.work_s * self.luck.random() / 2, self.cut_power, "node-1", self.luck.choice((1.0, 30.0)))
             self.loop.call_later(self.work_s * self.rng.random(), self._step, self._works, key_of(pod), uid_of(pod))
         else:
             self._then(pod, self._ready, 2.0)
@@ -459,7 +466,7 @@ class Cluster:
     def _stopped(self, key: Key, uid: str) -> None:
         """A deleted pod's processes end within its grace period, then it goes."""
         pod = self.server.get(key)
-        if pod is None or uid_of(pod) != uid:
+        if pod is None or uid_of(pod) != uid or self._is_cut_off(pod):
             return
         if _main(pod) == "worker" and pod["status"]["phase"] == "Running" and uid in self._began:
             suspended = True
@@ -472,6 +479,61 @@ class Cluster:
         pod = self.server.get(key)
         if pod is not None and uid_of(pod) == uid:
             self.server.remove(key)
+
+    # --- nodes ---
+
+    def cut_power(self, node: str, after_s: float) -> None:
+        """It does not answer, or its power is cut: nobody can tell. `after_s`: how long until pods are evicted from it."""
+        if node in self.cut:
+            return
+        self.sim.saw("a node is cut off")
+        self.cut.add(node)
+        if self.luck.random() < 0.5:
+            self.loop.call_later(self.luck.choice((2.0, 20.0, 100.0)) * self.luck.random() + after_s / 2, self.return_power, node)
+        for pod in self._pods_on(node):
+            self.loop.call_later(after_s * self.luck.random(), self._silent, key_of(pod), uid_of(pod))
+        self.loop.call_later(after_s, self._evicts, node)
+
+    def return_power(self, node: str) -> None:
+        """The kubelet is back, and finds none of its containers."""
+        self.cut.discard(node)
+        for pod in self._pods_on(node):
+            if pod["metadata"].get("deletionTimestamp"):
+                self._stopped(key_of(pod), uid_of(pod))
+            elif pod["status"]["phase"] == "Running" and pod["status"]["containerStatuses"]:
+                self._end(pod, 137, {"total": LINES, "completed": 0, "failed": 0})
+            elif pod["status"]["phase"] == "Pending":
+                self._then(pod, self._runs)
+
+    def _pods_on(self, node: str) -> list[Manifest]:
+        return [one for one in self.server.of(kinds.POD) if one["spec"].get("nodeName") == node]
+
+    def _is_cut_off(self, pod: Manifest) -> bool:
+        return pod["spec"].get("nodeName") in self.cut
+
+    def working(self, job: JobTruth) -> list[str]:
+        """Uids of its pods whose worker may run where a node still answers."""
+        lost = {uid_of(one) for node in self.cut for one in self._pods_on(node)}
+        return sorted(job.pods - lost)
+
+    def given_up(self, pod: Manifest) -> None:
+        """Somebody says that it has failed. What it writes from now on the storage refuses."""
+        self._ended(pod, 137, "", ignored=is_true(pod, "DisruptionTarget"), silent=True)
+
+    def _silent(self, key: Key, uid: str) -> None:
+        """The node's controller takes back the Ready condition."""
+        pod = self.server.get(key)
+        if pod is None or uid_of(pod) != uid or not self._is_cut_off(pod) or not is_true(pod, "Ready"):
+            return
+        conditions = [one for one in pod["status"]["conditions"] if one["type"] != "Ready"]
+        self._status(pod, conditions=[*conditions, {"type": "Ready", "status": "False"}])
+
+    def _evicts(self, node: str) -> None:
+        for pod in self._pods_on(node) if node in self.cut else ():
+            if not pod["metadata"].get("deletionTimestamp") and pod["status"]["phase"] in ("Pending", "Running"):
+                taken = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "evicted"}
+                self._status(pod, conditions=[*pod["status"]["conditions"], taken])
+                self._delete(pod)
 
     # --- what pods answer ---
 
@@ -487,6 +549,8 @@ class Cluster:
         """Of one worker."""
         live = self.server.get(key_of(pod))
         if live is None or uid_of(live) != uid_of(pod) or live["status"]["phase"] != "Running" or self.rng.random() < 0.3:
+            return None
+        if self._is_cut_off(live):
             return None
         said = {"phase": "running", "total": LINES, "completed": self._done(uid_of(pod)), "failed": 0, "tokensPerSecond": 5.0}
         return {**said, "requestsPerSecond": 3.0, "shards": {"total": SHARDS, "completed": 0, "running": 1}}

@@ -31,7 +31,7 @@ def server(phase: str = "Ready", **status: Any) -> dict[str, Any]:
     conditions = [
         {
             "type": "Ready",
-            "status": "True" if phase in ("Ready", "Stopped") else "False",
+            "status": "True" if phase == "Ready" else "False",
             "reason": "CrashLoop",
             "message": "it ended with exit code 1",
         }

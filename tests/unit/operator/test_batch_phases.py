@@ -295,6 +295,41 @@ def test_without_conditional_writes_a_lost_node_is_waited_for():
     assert "n7" in condition(waits, "Running")["message"]
 
 
+@pytest.mark.parametrize("phase", ["plan", "work", "merge"])
+def test_a_pod_that_was_evicted_from_a_lost_node_is_given_up_so_that_another_comes(phase: str):
+    resource = MANY if phase == "plan" else MANY | {"status": planned()["status"]}
+    before = [] if phase == "plan" else [job(phase="plan", **COMPLETE), ended(0, PLAN_WORDS, of="plan")]
+    before += [job(MANY, **COMPLETE), ended(0, WORKED)] if phase == "merge" else []
+    lost = merge(running(of=phase), SILENT)
+
+    def given_up(*pods: Manifest, now: float = NOW) -> list[Manifest]:
+        return list(observe(resource, *before, job(MANY, phase=phase, active=1), *pods, now=now).plan.status)
+
+    assert given_up(lost) == [], "its node may come back until it is evicted"
+    assert given_up(merge(running(of=phase), GONE)) == [], "its node ends it"
+    (told,) = given_up(merge(lost, GONE))
+    assert (told["kind"], told["metadata"]["name"], told["status"]["phase"]) == ("Pod", lost["metadata"]["name"], "Failed")
+    assert {one["type"]: one["status"] for one in told["status"]["conditions"]} == {"Ready": "False", "DisruptionTarget": "True"}
+    assert given_up(merge(lost, GONE | {"status": {**lost["status"], **told["status"]}})) == [], "once"
+
+
+def test_a_pod_that_never_became_ready_is_given_up_when_its_node_has_let_its_grace_pass():
+    starting = merge(merge(running(), {"status": {"phase": "Pending", "conditions": [], "containerStatuses": []}}), GONE)
+    resource = MANY | {"status": planned()["status"]}
+    assert observe(resource, job(MANY, active=1), starting, now=NOW + 61).plan.status == ()
+    (told,) = observe(resource, job(MANY, active=1), starting, now=NOW + 120).plan.status
+    assert told["status"]["phase"] == "Failed"
+
+
+def test_without_conditional_writes_no_pod_is_given_up_and_the_status_says_what_to_do():
+    unfenced = PLAN_WORDS | {"fenced": False}
+    told = after(observe(BATCH, job(phase="plan", **COMPLETE), ended(0, unfenced, of="plan")))
+    waits = observe(told, job(terminating=1), merge(merge(running(), SILENT), GONE))
+    assert waits.plan.status == ()
+    assert condition(waits, "Running")["reason"] == "NodeLost"
+    assert "Node object" in condition(waits, "Running")["message"]
+
+
 def test_other_workers_go_on_when_a_node_is_lost():
     plan = observe(MANY, job(MANY, active=2), merge(running(0), SILENT), running(1), progress=PROGRESS)
     assert (plan.status["phase"], condition(plan, "Running")["status"]) == ("Running", "True")

@@ -79,6 +79,7 @@ def test_the_operator_may_do_what_the_table_of_kinds_says_and_no_verb_more() -> 
     for kind in kinds.RESOURCES:
         wanted[kind.group, f"{kind.plural}/status"] = {"patch"}
         wanted[kind.group, f"{kind.plural}/finalizers"] = {"update"}  # where blockOwnerDeletion is guarded (OpenShift)
+    wanted["", "pods/status"] = {"patch"}  # those on nodes that do not answer are given up
     wanted[kinds.LEASE.group, kinds.LEASE.plural] = {"list"}  # by name: whether an operator for some namespaces leads
     assert granted(role) == wanted
     assert next(rule for rule in role["rules"] if rule["resources"] == ["leases"])["resourceNames"] == [LEASE]

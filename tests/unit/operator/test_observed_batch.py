@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from banyan_operator.observed.batch import bar
@@ -81,7 +81,6 @@ def agrees(told: Mapping[str, Any] | None, said: Any) -> bool:
 @example(said=PROGRESS | {"tokensPerSecond": "many", "requestsPerSecond": [], "shards": 4})
 @example(said=PROGRESS | {"completed": 1e20, "tokensPerSecond": float("nan"), "requestsPerSecond": float("inf")})
 @example(said=PROGRESS | {"failed": True, "shards": [], "usage": 2**70, "phase": {}})
-@settings(max_examples=40)
 def test_what_a_worker_says_that_cannot_be_counts_as_not_said(said):
     world = (job(active=1), running())
     plan = observe(BATCH, *world, progress={"nightly--work-0-x": said})
@@ -103,7 +102,6 @@ def test_what_a_worker_says_that_cannot_be_counts_as_not_said(said):
 @given(words=spoilt({name: PUBLISHED[name] for name in ("message", "requestCounts", "usage", "output", "errors", "manifest")}))
 @example(words={"requestCounts": {"total": float("inf")}, "usage": {"totalTokens": -5e12}})
 @example(words={"requestCounts": {"total": True}, "usage": {"totalTokens": 2**70}})
-@settings(max_examples=40)
 def test_last_words_that_cannot_be_are_not_taken_into_the_status(words):
     plan = observe(BATCH, job(**COMPLETE), job(phase="merge", **COMPLETE), ended(0, {"code": "Succeeded", **words}, of="merge"))
     assert plan.status["phase"] == "Succeeded"
@@ -114,7 +112,6 @@ def test_last_words_that_cannot_be_are_not_taken_into_the_status(words):
 @given(text=st.text(max_size=60) | anything("code", "requestCounts").map(json.dumps))
 @example(text="{")
 @example(text='{"code": "Succeeded"')
-@settings(max_examples=40)
 def test_last_words_that_are_no_object_count_nothing(text):
     dead = {"terminated": {"exitCode": 0, "reason": "Completed", "message": text, "finishedAt": stamp(NOW - 5)}}
     merge_pod = pod(dead, "Succeeded", name="nightly--merge-0-x", of="merge")
