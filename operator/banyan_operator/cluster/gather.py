@@ -228,7 +228,7 @@ class Gatherer:
         return [one for one in live if one is not None and uid_of(one) not in uids and mine.may_change(one)]
 
     async def _warnings(self, namespace: str, children: Iterable[Manifest]) -> tuple[Manifest, ...]:
-        """Warning Events of pods that wait for longer than usual, and of Jobs that wait for a pod, newest first."""
+        """Warning Events of pods and claims that wait for longer than usual, and of Jobs that wait for a pod, newest first."""
         now, known = self._clock(), tuple(children)
         staffed = {controller_uid(child) for child in known if child["kind"] == kinds.POD.kind}
         found: list[Manifest] = []
@@ -304,6 +304,8 @@ def _waits_long(child: Manifest, staffed: Collection[str | None], now: float) ->
     elif child["kind"] == kinds.JOB.kind:
         over = is_true(child, "Complete") or is_true(child, "Failed")
         waits = not (spec.get("suspend") or over or child["metadata"].get("deletionTimestamp")) and uid_of(child) not in staffed
+    elif child["kind"] == kinds.CLAIM.kind:
+        waits = status.get("phase") == "Pending"
     else:
         return False
     began = status.get("startTime") or child["metadata"].get("creationTimestamp")

@@ -18,6 +18,7 @@ from banyan_operator.observed.conditions import Finding, conditions, no, unknown
 from banyan_operator.observed.counting import Counted, count, so_many
 from banyan_operator.observed.course import NOTHING_FAILS, UNREPORTED, Course, Known, Wish
 from banyan_operator.observed.failures import kept, last_failure
+from banyan_operator.observed.pods import age_s
 from banyan_operator.observed.seen import Seen, view_of
 from banyan_operator.observed.written import Written
 from banyan_operator.plan import Settings, World
@@ -27,6 +28,9 @@ TERMINAL: Final = ("Succeeded", "Failed", "Cancelled", "Expired")
 BAR_CELLS: Final = 10  # a row of `kubectl get` is to fit in 80 columns
 STALLED_S: Final = 1800.0
 WITHOUT_POD_S: Final = 60.0
+FIRST_ANSWER_S: Final = 60.0  # a worker that runs for less may not answer yet
+COURSE: Final = ("Pending", "Planning", "Running", "Merging")
+"""Phases that follow on each other, and of which none comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,11 @@ def bar(percent: int) -> str:
 
 
 def _phase(one: Observed, written: Written, progress: Progress | None) -> BatchPhase:
+    phase, before = _phase_seen(one, written, progress), one.prior.get("phase")
+    return max(phase, before, key=COURSE.index) if phase in COURSE and before in COURSE else phase
+
+
+def _phase_seen(one: Observed, written: Written, progress: Progress | None) -> BatchPhase:
     seen, wish, over = one.seen, one.wish, one.course.over
     if over is not None and written.complete:
         return over.phase
@@ -143,8 +152,6 @@ def _phase(one: Observed, written: Written, progress: Progress | None) -> BatchP
         return "Pending"
     if seen.running:
         return "Merging" if progress is not None and progress.phase == "publishing" and seen.work.alone else "Running"
-    if seen.diagnosis is not None and seen.diagnosis.reason == "NodeLost":
-        return "Pending"
     # between two attempts of a worker the job still counts as running; its condition says what went wrong
     return "Running" if _begun(one) else "Pending"
 
@@ -241,6 +248,8 @@ def _running(one: Observed, phase: BatchPhase) -> Finding:
         return no("Merging", "Results are put together and published.")
     if stage is seen.plan and seen.running:
         return no("Planning", "The input is read and cut into shards.")
+    if stage is not None and stage.worker_ended:
+        return no("WaitingForReport", "The worker has ended. Its Job has yet to say how it did.")
     return no("Starting", _without_pod(one) or "Waiting for the worker's pod.")
 
 
@@ -284,7 +293,9 @@ def _suspended(one: Observed) -> Finding:
 
 
 def _progress_known(one: Observed) -> Finding:
-    progress = one.progress
+    progress, stage = one.progress, one.seen.now
+    if progress is None and stage is not None and age_s(stage.running_since, one.world.now) < FIRST_ANSWER_S:
+        return unknown("Starting", "The worker has just begun, and has not answered yet.")
     if progress is None:
         return no("WorkersUnreachable", "no worker answers on its progress port; counts may be old.")
     return yes("Reported", "The worker reports its progress." if one.job.spec.workers == 1 else "Workers report their progress.")

@@ -10,6 +10,7 @@ from typing import Final
 from banyan_operator.desired import serverpod
 from banyan_operator.desired.batchjob import STOPPED
 from banyan_operator.desired.batchpod import CONTAINER, FIELDS
+from banyan_operator.kube.kinds import CLAIM
 from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.pods import STUCK_AFTER_S, Container, End, LastWords, Pod, age_s
 from banyan_operator.plan import Manifest
@@ -110,6 +111,10 @@ def _unschedulable(pod: Pod, view: View) -> Diagnosis | None:
             step += f"; or, where the nodes that have some bear it, tolerate {taint} in spec.scheduling.tolerations"
         return Diagnosis("InsufficientAccelerators", f"no node has {view.accelerators} free (pod {pod.name}): {text}. {step}.", pod.name)
     if "persistentvolumeclaim" in text.lower():
+        if told := next((one for one in view.events if one.get("involvedObject", {}).get("kind") == CLAIM.kind), None):
+            name, why = told["involvedObject"].get("name"), _short(str(told.get("message") or ""))
+            step = "Name a class that 'kubectl get storageclass' shows, or a claim that exists"
+            return Diagnosis("VolumeNotReady", f"claim {name} gets no volume (pod {pod.name}): {why}. {step}.", pod.name)
         step = "Create the claim, or check its storage class"
         return Diagnosis("VolumeNotReady", f"a claim cannot be used (pod {pod.name}): {text}. {step}.", pod.name)
     step = "Lower spec.resources.requests, change spec.scheduling, or add nodes"
@@ -235,7 +240,7 @@ def _stuck(pod: Pod, view: View) -> Diagnosis | None:
 
 
 def _starting(pod: Pod, view: View) -> Diagnosis | None:
-    if not pod.active or pod.ready:
+    if not pod.active or pod.ready or any(container.ended is not None for container in pod.containers):
         return None
     waits = next((container for container in pod.containers if container.waiting), None)
     text = f" ({waits.waiting_message or waits.waiting})" if waits else ""

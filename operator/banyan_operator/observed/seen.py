@@ -51,6 +51,12 @@ class Stage:
         return min((one.running_since for _, one in self._workers if one.running_since), default=None)
 
     @property
+    def worker_ended(self) -> bool:
+        """Its newest pod's worker has ended, and the pod not yet."""
+        container = self.pods[0].container(CONTAINER) if self.pods else None
+        return container is not None and container.ended is not None and self.pods[0].may_run
+
+    @property
     def failure(self) -> tuple[Pod, End] | None:
         """The newest worker that failed."""
         ends = ((pod, one.ended) for pod in self.pods if (one := pod.container(CONTAINER)) is not None)

@@ -17,7 +17,7 @@ from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, condition, controller_uid, is_true, key_of, uid_of
 from banyan_operator.kube.ownership import Owner, whose
 from banyan_operator.observed import events
-from banyan_operator.observed.batch import TERMINAL, deadline
+from banyan_operator.observed.batch import COURSE, TERMINAL, deadline
 from banyan_operator.plan import Outcome, Ref, World
 from banyan_operator.reconcile import decide
 from banyan_operator.times import stamp
@@ -156,6 +156,8 @@ class Checks:
             self.sim.fail(f"{name}: started before it was made")
         if phase == "Terminating":
             return
+        if phase in COURSE and prior.get("phase") in COURSE and COURSE.index(phase) < COURSE.index(prior["phase"]):
+            self.sim.fail(f"{name}: was {prior['phase']} and is {phase} again")
         if self._over.get(uid, phase) != phase:
             self.sim.fail(f"{name}: was {self._over[uid]} and is {phase}")
         if phase not in TERMINAL or uid in self._over:

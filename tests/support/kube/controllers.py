@@ -338,7 +338,8 @@ class Cluster:
         return changed
 
     def _scheduled(self, pod: Manifest) -> None:
-        there = self.cuts and _main(pod) == "worker" and "node-1" not in self.cut and self.luck.random() < 0.7
+        job = self.jobs.get(controller_uid(pod) or "")  # of the release before phases none is given up
+        there = self.cuts and job is not None and job.phase is not None and "node-1" not in self.cut and self.luck.random() < 0.7
         node = "node-1" if there else "node-0"
         self.server.edit(key_of(pod), lambda live: {**live, "spec": {**live["spec"], "nodeName": node}})
         pod = self.server.objects[key_of(pod)]
@@ -495,7 +496,9 @@ class Cluster:
         self.loop.call_later(after_s, self._evicts, node)
 
     def return_power(self, node: str) -> None:
-        """The kubelet is back, and finds none of its containers."""
+        """The kubelet is back, and finds none of its containers. A node that stays away until all rests stays away for ever."""
+        if self.sim.resting:
+            return
         self.cut.discard(node)
         for pod in self._pods_on(node):
             if pod["metadata"].get("deletionTimestamp"):

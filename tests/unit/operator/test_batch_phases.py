@@ -67,7 +67,7 @@ def test_a_batch_is_planned_then_worked_on_then_merged():
     ready = observe(after(planning, MANY), *plan_over)
     assert list(made(ready)) == ["work"]
     assert made(ready)["work"]["spec"]["parallelism"] == 4
-    assert (ready.status["phase"], ready.status["requests"], ready.status["progressPercent"]) == ("Pending", "0/1000", 0)
+    assert (ready.status["phase"], ready.status["requests"], ready.status["progressPercent"]) == ("Planning", "0/1000", 0)
     assert ready.status["shards"] == {"total": 4, "completed": 0, "running": 0}
     assert ready.status["planTime"] == stamp(NOW - 5)
     assert (condition(ready, "Planned")["status"], condition(ready, "Planned")["message"]) == ("True", "1000 requests in 4 shards.")
@@ -89,7 +89,7 @@ def test_a_batch_is_planned_then_worked_on_then_merged():
     assert over.status["shards"] == {"total": 4, "completed": 4, "running": 0}
     assert condition(over, "Planned")["message"] == "1000 requests in 4 shards."
     kinds = [plan.status["phase"] for plan in (first, planning, ready, working, merging, over)]
-    assert kinds == ["Pending", "Planning", "Pending", "Running", "Merging", "Succeeded"]
+    assert kinds == ["Pending", "Planning", "Planning", "Running", "Merging", "Succeeded"]
 
 
 def test_a_pod_template_that_replaces_the_workers_arguments_is_an_invalid_spec_by_field_and_remedy():

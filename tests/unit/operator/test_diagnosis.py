@@ -220,6 +220,15 @@ def test_a_default_image_that_cannot_be_pulled_points_at_refresh():
 SILENT = READY | {"conditions": [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]}
 
 
+def test_a_claim_that_gets_no_volume_is_named_with_its_own_event():
+    waits = pod(SERVER, **unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."))
+    claim = {"kind": "PersistentVolumeClaim", "name": "tiny--cache"}
+    event = {"reason": "ProvisioningFailed", "message": 'storageclass.storage.k8s.io "fast" not found', "involvedObject": claim}
+    found = ready(observe(SERVER, deployment(SERVER), waits, events=(event,)))
+    assert found["reason"] == "VolumeNotReady"
+    assert all(word in found["message"] for word in ("tiny--cache", '"fast"', "kubectl get storageclass"))
+
+
 def test_a_lost_node_is_named_with_what_happens_next():
     plan = observe(SERVER, deployment(SERVER), pod(SERVER, **SILENT))
     assert (ready(plan)["status"], ready(plan)["reason"]) == ("False", "NodeLost")

@@ -64,9 +64,23 @@ def test_a_running_batch_shows_its_progress():
 
 def test_a_worker_that_does_not_answer_keeps_the_counts_that_are_known():
     before = observe(BATCH, job(active=1), running(), progress=PROGRESS)
-    plan = observe(after(before), job(active=1), running())
+    plan = observe(after(before), job(active=1), running(), now=NOW + 60)
     assert plan.status["requestCounts"]["completed"] == 400
     assert condition(plan, "ProgressKnown")["reason"] == "WorkersUnreachable"
+
+
+def test_a_worker_that_has_just_begun_need_not_answer_yet():
+    plan = observe(BATCH, job(active=1), running())
+    assert (condition(plan, "ProgressKnown")["status"], condition(plan, "ProgressKnown")["reason"]) == ("Unknown", "Starting")
+    assert not plan.events or "WorkersUnreachable" not in reasons(plan)
+
+
+def test_a_pod_whose_worker_has_ended_is_not_being_started():
+    before = after(observe(BATCH, job(active=1), running(), progress=PROGRESS))
+    ends = merge(ended(0, WORKED), {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]}})
+    plan = observe(before, job(active=1), ends)
+    assert (plan.status["phase"], condition(plan, "Running")["reason"]) == ("Running", "WaitingForReport")
+    assert not plan.events
 
 
 def agrees(told: Mapping[str, Any] | None, said: Any) -> bool:
@@ -164,7 +178,7 @@ def test_a_worker_on_a_lost_node_does_not_run_as_far_as_anybody_knows():
     assert (condition(plan, "Running")["status"], condition(plan, "Running")["reason"]) == ("Unknown", "NodeLost")
     for words in ("node n7", "nightly--work-0-x", "300 s"):
         assert words in condition(plan, "Running")["message"]
-    assert plan.status["phase"] == "Pending"
+    assert plan.status["phase"] == "Running"
     assert plan.status["requests"] == "412/1000"
     assert reasons(plan) == ["NodeLost"]
     evicted = merge(silent, {"metadata": {"deletionTimestamp": stamp(NOW + 250)}})
