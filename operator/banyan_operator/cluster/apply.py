@@ -54,6 +54,10 @@ class Applied:
         refs = (*self.refused, *self.forbidden, *self.taken, *self.failed, *self.contested)
         return next((ref for ref in refs if ref.kind == kinds.CONTROLLER_REVISION.kind), None)
 
+    def lost_address(self) -> Ref | None:
+        """A Service of somebody else's in the place of one that was to be made: nothing could reach new pods."""
+        return next((ref for ref in self.taken if ref.kind == kinds.SERVICE.kind), None)
+
     def again(self, delay_s: float) -> None:
         self.wait_s = delay_s if self.wait_s is None else min(delay_s, self.wait_s)
 
@@ -89,6 +93,10 @@ class Applier:
         for manifest in plan.apply:
             if manifest["kind"] == kinds.DEPLOYMENT.kind and (record := applied.unrecorded()) is not None:
                 applied.failed[Ref.of(manifest)] = f"ControllerRevision {record.name}, which records what its pods run, is not written"
+                continue
+            new = manifest["kind"] == kinds.DEPLOYMENT.kind and self._store.get(key_of(manifest)) is None
+            if new and (service := applied.lost_address()) is not None:
+                applied.failed[Ref.of(manifest)] = f"Service {service.name}, under which its pods are reached, is somebody else's"
                 continue
             await self._apply(resource, manifest, Ref.of(manifest) in plan.drifted, unseen, applied)
         for live in plan.delete:

@@ -10,7 +10,7 @@ from banyan_operator.api import InferenceServer
 from banyan_operator.api.status import Address, InferenceServerStatus, ServedModel, ServerPhase
 from banyan_operator.desired.metadata import SPEC_HASH, owner, selector
 from banyan_operator.kube.addresses import in_url
-from banyan_operator.kube.kinds import DEPLOYMENT, REPLICA_SET
+from banyan_operator.kube.kinds import DEPLOYMENT, REPLICA_SET, SERVICE
 from banyan_operator.kube.objects import Ref, condition, controller_uid, find_object, is_true, uid_of
 from banyan_operator.observed import diagnosis
 from banyan_operator.observed.answers import Readiness
@@ -77,7 +77,7 @@ def status(
     addresses, route = _addresses(server, world, settings)
     found: dict[str, Finding] = {
         "Accepted": accepted,
-        "Available": _available(seen),
+        "Available": _available(server, accepted, seen, world),
         "Progressing": _progressing(server, accepted, seen, written),
         "Ready": _ready(accepted, seen, route),
         "Degraded": _degraded(seen, str(prior.get("phase"))),
@@ -215,7 +215,11 @@ def _creation_errors(deployment: Manifest | None, sets: Sequence[Manifest], revi
 # --- conditions ---
 
 
-def _available(seen: Seen) -> Finding:
+def _available(server: InferenceServer, accepted: Finding, seen: Seen, world: World) -> Finding:
+    service = find_object(world.children, Ref.to(SERVICE, server.metadata.name))
+    elsewhere = accepted.reason == "NameConflict" and not (service is not None and owner(server).may_change(service))
+    if seen.ready_any and elsewhere:
+        return no("NameConflict", accepted.message)
     if seen.ready_any:
         return yes("MinimumReplicasAvailable", f"{seen.ready_any} of {seen.wanted} replicas take requests.")
     if seen.wanted == 0:

@@ -293,13 +293,18 @@ class Checks:
                 taken[Ref.of(manifest)] = whose(live)
             else:
                 left.append(str(key_of(manifest)))
+        failed = {}
+        if service := next((ref for ref in taken if ref.kind == "Service"), None):  # nothing is made that nobody could reach
+            why = f"Service {service.name}, under which its pods are reached, is somebody else's"
+            failed = {Ref.of(one): why for one in decision.plan.apply if one["kind"] == "Deployment" and str(key_of(one)) in left}
+            left = [one for one in left if not one.startswith("Deployment")]
         if left:
             return f"still to be applied: {left}"
         if decision.plan.status:
             return f"still to be given up: {[str(key_of(one)) for one in decision.plan.status]}"
         if decision.plan.delete:
             return f"still to be deleted: {[str(key_of(one)) for one in decision.plan.delete]}"
-        report = decision.report(Outcome(taken=taken))
+        report = decision.report(Outcome(taken=taken, failed=failed))
         if report.status is not None:
             return f"the status says {_different(status, report.status)}"
         if resource["kind"] == "InferenceServer":

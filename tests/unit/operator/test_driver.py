@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from banyan_operator.cluster import gather, queue
-from banyan_operator.kube.kinds import INFERENCE_SERVER
+from banyan_operator.kube.kinds import INFERENCE_SERVER, SERVICE
 from banyan_operator.kube.objects import Key, Ref
-from banyan_operator.plan import Manifest, Report, Settings, World
+from banyan_operator.plan import Manifest, Plan, Report, Settings, World
 from tests.support.kube.http import Call, refusal, unserved
 from tests.unit.operator.rig import KEY, KEY_PLACE, PLACE, SERVER, STATUS, Decided, Rig, always, run, until_there, wanted
 
@@ -44,6 +44,20 @@ def test_a_strangers_object_is_left_alone_and_told() -> None:
         assert rig.server.objects[KEY_PLACE]["status"]["phase"] != "fine"
 
     run(always, scenario)
+
+
+def test_no_pods_are_made_that_nobody_could_reach() -> None:
+    def decide(resource: Manifest, world: World, _: Settings) -> Decided:
+        return Decided(Plan((wanted(resource, SERVICE), wanted(resource))))
+
+    async def scenario(rig: Rig) -> None:
+        theirs = SERVICE.path("team", "smollm2")
+        rig.server.store(theirs, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "smollm2", "namespace": "team"}})
+        await rig.work()
+        assert PLACE not in rig.server.objects
+        assert "ownerReferences" not in rig.server.objects[theirs]["metadata"]
+
+    run(decide, scenario)
 
 
 def test_a_refusal_is_told_in_the_same_reconcile_and_tried_again_later() -> None:

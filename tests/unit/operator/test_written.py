@@ -54,6 +54,12 @@ def test_a_right_that_is_missing_for_a_server_that_serves_is_told_once_in_an_eve
     assert observe(after(plan, SERVER), deployment(SERVER), pod(SERVER, **READY), outcome=denied).events == ()
 
 
+def test_a_server_whose_address_is_somebody_elses_is_not_available():
+    taken = Outcome(taken={Ref("v1", "Service", "tiny"): "nobody"})
+    plan = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), outcome=taken)
+    assert (conditions(plan)["Available"]["status"], conditions(plan)["Available"]["reason"]) == ("False", "NameConflict")
+
+
 def test_what_could_not_be_written_for_now_is_told_where_the_progress_is():
     away = Outcome(failed={Ref("apps/v1", "Deployment", "tiny"): "503 etcd is away"})
     plan = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), outcome=away)
