@@ -38,6 +38,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     content_logprobs: bool = False  # told are those of the tokens that spell the content, and no others
     stops: tuple[str, ...] = ()
     stop_regexes: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()  # tokens that end it behind its reasoning, of which the engine knows nothing
     include_stop: bool = False  # keep the stop string or stop token in the text
     skip_special_tokens: bool = True
     reasoning: ReasoningStart | None = None  # None: nobody looks for reasoning

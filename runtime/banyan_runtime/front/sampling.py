@@ -118,13 +118,15 @@ class SamplingParams:
     stops: tuple[str, ...]
     stop_regexes: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]  # of these those that end a text for every client
     skip_special_tokens: bool
     include_stop: bool
     bias_ids: bytes  # wire.pack_ids
     bias_values: bytes  # float32
 
-    def sampling(self, max_new_tokens: int, seed_id: str, random_seed: int, index: int) -> wire.Sampling:
-        """For choice `index` of a prompt. Without a seed each prompt draws its own from `seed_id`.
+    def sampling(self, max_new_tokens: int, seed_id: str, random_seed: int, index: int, *, ends_alone: bool = False) -> wire.Sampling:
+        """For choice `index` of a prompt. Without a seed each prompt draws its own from `seed_id`. `ends_alone`: of the stop tokens the
+        engine learns no more than `end_ids`.
 
         Raises ApiError when more tokens must be generated than can be.
         """
@@ -144,7 +146,7 @@ class SamplingParams:
             presence_penalty=values["presence_penalty"],
             repetition_penalty=values["repetition_penalty"],
             seed=_seed(_digest(f"{random_seed}:{seed_id}") if self.seed is None else self.seed & _MASK, index),
-            stop_token_ids=self.stop_token_ids,
+            stop_token_ids=self.end_ids if ends_alone else self.stop_token_ids,
             bias_ids=self.bias_ids,
             bias_values=self.bias_values,
         )
@@ -193,7 +195,8 @@ def resolve(fields: SamplingFields, defaults: Mapping[str, float], eos_ids: froz
         n=fields.n or 1,
         stops=_stops(fields),
         stop_regexes=_stop_regexes(fields),
-        stop_token_ids=_stop_ids(fields, eos_ids, vocab_size),
+        stop_token_ids=(stop_ids := _stop_ids(fields, eos_ids, vocab_size)),
+        end_ids=tuple(token_id for token_id in stop_ids if token_id in eos_ids),
         skip_special_tokens=fields.skip_special_tokens is not False,
         include_stop=fields.include_stop,
         **_biases(fields, vocab_size),

@@ -1,4 +1,7 @@
-"""What one sequence says: tokens → text → stop strings → output parser → content, reasoning and calls of tools."""
+"""What one sequence says: tokens → text → output parser → content, reasoning and calls of tools.
+
+Between the reasoning and what is made of the content stand stop strings and stop tokens: whoever asks for them means the answer.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from banyan_runtime.front.chat.events import Content, Event, Reasoning, ToolEvent
+from banyan_runtime.front.chat.events import Content, Cut, Event, Reasoning, ToolEvent
 from banyan_runtime.front.chat.output import ChoiceParser, make_parser
 from banyan_runtime.front.chat.reasoning import Start
 from banyan_runtime.front.chat.tools.json_array import JSON_ARRAY
@@ -18,7 +21,7 @@ from banyan_runtime.front.openai.calls import Calls
 from banyan_runtime.front.plan import GenerateRequest
 from banyan_runtime.front.spelling import Spelling
 from banyan_runtime.front.text.detokenizer import Detokenizer
-from banyan_runtime.front.text.stop_regex import Stops
+from banyan_runtime.front.text.stop_regex import Stops, TooSlow
 from banyan_runtime.front.text.stops import StopMatcher
 from banyan_runtime.front.text.text import Text
 
@@ -38,14 +41,14 @@ class Speech:
         self._turned = False  # whether that is another one than reasoning, content, calls
         self._calls = Calls(lambda start: "")  # their ids are the answer's
         self._id = request_id
-        self._parser = _parser(text, request)
-        self._detokenizer = _detokenizer(text, request, endpoint)
-        self._stops = _stops(request)
-        self._min_new_tokens = request.sampling.min_new_tokens
         of_content = endpoint == "responses" or request.content_logprobs
         self.spelling = Spelling() if of_content and request.logprobs is not None else None
+        self._cut = _Stopping(request, self.spelling) if request.stops or request.stop_regexes or request.stop_ids else None
+        self._parser = _parser(text, request, self._cut)
+        self._detokenizer = _detokenizer(text, request, endpoint)
+        self._tokenizer = text.tokenizer
         # What is said is the content, and ends nothing.
-        self.plain = self._parser is None and self._stops is None and self.spelling is None
+        self.plain = self._parser is None and self._cut is None and self.spelling is None
 
     @property
     def over(self) -> bool:
@@ -58,9 +61,9 @@ class Speech:
         return self._calls.fit
 
     @property
-    def matched(self) -> str | None:
-        """The stop string that ended it."""
-        return None if self._stops is None else self._stops.matched
+    def matched(self) -> str | int | None:
+        """The stop string or stop token that ended it."""
+        return None if self._cut is None else self._cut.matched
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -73,28 +76,34 @@ class Speech:
 
     def feed(self, token_id: int, number: int) -> None:
         """Take the next token, the `number`th. Raises TooSlow when a stop regex takes too long."""
+        cut = self._cut
+        if cut is not None:
+            cut.reach(number)
+            if cut.wants(token_id, number) and not self._kept(token_id):
+                cut.token = token_id
+                if not cut.include:
+                    return
         ids = (token_id,)
         text = self.text(ids)
         if self.spelling is not None:
             self.spelling.say(text, silent=self._detokenizer is None or token_id in self._detokenizer.skip)
-        if self._stops is not None:
-            text = self._stops.feed(text, allowed=number >= self._min_new_tokens)
         self._pass_on(text, ids)
 
     def finish(self, number: int) -> None:
         """Release what the detokenizer, the stop strings and the parser held back behind the last token, the `number`th."""
         if self._parser is not None and self._parser.enough:
             return
-        if self._detokenizer is not None and self.matched is None:
+        if self._cut is not None:
+            self._cut.reach(number)
+        if self._detokenizer is not None and not isinstance(self.matched, str):
             text = self._detokenizer.finish()
             if self.spelling is not None:
                 self.spelling.close(text)
-            if self._stops is not None:
-                text = self._stops.feed(text, allowed=number >= self._min_new_tokens)
             self._pass_on(text)
-        self._pass_on("" if self._stops is None or self.matched is not None else self._stops.finish())
         if (parser := self._parser) is not None:
             self._parse(parser, parser.finish)
+        elif self._cut is not None and (rest := self._cut.finish()):
+            self._sort((Content(rest),))
 
     def take(self) -> tuple[str, str, list[ToolEvent], list[Event]]:
         """What has become certain since it was last taken: content, reasoning, calls; and all of it as it was said, where that was
@@ -104,12 +113,20 @@ class Speech:
         self.content, self.reasoning, self.tools, self._said, self._turned = [], [], [], [], False
         return content, reasoning, tools, said
 
+    def _kept(self, token_id: int) -> bool:
+        """Whether this token, which comes now, is one of the reasoning."""
+        if self._parser is None:
+            return False
+        return self._parser.keeps("" if self._tokenizer is None else self._tokenizer.token_text(token_id))
+
     def _pass_on(self, text: str, ids: Sequence[int] = ()) -> None:
-        """Send text on its way behind the stop strings."""
+        """Send text on its way behind the detokenizer."""
         if self.spelling is not None:
-            self.spelling.release(text)
+            self.spelling.release(len(text))
         parser = self._parser
         if parser is None:
+            if self._cut is not None:
+                text = self._cut.feed(text)
             if text:
                 self._sort((Content(text),))
             return
@@ -119,6 +136,8 @@ class Speech:
         """Take what the parser makes of text. One that fails gives the text back, and the rest is passed on as it is."""
         try:
             self._sort(events())
+        except TooSlow:
+            raise
         except Exception:
             log.exception("the output parser failed on request %s; the rest is passed on as it is", self._id)
             self._parser = None
@@ -148,13 +167,49 @@ def _rank(event: Event) -> int:
     return 0 if isinstance(event, Reasoning) else 1 if isinstance(event, Content) else 2
 
 
-def _stops(request: GenerateRequest) -> Stops | StopMatcher | None:
-    if request.stop_regexes:
-        return Stops(request.stops, request.stop_regexes, include=request.include_stop)
-    return StopMatcher(request.stops, include=request.include_stop) if request.stops else None
+class _Stopping:
+    """What a client has set to end the answer: a `Cut`, and tokens."""
+
+    def __init__(self, request: GenerateRequest, spelling: Spelling | None) -> None:
+        self.include = request.include_stop
+        self._stops = (
+            Stops(request.stops, request.stop_regexes, include=self.include)
+            if request.stop_regexes
+            else StopMatcher(request.stops, include=self.include)
+        )
+        self._ids = frozenset(request.stop_ids)
+        self._min_new_tokens = request.sampling.min_new_tokens
+        self._spelling = spelling
+        self._allowed = True
+        self.token: int | None = None  # the one that ended it
+
+    @property
+    def matched(self) -> str | int | None:
+        """A string comes before the token that it was found with."""
+        return self.token if self._stops.matched is None else self._stops.matched
+
+    def reach(self, number: int) -> None:
+        """What comes now is said with the `number`th token."""
+        self._allowed = number >= self._min_new_tokens
+
+    def wants(self, token_id: int, number: int) -> bool:
+        """Whether the `number`th token is a stop token, unless it is one of the reasoning."""
+        return token_id in self._ids and number > self._min_new_tokens
+
+    def feed(self, text: str) -> str:
+        return self._told(self._stops.feed(text, allowed=self._allowed), len(text))
+
+    def finish(self) -> str:
+        return "" if self._stops.matched is not None else self._told(self._stops.finish(), 0)
+
+    def _told(self, text: str, given: int) -> str:
+        """Of so many characters given this comes out now."""
+        if self._spelling is not None:
+            self._spelling.release(len(text) - given)
+        return text
 
 
-def _parser(text: Text, request: GenerateRequest) -> ChoiceParser | None:
+def _parser(text: Text, request: GenerateRequest, cut: Cut | None) -> ChoiceParser | None:
     tools, form = request.tools, None
     if tools is not None:
         form = find(tools.format) if tools.format else JSON_ARRAY
@@ -171,6 +226,7 @@ def _parser(text: Text, request: GenerateRequest) -> ChoiceParser | None:
         limited=tools is not None and tools.limited,
         required=tools is not None and tools.required,
         implicit_end=request.constraint is None,
+        cut=cut,
     )
 
 

@@ -1,7 +1,7 @@
 """Which tokens spell the content of an answer, for who tells something of each of them.
 
-Between the tokens and the content stand a detokenizer that leaves tokens out, stop strings that hold text back, and a parser that takes
-markers and reasoning away. So what tokens said is kept until pieces of it come out at the other end, and each piece is looked for: right
+Between the tokens and the content stand a detokenizer that leaves tokens out, a parser that takes markers and reasoning away, and stop
+strings that hold text back. So what tokens said is kept until pieces of it come out at the other end, and each piece is looked for: right
 behind the last one if that was of the same kind, else as near to the end as it stands, since nothing holds much text back.
 """
 
@@ -53,9 +53,9 @@ class Spelling:
         """What the detokenizer held back behind the last token."""
         self._said += text
 
-    def release(self, text: str) -> None:
-        """This goes to the parser."""
-        self._released += len(text)
+    def release(self, characters: int) -> None:
+        """So many more go to the parser; below 0: so many of those are held back."""
+        self._released += characters
 
     def come_out(self, kind: Kind, text: str) -> None:
         """A piece of what the parser makes of it."""

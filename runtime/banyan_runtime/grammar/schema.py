@@ -30,6 +30,7 @@ _UNENFORCED: Final = (
     "not", "if", "then", "else", "contains", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
     "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
+_BRANCHES: Final = ("anyOf", "oneOf")
 DEFINITIONS: Final = ("$defs", "definitions")
 ANNOTATIONS: Final = frozenset({"title", "description", "$comment", "examples", "default", "deprecated"})
 _FORMATS: Final = frozenset({
@@ -53,14 +54,16 @@ def prepare(schema: object) -> str:
     if not isinstance(schema, dict):
         raise GrammarError("a schema is a JSON object.")
     _check_size(schema)
+    marked: Schema = copied(schema)
+    _mark_nothing(marked)
     remainders = 0
-    for path, part in parts(schema):
+    for path, part in parts(marked):
         _check(path, part)
         remainders += _remainders(part["multipleOf"]) if "multipleOf" in part else 0
     check_count(remainders, "remainders of 'multipleOf' to tell apart", _MAX_ALL_REMAINDERS)
-    text = _compiled(schema, narrow=True)
+    text = _compiled(marked, narrow=True)
     if len(text.encode()) > MAX_TEXT_BYTES:  # each of very many dates has its pattern
-        text = _compiled(schema, narrow=False)
+        text = _compiled(marked, narrow=False)
     check_text(text, "the schema")
     return text
 
@@ -155,6 +158,28 @@ def enforceable(part: Schema, keyword: str) -> bool:
     return True
 
 
+def _mark_nothing(schema: Schema) -> None:
+    """Write each branch of `anyOf` and `oneOf` that admits no value as false, in its place, where another one admits some."""
+    for _, part in parts(schema):
+        for keyword in _BRANCHES:
+            if (branches := _list(part.get(keyword))) and not _all_nothing(part, keyword):
+                part[keyword] = [False if _admits_nothing(branch) else branch for branch in branches]
+
+
+def _admits_nothing(schema: Any) -> bool:
+    """As far as it says so itself: false, or a `not` of everything, which is how some tools write it."""
+    if not isinstance(schema, dict):
+        return schema is False
+    denied = schema.get("not")
+    if denied is True or (isinstance(denied, dict) and ANNOTATIONS.issuperset(denied)):
+        return True
+    return any(map(_admits_nothing, _list(schema.get("allOf")))) or any(_all_nothing(schema, keyword) for keyword in _BRANCHES)
+
+
+def _all_nothing(part: Schema, keyword: str) -> bool:
+    return bool(branches := _list(part.get(keyword))) and all(map(_admits_nothing, branches))
+
+
 def _check(path: str, part: Schema) -> None:
     for keyword in _UNENFORCED:
         if keyword in part and not (keyword == "propertyNames" and _takes_all_names(part[keyword])):
@@ -166,6 +191,9 @@ def _check(path: str, part: Schema) -> None:
     reference = part.get("$ref")
     if "$ref" in part and not (isinstance(reference, str) and reference.startswith("#")):
         raise refuse(path, part, "$ref", "must point into the schema itself ('#/...')")
+    for keyword in _BRANCHES:
+        if _all_nothing(part, keyword):
+            raise refuse(path, part, keyword, "admits nothing; at least one of its schemas must admit a value")
     if _remainders(part.get("multipleOf", 1)) > _MAX_REMAINDERS:
         raise refuse(path, part, "multipleOf", f"has more than {_MAX_REMAINDERS} remainders to tell apart, which is not supported")
     patterns = [("pattern", part.get("pattern", "")), *(("patternProperties", name) for name in part.get("patternProperties", {}))]
@@ -205,6 +233,9 @@ def _neutralise(schema: Schema, *, narrow: bool) -> None:
     for _, part in parts(schema):
         part.pop("uniqueItems", None)
         part.pop("propertyNames", None)
+        for keyword in _BRANCHES:
+            if keyword in part:
+                part[keyword] = [branch for branch in part[keyword] if branch is not False]
         for low, high in COUNTS:
             part.update({name: int(part[name]) for name in (low, high) if name in part})
             if part.get(high, 0) > MOST:

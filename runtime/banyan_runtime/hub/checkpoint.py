@@ -7,6 +7,7 @@ lead: a snapshot in a Hugging Face cache consists of links, and whoever can plac
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeGuard
@@ -43,8 +44,9 @@ class StoredTensor:
     nbytes: int
 
 
-def files(folder: Path) -> list[Path]:
-    """The weight files to read, in order: those of the index, else model.safetensors, else every *.safetensors; maybe none.
+def files(folder: Path) -> dict[Path, Set[str]]:
+    """The weight files to read, in order: those of the index, each with the names of the tensors that it places there, else
+    model.safetensors, else every *.safetensors; maybe none.
 
     Raises ModelError for an index that is broken, names a file outside the folder, or names one that is not there.
     """
@@ -53,8 +55,8 @@ def files(folder: Path) -> list[Path]:
         found = read_object(index, INDEX_BYTES)
     except FileNotFoundError:
         if (single := folder / "model.safetensors").exists():
-            return [single]
-        return sorted(folder.glob("*.safetensors"))
+            return {single: frozenset()}
+        return {file: frozenset() for file in sorted(folder.glob("*.safetensors"))}
     names = _names(found.get("weight_map"), index)
     try:
         missing = [name for name in names if not (folder / name).is_file()]
@@ -63,16 +65,38 @@ def files(folder: Path) -> list[Path]:
     if missing:
         listed = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
         raise ModelError(f"{folder}: {listed} is missing, {INDEX} names it; fetch the model again")
-    return [folder / name for name in names]
+    return {folder / name: placed for name, placed in names.items()}
 
 
-def _names(weight_map: Any, index: Path) -> list[str]:
-    """The distinct file names of a weight_map."""
+def tensors(files: Mapping[Path, Set[str]]) -> list[StoredTensor]:
+    """What the headers of all `files` say, each tensor once: of one that is in several files, the copy that the index places.
+
+    Raises ModelError as `header`, and for a tensor in several files that the index places in none of them.
+    """
+    found: dict[str, StoredTensor] = {}
+    copies: list[StoredTensor] = []
+    for file, placed in files.items():
+        for tensor in header(file):
+            if tensor.name in found and tensor.name not in placed:
+                copies.append(tensor)
+                continue
+            if tensor.name in found:
+                copies.append(found[tensor.name])
+            found[tensor.name] = tensor
+    for copy in copies:
+        kept = found[copy.name].file
+        if copy.name not in files[kept]:
+            raise ModelError(f"{copy.file.name}: tensor {shown(copy.name)} is also in {kept.name}; remove the stray file")
+    return list(found.values())
+
+
+def _names(weight_map: Any, index: Path) -> dict[str, set[str]]:
+    """The file names of a weight_map, sorted, and which tensors each of them has."""
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(
             f"{index}: cannot be read as a safetensors index: 'weight_map' is {shown(weight_map)}, not an object of file names"
         )
-    names: dict[str, None] = {}
+    names: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str):
             raise ModelError(f"{index}: weight_map[{shown(tensor)}] is {shown(name)}, not a file name")
@@ -82,8 +106,9 @@ def _names(weight_map: Any, index: Path) -> list[str]:
                 raise ModelError(
                     f"{index}: weight_map[{shown(tensor)}] is {shown(name)}; only *.safetensors files below the model's own folder are read"
                 )
-            names[name] = None
-    return sorted(names)
+            names[name] = set()
+        names[name].add(tensor)
+    return dict(sorted(names.items()))
 
 
 def header(file: Path) -> list[StoredTensor]:

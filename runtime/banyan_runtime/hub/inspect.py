@@ -52,8 +52,8 @@ def inspect(folder: Path) -> Summary:
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file, so {folder} is not a whole model folder") from None
     whole = find(folder)
-    files = checkpoint.files(folder) if whole is None else [whole]
-    tensors = [tensor for file in files for tensor in checkpoint.header(file)] if whole is None else _of_gguf(whole)
+    files = checkpoint.files(folder) if whole is None else {whole: frozenset[str]()}
+    tensors = checkpoint.tensors(files) if whole is None else _of_gguf(whole)
     heads = _count(config, "num_attention_heads", path) or 0
     kv_heads = _count(config, "num_key_value_heads", path) or heads
     head_dim = _count(config, "head_dim", path) or ((_count(config, "hidden_size", path) or 0) // heads if heads else 0)

@@ -5,7 +5,7 @@ float16's precision, where there are such; those of 8-bit floats plain ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ class PackedSafetensors:
     kinds = Safetensors.kinds | block_kinds | {*map(_spread, _BLOCKS), _with_scales("F8_E4M3")}
     remedy = ""
 
-    def __init__(self, files: list[Path], packing: Packing) -> None:
+    def __init__(self, files: Mapping[Path, Set[str]], packing: Packing) -> None:
         """Raises ModelError for a matrix whose parts are missing or do not fit together."""
         self._plain = Safetensors(files)
         self._packing = packing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, get_args
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from banyan_runtime.errors import ModelError
 from banyan_runtime.hub import checkpoint
-from banyan_runtime.hub.files import shown
 from banyan_runtime.hub.gguf import header
 from banyan_runtime.hub.gguf.tensors import Named, half_split, name_in_file, named
 from banyan_runtime.model import other_blocks
@@ -71,18 +70,12 @@ class Safetensors:
     block_kinds: frozenset[str] = frozenset()
     remedy = ""
 
-    def __init__(self, files: list[Path]) -> None:
-        """Raises ModelError for a tensor that is in two files, or a broken header."""
+    def __init__(self, files: Mapping[Path, Set[str]]) -> None:
+        """`files`: as `checkpoint.files` finds them. Raises ModelError as `checkpoint.tensors`."""
         self._files = files
-        self.tensors: dict[str, Stored] = {}
-        self._offsets: dict[str, int] = {}
-        for file in files:
-            for tensor in checkpoint.header(file):
-                if tensor.name in self.tensors:
-                    other = self.tensors[tensor.name].file.name
-                    raise ModelError(f"{file.name}: tensor {shown(tensor.name)} is also in {other}; remove the stray file")
-                self.tensors[tensor.name] = Stored(file, tensor.dtype, tensor.shape)
-                self._offsets[tensor.name] = tensor.offset
+        found = checkpoint.tensors(files)
+        self.tensors = {tensor.name: Stored(tensor.file, tensor.dtype, tensor.shape) for tensor in found}
+        self._offsets = {tensor.name: tensor.offset for tensor in found}
 
     def spelled(self, name: str) -> str:
         return name
@@ -102,7 +95,7 @@ class Safetensors:
             try:
                 with safe_open(str(file), framework="pt") as shard:
                     for name in shard.keys():  # noqa: SIM118 - a shard cannot be iterated
-                        if name in wanted:
+                        if name in wanted and self.tensors[name].file == file:
                             yield name, shard.get_tensor(name), file.name
             except (SafetensorError, OSError) as error:
                 raise changed(file, error) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import boto3.session
 import botocore.config
 import botocore.credentials
 import botocore.session
@@ -71,7 +72,7 @@ class S3Settings:
         checksums: Any = {}
         if self.endpoint is not None:
             checksums = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
-        client = session.create_client(
+        client = boto3.session.Session(botocore_session=session).client(
             "s3",
             endpoint_url=self.endpoint,
             region_name=self.region,

@@ -88,6 +88,7 @@ def test_input_tokens_leave_out_those_that_were_cached(client: anthropic.Anthrop
         (CAPITAL, QUIET),
         (CAPITAL, {"max_tokens": 3}),
         (CAPITAL, {**QUIET, "stop_sequences": ["capital"]}),
+        (CAPITAL, {"stop_sequences": ["capital"]}),
         (CAPITAL, {**QUIET, "stop_sequences": ["The"]}),  # which leaves nothing to say
         (WEATHER, {"tools": [TOOL, NOW]}),
         (WEATHER, {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 12, **QUIET}),
@@ -115,6 +116,9 @@ def test_how_a_message_ends_is_told(client: anthropic.Anthropic) -> None:
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "capital")
     assert stopped.content[0].type == "text"
     assert stopped.content[0].text == "The "
+    behind = ask(client, stop_sequences=["Oslo", "capital"])  # of which the thoughts tell, too
+    assert (behind.stop_reason, behind.stop_sequence) == ("stop_sequence", "capital")
+    assert [(block.type, block.text) for block in behind.content if block.type == "text"] == [("text", "The ")]
     empty = ask(client, **QUIET, stop_sequences=["The"])
     assert [(block.type, block.text) for block in empty.content if block.type == "text"] == [("text", "")]
 

@@ -182,10 +182,22 @@ def test_stop_strings_cut_the_answer_and_are_named(client: openai.OpenAI) -> Non
     assert extra(streamed[-1].choices[0], "matched_stop") == "Tok"
 
 
-def test_a_stop_string_counts_in_the_reasoning_too(client: openai.OpenAI) -> None:
-    choice = ask(client, stop="capital").choices[0]
-    assert (extra(choice.message, "reasoning_content"), choice.message.content) == ("The user asks for the", "")
-    assert (choice.finish_reason, extra(choice, "matched_stop")) == ("stop", "capital")
+@pytest.mark.parametrize("separate", [True, False])
+def test_what_ends_an_answer_does_not_end_the_thoughts_before_it(client: openai.OpenAI, server: ServerProcess, separate: bool) -> None:
+    (capital,) = httpx.post(f"{server.url}/tokenize", json={"prompt": " capital"}).json()["tokens"]
+    for name, given, said, matched in (
+        ("stop", "capital", "The ", "capital"),
+        ("stop_regex", "c[a-z]*l", "The ", "capital"),
+        ("stop_token_ids", [capital], "The", capital),
+    ):
+        options: dict[str, Any] = {"extra_body": {name: given, "separate_reasoning": separate}}
+        choice = ask(client, **options).choices[0]
+        wanted = (THOUGHT, said) if separate else (None, f"<think>\n{THOUGHT}\n</think>\n\n{said}")
+        assert (extra(choice.message, "reasoning_content"), choice.message.content) == wanted
+        assert (choice.finish_reason, extra(choice, "matched_stop"), extra(choice, "stop_reason")) == ("stop", matched, matched)
+        streamed = chunks(client, **options)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == wanted[1]
+        assert extra(streamed[-1].choices[0], "matched_stop") == matched
 
 
 def test_a_stop_string_ends_the_request_in_the_engine_too(client: openai.OpenAI, server: ServerProcess) -> None:

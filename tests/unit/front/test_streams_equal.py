@@ -115,14 +115,15 @@ def well_formed(family: Family, tokenizer: Tokenizer, dice: random.Random) -> An
     reasoning = words(dice) if family.reasoning and dice.random() < 0.7 else ""
     calls = some_calls(dice)
     content = words(dice) if not calls or (family.before and dice.random() < 0.5) else ""
+    said, fields = content, dict[str, Any]()
+    if content and not calls and dice.random() < 0.7:
+        starts = [dice.randrange(len(content)) for _ in range(dice.randrange(1, 4))]
+        fields["stop"] = [content[start : start + dice.randrange(1, 12)] for start in starts]
+        end, _, stop = min((content.find(stop) + len(stop), order, stop) for order, stop in enumerate(fields["stop"]))
+        content = content[: end - len(stop)]
+        reasoning += stop.strip() if reasoning else ""  # where it ends nothing
     thought = ("" if family.opened else "<think>\n") + f"{reasoning}\n</think>\n\n" if reasoning or family.opened else ""
-    text = thought + content + (("\n" if content else "") + family.write(calls) if calls else "")
-    fields: dict[str, Any] = {}
-    if text == content and dice.random() < 0.7:
-        starts = [dice.randrange(len(text)) for _ in range(dice.randrange(1, 4))]
-        fields["stop"] = [text[start : start + dice.randrange(1, 12)] for start in starts]
-        end, _, stop = min((text.find(stop) + len(stop), order, stop) for order, stop in enumerate(fields["stop"]))
-        content = text[: end - len(stop)]
+    text = thought + said + (("\n" if said else "") + family.write(calls) if calls else "")
     ids = tokenizer.encode(text, add_special_tokens=False)
     return Answer([*ids, tokenizer.eos_id or 0], wire.FinishCode.STOP, fields, content, reasoning, calls)
 

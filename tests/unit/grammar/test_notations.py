@@ -136,6 +136,27 @@ def test_what_a_schema_cannot_have_is_named_with_its_place(value: Any, start: st
     assert str(caught.value).startswith(start)
 
 
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        False, {"not": {}}, {"not": True}, {"not": {"title": "none"}, "type": "string"},
+        {"anyOf": [False, {"not": {}}]}, {"allOf": [{"type": "string"}, False]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_branch_that_admits_nothing_is_none(tiny: Language, keyword: str, nothing: Any) -> None:
+    given = {keyword: [nothing, {"type": "integer"}]}
+    for value, good, bad in ((given, "3", '"3"'), ({"type": "array", "items": given}, "[3]", '["3"]')):
+        grammar = Grammar("json_schema", schema.prepare(value))
+        assert tiny.takes(grammar, good)
+        assert not tiny.takes(grammar, bad)
+    with pytest.raises(GrammarError, match="'uniqueItems'.* at #/" + keyword + "/1"):  # as the client counts them
+        schema.prepare({keyword: [nothing, {"uniqueItems": True}]})
+    with pytest.raises(GrammarError, match=f"'{keyword}'.* at #/items"):
+        schema.prepare({"type": "array", "items": {keyword: [nothing, nothing]}})
+
+
 @pytest.mark.parametrize("names", [True, {}, {"type": "string"}, {"type": "string", "title": "Name"}])
 def test_names_that_may_be_any_text_are_no_constraint(tiny: Language, names: Any) -> None:
     text = schema.prepare({"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}})

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from banyan_runtime.errors import ConfigError, ModelError
+from banyan_runtime.hub.inspect import inspect
 from banyan_runtime.model import host, loader, spec
 from banyan_runtime.model.layout import layout
 from tests.support.models.tiny import TinyModel, make
@@ -68,6 +69,23 @@ def test_a_sharded_checkpoint_gives_the_same_parameters(folder: Path) -> None:
     assert whole.keys() == sharded.keys()
     assert all(torch.equal(whole[name], sharded[name]) for name in whole)
     assert sharded["embed"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("own", [1, 2])
+def test_of_a_tensor_in_two_shards_the_one_counts_that_the_index_names(folder: Path, own: int) -> None:
+    whole, places = load(folder), shard(folder)
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    kept = load_file(folder / files[own - 1])
+    other = load_file(folder / files[2 - own])
+    save_file({**other, **{name: tensor + 1 for name, tensor in kept.items()}}, folder / files[2 - own])
+    found = load(folder)
+    assert all(torch.equal(whole[name], found[name]) for name in whole)
+    summary = inspect(folder)
+    assert summary.parameters == sum(p.numel() for p in whole.values())
+    del places[next(name for name in places if places[name] == files[own - 1])]
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(ModelError, match=files[1]):  # of two copies that it says nothing of
+        load(folder)
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:

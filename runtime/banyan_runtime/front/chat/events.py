@@ -46,6 +46,19 @@ ToolEvent = ToolStart | ToolArgs | ToolEnd
 Event = Reasoning | Content | ToolEvent
 
 
+class Cut(Protocol):
+    """Ends what is said: content goes through it before anybody looks for calls in it, and nothing comes out behind the end. Of
+    reasoning it learns nothing."""
+
+    def feed(self, text: str) -> str:
+        """The text that can be given out now."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back, where the content ends for another reason. More may follow, which is another text."""
+        ...
+
+
 class OutputParser(Protocol):
     """The state of one choice. However the output is cut into pieces, the joined events are equal."""
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from banyan_runtime.front.chat.events import Content, Event, OutputParser, Reasoning, ToolArgs, ToolEnd, ToolStart
+from banyan_runtime.front.chat.events import Content, Cut, Event, OutputParser, Reasoning, ToolArgs, ToolEnd, ToolStart
 from banyan_runtime.front.chat.reasoning import HarmonyFormat, ReasoningFormat, ReasoningParser, Start
 from banyan_runtime.front.chat.tools.format import ToolFormat
 from banyan_runtime.front.chat.tools.harmony import HarmonyParser
@@ -20,6 +20,10 @@ class ChoiceParser(OutputParser, Protocol):
 
     enough: bool
     """The one call that the request allows is complete, and what follows is dropped: generating can stop."""
+
+    def keeps(self, text: str) -> bool:
+        """Whether a token of this text would be one of the reasoning, if it came now."""
+        ...
 
     def rescue(self) -> list[Event]:
         """After an exception of `feed` or `finish`: all text that was fed and not given out, that of the failed call included."""
@@ -39,6 +43,7 @@ def make_parser(
     limited: bool = False,
     required: bool = False,
     implicit_end: bool = True,
+    cut: Cut | None = None,
 ) -> ChoiceParser | None:
     """The parser of one choice, or None if its text is passed on as it is.
 
@@ -47,16 +52,16 @@ def make_parser(
     reasoning stays in the content, with its markers; calls are looked for behind it all the same. `parallel` false: only the
     first call is given out; `limited`: calls of tools that are not in `schemas` are text. `required`: a grammar admits nothing
     but calls, so what was held back at the end is one that was cut off, and is dropped. `implicit_end` false: only its own marker ends
-    reasoning, since a grammar waits for that.
+    reasoning, since a grammar waits for that. `cut`: what content is to go through, and reasoning is not.
     """
     if isinstance(reasoning, HarmonyFormat):
         only = schemas if limited else None
         parser: ChoiceParser = HarmonyParser(
-            start, calls=tools is not None, separate=separate, stream_reasoning=stream_reasoning, only=only, required=required
+            start, calls=tools is not None, separate=separate, stream_reasoning=stream_reasoning, only=only, required=required, cut=cut
         )
         return parser if parallel else _OneCall(parser)
     first: ReasoningParser | None = None
-    if reasoning is not None and start is not Start.CONTENT and (separate or tools is not None):
+    if reasoning is not None and start is not Start.CONTENT and (separate or tools is not None or cut is not None):
         openers = () if tools is None or not implicit_end else tools.openers
         first = ReasoningParser(
             reasoning,
@@ -69,26 +74,35 @@ def make_parser(
     if first is None and tools is None:
         return None
     calls = None if tools is None else tools.parser(schemas, limited=limited)
-    parser = _Output(first, calls, separate=separate, required=required)
+    parser = _Output(first, calls, cut, separate=separate, required=required)
     return parser if parallel else _OneCall(parser)
 
 
 class _Output:
     enough = False
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None, *, separate: bool, required: bool) -> None:
+    def __init__(
+        self, reasoning: ReasoningParser | None, tools: ToolParser | None, cut: Cut | None, *, separate: bool, required: bool
+    ) -> None:
         self.reasoning_tokens = 0
         self._reasoning = reasoning
         self._tools = tools
+        self._cut = cut
+        self._blank = False  # reasoning that stays in the content has ended, and nothing has come but the empty line behind it
         self._separate = separate
         self._required = required
         self._ending = False
         self._given: list[Event] = []  # by a call that may still fail
 
+    def keeps(self, text: str) -> bool:
+        if self._blank:
+            return bool(text) and not text.strip("\n")
+        return self._reasoning is not None and self._reasoning.keeps(text)
+
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
         self._given = []
         if self._reasoning is None or self._reasoning.over:
-            self._content(text)
+            self._content(text, self._cut)
         else:
             self._sort(self._reasoning.feed(text, token_ids))
             self.reasoning_tokens = self._reasoning.reasoning_tokens
@@ -100,6 +114,8 @@ class _Output:
         if self._reasoning is not None:
             self._sort(self._reasoning.finish())
             self.reasoning_tokens = self._reasoning.reasoning_tokens
+        if self._cut is not None:
+            self._content(self._cut.finish(), None)
         if self._tools is not None:
             self._said(self._tools.finish())
         return self._take()
@@ -116,13 +132,19 @@ class _Output:
         """Reasoning comes before content, and content that fails is the last piece, so nothing is lost behind it."""
         for event in events:
             if isinstance(event, Content):
-                self._content(event.text)
+                self._content(event.text, self._cut)
             elif isinstance(event, Reasoning) and not self._separate:
                 self._given.append(Content(event.text))
+                self._blank = self._reasoning is not None and self._reasoning.over
             else:
                 self._given.append(event)
 
-    def _content(self, text: str) -> None:
+    def _content(self, text: str, cut: Cut | None) -> None:
+        """Look for calls in content, once it has gone through `cut`."""
+        if cut is not None:
+            said = text.lstrip("\n") if self._blank else text
+            self._blank = self._blank and not said
+            text = text[: len(text) - len(said)] + cut.feed(said)
         if self._tools is not None:
             self._said(self._tools.feed(text))
         elif text:
@@ -144,6 +166,9 @@ class _OneCall:
         self.reasoning_tokens = 0
         self.enough = False
         self._parser = parser
+
+    def keeps(self, text: str) -> bool:
+        return self._parser.keeps(text)
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
         if self.enough:

@@ -88,13 +88,16 @@ def sequences(
     ids, max_new = fit(ids, params.max_tokens, default, info, frame.param, truncate=truncate, limit=limit)
     packed = wire.pack_ids(ids)
     logprobs = scores.request(len(ids), max_new)
+    late = frame.reasoning in ("reasoning", "optional")  # the client's stop tokens count behind that, which the engine cannot see
+    stop_ids = tuple(set(params.stop_token_ids).difference(params.end_ids)) if late else ()
     return [
         GenerateRequest(
             token_ids=packed,
-            sampling=params.sampling(max_new, seed_id, config.random_seed, index),
+            sampling=params.sampling(max_new, seed_id, config.random_seed, index, ends_alone=late),
             logprobs=logprobs,
             stops=params.stops,
             stop_regexes=params.stop_regexes,
+            stop_ids=stop_ids,
             include_stop=params.include_stop,
             skip_special_tokens=params.skip_special_tokens,
             reasoning=frame.reasoning,

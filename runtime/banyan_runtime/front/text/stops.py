@@ -59,6 +59,7 @@ class StopMatcher:
         return seen[: len(seen) - hold]
 
     def finish(self) -> str:
-        """What was held back, when the sequence ends for another reason."""
+        """What was held back, when the text ends for another reason. A text that follows is another one."""
         held, self._held = self._held, ""
+        self._partial = [0] * len(self._stops)
         return held

@@ -102,6 +102,19 @@ def test_streamed_events_joined_are_the_whole_answer(client: openai.OpenAI, give
             assert all(len(one.top_logprobs) == 2 for one in told)
 
 
+def test_what_ends_an_answer_does_not_end_the_thoughts_before_it(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {
+        "extra_body": {"stop": ["capital", "Oslo"]}, "include": ["message.output_text.logprobs"], "top_logprobs": 2,
+    }  # fmt: skip
+    response = ask(client, **options)
+    thoughts, message = response.output
+    assert "capital of France" in thoughts.content[0].text
+    assert (response.output_text, response.status) == ("The ", "completed")
+    assert "".join(one.token for one in message.content[0].logprobs).startswith("The")
+    *_, last = stream(client, **options)
+    assert lasting(last.response) == lasting(response)
+
+
 def test_fields_that_nobody_knows_are_named_wherever_they_stand(client: openai.OpenAI, server: ServerProcess) -> None:
     part = {"type": "input_text", "text": "Hi", "mood": "bad"}
     body = {

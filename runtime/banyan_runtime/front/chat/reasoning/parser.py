@@ -45,10 +45,16 @@ class ReasoningParser:
         self._thoughts: Thoughts = RawThoughts(self._events.append) if raw else TrimmedThoughts(self._events.append, stream=stream)
         self._count = TokenCount()
         self._inside = start is Start.REASONING
+        self._ended = False
         self._opened = False  # this feed brought the start marker
         self._run: Wait[None] | None = None if start is Start.CONTENT else self._read()
         if self._run is not None:
             next(self._run)
+
+    def keeps(self, text: str) -> bool:
+        """Whether a token of this text would be none of the content, if it came now: it were one of the reasoning, or of the empty line
+        behind it."""
+        return self._run is not None and (self._inside or (self._ended and bool(text) and not text.strip("\n")))
 
     @property
     def over(self) -> bool:
@@ -138,7 +144,7 @@ class ReasoningParser:
             if marker not in self._also_ends or self._also_ends[marker] or last == "\n":
                 break
             add(reader.take(reader.at + len(marker)))
-        self._inside = False
+        self._inside, self._ended = False, True
         own = marker not in self._also_ends
         if own:
             thoughts.marker(reader.take(reader.at + len(marker)))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Sequence
 from typing import Final
 
-from banyan_runtime.front.chat.events import Event, Reasoning
+from banyan_runtime.front.chat.events import Cut, Event, Reasoning
 from banyan_runtime.front.chat.reader import Emit, EndOfText, Malformed, Markers, Reader, Wait
 from banyan_runtime.front.chat.reasoning.format import Start
 from banyan_runtime.front.chat.reasoning.harmony import CALL, CHANNEL, CONSTRAIN, END, MARKERS, MESSAGE, RETURN, START
@@ -47,15 +47,23 @@ class ContentThoughts:
 
 
 class _Messages:
-    """The grammar of all messages of an output. `calls` false: calls are content, as generated."""
+    """The grammar of all messages of an output. `calls` false: calls are content, as generated. `cut` is for the text of messages that
+    are content, each of them a text of its own."""
 
-    def __init__(self, reader: Reader, sink: CallSink, thoughts: Thoughts, start: Start, *, calls: bool) -> None:
+    def __init__(self, reader: Reader, sink: CallSink, thoughts: Thoughts, start: Start, *, calls: bool, cut: Cut | None = None) -> None:
         self.thinking = start is Start.REASONING
         self._reader = reader
         self._sink = sink
         self._thoughts = thoughts
         self._start = start
         self._calls = calls
+        self._cut = cut
+        self._in_header = False
+
+    @property
+    def speaking(self) -> bool:
+        """Whether what comes now is neither reasoning nor a header."""
+        return not (self.thinking or self._in_header)
 
     def read(self) -> Wait[None]:
         try:
@@ -69,6 +77,7 @@ class _Messages:
                 yield from self._message(_NEXT)
         except EndOfText:
             self._thoughts.end()
+            self._end_content()
             raise
 
     def _message(self, begins: Markers) -> Wait[None]:
@@ -80,15 +89,18 @@ class _Messages:
             yield from self._speak()
             return
         yield from reader.accept(_NEXT)
+        self._in_header = True
         try:
             _, end = yield from reader.word(_HEADER_END, take=False)
             if end != MESSAGE:
                 raise Malformed
         except Malformed:
+            self._in_header = False
             sink.text(reader.release())
             yield from self._speak()
             return
         yield from reader.accept(_HEADER_END)
+        self._in_header = False
         yield from self._body(reader.release())
 
     def _body(self, header: str) -> Wait[None]:
@@ -117,7 +129,15 @@ class _Messages:
         self._thoughts.end()
 
     def _speak(self) -> Wait[None]:
-        yield from self._until_end(self._sink.text)
+        yield from self._until_end(self._say)
+        self._end_content()
+
+    def _say(self, text: str) -> None:
+        self._sink.text(text if self._cut is None else self._cut.feed(text))
+
+    def _end_content(self) -> None:
+        if self._cut is not None:
+            self._sink.text(self._cut.finish())
 
     def _call(self, name: str, header: str) -> Wait[None]:
         reader, sink = self._reader, self._sink
@@ -158,8 +178,9 @@ class HarmonyParser:
         stream_reasoning: bool,
         only: Container[str] | None = None,
         required: bool = False,
+        cut: Cut | None = None,
     ) -> None:
-        """`required`: the messages can be nothing but reasoning and calls."""
+        """`required`: the messages can be nothing but reasoning and calls. `cut`: what content goes through."""
         self.reasoning_tokens = 0
         self._required = required
         self._count = TokenCount()
@@ -167,10 +188,13 @@ class HarmonyParser:
         def read(reader: Reader, sink: CallSink, tools: Schemas) -> Wait[None]:
             thoughts = TrimmedThoughts(sink.give, stream=stream_reasoning) if separate else ContentThoughts(sink)
             self._thoughts: Thoughts = thoughts
-            self._messages = _Messages(reader, sink, thoughts, start, calls=calls)
+            self._messages = _Messages(reader, sink, thoughts, start, calls=calls, cut=cut)
             return self._messages.read()
 
         self._parser = GrammarParser(read, {}, only)
+
+    def keeps(self, text: str) -> bool:
+        return not self._messages.speaking
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
         before = self._messages.thinking
