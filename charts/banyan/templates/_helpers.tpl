@@ -113,6 +113,17 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
+{{- /* Whose a definition is: "own" or "others". One that an earlier release left, or that somebody applied, stays as it is: Helm would refuse
+to install what another release owns. */ -}}
+{{- define "banyan.definition" -}}
+{{- if .root.Values.crds.enabled -}}
+{{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .name -}}
+{{- $said := default dict (dig "metadata" "annotations" dict $live) -}}
+{{- $mine := and (eq (get $said "meta.helm.sh/release-name") .root.Release.Name) (eq (get $said "meta.helm.sh/release-namespace") .root.Release.Namespace) -}}
+{{- if or (not $live) $mine }}own{{ else }}others{{ end -}}
+{{- else -}}others{{- end -}}
+{{- end -}}
+
 {{- /* Whose a pod is: the labels by which dashboards and rules tell servers and batches apart. */ -}}
 {{- define "banyan.relabelings" -}}
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_label_serving_banyan_dev_server], targetLabel: inferenceserver}

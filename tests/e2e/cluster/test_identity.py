@@ -75,7 +75,7 @@ def test_resources_whose_names_look_alike_do_not_share_a_child(
 def test_an_operator_for_what_another_release_looks_after_is_refused(system: Kubectl) -> None:
     with pytest.raises(AssertionError, match=r"Lease .*banyan-operator.* exists and cannot be imported"):
         helm(
-            *("install", "second", str(ROOT / "charts" / "banyan"), "--namespace", "default", "--set", "crds.enabled=false"),
+            *("install", "second", str(ROOT / "charts" / "banyan"), "--namespace", "default"),
             *chart_values(),
         )
     assert system.find("deployment/banyan-operator") is not None
