@@ -197,6 +197,22 @@ def test_the_content_beside_calls_is_null_only_where_a_template_asks_for_that_an
     assert rendered(failing + "{{ m.content | length }}{% endfor %}", turns_of("UCT"), []) == "2now02"
 
 
+def test_a_call_beside_text_or_others_gets_a_turn_of_its_own_where_the_template_shows_no_other() -> None:
+    alone = "{% for m in messages %}{{ m.tool_calls[0].function.name if m.content is none else m.content }};{% endfor %}"
+    single = "{% for m in messages %}{% if m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}" + SHOWN + "{% endfor %}"
+    question, calling, result = turns_of("UCT", "a")
+    calling["content"] = "Look:"
+    second = {**calling["tool_calls"][0], "id": "b"}
+    both = {**calling, "tool_calls": [*calling["tool_calls"], second]}
+    other = {**result, "tool_call_id": "b", "content": "other"}
+    assert rendered(alone, [question, calling, result], []) == "U0;Look:;now;T2;"
+    expected = "user=U0;assistant=Look:;a:now;tool=T2;assistant=;b:now;tool=other;user=so;"
+    for results in ([result, other], [other, result]):
+        assert rendered(single, [question, both, *results, {"role": "user", "content": "so"}], []) == expected
+    whole = [question, both, result, other]
+    assert rendered(LOOP, whole, []) == "user=U0;assistant=Look:;a:now;b:now;tool=T2;tool=other;"
+
+
 # --- every endpoint ---
 
 

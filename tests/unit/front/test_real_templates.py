@@ -40,6 +40,11 @@ CONVERSATIONS: Final[Mapping[str, list[Turn]]] = {
     **{shape: turns_of(shape) for shape in ("U", "SU", "SUAU", "SSU", "SDU", "DDU", "DU", "UD", "SUD", "SUASU", "SUSAU", "SUAUS")},
     **{shape: turns_of(shape) for shape in ("SUU", "UAAU", "Se", "UAe", "UnU", "eee")},
     **{shape: turns_of(shape) for shape in ("SUCT", "SUCTAU", "SUCTS", "SUCTSCT", "SUCTU", "SUCTUCT")},
+    "calls at once": [
+        *turns_of("U"),
+        {"role": "assistant", "content": None, "tool_calls": [{**turns_of("C", f"abcDEF12{at}")[0]["tool_calls"][0]} for at in (1, 2)]},
+        *({"role": "tool", "tool_call_id": f"abcDEF12{at}", "content": f"Result{at}x"} for at in (1, 2)),
+    ],
     "ids of another server": turns_of("UCTU", "call_0123456789abcdef"),
     **{f"arguments {text!r}": turns_of("UCTU", arguments=text) for text in ("", " ", "null", "[1]", "7", '{"city": "Os')},
 }

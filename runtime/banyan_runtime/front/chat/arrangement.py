@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -41,6 +42,31 @@ def arranged(turns: Sequence[Turn], takes: Takes) -> list[Turn]:
             made.append({**turn, "role": role} if role in ("user", *INSTRUCTIONS) else turn)
             moved = stray
     return made
+
+
+def parted(turns: Sequence[Turn], *, text: bool, calls: bool) -> list[Turn]:
+    """The turns, with those of calls in parts: `text`, what was said before them is one; `calls`, each call is one, before its result."""
+    made: list[Turn] = []
+    rest = list(turns)
+    while rest:
+        turn = rest.pop(0)
+        listed = turn.get("tool_calls", [])
+        if text and listed and turn["content"]:
+            made.append({name: value for name, value in turn.items() if name != "tool_calls"})
+            turn = {"role": turn["role"], "content": "", "tool_calls": listed}
+        while calls and len(listed) > 1:
+            made.append({**turn, "tool_calls": listed[:1]})
+            given = listed[0]["id"]
+            if (place := next((at for at, one in enumerate(_results(rest)) if one.get("tool_call_id") in (given, None)), None)) is not None:
+                made.append(rest.pop(place))
+            listed = listed[1:]
+            turn = {"role": turn["role"], "content": "", "tool_calls": listed}
+        made.append(turn)
+    return made
+
+
+def _results(turns: Sequence[Turn]) -> list[Turn]:
+    return list(itertools.takewhile(lambda turn: turn["role"] == "tool", turns))
 
 
 def with_short_ids(turns: Sequence[Turn]) -> list[Turn]:

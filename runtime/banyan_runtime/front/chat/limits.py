@@ -12,7 +12,8 @@ from banyan_runtime.front.chat.messages import Arguments, Turn
 Probe = Callable[[Sequence[Turn], Mapping[str, Any]], str | None]
 """Renders turns beside these variables. None: the template fails."""
 INSTRUCTIONS: Final = ("system", "developer")
-_ROLES: Final = {"S": "system", "D": "developer", "U": "user", "A": "assistant", "C": "assistant", "T": "tool", "N": "assistant"}
+_ROLES: Final = {"S": "system", "D": "developer", "U": "user", "T": "tool", **dict.fromkeys("ANCBP", "assistant")}  # N says nothing
+_CALLS: Final = {"C": 1, "B": 1, "P": 2}  # B beside text
 _BEFORE: Final = {"": "", "system": "S", "developer": "D", "user": "U", "assistant": "UA", "calls": "UC", "silence": "UN", "tool": "UCT"}
 _SHORT_ID: Final = "a1B2c3D4e"
 _LONG_ID: Final = "call_0123456789abcdef"
@@ -41,10 +42,18 @@ class Limits:
     @functools.cached_property
     def asks_for_null(self) -> bool:
         """Whether it wants the content of a turn of calls alone to be null, and not empty."""
-        if _ASKS_FOR_NULL.search(self._source) is None:
-            return False
-        question, call, result = _turns("UCT")
-        return _CALLED in (self._probe([question, {**call, "content": None}, result], {}) or "")
+        return _ASKS_FOR_NULL.search(self._source) is not None and self._shows_call("UCT", None)
+
+    @functools.cached_property
+    def parts_text(self) -> bool:
+        """Whether it shows a call only if no text stands in the same turn."""
+        alone = None if self.asks_for_null else ""
+        return not self._shows_call("UBT", alone) and self._shows_call("UACT", alone)
+
+    @functools.cached_property
+    def parts_calls(self) -> bool:
+        """Whether it takes no more than one call in a turn."""
+        return not self._shows_call("UPTT", "") and self._shows_call("UCTCT", "")
 
     @functools.cached_property
     def takes_short_ids_alone(self) -> bool:
@@ -70,6 +79,11 @@ class Limits:
         shown = (turn["content"] for turn in turns if turn["role"] != "tool")  # some templates know no tools
         return text is not None and all(word in text for word in shown)
 
+    def _shows_call(self, shape: str, alone: str | None) -> bool:
+        """`alone`: the content of a turn of calls alone."""
+        turns = [{**turn, "content": turn["content"] or alone} if "tool_calls" in turn else turn for turn in _turns(shape)]
+        return _CALLED in (self._probe(turns, {}) or "")
+
 
 def kind_of(turn: Turn) -> str:
     """Its role, but `calls` for a turn with calls, and `silence` for one in which the model said nothing."""
@@ -82,10 +96,10 @@ def _turns(shape: str, call_id: str = _SHORT_ID) -> list[Turn]:
     """A turn for each letter, with a word of its own."""
     turns: list[Turn] = []
     for place, letter in enumerate(shape):
-        turn: Turn = {"role": _ROLES[letter], "content": "" if letter in "CN" else f"Word{place}of{letter}"}
-        if letter == "C":
+        turn: Turn = {"role": _ROLES[letter], "content": "" if letter in "CPN" else f"Word{place}of{letter}"}
+        if letter in _CALLS:
             function = {"name": _CALLED, "arguments": Arguments({}, "{}")}
-            turn["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+            turn["tool_calls"] = [{"id": call_id, "type": "function", "function": function}] * _CALLS[letter]
         elif letter == "T":
             turn |= {"tool_call_id": call_id, "name": _CALLED}
         turns.append(turn)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from banyan_runtime.front.chat.arrangement import arranged, with_short_ids
+from banyan_runtime.front.chat.arrangement import arranged, parted, with_short_ids
 from banyan_runtime.front.chat.messages import ChatMessage, Turn, for_template, without_textual_arguments
 from banyan_runtime.front.chat.reasoning import ReasoningFormat
 from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
@@ -99,6 +99,7 @@ def _fitted(template: ChatTemplate, turns: list[Turn], tools: bool) -> list[Turn
         if turns[-1]["role"] != "tool":
             break
     if any("tool_calls" in turn for turn in turns):
+        turns = parted(turns, text=limits.parts_text, calls=limits.parts_calls)
         if limits.takes_short_ids_alone:
             turns = with_short_ids(turns)
         if limits.asks_for_null:
