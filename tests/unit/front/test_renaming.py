@@ -63,6 +63,7 @@ def test_the_system_prompt_is_named_as_such() -> None:
         ("messages[2].tool_calls[1].function.arguments", "input[3].arguments"),
         ("messages[2].content", "input[4].content"),
         ("messages[3].tool_call_id", "input[5].tool_call_id"),
+        ("messages[3].content[1]", "input[5].output[1]"),
         ("messages[0].content", "messages[0].content"),
     ],
 )

@@ -163,6 +163,16 @@ def test_a_model_with_a_template_of_its_own_for_tools_renders_them_with_that(fol
         assert template.render(hello, add_generation_prompt=True, variables={"tools": tools}) == expected
 
 
+def test_a_template_for_tools_alone_serves_requests_without_them_too(folder: Path) -> None:
+    source = "{% for tool in tools %}{{ tool.name }}: {% endfor %}{{ messages[0].content }}"
+    rewrite(folder / "tokenizer_config.json", chat_template=[{"name": "tool_use", "template": source}])
+    template = load(folder).template
+    assert template is not None
+    hello = [{"role": "user", "content": "Hello"}]
+    for tools, expected in ((None, "Hello"), ([{"name": "now"}], "now: Hello")):
+        assert template.render(hello, add_generation_prompt=True, variables={"tools": tools}) == expected
+
+
 def test_who_renders_nothing_does_not_even_compile_the_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% broken")
     assert Text.load(ServerConfig(model_path=str(folder)), folder, guard=None).template is None

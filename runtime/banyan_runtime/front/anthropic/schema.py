@@ -35,7 +35,7 @@ OPTIONS: Final[tuple[Renaming, ...]] = (
 _MESSAGE_FIELDS: Final = frozenset({"role", "content", "cache_control"})
 _BLOCK_FIELDS: Final = frozenset(
     {"type", "text", "cache_control", "citations", "thinking", "signature", "data", "id", "name", "input", "caller"}
-    | {"tool_use_id", "content", "is_error"}
+    | {"tool_use_id", "content", "is_error", "source", "title"}
 )
 _TOOL_FIELDS: Final = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
 
@@ -168,8 +168,8 @@ _Turn = tuple[dict[str, Any], str, Sequence[Renaming]]
 
 
 def _said(blocks: list[Any], where: str) -> _Turn:
-    """A turn of the assistant's."""
-    texts: list[str] = []
+    """A turn of the assistant's. What the tools of a server did in it has no text: its kind is told."""
+    parts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     names: list[Renaming] = []
@@ -177,7 +177,10 @@ def _said(blocks: list[Any], where: str) -> _Turn:
         place = f"{where}.content[{index}]"
         match _kind(block, place):
             case "text":
-                texts.append(_text(block, place))
+                text = _text(block, place)
+                if parts and "text" in parts[-1]:
+                    text = parts.pop()["text"] + text
+                parts.append({"type": "text", "text": text})
             case "thinking":
                 thoughts.append(str(block.get("thinking") or ""))
             case "redacted_thinking":
@@ -191,8 +194,10 @@ def _said(blocks: list[Any], where: str) -> _Turn:
                 function = {"name": string_of(block, "name", place), "arguments": msgspec.json.encode(arguments).decode()}
                 calls.append({"id": string_of(block, "id", place), "type": "function", "function": function})
             case kind:
-                raise _unserved(place, kind)
-    turn: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+                names.append((f"content[{len(parts)}]", place))
+                parts.append({"type": kind})
+    said = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts or (None if calls else "")
+    turn: dict[str, Any] = {"role": "assistant", "content": said}
     if thoughts:
         turn["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -219,25 +224,43 @@ def _asked(role: str, blocks: list[Any], where: str) -> list[_Turn]:
                 flush()
                 result = {"role": "tool", "tool_call_id": string_of(block, "tool_use_id", place), "content": _result(block, place)}
                 made.append((result, place, [("tool_call_id", f"{place}.tool_use_id")]))
+            case kind if (text := _source(block, place)) is not None:
+                texts.append(text)
             case kind:
                 raise _unserved(place, kind)
     flush()
-    return made
+    return made or [({"role": role, "content": ""}, where, ())]
 
 
-def _result(block: Mapping[str, Any], where: str) -> str:
+def _result(block: Mapping[str, Any], where: str) -> str | list[dict[str, Any]]:
+    """What a tool gave, as parts of a message: what is no text is told by its kind."""
     content = block.get("content")
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         raise invalid_type(f"{where}.content", "expected a string or an array.")
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         place = f"{where}.content[{index}]"
-        if _kind(part, place) != "text":
-            raise _unserved(place, _kind(part, place))
-        texts.append(_text(part, place))
-    return "\n".join(texts)
+        kind = _kind(part, place)
+        text = _text(part, place) if kind == "text" else _source(part, place)
+        parts.append({"type": kind} if text is None else {"type": "text", "text": text})
+    return parts
+
+
+def _source(block: Mapping[str, Any], where: str) -> str | None:
+    """The text of a document or a search result, its title first; None where there is none."""
+    kind, source = block["type"], block.get("source")
+    if kind == "search_result":
+        given = block.get("content")
+    elif kind == "document" and isinstance(source, dict):
+        given = {"text": source.get("data"), "content": source.get("content")}.get(str(source.get("type")))
+    else:
+        given = None
+    if isinstance(given, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in given):
+        given = "\n".join(_text(part, f"{where}.content") for part in given)
+    title = block.get("title")
+    return None if not isinstance(given, str) else f"{title}\n{given}" if isinstance(title, str) and title else given
 
 
 def _kind(block: Any, where: str) -> str:

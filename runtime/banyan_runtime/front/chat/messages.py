@@ -14,6 +14,9 @@ from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _REASONING_PARTS: Final = {"thinking": "thinking", "reasoning": "text"}
+_TOLD: Final = ("assistant", "tool", "function")  # what was said and found: a client cannot take a part of it back
+Turn = dict[str, Any]
+"""A turn as templates read it."""
 
 
 class _FirstProblem(FailFast):
@@ -88,26 +91,21 @@ class Arguments(dict[str, Any]):
         return text + self.__text
 
 
-def for_template(messages: Sequence[ChatMessage], *, knows_developer: bool, knows_null: bool) -> list[dict[str, Any]]:
-    """The turns as plain objects: content as one text, `developer` as `system` where the template has no such role; beside calls
-    null for no content where the template asks for it.
+def for_template(messages: Sequence[ChatMessage]) -> tuple[list[Turn], list[str]]:
+    """The turns as plain objects, content as one text; and the paths of parts that are no text. Of those only the kind is shown,
+    where a tool or the model itself gave them.
 
     Raises ApiError for what a text model cannot read.
     """
-    turns = [_turn(message, f"messages[{position}]", knows_developer) for position, message in enumerate(messages)]
-    for turn in turns if knows_null else ():
-        if "tool_calls" in turn and not turn["content"]:
-            turn["content"] = None
-    return turns
+    unread: list[str] = []
+    return [_turn(message, f"messages[{position}]", unread) for position, message in enumerate(messages)], unread
 
 
-def _turn(message: ChatMessage, where: str, knows_developer: bool) -> dict[str, Any]:
+def _turn(message: ChatMessage, where: str, unread: list[str]) -> Turn:
     if message.role not in ROLES:
         raise invalid(f"{where}.role", f"Invalid value for '{where}.role': must be one of {', '.join(ROLES)}.")
-    role = "system" if message.role == "developer" and not knows_developer else message.role
-    role = "tool" if role == "function" else role
-    content, reasoning = _text(message, where)
-    turn: dict[str, Any] = {"role": role, "content": content}
+    content, reasoning = _text(message, where, unread)
+    turn: Turn = {"role": "tool" if message.role == "function" else message.role, "content": content}
     if reasoning:
         turn["reasoning_content"] = reasoning
     if message.name is not None:
@@ -121,7 +119,7 @@ def _turn(message: ChatMessage, where: str, knows_developer: bool) -> dict[str, 
     return turn
 
 
-def _text(message: ChatMessage, where: str) -> tuple[str, str]:
+def _text(message: ChatMessage, where: str, unread: list[str]) -> tuple[str, str]:
     """Content and reasoning of one turn."""
     thoughts = [text for text in (message.reasoning_content or message.reasoning,) if text]
     if message.content is None:
@@ -133,8 +131,12 @@ def _text(message: ChatMessage, where: str) -> tuple[str, str]:
     texts: list[str] = []
     for index, part in enumerate(message.content):
         field = _TEXT_PARTS.get(part.type) or _REASONING_PARTS.get(part.type)
+        shown = part.type[:40]
+        if field is None and message.role in _TOLD:
+            unread.append(f"{where}.content[{index}]")
+            texts.append(f"[{shown}]")
+            continue
         if field is None:
-            shown = part.type[:40]
             message_text = f"Model only supports text input; received unsupported content type '{shown}'."
             raise ApiError(400, message_text, code="unsupported_content", param="messages")
         text = (part.model_extra or {}).get(field)
@@ -166,21 +168,11 @@ def object_of(arguments: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def textual_arguments(messages: Sequence[ChatMessage]) -> str | None:
-    """The path of the first arguments that stay text in a template; None: there are none."""
-    for position, message in enumerate(messages):
-        for index, call in enumerate(message.calls):
-            if isinstance(_call(call)["function"]["arguments"], str):
-                own = f"tool_calls[{index}].function" if message.tool_calls else "function_call"
-                return f"messages[{position}].{own}.arguments"
-    return None
-
-
-def without_textual_arguments(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def without_textual_arguments(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with an empty object in place of arguments that are text."""
-    return [{**turn, "tool_calls": list(map(_emptied, turn["tool_calls"]))} if "tool_calls" in turn else dict(turn) for turn in turns]
+    return [{**turn, "tool_calls": list(map(_emptied, turn["tool_calls"]))} if "tool_calls" in turn else turn for turn in turns]
 
 
-def _emptied(call: Mapping[str, Any]) -> dict[str, Any]:
+def _emptied(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
-    return {**call, "function": {**function, "arguments": {}}} if isinstance(function["arguments"], str) else dict(call)
+    return {**call, "function": {**function, "arguments": Arguments({}, "{}")}} if isinstance(function["arguments"], str) else call

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from banyan_runtime.front.chat.messages import ChatMessage, for_template, textual_arguments, without_textual_arguments
+from banyan_runtime.front.chat.arrangement import arranged, parted, with_short_ids
+from banyan_runtime.front.chat.messages import ChatMessage, Turn, for_template, without_textual_arguments
 from banyan_runtime.front.chat.reasoning import ReasoningFormat
 from banyan_runtime.front.chat.template import ChatTemplate, TemplateError
 from banyan_runtime.front.errors import ApiError, invalid
 
 MAX_MESSAGES: Final = 2048
+MAX_UNREAD: Final = 20  # parts of messages that are named
 RESERVED: Final = frozenset(
     {
         "chat_template",
@@ -74,31 +77,51 @@ def render(template: ChatTemplate | None, messages: Sequence[ChatMessage], optio
     for name in options.variables:
         if name in RESERVED or name in template.tokens:
             raise invalid(f"chat_template_kwargs.{name}", f"Request-supplied {name} is not allowed in chat_template_kwargs.", "unsupported")
-    turns = for_template(messages, knows_developer=template.knows_developer, knows_null=template.knows_null)
+    turns, unread = for_template(messages)
+    turns = _fitted(template, turns, bool(options.tools))
     try:
         prompt = _rendered(template, turns, options)
     except TemplateError as error:
-        if (path := textual_arguments(messages)) is not None and _renders(template, without_textual_arguments(turns), options):
-            message = f"'{path}' must be a JSON object, in a string or as it is: this model's chat template takes nothing else ({error})."
-            raise invalid(path, message) from error
-        raise ApiError(400, f"The chat template failed: {error}", param=template.param) from error
-    return replace(prompt, unshown=tuple(name for name, given in options.fields.items() if given and name in template.unread))
+        if (told := _told(template, turns, options)) is None:
+            raise ApiError(400, f"The chat template failed: {error}", param=template.param) from error
+        prompt = told
+    unshown = [name for name, given in options.fields.items() if given and name in template.unread]
+    return replace(prompt, unshown=(*unshown, *unread[:MAX_UNREAD]))
 
 
-def _rendered(template: ChatTemplate, turns: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:
+def _fitted(template: ChatTemplate, turns: list[Turn], tools: bool) -> list[Turn]:
+    """The turns within the limits of this template."""
+    limits = template.limits
+    given = turns
+    for result_last in (False, True):
+        takes = functools.partial(limits.takes, tools=tools, result_last=result_last)
+        turns = arranged(given, takes)
+        if turns[-1]["role"] != "tool":
+            break
+    if any("tool_calls" in turn for turn in turns):
+        turns = parted(turns, text=limits.parts_text, calls=limits.parts_calls)
+        if limits.takes_short_ids_alone:
+            turns = with_short_ids(turns)
+        if limits.asks_for_null:
+            turns = [{**turn, "content": turn["content"] or None} if "tool_calls" in turn else turn for turn in turns]
+    return turns
+
+
+def _told(template: ChatTemplate, turns: list[Turn], options: ChatOptions) -> ChatPrompt | None:
+    """The prompt where arguments that are no object, such as those that were cut off, are what the template fails on: without them."""
+    objects = without_textual_arguments(turns)
+    try:
+        return None if objects == turns else _rendered(template, objects, options)
+    except TemplateError:
+        return None
+
+
+def _rendered(template: ChatTemplate, turns: list[Turn], options: ChatOptions) -> ChatPrompt:
     if options.continue_final_message:
         return _continued(template, turns, options)
     text = template.render(turns, add_generation_prompt=options.add_generation_prompt, variables=options.scope)
     closed = template.render(turns, add_generation_prompt=False, variables=options.scope)
     return ChatPrompt(text, text[_common(text, closed) :])
-
-
-def _renders(template: ChatTemplate, turns: list[dict[str, Any]], options: ChatOptions) -> bool:
-    try:
-        _rendered(template, turns, options)
-    except TemplateError:
-        return False
-    return True
 
 
 def _common(text: str, other: str) -> int:
@@ -108,7 +131,7 @@ def _common(text: str, other: str) -> int:
     return next((at for at, (one, two) in enumerate(zip(text, other, strict=False)) if one != two), min(len(text), len(other)))
 
 
-def _continued(template: ChatTemplate, turns: list[dict[str, Any]], options: ChatOptions) -> ChatPrompt:
+def _continued(template: ChatTemplate, turns: list[Turn], options: ChatOptions) -> ChatPrompt:
     """The prompt that ends inside the last assistant turn."""
     if turns[-1]["role"] != "assistant":
         raise invalid("continue_final_message", "continue_final_message needs a last message of role assistant.")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import jinja2
 
+from banyan_runtime.front.chat.limits import Limits
 from banyan_runtime.front.chat.sandbox import environment
 
 _MAX_RENDERED: Final = 64 * 1024 * 1024  # characters; twice the largest request body, so only a runaway template meets it
 _MAX_SOURCE: Final = 1 << 18  # characters; the longest known template has 50,000
-_ASKS_FOR_NULL: Final = re.compile(r"\bcontent\b['\"]?\]?\s+is\s+(?:not\s+)?none\b")
 _MAX_REASON: Final = 1000  # characters of a template's own words in an error
 _CITY: Final = {"type": "object", "properties": {"city": {"type": "string", "description": "Where."}}, "required": ["city"]}
 _TOOL: Final = {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": _CITY}}
@@ -45,6 +44,7 @@ class ChatTemplate:
         self.param = param  # the request's field to be named when it fails
         self.guard = guard
         self.tokens = dict(tokens)  # bos_token, eos_token …
+        self.limits = Limits(source, self._probed)
         if len(source) > _MAX_SOURCE:
             raise TemplateError(f"it has {len(source)} characters; at most {_MAX_SOURCE} are read, no template needs more")
         try:
@@ -52,16 +52,6 @@ class ChatTemplate:
                 self._template = environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno}: {error.message}") from error
-
-    @property
-    def knows_developer(self) -> bool:
-        """Whether the template has a role `developer` of its own."""
-        return "developer" in self.source
-
-    @property
-    def knows_null(self) -> bool:
-        """Whether the template takes a turn for one of calls alone only if its content is null."""
-        return _ASKS_FOR_NULL.search(self.source) is not None
 
     @functools.cached_property
     def unread(self) -> frozenset[str]:

@@ -134,20 +134,20 @@ def _template_source(config: ServerConfig, folder: Path, tokenizer: Tokenizer) -
             raise ConfigError(f"--chat-template={config.chat_template} cannot be read: {error}") from error
     file, other = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if file.is_file():
-        return _by_tools(read_text(file), read_text(other) if other.is_file() else None), str(file)
+        return template_of(read_text(file), read_text(other) if other.is_file() else None), str(file)
     listed = tokenizer.settings.get("chat_template")
     if isinstance(listed, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in listed if isinstance(entry, dict)}
-        listed = _by_tools(named.get("default"), named.get("tool_use"))
+        listed = template_of(named.get("default"), named.get("tool_use"))
     return (listed if isinstance(listed, str) else None), str(folder / "tokenizer_config.json")
 
 
-def _by_tools(plain: object, with_tools: object) -> str | None:
-    """One template of two: that for requests with tools, where there is one, and that for all others."""
-    if not isinstance(plain, str):
-        return None
+def template_of(plain: object, with_tools: object) -> str | None:
+    """One template of two: that for requests with tools, and that for all others. Of one alone that one."""
     if not isinstance(with_tools, str):
-        return plain
+        return plain if isinstance(plain, str) else None
+    if not isinstance(plain, str):
+        return f"{{% set tools = tools or [] %}}{with_tools}"  # which is not written for requests without
     # Jinja drops blanks beside tags, and the last line break of a template: these are neither.
     one, other = (f"{{{{ '' }}}}{source.removesuffix(chr(10))}{{{{ '' }}}}" for source in (with_tools, plain))
     return f"{{% if tools %}}{one}{{% else %}}{other}{{% endif %}}"

@@ -175,6 +175,27 @@ def test_a_call_that_is_cut_off_is_incomplete_and_its_conversation_goes_on(clien
     assert ask(client, "Hello", previous_response_id=cut.id).status == "completed"
 
 
+def test_instructions_and_developer_items_reach_the_model_in_their_order(client: openai.OpenAI) -> None:
+    """Under this server's template, which shows a system turn at the beginning alone."""
+    developer = [{"role": "developer", "content": text} for text in ("Be kind.", "Be brief.")]
+    question: Any = {"role": "user", "content": "Hi"}
+    tokens: dict[str, int] = {}
+    for title, given, more in (
+        ("joined", [{"role": "system", "content": "Be kind.\n\nBe brief."}, question], {}),
+        ("two items", [*developer, question], {}),
+        ("instructions", [developer[1], question], {"instructions": "Be kind."}),
+        ("in the user's", [{"role": "user", "content": "Hi\n\nBe kind.\n\nBe brief."}], {}),
+        ("later", [question, *developer], {}),
+    ):
+        options: Any = {"model": MODEL, "input": given, **more}
+        answer = client.responses.create(**options, max_output_tokens=2)
+        assert answer.usage is not None
+        tokens[title] = answer.usage.input_tokens
+        assert client.responses.input_tokens.count(**options).input_tokens == tokens[title]
+    assert tokens["two items"] == tokens["instructions"] == tokens["joined"]
+    assert tokens["later"] == tokens["in the user's"]
+
+
 def test_with_truncation_the_oldest_items_are_left_out_of_an_input_that_does_not_fit(client: openai.OpenAI) -> None:
     assert ask(client, truncation="auto", max_output_tokens=4).truncation == "auto"
     said = [{"role": "user", "content": "Hello " * 300}, {"role": "assistant", "content": "Hello " * 300}]

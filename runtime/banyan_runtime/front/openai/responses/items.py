@@ -33,6 +33,7 @@ def messages_of(items: str | Sequence[Mapping[str, Any]], before: int = 0) -> tu
         if kind == "function_call_output":
             turn = None
             begin({"role": "tool", "tool_call_id": string_of(item, "call_id", where), "content": _output(item, where)}, where)
+            names.append((f"messages[{before + len(messages) - 1}].content", f"{where}.output"))
             continue
         if kind not in ("message", "function_call", "reasoning"):
             raise unsupported(f"{where}.type", f"items of type '{str(kind)[:40]}' are not served")
