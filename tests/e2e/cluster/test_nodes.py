@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -19,19 +20,11 @@ from tests.support.s3.servers import S3Server
 pytestmark = [pytest.mark.timeout(600), needs_parts]
 
 THERE = {"nodeSelector": {"kubernetes.io/hostname": LOST}}
-PREFERRED = {
-    "affinity": {
-        "nodeAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [
-                {"weight": 100, "preference": {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [LOST]}]}}
-            ]
-        }
-    },
+IMPATIENT = {
     "tolerations": [
         {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 10}
         for taint in ("unreachable", "not-ready")
-    ],
-    "topologySpreadConstraints": [],
+    ]
 }
 ELSEWHERE = {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}
 SPREAD = {
@@ -44,6 +37,16 @@ SPREAD = {
         }
     ]
 }
+
+
+@contextlib.contextmanager
+def there_alone(system: Kubectl) -> Iterator[None]:
+    """What is scheduled meanwhile goes to the node that is to be lost."""
+    system("cordon", "node-0")
+    try:
+        yield
+    finally:
+        system("uncordon", "node-0")
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +62,11 @@ def cut(team: Kubectl, system: Kubectl, s3: S3Server) -> Iterator[tuple[BigBatch
     for name in servers:
         team.until(f"isrv/{name}", is_true("Ready"), 120)
     batches = BigBatches.new(team, s3, seconds_per_token(team, "steady"))
-    batches.begin("stranded", "slow", serverRef={"name": "steady"}, scheduling=PREFERRED)
+    with there_alone(system):
+        batches.begin("stranded", "slow", serverRef={"name": "steady"}, scheduling=IMPATIENT)
+        batches.until_some("stranded")
     batches.begin("survivor", "slow", serverRef={"name": "both"}, scheduling=SPREAD)
-    for name in ("stranded", "survivor"):
-        batches.until_some(name)
+    batches.until_some("survivor")
     assert batches.nodes("stranded") == {LOST}
     batches.until_workers("survivor", WORKERS)
     assert LOST in batches.nodes("survivor")
@@ -123,11 +127,12 @@ def test_a_batch_all_of_whose_workers_are_lost_moves_and_ends_though_the_node_ne
     assert condition(batches.team.get(f"node/{LOST}"), "Ready")["status"] != "True"
 
 
-def test_a_node_that_is_back_in_the_middle_of_it_spoils_nothing(cut: tuple[BigBatches, float]) -> None:
+def test_a_node_that_is_back_in_the_middle_of_it_spoils_nothing(cut: tuple[BigBatches, float], system: Kubectl) -> None:
     batches, _ = cut
     return_power(batches.team)
-    batches.begin("met", "slow", serverRef={"name": "steady"}, scheduling=PREFERRED)
-    batches.until_some("met")
+    with there_alone(system):
+        batches.begin("met", "slow", serverRef={"name": "steady"}, scheduling=IMPATIENT)
+        batches.until_some("met")
     assert batches.nodes("met") == {LOST}
     cut_power()
     moved(batches, "met")
@@ -136,16 +141,17 @@ def test_a_node_that_is_back_in_the_middle_of_it_spoils_nothing(cut: tuple[BigBa
     batches.check("met")
 
 
-def test_a_merge_moves_too(cut: tuple[BigBatches, float]) -> None:
+def test_a_merge_moves_too(cut: tuple[BigBatches, float], system: Kubectl) -> None:
     batches, _ = cut
-    batches.begin("merged", serverRef={"name": "steady"}, scheduling=PREFERRED)
     label = "serving.banyan.dev/batchjob=merged,app.kubernetes.io/component=merge"
     deadline = time.monotonic() + LIMIT_S
-    while not any(pod["status"]["phase"] == "Running" for pod in batches.team.items("pods", label)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    with there_alone(system):
+        batches.begin("merged", serverRef={"name": "steady"}, scheduling=IMPATIENT)
+        while not any(pod["status"]["phase"] == "Running" for pod in batches.team.items("pods", label)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        cut_power()
     (pod,) = batches.team.items("pods", label)
     assert pod["spec"]["nodeName"] == LOST
-    cut_power()
     moved(batches, "merged", "merge")
     batches.check("merged")
