@@ -14,6 +14,7 @@ from tests.support.s3.servers import Fault, Proxy
 TOGETHER = ["--run-id", "together", "--shard-requests", "10"]
 
 
+@pytest.mark.matrix(gate=1)
 @IN_BOTH
 def test_two_workers_share_a_run_and_each_line_is_sent_once(bench: Bench) -> None:
     bench.give(200)

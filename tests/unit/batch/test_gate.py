@@ -11,8 +11,9 @@ from banyan_runtime.batch.gate import Gate, Turn
 from banyan_runtime.batch.retries import POISON_CUTS, Tries
 
 
-def gate(limit: int = 2) -> Gate:
-    return Gate(Concurrency(maximum=limit), Breaker(first_s=0.01, most_s=0.02))
+def gate(limit: int = 2, *, first_s: float = 0.01) -> Gate:
+    """`first_s`: until an open circuit lets the first line try."""
+    return Gate(Concurrency(maximum=limit), Breaker(first_s=first_s, most_s=2 * first_s))
 
 
 async def settled() -> None:
@@ -56,7 +57,7 @@ def test_a_line_that_is_cancelled_while_it_gets_its_turn_passes_it_on() -> None:
 
 def test_while_the_circuit_is_open_one_line_is_sent_the_suspect_first_then_the_one_tried_least() -> None:
     async def run() -> None:
-        gates = gate(10)
+        gates = gate(10, first_s=0.5)  # by then all lines wait
         first = await gates.enter(0, Tries(0.0))
         for _ in range(OPENS_AFTER):
             gates.troubled(first)

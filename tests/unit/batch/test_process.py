@@ -95,6 +95,7 @@ def test_without_a_terminal_progress_is_plain_lines(start: Start) -> None:
     assert "\r" not in text
 
 
+@pytest.mark.long
 def test_on_a_terminal_progress_is_a_bar_with_counts_speed_and_time_left(start: Start) -> None:
     ours, theirs = pty.openpty()
     process = start("--max-concurrency", "8", count=150, stderr=theirs)
@@ -115,6 +116,7 @@ def test_on_a_terminal_progress_is_a_bar_with_counts_speed_and_time_left(start: 
     assert text.count(b"\r") > 3
 
 
+@pytest.mark.long
 def test_a_server_that_starts_slowly_is_waited_for_and_shown(start: Start, server: ScriptedServer) -> None:
     server.ready = {"state": "loading", "percent": 40, "detail": "shard 2 of 5"}
     process = start(count=3, stderr=subprocess.PIPE)

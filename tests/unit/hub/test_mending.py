@@ -123,7 +123,7 @@ def test_a_damaged_copy_is_not_served_where_it_cannot_be_mended(mirror: Mirror, 
     assert visible(folder) == SERVED  # and the next try begins where this one stood
 
 
-@pytest.mark.matrix(gate=1)
+@pytest.mark.long
 @pytest.mark.parametrize("damage", [overwrite, Path.unlink], ids=["8mb", "gone"])
 def test_a_catalog_model_that_is_damaged_is_made_again(
     shelf: Path,  # noqa: F811

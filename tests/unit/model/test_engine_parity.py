@@ -103,6 +103,7 @@ def assert_equal(model: TinyModel, run: Run, asked: list[list[int]], new_tokens:
         assert run.text[i] == model.choices(prompt, run.text[i]), f"request {i}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("page_size", gate([16, 1]))
 @pytest.mark.parametrize("radix", gate([True, False]))
@@ -121,6 +122,7 @@ def test_32_requests_in_flight_with_forced_chunks_equal_transformers(
     assert (cached > 200) if radix else cached == 0
 
 
+@pytest.mark.matrix(gate=1)
 @pytest.mark.parametrize("page_size", gate([1, 16]))
 @pytest.mark.parametrize("radix", gate([True, False]))
 @pytest.mark.parametrize("family", gate(["llama3-rope", "qwen3"]))

@@ -270,6 +270,7 @@ def test_logits_are_bit_equal_with_products_that_round_as_with_amx(
     assert_invariant(runner, seen)
 
 
+@pytest.mark.long
 def test_products_that_round_as_with_amx_show_in_the_logits_where_nothing_is_measured(
     tiny_model: Models, seen: Seen, libraries: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:

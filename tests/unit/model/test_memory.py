@@ -139,6 +139,7 @@ def test_no_start_runs_out_of_memory_and_none_leaves_much(
     assert "ran out" not in caplog.text
 
 
+@pytest.mark.long
 def test_the_log_says_in_one_line_what_takes_what(model: TinyModel, gpu: PretendedGpu, caplog: pytest.LogCaptureFixture) -> None:
     gpu.memory.foreign = 7 * MIB
     start = Start(model, **GRAPHS)
