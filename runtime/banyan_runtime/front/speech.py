@@ -1,6 +1,6 @@
 """What one sequence says: tokens → text → output parser → content, reasoning and calls of tools.
 
-Between the reasoning and what is made of the content stand stop strings and stop tokens: whoever asks for them means the answer.
+Stop strings and stop tokens stand behind the reasoning and before the content: a client that sets them means the answer.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ class Checks:
             else:
                 left.append(str(key_of(manifest)))
         failed = {}
-        if service := next((ref for ref in taken if ref.kind == "Service"), None):  # nothing is made that nobody could reach
+        if service := next((ref for ref in taken if ref.kind == "Service"), None):  # pods without an address are not made
             why = f"Service {service.name}, under which its pods are reached, is somebody else's"
             failed = {Ref.of(one): why for one in decision.plan.apply if one["kind"] == "Deployment" and str(key_of(one)) in left}
             left = [one for one in left if not one.startswith("Deployment")]

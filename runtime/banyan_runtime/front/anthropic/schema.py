@@ -168,7 +168,7 @@ _Turn = tuple[dict[str, Any], str, Sequence[Renaming]]
 
 
 def _said(blocks: list[Any], where: str) -> _Turn:
-    """A turn of the assistant's. What the tools of a server did in it has no text: its kind is told."""
+    """An assistant turn. A block of a server's own tool has no text: the turn holds its kind."""
     parts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -233,7 +233,7 @@ def _asked(role: str, blocks: list[Any], where: str) -> list[_Turn]:
 
 
 def _result(block: Mapping[str, Any], where: str) -> str | list[dict[str, Any]]:
-    """What a tool gave, as parts of a message: what is no text is told by its kind."""
+    """A tool's result as parts of a message. A part without text holds its kind."""
     content = block.get("content")
     if content is None or isinstance(content, str):
         return content or ""
