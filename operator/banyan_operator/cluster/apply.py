@@ -49,14 +49,15 @@ class Applied:
     def outcome(self) -> Outcome:
         return Outcome(self.refused, self.forbidden, self.taken, self.failed, frozenset(self.contested))
 
-    def unrecorded(self) -> Ref | None:
-        """A record that could not be written: without it the next operator could not tell what pods are to run."""
+    def keeps_back(self, *, new: bool) -> str | None:
+        """Why a Deployment must not be written now. `new`: it is not there yet."""
         refs = (*self.refused, *self.forbidden, *self.taken, *self.failed, *self.contested)
-        return next((ref for ref in refs if ref.kind == kinds.CONTROLLER_REVISION.kind), None)
-
-    def lost_address(self) -> Ref | None:
-        """A Service of somebody else's in the place of one that was to be made: nothing could reach new pods."""
-        return next((ref for ref in self.taken if ref.kind == kinds.SERVICE.kind), None)
+        for record in (ref for ref in refs if ref.kind == kinds.CONTROLLER_REVISION.kind):
+            # without it the next operator could not tell what pods are to run
+            return f"ControllerRevision {record.name}, which records what its pods run, is not written"
+        for service in (ref for ref in self.taken if new and ref.kind == kinds.SERVICE.kind):
+            return f"Service {service.name}, under which its pods are reached, is somebody else's"
+        return None
 
     def again(self, delay_s: float) -> None:
         self.wait_s = delay_s if self.wait_s is None else min(delay_s, self.wait_s)
@@ -91,13 +92,11 @@ class Applier:
         """
         applied = Applied()
         for manifest in plan.apply:
-            if manifest["kind"] == kinds.DEPLOYMENT.kind and (record := applied.unrecorded()) is not None:
-                applied.failed[Ref.of(manifest)] = f"ControllerRevision {record.name}, which records what its pods run, is not written"
-                continue
-            new = manifest["kind"] == kinds.DEPLOYMENT.kind and self._store.get(key_of(manifest)) is None
-            if new and (service := applied.lost_address()) is not None:
-                applied.failed[Ref.of(manifest)] = f"Service {service.name}, under which its pods are reached, is somebody else's"
-                continue
+            if manifest["kind"] == kinds.DEPLOYMENT.kind:
+                why = applied.keeps_back(new=self._store.get(key_of(manifest)) is None)
+                if why is not None:
+                    applied.failed[Ref.of(manifest)] = why
+                    continue
             await self._apply(resource, manifest, Ref.of(manifest) in plan.drifted, unseen, applied)
         for live in plan.delete:
             await self._delete(live, applied)

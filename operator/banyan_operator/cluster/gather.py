@@ -22,6 +22,7 @@ from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, Ref, controller, controller_uid, is_true, key_of, uid_of
 from banyan_operator.kube.ownership import Owner
 from banyan_operator.observed.batch import is_terminal
+from banyan_operator.observed.server import serves_as_wanted
 from banyan_operator.plan import World
 from banyan_operator.times import seconds
 
@@ -64,8 +65,7 @@ class References:
         wanted = references(parsed)
         meta, now = resource["metadata"], self._clock()
         asked_by = _asked_by(resource)
-        at_work = is_true(resource, "Ready") or is_true(resource, "Running") or resource.get("status", {}).get("phase") == "Stopped"
-        healthy = is_true(resource, "Accepted") and at_work
+        healthy = is_true(resource, "Accepted") and (serves_as_wanted(resource) or is_true(resource, "Running"))
         missing = []
         for ref in sorted(wanted, key=str):
             place = (meta["namespace"], ref)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from banyan_operator.kube.objects import Key, condition, is_true, key_of
+from banyan_operator.kube.objects import Key, condition, key_of
 from banyan_operator.local.objects import in_namespace
 from banyan_operator.local.snapshot import FINISHED, phase, reason
+from banyan_operator.observed.server import serves_as_wanted
 from banyan_operator.plan import Manifest
 
 FINAL = frozenset(
@@ -34,7 +35,7 @@ def servers_ready(resources: Sequence[Manifest]) -> Prospect:
     servers = [one for one in resources if one["kind"] == "InferenceServer"]
     lost = _hopeless(resources)
     problems = tuple(lost[key_of(one)] for one in servers if key_of(one) in lost)
-    return Prospect(bool(problems) or all(map(_serves, servers)), problems)
+    return Prospect(bool(problems) or all(map(serves_as_wanted, servers)), problems)
 
 
 def all_done(resources: Sequence[Manifest]) -> Prospect:
@@ -49,12 +50,8 @@ def all_done(resources: Sequence[Manifest]) -> Prospect:
     return Prospect(over, tuple((lost | failed).values()))
 
 
-def _serves(server: Manifest) -> bool:
-    return is_true(server, "Ready") or phase(server) == "Stopped"
-
-
 def _is_there(resource: Manifest) -> bool:
-    return _serves(resource) if resource["kind"] == "InferenceServer" else phase(resource) in FINISHED
+    return serves_as_wanted(resource) if resource["kind"] == "InferenceServer" else phase(resource) in FINISHED
 
 
 def _hopeless(resources: Sequence[Manifest]) -> dict[Key, str]:

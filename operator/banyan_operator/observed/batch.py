@@ -172,15 +172,17 @@ def _findings(one: Observed, phase: BatchPhase, written: Written, counted: Count
     accepted, running, over = one.wish.accepted, _running(one, phase), one.course.over
     if written.pending and phase not in TERMINAL:
         running = replace(running, message=f"{running.message} {written.pending}")
-    complete, failed, early = no("InProgress", "The work is not over."), NOTHING_FAILS, dict[str, Finding]()
+    complete, failed = no("InProgress", "The work is not over."), NOTHING_FAILS
     if phase in TERMINAL:
         assert over is not None
         complete, failed, accepted = over.complete, over.failed, over.refusal or accepted
-        early = {phase: yes(phase, complete.message)} if phase in ("Cancelled", "Expired") else {}
     elif running.status != "True":
         complete = no(running.reason, running.message)
     found = {"Accepted": accepted, **_of_the_plan(one, phase), "Running": running, "Complete": complete, "Failed": failed}
-    found |= {"Suspended": _suspended(one), **early, **written.found}
+    found["Suspended"] = _suspended(one)
+    if phase in ("Cancelled", "Expired"):
+        found[phase] = yes(phase, complete.message)
+    found |= written.found
     if phase in ("Running", "Merging") and running.status == "True":
         found["ProgressKnown"] = _progress_known(one)
         if (stalled := _stalled(one, counted)) is not None:

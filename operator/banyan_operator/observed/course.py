@@ -96,7 +96,7 @@ class Course:
 def known(prior: Mapping[str, Any], seen: Seen, now: float) -> Known:
     """`prior`: the status as it was."""
     told = condition({"status": prior}, "Planned").get("status")
-    done = seen.plan is not None and seen.plan.over(now) and seen.plan.ending is not None and seen.plan.ending.succeeded
+    done = seen.plan is not None and seen.plan.done(now)
     planned = told == "True" or done or seen.merge is not None or (seen.work is not None and not seen.work.alone)
     return Known(planned, _made(prior, seen))
 

@@ -12,7 +12,7 @@ from banyan_operator.desired.batchjob import STOPPED
 from banyan_operator.desired.batchpod import CONTAINER, FIELDS
 from banyan_operator.kube.kinds import CLAIM
 from banyan_operator.observed.answers import Readiness
-from banyan_operator.observed.pods import STUCK_AFTER_S, Container, End, LastWords, Pod, age_s
+from banyan_operator.observed.pods import Container, End, LastWords, Pod, age_s
 from banyan_operator.plan import Manifest
 
 SHORT: Final = 512  # characters of a scheduler's or kubelet's text
@@ -233,7 +233,7 @@ def _disrupted(pod: Pod, view: View) -> Diagnosis | None:
 
 
 def _stuck(pod: Pod, view: View) -> Diagnosis | None:
-    if pod.deleted is None or age_s(pod.deleted, view.now) <= STUCK_AFTER_S:
+    if not pod.stuck(view.now):
         return None
     step = f"Check node {pod.node or '(none)'}; if it is gone, delete the Node object"
     return Diagnosis("TerminationStuck", f"the pod does not go away (pod {pod.name}). {step}.", pod.name)

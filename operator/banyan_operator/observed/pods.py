@@ -106,9 +106,13 @@ class Pod:
         """Processes of it run, or may yet, whether or not it was deleted."""
         return self.phase not in ("Succeeded", "Failed")
 
+    def stuck(self, now: float) -> bool:
+        """It was deleted, and is still there long after its grace period. `now`: unix seconds."""
+        return age_s(self.deleted, now) > STUCK_AFTER_S
+
     def abandoned(self, now: float) -> bool:
         """It is to end, and no node ends it. `now`: unix seconds."""
-        return self.may_run and self.deleted is not None and (self.lost or now > (seconds(self.deleted) or now) + STUCK_AFTER_S)
+        return self.may_run and self.deleted is not None and (self.lost or self.stuck(now))
 
     @property
     def place(self) -> str:

@@ -100,6 +100,10 @@ class Stage:
         """Whether it has ended, and nothing more is to be learned of it."""
         return self.ending is not None and self.ending.over(now)
 
+    def done(self, now: float) -> bool:
+        """Whether it has ended well, and nothing more is to be learned of it."""
+        return self.ending is not None and self.ending.succeeded and self.over(now)
+
     def at_rest(self, *, but_lost: bool = False) -> bool:
         """Nothing of it runs, and nothing will: it is seen suspended, by its controller too.
 
@@ -175,7 +179,7 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
     """Sort Jobs and pods, and find what is wrong with them."""
     plan, work, merge = (_stage(job, phase, world) for phase in PHASES)
     told = _told_fenced(prior, plan, world.now)
-    # a plan refuses a storage that is not fenced unless it is allowed, and so does a worker of a release before phases not
+    # without a report: a plan accepts unfenced storage only where the spec allows it; a release before phases did not look
     fenced = told if told is not None else not job.spec.output.allow_unfenced and not (work is not None and work.alone)
     seen = Seen(plan, work, merge, orphans(world.children), told, fenced)
     if seen.now is not None and seen.now.ending is not None:
@@ -184,10 +188,8 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
 
 
 def _told_fenced(prior: Mapping[str, Any], plan: Stage | None, now: float) -> bool | None:
-    if plan is not None and plan.over(now) and plan.ending is not None and plan.ending.succeeded:
-        said = plan.words.get("fenced")
-        if isinstance(said, bool):
-            return said
+    if plan is not None and plan.done(now) and isinstance(said := plan.words.get("fenced"), bool):
+        return said
     return {"True": True, "False": False}.get(str(condition({"status": prior}, "Fenced").get("status")))
 
 

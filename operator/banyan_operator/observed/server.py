@@ -113,6 +113,11 @@ def status(
     )
 
 
+def serves_as_wanted(server: Mapping[str, Any]) -> bool:
+    """Whether its status says that all replicas which are wanted take requests, be that none."""
+    return is_true(server, "Ready") or (server.get("status") or {}).get("phase") == "Stopped"
+
+
 def leaving(told: Mapping[str, Any], world: World, generation: int) -> dict[str, Any]:
     """The status `told` of a server that is being deleted, with what is left of it."""
     sets = [child for child in world.children if child["kind"] == REPLICA_SET.kind]
@@ -216,11 +221,10 @@ def _creation_errors(deployment: Manifest | None, sets: Sequence[Manifest], revi
 
 
 def _available(server: InferenceServer, accepted: Finding, seen: Seen, world: World) -> Finding:
-    service = find_object(world.children, Ref.to(SERVICE, server.metadata.name))
-    elsewhere = accepted.reason == "NameConflict" and not (service is not None and owner(server).may_change(service))
-    if seen.ready_any and elsewhere:
-        return no("NameConflict", accepted.message)
     if seen.ready_any:
+        service = find_object(world.children, Ref.to(SERVICE, server.metadata.name))
+        if accepted.reason == "NameConflict" and (service is None or not owner(server).may_change(service)):
+            return no("NameConflict", accepted.message)
         return yes("MinimumReplicasAvailable", f"{seen.ready_any} of {seen.wanted} replicas take requests.")
     if seen.wanted == 0:
         return no("ScaledToZero", "spec.replicas is 0.")

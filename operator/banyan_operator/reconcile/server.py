@@ -13,7 +13,7 @@ from banyan_operator.desired.drift import settled
 from banyan_operator.desired.metadata import SPEC_HASH, owner
 from banyan_operator.desired.monitors import wanted_optional
 from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, DISRUPTION_BUDGET
-from banyan_operator.kube.objects import Ref, condition, is_true
+from banyan_operator.kube.objects import Ref, condition
 from banyan_operator.observed import events
 from banyan_operator.observed import server as observed_server
 from banyan_operator.observed.conditions import Finding, no
@@ -100,7 +100,7 @@ class ServerDecision:
         if self.changes.waiting:
             return WAIT_S
         settled = condition({"status": status}, "Progressing").get("reason") == "UpToDate"
-        ready = is_true({"status": status}, "Ready") or status["phase"] == "Stopped"
+        ready = observed_server.serves_as_wanted({"status": status})
         quiet = accepted.status == "False" or (settled and ready) or self.server.spec.paused
         told_until = contested_until(status)
         due = [] if quiet else [WATCH_S[self.settings.platform]]
