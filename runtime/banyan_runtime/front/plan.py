@@ -94,6 +94,14 @@ class ChatPlan(_OpenAiPlan, frozen=True, kw_only=True, tag="chat"):
     functions: bool = False  # asked for in OpenAI's older words, and told in them
 
 
+class Called(msgspec.Struct, frozen=True, kw_only=True):
+    """How a response tells of the calls of a tool."""
+
+    kind: str  # the tool's type
+    name: str
+    namespace: str | None = None
+
+
 class ResponsePlan(ChatPlan, frozen=True, kw_only=True, tag="response"):
     """/v1/responses: a chat completion of one choice, told in items. JSON is kept as bytes, which nobody reads but the client."""
 
@@ -104,6 +112,7 @@ class ResponsePlan(ChatPlan, frozen=True, kw_only=True, tag="response"):
     store: bool
     background: bool
     previous: str | None
+    called: dict[str, Called] = {}  # by the name that the model knows a tool by; the others are plain functions
 
 
 class CompletionPlan(_OpenAiPlan, frozen=True, kw_only=True, tag="completion"):

@@ -11,12 +11,16 @@ from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.openai.responses.items import messages_of, shown
 from banyan_runtime.front.openai.responses.references import Before, named, resolved
 from banyan_runtime.front.openai.responses.schema import ResponsesRequest, check_input
+from banyan_runtime.front.openai.responses.tools import Tools
 from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import AnswerPlan, ChatPlan, ResponsePlan
 from banyan_runtime.front.prepare.chat import plan_chat
 from banyan_runtime.front.prepare.sequences import Served
 from banyan_runtime.front.prepare.truncation import fitted
 from banyan_runtime.front.renaming import renamed, renamed_plan
+from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.schema import prepare
+from banyan_runtime.wire import Grammar
 
 
 def plan_response(served: Served, body: Mapping[str, Any], request_id: str) -> ResponsePlan:
@@ -29,19 +33,20 @@ def plan_response(served: Served, body: Mapping[str, Any], request_id: str) -> R
     system = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
     before = [*system, *history]
     items = resolved(asked.input, known.kept)
+    tools = Tools(asked.tools, items, lambda schema: _enforceable(served, schema))
     said, names = messages_of(items, len(before))
     names += [(f"messages[{place}]", "instructions" if place < len(system) else "previous_response_id") for place in range(len(before))]
     messages = [*history, *said]
-    names += asked.names()
+    names += asked.names(tools)
 
     def plan(given: Sequence[Mapping[str, Any]]) -> ChatPlan:
-        return renamed_plan(plan_chat(served, asked.chat(given), request_id), names)
+        return renamed_plan(plan_chat(served, asked.chat(given, tools), request_id), names)
 
     try:
         chat = fitted([*before, *said], plan) if asked.truncation == "auto" else plan([*before, *said])
     except ApiError as error:
         raise renamed(error, names) from None
-    envelope = msgspec.structs.replace(chat.envelope, stream=asked.stream, ignored=(*chat.unshown, *asked.without_effect()))
+    envelope = msgspec.structs.replace(chat.envelope, stream=asked.stream, ignored=(*chat.unshown, *asked.without_effect(tools)))
     return ResponsePlan(
         **{name: getattr(chat, name) for name in ChatPlan.__struct_fields__ if name != "envelope"},
         envelope=envelope,
@@ -52,7 +57,15 @@ def plan_response(served: Served, body: Mapping[str, Any], request_id: str) -> R
         store=asked.store,
         background=asked.background,
         previous=asked.previous_response_id,
+        called=tools.called(),
     )
+
+
+def _enforceable(served: Served, schema: Mapping[str, Any]) -> bool:
+    try:
+        return served.constraints.usable(Grammar("json_schema", prepare(schema)))
+    except GrammarError:
+        return False
 
 
 def answer_input_tokens(served: Served, body: Mapping[str, Any], request_id: str) -> AnswerPlan:

@@ -124,8 +124,8 @@ def test_fields_that_nobody_knows_are_named_wherever_they_stand(client: openai.O
         "include": ["reasoning.encrypted_content"], "temperature": 0, "seed": 1, "user": "me", "stop": None,
     }  # fmt: skip
     wanted = [
-        "text.verbosity", "reasoning.summary", "include", "wings", "text.font", "reasoning.depth", "input[0].weight",
-        "input[0].content[0].mood", "tools[0].colour",
+        "text.verbosity", "reasoning.summary", "include", "wings", "text.font", "reasoning.depth", "tools[0].colour",
+        "input[0].weight", "input[0].content[0].mood",
     ]  # fmt: skip
     for more in ({}, {"stream": True}, {"background": True}):
         answer = server.post("/v1/responses", {**body, **more})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -16,7 +16,10 @@ from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.event_stream import named
 from banyan_runtime.front.logprobs import Row
 from banyan_runtime.front.openai.calls import NameCall
+from banyan_runtime.front.openai.responses.free_text import FreeText, text_of
 from banyan_runtime.front.openai.responses.ids import item_id
+from banyan_runtime.front.openai.responses.kinds import FUNCTION, KINDS, Kind
+from banyan_runtime.front.plan import Called
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ENDED: Final[frozenset[Status]] = frozenset({"completed", "incomplete", "failed", "cancelled"})
@@ -31,22 +34,17 @@ def event(kind: str, number: int, **fields: Any) -> bytes:
 
 
 @dataclass(slots=True)
-class _Item:
-    """An output item that is being written."""
+class _Text:
+    """Thoughts or a message that are being written."""
 
-    kind: Literal["reasoning", "message", "function_call"]
+    kind: Literal["reasoning", "message"]
     id: str
     place: int  # among the response's items
-    text: list[str] = field(default_factory=list)  # of a call: its arguments
+    text: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
-    name: str = ""
-    call_id: str = ""
 
     def told(self, status: str, *, empty: bool = False) -> Json:
         """The item as it is now, or as it was when it began."""
-        if self.kind == "function_call":
-            call = {"id": self.id, "type": self.kind, "status": status, "call_id": self.call_id, "name": self.name}
-            return {**call, "arguments": "" if empty else "".join(self.text)}
         content = [] if empty else [self.part()]
         if self.kind == "reasoning":
             return {"id": self.id, "type": self.kind, "status": status, "summary": [], "content": content}
@@ -57,6 +55,53 @@ class _Item:
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": [] if empty else self.logprobs}
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that is being written."""
+
+    kind: Kind
+    id: str
+    place: int  # among the response's items
+    call_id: str
+    tool: str  # as the model knows it
+    called: Called
+    arguments: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)  # what is told of them while they are written
+    free: FreeText = field(default_factory=FreeText)
+
+    def add(self, fragment: str) -> str:
+        """What can be told at once of the next piece of its arguments."""
+        self.arguments.append(fragment)
+        return "" if self.kind.form == "object" else self.free.feed(fragment) if self.kind.form == "text" else fragment
+
+    def rest(self) -> str:
+        """What was not told of its arguments, which have ended."""
+        return self.free.finish("".join(self.arguments)) if self.kind.form == "text" else ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the arguments are such that it can be run."""
+        arguments = "".join(self.arguments)
+        return (text_of if self.kind.form == "text" else object_of)(arguments) is not None
+
+    def told(self, status: str, *, empty: bool = False) -> Json:
+        """The item as it is now, or as it was when it began."""
+        told = {"id": self.id, "type": self.kind.call, "status": status, "call_id": self.call_id, **self.kind.beside}
+        if self.kind.named:
+            told["name"] = self.called.name
+        if self.called.namespace is not None:
+            told["namespace"] = self.called.namespace
+        if self.kind.form == "object":
+            given = None if empty else object_of("".join(self.arguments))
+            return {**told, self.kind.called_with: {**self.kind.always, **(given or {})}}
+        return {**told, self.kind.called_with: "" if empty else "".join(self.text)}
+
+    def message(self) -> Json:
+        """The call, as that of a chat."""
+        function = {"name": self.tool, "arguments": "".join(self.arguments)}
+        return {"id": self.call_id, "type": "function", "function": function}
 
 
 _TEXT: Final = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
@@ -75,8 +120,9 @@ class Assembly:
         *,
         background: bool,
         kept: bool = True,
+        called: Mapping[str, Called] | None = None,
     ) -> None:
-        """`kept`: its items can be referred to later."""
+        """`kept`: its items can be referred to later. `called`: of `ResponsePlan`."""
         self.id = response_id
         self.status: Status = "queued" if background else "in_progress"
         self.created = int(time.time())
@@ -87,8 +133,10 @@ class Assembly:
         self._name_call = name_call
         self._tell_logprobs = tell_logprobs
         self._number = 0
+        self._called = called or {}
         self._output: list[Json] = []
-        self._open: _Item | None = None
+        self._calls: list[Json] = []  # those that are whole, as a turn of a chat makes them
+        self._open: _Text | _Call | None = None
         self._rows = ContentRows()
         self._untold: list[Row] = []  # tokens of text that has
         self._usage: Json | None = None
@@ -119,14 +167,11 @@ class Assembly:
         """What was said, as a turn of the conversation; None: nothing."""
         turn: Json = {"role": "assistant", "content": None}
         for item in self._output:
-            if item["type"] == "function_call":
-                if item["status"] != "completed":
-                    continue  # no template could say half a call
-                call = {"name": item["name"], "arguments": item["arguments"]}
-                turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": call})
-                continue
-            name = "reasoning_content" if item["type"] == "reasoning" else "content"
-            turn[name] = (turn.get(name) or "") + "".join(part["text"] for part in item["content"])
+            if item["type"] in _TEXT:
+                name = "reasoning_content" if item["type"] == "reasoning" else "content"
+                turn[name] = (turn.get(name) or "") + "".join(part["text"] for part in item["content"])
+        if self._calls:
+            turn["tool_calls"] = self._calls
         return turn if len(turn) > 2 or turn["content"] is not None else None
 
     # --- what comes ---
@@ -158,7 +203,7 @@ class Assembly:
             self.status, self._incomplete = "incomplete", {"reason": "max_output_tokens"}
         else:
             self.status = "cancelled" if end.reason == "abort" else "completed"
-        whole = self.status == "completed" and (self._open is None or self._open.kind != "function_call")  # its own end completes a call
+        whole = self.status == "completed" and not isinstance(self._open, _Call)  # its own end completes a call
         events = self._close("completed" if whole else "incomplete")
         if not self._output and self.status == "completed":  # an answer has a message, if an empty one
             events = [*self._text("message", ""), *self._close("completed")]
@@ -178,12 +223,12 @@ class Assembly:
 
     def _text(self, kind: Literal["reasoning", "message"], text: str) -> list[bytes]:
         events: list[bytes] = []
-        if self._open is None or self._open.kind != kind:
+        item = self._open
+        if not isinstance(item, _Text) or item.kind != kind:
             events += self._close("completed")
-            item = self._begin(kind)
+            self._open = item = _Text(kind, self._new_id(kind), len(self._output))
             events.append(self._added(item))
             events.append(self._event("response.content_part.added", **self._where(item), part=item.part(empty=True)))
-        item = self._opened
         item.text.append(text)
         if text:
             logprobs = {"logprobs": self._take_logprobs(item)} if kind == "message" else {}
@@ -193,21 +238,26 @@ class Assembly:
     def _call(self, one: ToolEvent) -> list[bytes]:
         if isinstance(one, ToolStart):
             events = self._close("completed")
-            item = self._begin("function_call")
-            item.name, item.call_id = one.name, self._name_call(one)
-            return [*events, self._added(item)]
-        item = self._opened
+            called = self._called.get(one.name) or Called(kind=FUNCTION.tool, name=one.name)
+            kind = KINDS[called.kind]
+            self._open = _Call(kind, self._new_id(kind.call), len(self._output), self._name_call(one), one.name, called)
+            return [*events, self._added(self._open)]
         if isinstance(one, ToolArgs):
-            item.text.append(one.fragment)
-            where = {"item_id": item.id, "output_index": item.place}
-            return [self._event("response.function_call_arguments.delta", **where, delta=one.fragment)]
+            assert isinstance(self._open, _Call)
+            return self._arguments(self._open, self._open.add(one.fragment))
         return self._close("completed")
 
-    def _begin(self, kind: Literal["reasoning", "message", "function_call"]) -> _Item:
-        self._open = _Item(kind, item_id(kind, self.id, "output", len(self._output), kept=self._kept), len(self._output))
-        return self._open
+    def _arguments(self, item: _Call, text: str) -> list[bytes]:
+        """The event that tells of a piece of a call's arguments; none where there is nothing to tell."""
+        item.text.append(text)
+        if not text:
+            return []
+        return [self._event(f"{item.kind.event}.delta", item_id=item.id, output_index=item.place, delta=text)]
 
-    def _added(self, item: _Item) -> bytes:
+    def _new_id(self, kind: str) -> str:
+        return item_id(kind, self.id, "output", len(self._output), kept=self._kept)
+
+    def _added(self, item: _Text | _Call) -> bytes:
         return self._event("response.output_item.added", output_index=item.place, item=item.told("in_progress", empty=True))
 
     def _close(self, status: str) -> list[bytes]:
@@ -215,35 +265,34 @@ class Assembly:
         if item is None:
             return []
         events: list[bytes] = []
-        text = "".join(item.text)
-        if item.kind == "function_call":
-            status = status if object_of(text) is not None else "incomplete"  # an agent runs what is complete
-            where = {"item_id": item.id, "output_index": item.place}
-            events.append(self._event("response.function_call_arguments.done", **where, name=item.name, arguments=text))
+        if isinstance(item, _Call):
+            status = status if item.whole else "incomplete"  # an agent runs what is complete
+            events += self._arguments(item, item.rest())
+            if item.kind.event:
+                named = {"name": item.called.name} if item.kind is FUNCTION else {}
+                told = {**named, item.kind.called_with: "".join(item.text)}
+                events.append(self._event(f"{item.kind.event}.done", item_id=item.id, output_index=item.place, **told))
+            if status == "completed":  # no template could say half a call
+                self._calls.append(item.message())
         else:
             logprobs = {}
             if item.kind == "message":
                 logprobs = {"logprobs": item.logprobs}
-            events.append(self._event(f"{_TEXT[item.kind]}.done", **self._where(item), text=text, **logprobs))
+            events.append(self._event(f"{_TEXT[item.kind]}.done", **self._where(item), text="".join(item.text), **logprobs))
             events.append(self._event("response.content_part.done", **self._where(item), part=item.part()))
         told = item.told(status)
         self._output.append(told)
         events.append(self._event("response.output_item.done", output_index=item.place, item=told))
         return events
 
-    def _take_logprobs(self, item: _Item) -> list[Json]:
+    def _take_logprobs(self, item: _Text) -> list[Json]:
         """What is told beside a text."""
         untold, self._untold = self._untold, []
         told = self._tell_logprobs(untold)
         item.logprobs += told
         return told
 
-    @property
-    def _opened(self) -> _Item:
-        assert self._open is not None
-        return self._open
-
-    def _where(self, item: _Item) -> Json:
+    def _where(self, item: _Text) -> Json:
         return {"item_id": item.id, "output_index": item.place, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> bytes:

@@ -6,15 +6,20 @@ import re
 from typing import Final, Literal
 
 Side = Literal["output", "input"]
-_PREFIXES: Final = {"reasoning": "rs", "message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES: Final = {
+    "reasoning": "rs", "message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco", "tool_search_call": "tsc", "tool_search_output": "tso", "local_shell_call": "lsh",
+    "shell_call": "sh", "apply_patch_call": "apc", "agent_message": "amsg", "additional_tools": "at", "compaction": "cmp",
+}  # fmt: skip
+_OTHER: Final = "item"
 _MARKS: Final[dict[Side, str]] = {"output": "0", "input": "1"}
 _NOT_KEPT: Final = "2"
-_ID: Final = re.compile(r"(?:rs|msg|fc|fco)_([0-9a-f]{32})([0-2])[0-9a-f]{7}")
+_ID: Final = re.compile(rf"(?:{'|'.join((*_PREFIXES.values(), _OTHER))})_([0-9a-f]{{32}})([0-2])[0-9a-f]{{7}}")
 
 
 def item_id(kind: str, response_id: str, side: Side, place: int, *, kept: bool = True) -> str:
     """`kind`: the item's type; `place`: among the items of its side; `kept`: whether it can be found later."""
-    return f"{_PREFIXES[kind]}_{response_id.removeprefix('resp_')}{_MARKS[side] if kept else _NOT_KEPT}{place:07x}"
+    return f"{_PREFIXES.get(kind, _OTHER)}_{response_id.removeprefix('resp_')}{_MARKS[side] if kept else _NOT_KEPT}{place:07x}"
 
 
 def response_of(item: str) -> str | None:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing, unsupported
 from banyan_runtime.front.openai.responses.ids import item_id
+from banyan_runtime.front.openai.responses.kinds import (
+    APPLY_PATCH,
+    CALLS,
+    LOCAL_SHELL,
+    OUTPUTS,
+    TEXT,
+    TOOL_SEARCH,
+    Kind,
+    is_left_out,
+    name_of,
+)
+from banyan_runtime.front.openai.responses.tools import ADDITIONAL, names_in, tools_of
 from banyan_runtime.front.parsing import string_of
 from banyan_runtime.front.renaming import Renaming
+
+_AGENT: Final = "agent_message"  # which another agent of the client's has sent
 
 
 def messages_of(items: str | Sequence[Mapping[str, Any]], before: int = 0) -> tuple[list[dict[str, Any]], list[Renaming]]:
     """The messages that these items say, behind `before` others, and their fields' names. What an assistant thought, said and called
-    in a row is one message. Raises ApiError."""
+    in a row is one message. Items that bring tools and those that are left out say nothing. Raises ApiError."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}], [(f"messages[{before}]", "input")]
     messages: list[dict[str, Any]] = []
@@ -26,16 +41,18 @@ def messages_of(items: str | Sequence[Mapping[str, Any]], before: int = 0) -> tu
 
     for index, item in enumerate(items):
         where, kind = f"input[{index}]", item.get("type", "message")
-        if kind == "message" and item.get("role") != "assistant":
-            turn = None
-            begin(_message(item, where), where)
+        if kind == ADDITIONAL or is_left_out(item):
             continue
-        if kind == "function_call_output":
+        if kind == _AGENT or (kind == "message" and item.get("role") != "assistant"):
             turn = None
-            begin({"role": "tool", "tool_call_id": string_of(item, "call_id", where), "content": _output(item, where)}, where)
+            begin(_message(item, where) if kind != _AGENT else _from_agent(item, where), where)
+            continue
+        if isinstance(kind, str) and kind in OUTPUTS:
+            turn = None
+            begin(_result(OUTPUTS[kind], item, where), where)
             names.append((f"messages[{before + len(messages) - 1}].content", f"{where}.output"))
             continue
-        if kind not in ("message", "function_call", "reasoning"):
+        if not isinstance(kind, str) or kind not in ("message", "reasoning", *CALLS):
             raise unsupported(f"{where}.type", f"items of type '{str(kind)[:40]}' are not served")
         if turn is None or (kind == "message" and turn["content"] is not None) or (kind == "reasoning" and _has_more(turn)):
             turn = {"role": "assistant", "content": None}
@@ -47,7 +64,7 @@ def messages_of(items: str | Sequence[Mapping[str, Any]], before: int = 0) -> tu
         elif kind == "reasoning":
             turn["reasoning_content"] = turn.get("reasoning_content", "") + _reasoning(item, where)
         else:
-            call = {"name": string_of(item, "name", where), "arguments": string_of(item, "arguments", where)}
+            call = {"name": _called(CALLS[kind], item, where), "arguments": _arguments(CALLS[kind], item, where)}
             calls = turn.setdefault("tool_calls", [])
             names.append((f"{place}.tool_calls[{len(calls)}].function", where))
             calls.append({"id": string_of(item, "call_id", where), "type": "function", "function": call})
@@ -80,6 +97,58 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     if "content" not in item:
         raise missing(f"{where}.content")
     return {"role": item["role"], "content": item["content"]}
+
+
+def _from_agent(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """It is for the model to answer, as a user's message is."""
+    content = item.get("content")
+    if not isinstance(content, list):
+        raise invalid_type(f"{where}.content", "expected an array.")
+    return {"role": "user", "content": "".join(_agents_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))}
+
+
+def _agents_part(part: Any, where: str) -> str:
+    """Nothing that a model writes is encrypted here: what a client passes on as `encrypted_content` is the text of a call's argument."""
+    if not isinstance(part, dict):
+        raise _not_text(where)
+    return string_of(part, "encrypted_content" if part.get("type") == "encrypted_content" else "text", where)
+
+
+def _called(kind: Kind, item: Mapping[str, Any], where: str) -> str:
+    """What the model knows the tool of a call by."""
+    if not kind.named:
+        return kind.tool
+    name, namespace = string_of(item, "name", where), item.get("namespace")
+    return name if namespace is None else name_of(string_of(item, "namespace", where), name)
+
+
+def _arguments(kind: Kind, item: Mapping[str, Any], where: str) -> str:
+    """The arguments of a call, as the model would have written them."""
+    if kind.form == "json":
+        return string_of(item, kind.called_with, where)
+    if kind.form == "text":
+        return _json({TEXT: string_of(item, kind.called_with, where)})
+    given = item.get(kind.called_with)
+    if not isinstance(given, dict):
+        raise invalid_type(f"{where}.{kind.called_with}", "expected an object.")
+    return _json(given)
+
+
+def _result(kind: Kind, item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a call gave. Outputs of a local shell name their call by `id`."""
+    call = "id" if kind is LOCAL_SHELL and item.get("call_id") is None else "call_id"
+    if kind is TOOL_SEARCH:
+        content: str | list[Any] = _json(names_in(tools_of(item, where)))
+    elif kind is APPLY_PATCH and item.get("output") is None:
+        content = string_of(item, "status", where)
+    else:
+        content = _output(item, where)
+        content = content if kind.named or isinstance(content, str) else _json(content)
+    return {"role": "tool", "tool_call_id": string_of(item, call, where), "content": content}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _output(item: Mapping[str, Any], where: str) -> str | list[Any]:

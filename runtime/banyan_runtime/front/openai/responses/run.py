@@ -47,7 +47,16 @@ class Run:
         self.headers = ignored(plan.envelope.ignored)
         settings = msgspec.json.decode(plan.settings)
         name_call, kept = call_names(plan.requests[0].tools), plan.store and context.responses.keeps
-        self.assembly = Assembly(self.id, plan.envelope.model, settings, name_call, tell_logprobs, background=plan.background, kept=kept)
+        self.assembly = Assembly(
+            self.id,
+            plan.envelope.model,
+            settings,
+            name_call,
+            tell_logprobs,
+            background=plan.background,
+            kept=kept,
+            called=plan.called,
+        )
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._context = context
         self._store = plan.store

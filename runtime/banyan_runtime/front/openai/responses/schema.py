@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from banyan_runtime.front.errors import ApiError, invalid, invalid_type, missing, unsupported
+from banyan_runtime.front.errors import ApiError, invalid, invalid_type
+from banyan_runtime.front.openai.responses.kinds import is_left_out
+from banyan_runtime.front.openai.responses.tools import Tools
 from banyan_runtime.front.openai.schema import ChatRequest
-from banyan_runtime.front.openai.tools import refuse_custom
 from banyan_runtime.front.parsing import MAX_IGNORED, Int, Neutral, RequestModel, check_choice, refuse_unsupported, strangers, unknown
 from banyan_runtime.front.renaming import Renaming
 
@@ -24,10 +25,12 @@ PASSED_ON: Final = frozenset(ChatRequest.model_fields) - {
 }  # fmt: skip
 """Fields of chat completions that mean the same here: OpenAI's common ones, and SGLang's and vLLM's sampling fields."""
 _ITEM_FIELDS: Final = frozenset(
-    {"type", "id", "status", "role", "content", "call_id", "name", "arguments", "output", "summary", "encrypted_content"}
-)
-_PART_FIELDS: Final = frozenset({"type", "text", "refusal", "annotations", "logprobs"})
-_TOOL_FIELDS: Final = frozenset({"type", "name", "description", "parameters", "strict"})
+    {
+        "type", "id", "status", "role", "content", "call_id", "name", "namespace", "arguments", "input", "action", "operation", "output",
+        "summary", "encrypted_content", "execution", "environment", "max_output_length", "tools", "author", "recipient",
+    }
+)  # fmt: skip
+_PART_FIELDS: Final = frozenset({"type", "text", "refusal", "annotations", "logprobs", "encrypted_content"})
 _FORMAT_FIELDS: Final = frozenset({"type", "name", "description", "schema", "strict"})
 LOGPROBS: Final = "message.output_text.logprobs"
 _NAMES: Final[tuple[Renaming, ...]] = (
@@ -38,8 +41,6 @@ _NAMES: Final[tuple[Renaming, ...]] = (
     ("verbosity", "text.verbosity"),
     ("messages", "input"),
     ("function.arguments", "arguments"),
-    ("tool_choice.function", "tool_choice"),
-    ("tool_choice.allowed_tools", "tool_choice"),
 )
 """Fields of chat completions, and what they are called here."""
 
@@ -91,27 +92,23 @@ class ResponsesRequest(RequestModel):
                 message = f"its value has {len(value)} characters, at most {MAX_VALUE} are allowed. Shorten it."
                 raise invalid("metadata", f"Invalid 'metadata.{key}': {message}")
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The body of the chat completion over these messages. Raises ApiError."""
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> dict[str, Any]:
+        """The body of the chat completion over these messages, with these tools. Raises ApiError."""
         extra = self.model_extra or {}
         body: dict[str, Any] = {name: value for name, value in extra.items() if name in PASSED_ON}
-        body |= {"messages": messages, "stream": self.stream, "tools": _tools(self.tools), "tool_choice": _choice(self.tool_choice)}
+        body |= {"messages": messages, "stream": self.stream, "tools": tools.functions(), "tool_choice": tools.choice(self.tool_choice)}
         body |= {"model": self.model, "max_completion_tokens": self.max_output_tokens, "response_format": _format(self.text.format)}
         body |= {"reasoning_effort": self.reasoning.effort, "verbosity": self.text.verbosity}
         if LOGPROBS in self.include or self.top_logprobs:
             body |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         return {name: value for name, value in body.items() if value is not None}
 
-    def names(self) -> list[Renaming]:
+    def names(self, tools: Tools) -> list[Renaming]:
         """What the fields of the chat completion are called here, its messages' aside."""
-        allowed = (self.tool_choice if isinstance(self.tool_choice, dict) else {}).get("tools")
-        functions = [f"tools[{index}]" for index in range(len(self.tools))]
-        functions += [f"tool_choice.allowed_tools.tools[{index}]" for index in range(len(allowed) if isinstance(allowed, list) else 0)]
-        flat = [(f"{name}.function", name.replace(".allowed_tools", "")) for name in functions]
-        return [*_NAMES, *flat]
+        return [*_NAMES, *tools.names(self.tool_choice)]
 
-    def without_effect(self) -> tuple[str, ...]:
-        """The fields that ask for something harmless that does not happen, and those that nobody knows."""
+    def without_effect(self, tools: Tools) -> tuple[str, ...]:
+        """The fields that ask for something harmless that does not happen, tools and items that are left out, and what nobody knows."""
         idle = {
             "text.verbosity": self.text.verbosity in ("low", "high"),
             "reasoning.summary": self.reasoning.summary is not None,
@@ -120,44 +117,19 @@ class ResponsesRequest(RequestModel):
         }
         names = [name for name, asked in idle.items() if asked]
         names += unknown(self, PASSED_ON | frozenset(UNSUPPORTED) | {"user", "safety_identifier", "prompt_cache_key"})
-        return tuple(itertools.islice(itertools.chain(names, self._strangers()), MAX_IGNORED))
+        return tuple(itertools.islice(itertools.chain(names, tools.without_effect, self._strangers()), MAX_IGNORED))
 
     def _strangers(self) -> Iterator[str]:
-        """The fields inside items, tools and the format that nobody knows."""
+        """The items that are left out, and the fields inside the others and the format that nobody knows."""
         for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
+            if is_left_out(item):
+                yield f"input[{index}]"
+                continue
             yield from strangers(item, _ITEM_FIELDS, f"input[{index}]")
             content = item.get("content")
             for place, part in enumerate(content if isinstance(content, list) else ()):
                 yield from strangers(part, _PART_FIELDS, f"input[{index}].content[{place}]")
-        for index, tool in enumerate(self.tools):
-            yield from strangers(tool, _TOOL_FIELDS, f"tools[{index}]")
         yield from strangers(self.text.format, _FORMAT_FIELDS, "text.format")
-
-
-def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    refuse_custom(tools)
-    made: list[dict[str, Any]] = []
-    for index, tool in enumerate(tools):
-        kind = tool.get("type")
-        if kind is None:
-            raise missing(f"tools[{index}].type")
-        if kind != "function":
-            reason = f"tools of type '{str(kind)[:40]}' are run by OpenAI's servers; only 'function' is served"
-            raise unsupported(f"tools[{index}].type", reason)
-        made.append({"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}})
-    return made or None
-
-
-def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "allowed_tools":
-        tools = choice.get("tools")
-        named = [_choice(tool) if isinstance(tool, dict) else tool for tool in tools] if isinstance(tools, list) else tools
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named}}
-    raise unsupported("tool_choice.type", "only 'function' and 'allowed_tools' are served")
 
 
 def _format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
