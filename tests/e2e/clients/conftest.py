@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.clients import environment
+from tests.support.server.dictated import DictatedServer
 from tests.support.server.process import ServerProcess
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -35,6 +36,15 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Path) -> Iterato
     process = ServerProcess(tiny_chat, tmp_path_factory.mktemp("clients") / "server.log", *FLAGS)
     yield process.ready()
     process.stop()
+
+
+@pytest.fixture(scope="session")
+def dictated(tmp_path_factory: pytest.TempPathFactory, tiny_chat: Path) -> Iterator[DictatedServer]:
+    """A server of its own, whose model is told what to say to agents."""
+    server = DictatedServer(tiny_chat, tmp_path_factory.mktemp("dictated"), "--accept-any-model", "--reasoning-parser", "qwen3")
+    server.process.ready()
+    yield server
+    server.process.stop()
 
 
 @pytest.fixture(scope="session")

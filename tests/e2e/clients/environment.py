@@ -20,7 +20,7 @@ from tests.conftest import CACHE, locked
 HERE: Final = Path(__file__).parent
 FOLDER: Final = CACHE / "clients"
 NAMES: Final = ("frameworks", "lm-eval")
-AGENTS: Final = {"codex": "@openai/codex@0.171.0"}  # packages of npm, by their programs
+AGENTS: Final = {"codex": "@openai/codex@0.171.0", "claude": "@anthropic-ai/claude-code@2.1.332"}  # of npm, by their programs
 INSTALL_LIMIT_S: Final = 1200.0
 """Some 700 MB each; two to four minutes from a near index. An agent is 400 MB."""
 
