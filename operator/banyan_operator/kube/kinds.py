@@ -75,6 +75,7 @@ SERVICE_MONITOR: Final = Kind("monitoring.coreos.com", "v1", "servicemonitors", 
 
 REPLICA_SET: Final = Kind("apps", "v1", "replicasets", "ReplicaSet", Role.GRANDCHILD)
 POD: Final = Kind("", "v1", "pods", "Pod", Role.GRANDCHILD)
+ENDPOINT_SLICE: Final = Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", Role.GRANDCHILD)
 
 CONFIG_MAP: Final = Kind("", "v1", "configmaps", "ConfigMap")
 SECRET: Final = Kind("", "v1", "secrets", "Secret")
@@ -97,6 +98,7 @@ TABLE: Final = (
     SERVICE_MONITOR,
     REPLICA_SET,
     POD,
+    ENDPOINT_SLICE,
     CONFIG_MAP,
     SECRET,
     EVENT,

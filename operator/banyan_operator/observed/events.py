@@ -21,6 +21,7 @@ _QUIET: Final = EARLY | {
     "Merging",
     "Finished",
     "ScaledToZero",
+    "EndpointsPending",
     "Cancelled",
     "Expired",
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from banyan_operator.desired.metadata import SPEC_HASH
-from banyan_operator.kube.kinds import DEPLOYMENT, JOB, POD, REPLICA_SET
+from banyan_operator.kube.kinds import DEPLOYMENT, ENDPOINT_SLICE, JOB, POD, REPLICA_SET
 from banyan_operator.kube.objects import controller, controller_uid, is_true, uid_of
 from banyan_operator.plan import Manifest
 from banyan_operator.times import seconds, stamp
@@ -89,6 +89,7 @@ class Pod:
     reason: str
     message: str
     ready: bool
+    ready_since: float | None  # unix seconds, to the second
     ready_message: str
     unschedulable: str | None  # the scheduler's text
     disrupted: str | None
@@ -147,6 +148,15 @@ def orphans(children: Iterable[Manifest]) -> tuple[Pod, ...]:
     return newest_first(_pod(child) for child in known if child["kind"] == POD.kind and left(child))
 
 
+def listed(service: str, children: Iterable[Manifest]) -> frozenset[str] | None:
+    """Names of the pods that this Service sends requests to, as far as nodes are told; None where nothing is known of it."""
+    slices = [one for one in children if one["kind"] == ENDPOINT_SLICE.kind]
+    slices = [one for one in slices if (one["metadata"].get("labels") or {}).get("kubernetes.io/service-name") == service]
+    endpoints = [point for one in slices for point in one.get("endpoints") or ()]
+    ready = [point for point in endpoints if (point.get("conditions") or {}).get("ready") is not False]
+    return frozenset(str((point.get("targetRef") or {}).get("name")) for point in ready) if slices else None
+
+
 def strangers(deployment: str, selector: Mapping[str, str], children: Iterable[Manifest]) -> tuple[str, ...]:
     """Names of the pods that a Service with this selector sends requests to, although no Deployment of this name made them."""
     known = tuple(children)
@@ -201,6 +211,7 @@ def _pod(manifest: Manifest) -> Pod:
         reason=status.get("reason") or "",
         message=status.get("message") or "",
         ready=ready.get("status") == "True",
+        ready_since=seconds(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         ready_message=ready.get("message") or "",
         unschedulable=scheduled.get("message") or "no node fits" if unschedulable else None,
         disrupted=f"{disrupted.get('reason')}: {disrupted.get('message')}" if disrupted.get("status") == "True" else None,

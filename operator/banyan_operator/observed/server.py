@@ -17,10 +17,12 @@ from banyan_operator.observed.answers import Readiness
 from banyan_operator.observed.conditions import FORBIDDEN, Finding, conditions, messages, no, refused, unknown, yes
 from banyan_operator.observed.diagnosis import Diagnosis, View
 from banyan_operator.observed.failures import kept, last_failure
-from banyan_operator.observed.pods import Pod, pods_of, strangers
+from banyan_operator.observed.pods import Pod, listed, pods_of, strangers
 from banyan_operator.observed.written import Written
 from banyan_operator.plan import Manifest, Settings, World
 
+SETTLED_S: Final = 2.0
+"""From a pod's readiness until all nodes send it requests: its Service lists it, and their proxies learn of that."""
 RESTART_LOOP: Final = 3  # restarts of the current pods from which a server counts as degraded
 
 
@@ -75,11 +77,12 @@ def status(
     view = _view(server, world, prior, settings)
     seen = see(server, desired, world, view)
     addresses, route = _addresses(server, world, settings)
+    was_ready = is_true({"status": prior}, "Ready")  # while pods follow each other it stays so
     found: dict[str, Finding] = {
         "Accepted": accepted,
         "Available": _available(server, accepted, seen, world),
         "Progressing": _progressing(server, accepted, seen, written),
-        "Ready": _ready(accepted, seen, route),
+        "Ready": _ready(accepted, seen, route, reached=settings.platform == "local" or was_ready or _reached(server, seen, world)),
         "Degraded": _degraded(seen, str(prior.get("phase"))),
         **written.found,
     }
@@ -162,6 +165,13 @@ def see(server: InferenceServer, desired: Manifest | None, world: World, view: V
         applied=applied,
         late=applied and _is_late(deployment),
     )
+
+
+def _reached(server: InferenceServer, seen: Seen, world: World) -> bool:
+    """Whether requests come to enough pods. What is not known of a Service does not count against it."""
+    known, ready = listed(server.metadata.name, world.children), [pod for pod in (*seen.current, *seen.others) if pod.ready]
+    settled = [pod for pod in ready if pod.ready_since is None or world.now - pod.ready_since >= SETTLED_S]
+    return sum(known is None or pod.name in known for pod in settled) >= seen.enough
 
 
 def own_deployment(server: InferenceServer, world: World) -> Manifest | None:
@@ -265,7 +275,7 @@ def _held(accepted: Finding, seen: Seen) -> bool:
     return accepted.status != "True" and not seen.applied
 
 
-def _ready(accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
+def _ready(accepted: Finding, seen: Seen, route: Finding | None, *, reached: bool) -> Finding:
     """Whether the spec holds and enough replicas take requests, of whichever revision: how far a rollout is, Progressing tells."""
     enough = seen.deployment is not None and seen.ready_any >= seen.enough
     # what only the operator is not allowed to do takes nothing from a server that serves
@@ -283,6 +293,8 @@ def _ready(accepted: Finding, seen: Seen, route: Finding | None) -> Finding:
                 "RollingOut", f"{seen.ready_any} of {seen.wanted} replicas take requests while revision {seen.revision} is rolled out."
             )
         return unknown("Reconciling", "Waiting for pods to be created.")
+    if not reached:
+        return no("EndpointsPending", f"{seen.ready_any} of {seen.wanted} replicas are ready; their Service is about to send them requests.")
     if route is not None and route.status != "True":
         return no("RouteNotReady", route.message)
     if _held(accepted, seen):

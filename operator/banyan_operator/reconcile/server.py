@@ -104,6 +104,7 @@ class ServerDecision:
         quiet = accepted.status == "False" or (settled and ready) or self.server.spec.paused
         told_until = contested_until(status)
         due = [] if quiet else [WATCH_S[self.settings.platform]]
+        due += [observed_server.SETTLED_S] if condition({"status": status}, "Ready").get("reason") == "EndpointsPending" else []
         untold = quiet and status.get("readyReplicas") and not status["model"].get("contextLength")
         if untold:  # its last answer is older than its readiness, or got lost
             since = seconds(condition({"status": status}, "Ready").get("lastTransitionTime")) or 0.0

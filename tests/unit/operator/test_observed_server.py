@@ -142,6 +142,24 @@ def test_restarts_and_the_last_failure_are_kept_after_the_pod_is_gone():
     assert again.status["lastFailure"] == first.status["lastFailure"]
 
 
+def test_a_server_is_ready_once_its_service_sends_requests_to_its_pods_and_stays_so_while_they_follow_each_other():
+    ready_pod = pod(SERVER, **READY)
+    labels = {"kubernetes.io/service-name": "tiny", "app.kubernetes.io/managed-by": "banyan-operator"}
+    point = {"conditions": {"ready": False}, "targetRef": {"kind": "Pod", "name": ready_pod["metadata"]["name"]}}
+    before = {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "metadata": {"name": "tiny-a", "labels": labels}, "endpoints": [point]}
+    now = merge(before, {"endpoints": [point | {"conditions": {"ready": True}}]})
+    waits = observe(SERVER, deployment(SERVER), ready_pod, before)
+    assert (ready(waits)["status"], ready(waits)["reason"]) == ("False", "EndpointsPending")
+    assert waits.requeue_after_s is not None
+    assert waits.requeue_after_s <= 2
+    assert not waits.events
+    assert ready(observe(SERVER, deployment(SERVER), ready_pod, now))["status"] == "True"
+    serving = after(observe(SERVER, deployment(SERVER), ready_pod, now))
+    assert ready(observe(serving, deployment(SERVER), ready_pod, before, now=NOW + 60))["status"] == "True"
+    young = merge(ready_pod, {"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": stamp(NOW - 1)}]}})
+    assert ready(observe(SERVER, deployment(SERVER), young, now))["reason"] == "EndpointsPending"
+
+
 def test_zero_replicas_are_stopped_and_not_ready():
     none = a_server(replicas=0)
     plan = observe(none, deployment(none))
