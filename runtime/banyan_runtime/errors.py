@@ -48,3 +48,7 @@ class UnavailableError(UserError):
     """Something the run depends on is down; trying again later may help (exit code 75)."""
 
     exit_code = 75
+
+
+class SourceUnreachable(UnavailableError):
+    """Nothing answers where a model is to be fetched from: a matter of the network, or of the address."""

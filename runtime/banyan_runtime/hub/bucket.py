@@ -37,6 +37,14 @@ class BucketSource:
     def title(self) -> str:
         return str(self._place)
 
+    @property
+    def asked(self) -> str:
+        return self._store.where
+
+    @property
+    def remedy(self) -> str:
+        return "check the network and the endpoint (AWS_ENDPOINT_URL_S3)"
+
     def listing(self) -> Listing:
         files: list[RemoteFile] = []
         with self._judged():
@@ -87,7 +95,7 @@ class BucketSource:
         try:
             yield
         except (Throttled, Unreachable) as error:
-            raise Interrupted(str(error)) from error
+            raise Interrupted(str(error), unanswered=isinstance(error, Unreachable) and error.__cause__ is None) from error
         except Precondition as error:
             raise UnavailableError(f"{error}; the model was changed while it was fetched: try again when it is whole") from error
         except Denied as error:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from banyan_runtime.errors import ModelError, UnavailableError
+from banyan_runtime.errors import ModelError, SourceUnreachable, UnavailableError
 from banyan_runtime.hub import manifest
 from banyan_runtime.hub.progress import Bar, Report
 from banyan_runtime.hub.source import Interrupted, Listing, RemoteFile, Source
@@ -37,21 +37,26 @@ _READ: Final = 4 << 20
 T = TypeVar("T")
 
 
-def patiently(call: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-    """Call until another try can no longer be hoped for. Raises UnavailableError with the last reason."""
-    waits = Waits(patience_s)
+def patiently(call: Callable[[], T], remedy: str, patience_s: float = PATIENCE_S, tell: Callable[[str], None] = lambda _: None) -> T:
+    """Call until another try can no longer be hoped for. `remedy`: as of `Source`; `tell` is told why it was in vain each time.
+
+    Raises SourceUnreachable where nobody answered at last, UnavailableError with another reason.
+    """
+    waits = Waits(patience_s, remedy)
     while True:
         try:
             return call()
         except Interrupted as reason:
-            time.sleep(waits.next(reason))
+            wait = waits.next(reason)
+            tell(waits.words(reason))
+            time.sleep(wait)
 
 
 class Waits:
-    """How long to wait before each next try: twice as long each time, or as long as the source asks."""
+    """How long to wait before each next try: twice as long each time, or as long as the source asks. `remedy`: as of `Source`."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, patience_s: float, remedy: str) -> None:
+        self._patience_s, self._remedy = patience_s, remedy
         self._count = 0
         self._since = time.monotonic()
 
@@ -60,16 +65,22 @@ class Waits:
         self._count, self._since = 0, time.monotonic()
 
     def next(self, reason: Interrupted) -> float:
-        """Seconds to wait after `reason`. Raises UnavailableError where that is longer than patience lasts."""
+        """Seconds to wait after `reason`. Raises SourceUnreachable or UnavailableError where that is longer than patience lasts."""
         wait = min(_LONGEST_WAIT_S, 0.5 * 2**self._count * random.uniform(0.75, 1.25))
         wait = wait if reason.after is None else reason.after + random.uniform(0.0, 0.5)
         self._count = min(self._count + 1, 16)
         if time.monotonic() - self._since + wait > self._patience_s:
             asked = f"; it asks to come back in {reason.after:.0f} s" if reason.after else ""
+            if reason.unanswered:
+                raise SourceUnreachable(f"{reason}: given up, what was fetched is kept; {self._remedy}") from reason
             raise UnavailableError(f"{reason}{asked}: given up, what was fetched is kept; try again later") from reason
         if wait > _TELL_AFTER_S or time.monotonic() - self._since > _TELL_AFTER_S:
-            log.warning("%s; trying again in %.0f s", reason, wait)
+            log.warning("%s; trying again in %.0f s", self.words(reason), wait)
         return wait
+
+    def words(self, reason: Interrupted) -> str:
+        """`reason`, with what to look at where nobody answered."""
+        return f"{reason}; {self._remedy}" if reason.unanswered else str(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +158,7 @@ class Download:
 
     def _bring(self, file: RemoteFile, path: Path) -> str:
         """Make `path` hold the whole file; returns its sha256."""
-        expected = patiently(lambda: self._source.digest(file), self._hooks.patience_s)
+        expected = patiently(lambda: self._source.digest(file), self._source.remedy, self._hooks.patience_s)
         found = ""
         for _ in range(_TRIES):
             sha256 = hashlib.sha256()
@@ -171,7 +182,7 @@ class Download:
 
     def _complete(self, file: RemoteFile, path: Path, hashes: tuple[hashlib._Hash, ...]) -> None:
         """Append what lacks to `path`, hashing all."""
-        waits = Waits(self._hooks.patience_s)
+        waits = Waits(self._hooks.patience_s, self._source.remedy)
         if path.exists() and path.stat().st_size > file.size:
             path.unlink()
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as opened:

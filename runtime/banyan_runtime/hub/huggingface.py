@@ -37,6 +37,14 @@ class HubSource:
     def title(self) -> str:
         return str(self._repo)
 
+    @property
+    def asked(self) -> str:
+        return self._web.name
+
+    @property
+    def remedy(self) -> str:
+        return "check the network, the proxy (HTTPS_PROXY) and the mirror (HF_ENDPOINT), if there are any"
+
     def listing(self) -> Listing:
         where = f"api/models/{self._repo.name}/revision/{quote(self._repo.revision, safe='')}?blobs=true"
         with self._web.get(where) as answer:

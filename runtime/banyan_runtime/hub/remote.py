@@ -17,6 +17,7 @@ from banyan_runtime.hub.address import BucketPrefix, HubRepo
 from banyan_runtime.hub.cache import Remote
 from banyan_runtime.hub.download import patiently
 from banyan_runtime.hub.huggingface import COMMIT, HubSource
+from banyan_runtime.hub.progress import Report
 from banyan_runtime.hub.source import Listing, Source
 
 log = logging.getLogger("banyan")
@@ -34,8 +35,9 @@ def source_of(found: HubRepo | BucketPrefix) -> Source:
     return BucketSource(found, os.environ)
 
 
-def present(found: HubRepo | BucketPrefix, folder: Callable[[str], Path], home: Path) -> Remote:
-    """The recipe of the present version, which is kept in `folder(version)`. A commit that is here is not asked for.
+def present(found: HubRepo | BucketPrefix, folder: Callable[[str], Path], home: Path, progress: Report) -> Remote:
+    """The recipe of the present version, which is kept in `folder(version)`. A commit that is here is not asked for. `progress` hears
+    at once who is waited for, and what to look at should that last.
 
     Raises UnavailableError where the source does not answer and no version is here, and what `Source.listing` raises.
     """
@@ -43,7 +45,11 @@ def present(found: HubRepo | BucketPrefix, folder: Callable[[str], Path], home: 
 
     # HF_HUB_OFFLINE is for libraries that would ask by themselves (our own processes set it); an address asks to be asked for.
     def ask(patience_s: float = ASK_S) -> Listing:
-        return patiently(source.listing, patience_s)
+        tell(f"waits for {source.asked}; should that last, {source.remedy}")
+        return patiently(source.listing, source.remedy, patience_s, tell)
+
+    def tell(words: str) -> None:
+        progress("downloading", 0, f"{source.title}: {words}")
 
     last = found.revision if isinstance(found, HubRepo) and COMMIT.fullmatch(found.revision) else _noted(home, found)
     kept = manifest.read(folder(last)) if last else None

@@ -73,12 +73,12 @@ def fetch(found: Address, cache: Path, progress: Report = silent, *, into: Path 
 
     home = place(found, cache)
     try:
-        recipe = present(found, lambda version: into or home / version, home)
+        recipe = present(found, lambda version: into or home / version, home, progress)
         folder = ensure(recipe, into or home / recipe.version, progress, budget=budget)
     except UnavailableError as error:
         if str(found) in str(error):
             raise
-        raise UnavailableError(f"{found}: {error}") from error
+        raise type(error)(f"{found}: {error}") from error
     if into is None:
         note_version(home, found, recipe.version)
     return folder

@@ -51,11 +51,12 @@ class Listing:
 
 
 class Interrupted(Exception):
-    """Another try may help. `after`: seconds that the source asks to wait first."""
+    """Another try may help. `after`: seconds that the source asks to wait first. `unanswered`: it was not reached."""
 
-    def __init__(self, reason: str, after: float | None = None) -> None:
+    def __init__(self, reason: str, after: float | None = None, *, unanswered: bool = False) -> None:
         super().__init__(reason)
         self.after = after
+        self.unanswered = unanswered
 
 
 class Source(Protocol):
@@ -65,6 +66,14 @@ class Source(Protocol):
     @property
     def title(self) -> str:
         """The address, for people."""
+
+    @property
+    def asked(self) -> str:
+        """Who is asked: a URL without paths, or a service."""
+
+    @property
+    def remedy(self) -> str:
+        """What to look at where nobody answers, as an imperative."""
 
     def listing(self) -> Listing:
         """The files that a model needs."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
+from banyan_runtime.errors import AccessError, ConfigError, ModelError, SourceUnreachable, UnavailableError
 from banyan_runtime.hub import download, remote, resolve
 from banyan_runtime.hub.huggingface import token
 from banyan_runtime.hub.inspect import inspect
@@ -173,6 +173,31 @@ def test_without_the_hub_the_version_that_is_here_is_served(
     assert COMMIT[:12] in caplog.text, "the version"
     with pytest.raises(UnavailableError, match=r"^hf://.*: http://127\.0\.0\.1:9: "):
         resolve("hf://org/tiny@v1")
+
+
+def test_who_is_waited_for_and_what_to_look_at_is_told_at_once_and_with_each_reason(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first question can take a minute by itself, where packets vanish."""
+    monkeypatch.setattr(remote, "ASK_S", 1.0)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    heard: list[tuple[str, int, str]] = []
+    with pytest.raises(SourceUnreachable, match=r"^hf://org/tiny: http://127\.0\.0\.1:9: .*HTTPS_PROXY.*HF_ENDPOINT"):
+        resolve("hf://org/tiny", progress=lambda *told: heard.append(told))
+    assert len(heard) == 2
+    for phase, percent, detail in heard:
+        assert (phase, percent, detail.split(": ")[0]) == ("downloading", 0, "hf://org/tiny")
+        assert all(word in detail for word in ("http://127.0.0.1:9", "HTTPS_PROXY", "HF_ENDPOINT"))
+        assert len(detail) < 300, "an operator takes 512 characters"
+    assert "refused" in heard[1][2]
+
+
+def test_a_hub_that_answers_that_it_is_busy_is_no_matter_of_the_network(mirror: Mirror) -> None:
+    mirror.faults.append(Fault(WEIGHTS, 503, {"Retry-After": "86400"}))
+    with pytest.raises(UnavailableError, match="503") as raised:
+        resolve("hf://org/tiny")
+    assert not isinstance(raised.value, SourceUnreachable)
+    assert "HTTPS_PROXY" not in str(raised.value)
 
 
 def test_a_server_that_asks_for_more_patience_than_there_is_is_believed_at_once(mirror: Mirror) -> None:
