@@ -14,10 +14,10 @@ from banyan_operator.desired.batchpod import run_id
 from banyan_operator.kube.objects import condition
 from banyan_operator.observed import answers
 from banyan_operator.observed.answers import Progress
-from banyan_operator.observed.conditions import Finding, conditions, no, unknown, yes
+from banyan_operator.observed.conditions import Finding, conditions, no, said_once, unknown, yes
 from banyan_operator.observed.counting import Counted, count, so_many
 from banyan_operator.observed.course import NOTHING_FAILS, UNREPORTED, Course, Known, Wish
-from banyan_operator.observed.failures import kept, last_failure
+from banyan_operator.observed.failures import last_failure, recorded
 from banyan_operator.observed.pods import age_s
 from banyan_operator.observed.seen import Seen, view_of
 from banyan_operator.observed.written import Written
@@ -80,10 +80,11 @@ def status(one: Observed, written: Written) -> BatchJobStatus:
     uris = _uris(one)
     pods = tuple(pod for stage in seen.stages for pod in stage.pods)
     view = view_of(job, one.world, prior, one.settings, fenced=seen.fenced)
+    found = said_once(_findings(one, phase, written, counted), ("Failed", "Cancelled", "Expired", "Accepted", "Running"))
     return BatchJobStatus(
         observed_generation=job.metadata.generation,
         phase=phase,
-        conditions=conditions(prior, _findings(one, phase, written, counted), job.metadata.generation, now),
+        conditions=conditions(prior, found, job.metadata.generation, now),
         request_counts=counted.requests,
         shards=counted.shards,
         shards_text=f"{counted.shards.completed}/{counted.shards.total}" if counted.shards is not None else None,
@@ -105,7 +106,7 @@ def status(one: Observed, written: Written) -> BatchJobStatus:
         start_time=prior.get("startTime") or _began(seen),
         completion_time=((seen.now.finished if ended and seen.now is not None else None) or stamp(now)) if over else None,
         last_progress_time=last_progress,
-        last_failure=last_failure(pods, view) or kept(prior),
+        last_failure=recorded(last_failure(pods, view), prior, found),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from banyan_operator.api.status import Condition, Truth
 from banyan_operator.times import stamp
 
 MAX_MESSAGE = 2048
+SHORT: Final = 80  # characters of what several conditions may say
 FORBIDDEN = "OperatorForbidden"
 """Reason where the operator lacks a right: a fault of its installation, not of the spec."""
 
@@ -33,6 +34,33 @@ def no(reason: str, message: str) -> Finding:
 
 def unknown(reason: str, message: str) -> Finding:
     return Finding("Unknown", reason, message)
+
+
+def pointer(reason: str, kind: str) -> str:
+    """Stands for what the condition of type `kind` says."""
+    return f"{reason}: see condition {kind}."
+
+
+def whole(status: Mapping[str, Any], text: str) -> str:
+    """`text` of this status, with what it points to in its place."""
+    for one in status.get("conditions") or ():
+        text = text.replace(pointer(str(one.get("reason")), str(one.get("type"))), str(one.get("message") or ""))
+    return text
+
+
+def said_once(found: Mapping[str, Finding], first: Sequence[str]) -> dict[str, Finding]:
+    """The same findings; what several say at length, one says: of equals the one whose type comes first in `first`, then in `found`."""
+    order = sorted(found, key=lambda kind: first.index(kind) if kind in first else len(first))
+    said = dict(found)
+    for place, kind in enumerate(order):
+        for holder in order:
+            text = found[holder].message
+            longer = text in found[kind].message and (text != found[kind].message or order.index(holder) < place)
+            if holder != kind and longer and len(text) > SHORT:
+                message = found[kind].message.replace(text, pointer(found[holder].reason, holder))
+                said[kind] = replace(found[kind], message=message)
+                break
+    return said
 
 
 def conditions(prior: Mapping[str, Any], found: Mapping[str, Finding], generation: int, now: float) -> tuple[Condition, ...]:

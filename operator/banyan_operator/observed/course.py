@@ -20,7 +20,7 @@ from banyan_operator.desired.batchpod import CONTAINER, PHASES, Partial, Phase
 from banyan_operator.kube.objects import condition, uid_of
 from banyan_operator.observed import answers, diagnosis
 from banyan_operator.observed.conditions import Finding, no, yes
-from banyan_operator.observed.diagnosis import View
+from banyan_operator.observed.diagnosis import View, off
 from banyan_operator.observed.ending import Ending
 from banyan_operator.observed.seen import Seen, Stage
 
@@ -299,6 +299,7 @@ def _left(seen: Seen) -> str:
     pods = [pod for pod in seen.left if pod.may_run and not (pod.lost and seen.fenced)]
     if not pods:
         return ""
-    lost = f" on node {pods[0].node}, which does not answer" if pods[0].lost else ""
+    if pods[0].lost:
+        return f"Waiting for pod {pods[0].name} to end on node {pods[0].node}, which does not answer. {off(pods[0].node)}."
     step = "" if pods[0].deleted else " Nobody ends it: delete the pod, or wait until its work is done."
-    return f"Waiting for pod {pods[0].name} to end{lost}.{step}"
+    return f"Waiting for pod {pods[0].name} to end.{step}"

@@ -208,10 +208,10 @@ def node_lost(pod: Pod, view: View) -> Diagnosis | None:
     if not pod.lost:
         return None
     what = f"node {pod.node} does not answer (pod {pod.name})"
-    back = f"node {pod.node} is back, or its Node object or the pod is deleted by hand"
+    back = f"node {pod.node} is back. {off(pod.node)}"
     if pod.deleted is not None:
         what += f": the pod was evicted ({_short(pod.disrupted)})" if pod.disrupted else ": the pod is deleted"
-        then = f"The work waits until {back}: until then the worker may still run, and two must not write to one output"
+        then = f"The worker may still run, and two must not write to one output, so the work waits until {back}"
         return Diagnosis("NodeLost", f"{what}. {then if view.sole else 'Another one takes its place'}.", pod.name)
     if pod.evicted_after_s is None:
         then = f"The pod tolerates this for ever: it stays until {back}"
@@ -220,6 +220,12 @@ def node_lost(pod: Pod, view: View) -> Diagnosis | None:
     else:
         then = f"If it stays away, the pod is evicted and replaced after {pod.evicted_after_s} s"
     return Diagnosis("NodeLost", f"{what}: nobody knows whether it still runs. {then}.", pod.name)
+
+
+def off(node: str) -> str:
+    """How to say that a machine is off, so that what ran there is given up. Deleting a pod does not say so."""
+    taint = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    return f"If its machine is off, say so: kubectl taint nodes {node} {taint}; if it is gone for good: kubectl delete node {node}"
 
 
 _DISRUPTIONS: Final = ("Evicted", "NodeLost", "Preempted", "Preempting", "Shutdown", "Terminated", "NodeShutdown")
@@ -278,7 +284,7 @@ _SERVER_EXITS: Final = {
     69: _Exit("ModelDownloadFailed", "the model cannot be fetched", "Check spec.model.uri and that the pod reaches its source"),
     74: _Exit("ModelDownloadFailed", "the model cannot be read", "Check spec.model.uri and the volume behind it"),
     75: _Exit("TemporaryFailure", "something it needs is not to be had for now", "The server is started again"),
-    77: _Exit("ModelAccessDenied", "the model's source refuses access", "Check the credentials and their rights"),
+    77: _Exit("ModelAccessDenied", "access to the model is refused", ""),
     78: _Exit("RuntimeConfigInvalid", "the server refuses its configuration", "Correct spec.runtime"),
 }
 _WORKER_EXITS: Final = {
@@ -287,34 +293,45 @@ _WORKER_EXITS: Final = {
     69: _Exit("ServerUnavailable", "the server did not answer", "Check the InferenceServer", again=True),
     74: _Exit("StorageFailed", "reading or writing failed", "Check spec.input, spec.output and spec.s3", again=True),
     75: _Exit("TemporaryFailure", "something it depends on is down", "", again=True),
-    77: _Exit(
-        "AccessDenied",
-        "access to the input, the output or the server is refused",
-        "Check the credentials and their rights (spec.s3, spec.apiKeySecretRef), then make a new BatchJob",
-    ),
+    77: _Exit("AccessDenied", "access to the input, the output or the server is refused", ""),
     78: _Exit("RuntimeConfigInvalid", "the worker refuses its configuration", "Correct the spec in a new BatchJob"),
     79: _Exit("TooManyErrors", "more requests failed than spec.maxErrorPercent allows", "See the errors file"),
     143: _Exit("Interrupted", "the worker was stopped before it was done", "", again=True),
 }
-_SERVER_WORDS: Final = {  # finer than its exit code
-    "CacheNotWritable": (
+_WORDS: Final = {  # finer than an exit code; what a worker's message calls an option is a field here
+    "CacheNotWritable": _Exit(
+        "CacheNotWritable",
         "the volume that models are fetched to cannot be written",
         "Mount it for writing, by a group that may (spec.security.fsGroup), or name another spec.cache",
     ),
-}
-_WORKER_WORDS: Final = {  # finer than its exit code; what its message calls an option is a field here
-    "InputNotFound": ("the input cannot be read", "Correct spec.input in a new BatchJob"),
-    "InputChanged": (
+    "SourceUnreachable": _Exit("ModelDownloadFailed", "the model's source does not answer", "The server is started again"),
+    "InputNotFound": _Exit("InputNotFound", "the input cannot be read", "Correct spec.input in a new BatchJob"),
+    "InputChanged": _Exit(
+        "InputChanged",
         "the input is not what it was when the run began",
         "Put it back as it was and name this output in spec.input.failedOf of a new BatchJob, or give that what is there now and another "
         "output",
     ),
-    "OutputExists": (
+    "OutputExists": _Exit(
+        "OutputExists",
         "the output cannot be used",
         "Name another spec.output.uri in a new BatchJob; spec.output.resume there goes on with a run that was left, by its name; "
         "spec.output.overwrite takes the output from whoever has it, results included",
     ),
 }
+_READABLE: Final = "Let the pods' user read the files (chmod -R a+rX), or name their group in spec.security.fsGroup"
+_MODEL_ACCESS: Final = {
+    "hf": "Name a token that may read the repository in spec.model.huggingFace.tokenSecretRef",
+    "s3": "Name keys that may read the bucket in spec.model.s3.credentialsSecretRef",
+}
+_WORKER_ACCESS: Final = {
+    "s3://": "Name keys that may read the input and write the output in spec.s3.credentialsSecretRef of a new BatchJob",
+    "the server refuses the API key": "Name a key that the server takes in spec.apiKeySecretRef of a new BatchJob",
+}
+"""By how a worker's message begins."""
+_FOLDER_ACCESS: Final = (
+    "Let the pods' user read the input and write the output (chmod), or name their group in spec.security.fsGroup of a new BatchJob"
+)
 
 
 def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
@@ -334,16 +351,20 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     known = (_WORKER_EXITS if container.name == "worker" else _SERVER_EXITS).get(end.exit_code)
     if known is not None:
         # the worker's own word is finer than its exit code: InputNotFound, OutputExists …
-        finer = container.name == "worker" or code in _SERVER_WORDS
-        reason = code if finer and _WORD.fullmatch(code) else known.reason
-        what, step = {**_WORKER_WORDS, **_SERVER_WORDS}.get(reason, (known.what, known.advice(final=view.final)))
+        reason = code if container.name == "worker" and _WORD.fullmatch(code) else known.reason
+        known = _WORDS.get(code, known)
+        reason, step = known.reason if code in _WORDS else reason, known.advice(final=view.final)
+        if reason == "ModelAccessDenied":
+            step = _MODEL_ACCESS.get(view.model_uri.partition("://")[0], _READABLE)
+        elif reason == "AccessDenied":
+            step = next((step for begins, step in _WORKER_ACCESS.items() if text.startswith(begins)), _FOLDER_ACCESS)
         if view.final and end.exit_code == STOPPED:
             text = text.partition(_UNPUBLISHED)[0]  # and how to go on: as it was for the worker, which was not the last
         if view.local and reason == "CacheNotWritable":
             step = "Give this user the right to write there"
         if view.local and reason == "ModelInvalid" and _NO_FOLDER in text and view.model_uri.startswith(_CLAIM):
             step = _local_claim(view.model_uri)
-        return _at(pod, container, reason, what, text, step, end)
+        return _at(pod, container, reason, known.what, text, step, end)
     what = f"the {container.name} ended with exit code {end.exit_code}" + (" (killed)" if end.exit_code == 137 else "")
     step = f"See 'kubectl logs {pod.name} -c {container.name} --previous'" if not view.local else "See its log"
     return _at(pod, container, "CrashLoop", what, text, step, end)
@@ -398,8 +419,6 @@ def _waiting(pod: Pod, reasons: Sequence[str]) -> Iterable[Container]:
 def _at(pod: Pod, container: Container, reason: str, what: str, text: str, step: str, end: End | None = None) -> Diagnosis:
     said = f": {_short(text)}" if text else ""
     message = f"{what} (pod {pod.name}, container {container.name}){said}."
-    if end is not None and container.running_since:
-        message += " It has been started again."
     return Diagnosis(reason, f"{message} {step}." if step else message, pod.name, container.name, end, container.restarts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from banyan_operator.observed.conditions import whole
 from banyan_operator.observed.diagnosis import EARLY
 from banyan_operator.plan import Event
 
@@ -63,7 +64,7 @@ def of_batch(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
         counts = new.get("requestCounts") or {}
         text = f"{counts.get('completed', 0)} completed, {counts.get('failed', 0)} failed of {counts.get('total', 'unknown')}"
         if after == "Failed":
-            text = str(_condition(new, "Failed").get("message") or "")
+            text = whole(new, str(_condition(new, "Failed").get("message") or ""))
         elif after == "Succeeded" and "completed" not in counts:  # nobody knows how many
             text = str(_condition(new, "Complete").get("message") or "")
         events.append(Event("Warning" if kind == "Warning" else "Normal", reason, text))
@@ -78,9 +79,10 @@ def _troubles(prior: Mapping[str, Any], new: Mapping[str, Any], good: Sequence[s
     for kind in (*good, *bad_ones):
         now, before = _condition(new, kind), _condition(prior, kind)
         bad = now.get("status", "True") != "True" if kind in good else now.get("status") == "True"
+        message = whole(new, str(now.get("message") or ""))
         known = now.get("reason") in _QUIET or now.get("reason") == before.get("reason")
-        if bad and not known and not any(event.message in now["message"] for event in found):
-            found.append(Event("Warning", now["reason"], now["message"]))
+        if bad and not known and not any(event.message in message for event in found):
+            found.append(Event("Warning", now["reason"], message))
     return found
 
 
@@ -89,7 +91,7 @@ def _failure(prior: Mapping[str, Any], new: Mapping[str, Any], said: list[Event]
     before, after = prior.get("lastFailure") or {}, new.get("lastFailure") or {}
     if not after or all(before.get(key) == after.get(key) for key in ("pod", "container", "time")):
         return []
-    reason, message = str(after.get("reason") or "CrashLoop"), str(after.get("message") or "")
+    reason, message = str(after.get("reason") or "CrashLoop"), whole(new, str(after.get("message") or ""))
     if any(event.reason == reason or message in event.message for event in said):
         return []
     return [Event("Warning", reason, message)]

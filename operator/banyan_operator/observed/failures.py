@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from banyan_operator.api.status import LastFailure
+from banyan_operator.observed.conditions import SHORT, Finding, pointer, whole
 from banyan_operator.observed.diagnosis import View, crash
 from banyan_operator.observed.pods import Container, End, Pod
 
@@ -44,9 +45,16 @@ def _told_to_end(end: End) -> bool:
     return end.exit_code == 143 and end.words.code == "Interrupted"
 
 
-def kept(prior: Mapping[str, Any]) -> LastFailure | None:
-    """The failure that the status already tells of: its pod may be gone by now."""
+def recorded(failure: LastFailure | None, prior: Mapping[str, Any], found: Mapping[str, Finding]) -> LastFailure | None:
+    """`failure`, or the one that the status already tells of: its pod may be gone by now. What a condition says it does not repeat."""
+    known = failure or _kept(prior)
+    holder = next((kind for kind, one in found.items() if known and one.message == known.message and len(one.message) > SHORT), None)
+    return known.model_copy(update={"message": pointer(found[holder].reason, holder)}) if known and holder else known
+
+
+def _kept(prior: Mapping[str, Any]) -> LastFailure | None:
     try:
-        return LastFailure.model_validate_json(json.dumps(prior["lastFailure"]), by_alias=True, by_name=False)
+        known = LastFailure.model_validate_json(json.dumps(prior["lastFailure"]), by_alias=True, by_name=False)
     except (KeyError, ValidationError):
         return None
+    return known.model_copy(update={"message": whole(prior, known.message or "")})

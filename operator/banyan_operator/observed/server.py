@@ -14,9 +14,9 @@ from banyan_operator.kube.kinds import DEPLOYMENT, REPLICA_SET, SERVICE
 from banyan_operator.kube.objects import Ref, condition, controller_uid, find_object, is_true, uid_of
 from banyan_operator.observed import diagnosis
 from banyan_operator.observed.answers import Readiness
-from banyan_operator.observed.conditions import FORBIDDEN, Finding, conditions, messages, no, refused, unknown, yes
+from banyan_operator.observed.conditions import FORBIDDEN, Finding, conditions, messages, no, refused, said_once, unknown, yes
 from banyan_operator.observed.diagnosis import Diagnosis, View
-from banyan_operator.observed.failures import kept, last_failure
+from banyan_operator.observed.failures import last_failure, recorded
 from banyan_operator.observed.pods import Pod, listed, pods_of, strangers
 from banyan_operator.observed.written import Written
 from banyan_operator.plan import Manifest, Settings, World
@@ -88,6 +88,7 @@ def status(
     }
     if route is not None:
         found["RouteReady"] = route
+    found = said_once(found, ("Accepted", "Ready", "Degraded"))
     readyz = view.readyz
     return InferenceServerStatus(
         observed_generation=server.metadata.generation,
@@ -111,7 +112,7 @@ def status(
         current_revision=seen.revision if seen.complete and seen.revision else prior.get("currentRevision"),
         update_revision=seen.revision or prior.get("updateRevision"),
         restarts=seen.restarts,
-        last_failure=last_failure((*seen.current, *seen.others), view) or kept(prior),
+        last_failure=recorded(last_failure((*seen.current, *seen.others), view), prior, found),
         runtime_version=(readyz and readyz.version) or _unless_rolled(prior, seen, "runtimeVersion"),
     )
 
@@ -294,7 +295,9 @@ def _ready(accepted: Finding, seen: Seen, route: Finding | None, *, reached: boo
             )
         return unknown("Reconciling", "Waiting for pods to be created.")
     if not reached:
-        return no("EndpointsPending", f"{seen.ready_any} of {seen.wanted} replicas are ready; their Service is about to send them requests.")
+        return no(
+            "EndpointsPending", f"{seen.ready_any} of {seen.wanted} replicas are ready; their Service is about to send them requests."
+        )
     if route is not None and route.status != "True":
         return no("RouteNotReady", route.message)
     if _held(accepted, seen):
@@ -312,7 +315,7 @@ def _degraded(seen: Seen, was: str) -> Finding:
     if seen.diagnosis is not None and seen.diagnosis.reason == "OOMKilled":
         return yes("OOMKilled", seen.diagnosis.message)
     if seen.diagnosis is not None and seen.diagnosis.end is not None and seen.restarts >= RESTART_LOOP:
-        return yes("RestartLoop", f"{seen.restarts} restarts. {seen.diagnosis.message}")
+        return yes("RestartLoop", seen.diagnosis.message)
     if seen.ready_any and seen.diagnosis is not None and seen.diagnosis.reason not in diagnosis.EARLY:
         return yes("SomeReplicasUnavailable", seen.diagnosis.message)
     fell = seen.diagnosis is not None and seen.diagnosis.reason == "NotReady" and was in ("Ready", "Degraded")

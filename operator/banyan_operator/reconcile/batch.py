@@ -177,7 +177,7 @@ def _hold(job: BatchJob, world: World, seen: Seen) -> Finding | None:
     if accepted.get("status") == "False":
         return no("WaitingForServer", f"InferenceServer {name} is not accepted: {accepted.get('message')}")
     if not is_true(world.server, "Available"):
-        why = condition(world.server, "Available").get("message") or "no status yet"
+        why = condition(world.server, "Ready").get("message") or "no status yet"
         return no("WaitingForServer", f"InferenceServer {name} takes no requests yet: {why}")
     return None
 

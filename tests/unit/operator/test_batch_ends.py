@@ -38,7 +38,15 @@ REFUSALS: list[tuple[int, dict[str, Any], str, str, str]] = [
     (65, {"code": "InputNotFound", "message": "s3://b/x: no such key"}, "InputNotFound", "InputNotFound", "spec.input"),
     (65, {"code": "InputChanged", "message": "s3://b/x: it was replaced"}, "InputChanged", "InputChanged", "spec.input.failedOf"),
     (65, {"code": "OutputExists", "message": "results of run 12"}, "OutputExists", "OutputExists", "spec.output.overwrite"),
-    (77, {"code": "AccessDenied", "message": "403"}, "AccessDenied", "AccessDenied", "spec.s3"),
+    (77, {"code": "AccessDenied", "message": "s3://b/x: 403"}, "AccessDenied", "AccessDenied", "spec.s3.credentialsSecretRef"),
+    (
+        77,
+        {"code": "AccessDenied", "message": "the server refuses the API key (401)"},
+        "AccessDenied",
+        "AccessDenied",
+        "spec.apiKeySecretRef",
+    ),
+    (77, {"code": "AccessDenied", "message": "/data/x: permission denied"}, "AccessDenied", "AccessDenied", "spec.security.fsGroup"),
     (64, {"code": "InvalidSpec", "message": "--server=x"}, "InvalidSpec", "InvalidSpec", "--server=x"),
 ]
 
@@ -268,7 +276,7 @@ def test_what_is_known_of_a_run_that_ended_early_is_told_as_such_where_its_last_
     at_rest = job(suspend=True, conditions=[{"type": "Suspended", "status": "True", **AT}])
     plan = observe(cancelled, at_rest, *merged_without_words("cancelled"))
     assert (plan.status["phase"], plan.status["requests"]) == ("Cancelled", "412/1000")
-    assert "manifest.json" in condition(plan, "Complete")["message"]
+    assert "manifest.json" in condition(plan, "Cancelled")["message"]
 
 
 @pytest.mark.parametrize("early", ["SuccessCriteriaMet", "FailureTarget"])

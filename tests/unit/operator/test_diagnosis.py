@@ -79,7 +79,15 @@ TABLE: list[tuple[str, Manifest, dict[str, Any], list[str]]] = [
         crashed(65, '{"code":"ModelError","message":"config.json is missing"}'),
         ["config.json is missing", "spec.model.uri"],
     ),
-    ("ModelAccessDenied", SERVER, crashed(77, '{"code":"AccessError","message":"403"}'), ["credentials"]),
+    ("ModelAccessDenied", SERVER, crashed(77, '{"code":"AccessError","message":"403"}'), ["spec.security.fsGroup"]),
+    ("ModelAccessDenied", a_server(model={"uri": "hf://org/m"}), crashed(77), ["spec.model.huggingFace.tokenSecretRef"]),
+    ("ModelAccessDenied", a_server(model={"uri": "s3://models/m"}), crashed(77), ["spec.model.s3.credentialsSecretRef", "!fsGroup"]),
+    (
+        "ModelDownloadFailed",
+        a_server(model={"uri": "hf://org/m"}),
+        crashed(75, '{"code":"SourceUnreachable","message":"no answer"}'),
+        ["no answer"],
+    ),
     (
         "CacheNotWritable",
         SERVER,
@@ -197,7 +205,7 @@ def test_a_new_pod_without_an_accelerator_during_a_rollout_points_at_max_surge()
     new = pod(GPU, "tiny-new", **unschedulable("Insufficient nvidia.com/gpu"))
     found = ready(observe(GPU, deployment(GPU), old, new))
     assert found["reason"] == "RollingOut"
-    assert "spec.rollout.maxSurge" in found["message"]
+    assert "spec.rollout.maxSurge" in conditions(observe(GPU, deployment(GPU), old, new))["Degraded"]["message"]
 
 
 def test_a_new_pod_that_old_ones_leave_no_room_points_at_max_surge_too():
@@ -237,7 +245,8 @@ def test_a_lost_node_is_named_with_what_happens_next():
     two = a_server(replicas=2)
     plan = observe(two, deployment(two), pod(two, "tiny-a", **READY), pod(two, "tiny-b", **SILENT))
     assert (plan.status["phase"], plan.status["ready"]) == ("Degraded", "1/2")
-    assert "node n7" in conditions(plan)["Degraded"]["message"]
+    assert conditions(plan)["Degraded"]["reason"] == "SomeReplicasUnavailable"
+    assert "node n7" in ready(plan)["message"]
     patient = merge(
         pod(SERVER, **SILENT),
         {"spec": {"tolerations": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "tolerationSeconds": 30}]}},

@@ -218,7 +218,7 @@ def test_a_cancel_waits_for_a_worker_on_a_lost_node_and_says_so():
     [
         (None, "tiny"),
         (a_server() | {"status": {"conditions": [{"type": "Accepted", "status": "False", "message": "bad uri"}]}}, "bad uri"),
-        (a_server() | {"status": {"conditions": [{"type": "Available", "status": "False", "message": "loading 40 %"}]}}, "loading 40 %"),
+        (a_server() | {"status": {"conditions": [{"type": "Ready", "status": "False", "message": "loading 40 %"}]}}, "loading 40 %"),
         (a_server(), "tiny"),
     ],
 )

@@ -126,9 +126,10 @@ def test_one_of_two_that_takes_no_requests_any_more_is_degraded():
 def test_a_server_that_crashes_over_and_over_has_one_phase_until_it_comes_up():
     one, told = observe(SERVER, deployment(SERVER), pod(SERVER, **LOADING)), []
     for status in (crashed(1), RESTARTED, crashed(1), RESTARTED):
-        one = observe(after(one, SERVER), deployment(SERVER), pod(SERVER, **status))
+        now = observe(after(one, SERVER), deployment(SERVER), pod(SERVER, **status))
+        one = now if now.report.status is not None else one
         assert (one.status["phase"], conditions(one)["Degraded"]["reason"]) == ("Degraded", "CrashLoop")
-        told += [event.reason for event in one.events]
+        told += [event.reason for event in now.events]
     assert told == ["CrashLoop"]
     assert observe(after(one, SERVER), deployment(SERVER), pod(SERVER, **READY)).status["phase"] == "Ready"
 
@@ -139,14 +140,33 @@ def test_restarts_and_the_last_failure_are_kept_after_the_pod_is_gone():
     assert first.status["lastFailure"]["exitCode"] == 65
     assert first.status["restarts"] == 1
     again = observe(SERVER | {"status": dict(first.status)}, deployment(SERVER), pod(SERVER, **READY))
-    assert again.status["lastFailure"] == first.status["lastFailure"]
+    assert again.status["lastFailure"] == first.status["lastFailure"] | {"message": ready(first)["message"]}
+
+
+def test_what_several_conditions_could_say_at_length_one_says_in_the_same_words_through_all_restarts():
+    said, one = set(), observe(SERVER, deployment(SERVER), pod(SERVER, **LOADING))
+    for count in range(1, 5):
+        for status in (
+            crashed(65, "no weights"),
+            {"phase": "Running", "containerStatuses": [container(running(), lastState=ended(65, "no weights"))]},
+        ):
+            broken = merge(pod(SERVER, **status), {})
+            broken["status"]["containerStatuses"][0]["restartCount"] = count
+            now = observe(after(one, SERVER), deployment(SERVER), broken)
+            one = now if now.report.status is not None else one
+            told = [one.status["lastFailure"], *one.status["conditions"]]
+            assert [text["type"] for text in told if "no weights" in text["message"]] == ["Ready"]
+            assert conditions(one)["Degraded"]["message"] == "ModelInvalid: see condition Ready."
+            said.add(ready(one)["message"])
+    assert len(said) == 1
 
 
 def test_a_server_is_ready_once_its_service_sends_requests_to_its_pods_and_stays_so_while_they_follow_each_other():
     ready_pod = pod(SERVER, **READY)
     labels = {"kubernetes.io/service-name": "tiny", "app.kubernetes.io/managed-by": "banyan-operator"}
     point = {"conditions": {"ready": False}, "targetRef": {"kind": "Pod", "name": ready_pod["metadata"]["name"]}}
-    before = {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "metadata": {"name": "tiny-a", "labels": labels}, "endpoints": [point]}
+    metadata = {"name": "tiny-a", "labels": labels}
+    before = {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "metadata": metadata, "endpoints": [point]}
     now = merge(before, {"endpoints": [point | {"conditions": {"ready": True}}]})
     waits = observe(SERVER, deployment(SERVER), ready_pod, before)
     assert (ready(waits)["status"], ready(waits)["reason"]) == ("False", "EndpointsPending")
@@ -154,8 +174,8 @@ def test_a_server_is_ready_once_its_service_sends_requests_to_its_pods_and_stays
     assert waits.requeue_after_s <= 2
     assert not waits.events
     assert ready(observe(SERVER, deployment(SERVER), ready_pod, now))["status"] == "True"
-    serving = after(observe(SERVER, deployment(SERVER), ready_pod, now))
-    assert ready(observe(serving, deployment(SERVER), ready_pod, before, now=NOW + 60))["status"] == "True"
+    serving = after(observe(SERVER, deployment(SERVER), ready_pod, now), SERVER)
+    assert observe(serving, deployment(SERVER), ready_pod, before, now=NOW + 60).report.status is None  # it is Ready as before
     young = merge(ready_pod, {"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": stamp(NOW - 1)}]}})
     assert ready(observe(SERVER, deployment(SERVER), young, now))["reason"] == "EndpointsPending"
 

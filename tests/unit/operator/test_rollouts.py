@@ -44,8 +44,9 @@ def test_a_rollout_that_fails_beside_pods_that_serve_is_degraded_and_says_why():
     old = pod(SERVER, "tiny-old", revision="0123456789", **READY)
     plan = observe(SERVER, deployment(SERVER), old, pod(SERVER, "tiny-new", **crashed(65, "no weights")))
     assert (ready(plan)["status"], plan.status["phase"]) == ("True", "Degraded")
-    for kind in ("Ready", "Progressing", "Degraded"):
-        assert "no weights" in conditions(plan)[kind]["message"]
+    assert "no weights" in conditions(plan)["Degraded"]["message"]
+    for kind in ("Ready", "Progressing"):
+        assert "see condition Degraded" in conditions(plan)[kind]["message"]
     warnings = [event for event in plan.events if event.type == "Warning"]
     assert ["no weights" in event.message for event in warnings] == [True]  # told, and once
     late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
