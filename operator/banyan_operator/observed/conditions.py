@@ -50,16 +50,17 @@ def whole(status: Mapping[str, Any], text: str) -> str:
 
 def said_once(found: Mapping[str, Finding], first: Sequence[str]) -> dict[str, Finding]:
     """The same findings; what several say at length, one says: of equals the one whose type comes first in `first`, then in `found`."""
-    order = sorted(found, key=lambda kind: first.index(kind) if kind in first else len(first))
+    known = sorted(found, key=lambda kind: first.index(kind) if kind in first else len(first))
+    known.sort(key=lambda kind: len(found[kind].message))
     said = dict(found)
-    for place, kind in enumerate(order):
-        for holder in order:
-            text = found[holder].message
-            longer = text in found[kind].message and (text != found[kind].message or order.index(holder) < place)
-            if holder != kind and longer and len(text) > SHORT:
-                message = found[kind].message.replace(text, pointer(found[holder].reason, holder))
-                said[kind] = replace(found[kind], message=message)
-                break
+    holders: list[str] = []  # they say all of it themselves; the shortest first
+    for kind in known:
+        text = found[kind].message
+        holder = next((one for one in holders if len(found[one].message) > SHORT and found[one].message in text), None)
+        if holder is None:
+            holders.append(kind)
+        else:
+            said[kind] = replace(found[kind], message=text.replace(found[holder].message, pointer(found[holder].reason, holder)))
     return said
 
 
@@ -90,5 +91,11 @@ def messages(prior: Mapping[str, Any]) -> tuple[str, ...]:
 def refused(prior: Mapping[str, Any], found: Mapping[str, Finding], phase: str, generation: int, now: float) -> dict[str, Any]:
     """The status where the spec cannot even be read: as it was, but for the phase and what is found now."""
     now_known = [condition.dump() for condition in conditions(prior, found, generation, now)]
-    kept = [condition for condition in prior.get("conditions") or () if condition["type"] not in found]
-    return {**prior, "observedGeneration": generation, "phase": phase, "conditions": [*now_known, *kept]}
+    kept = [_with_whole(prior, condition) for condition in prior.get("conditions") or () if condition["type"] not in found]
+    failed = {"lastFailure": _with_whole(prior, prior["lastFailure"])} if prior.get("lastFailure") else {}
+    return {**prior, **failed, "observedGeneration": generation, "phase": phase, "conditions": [*now_known, *kept]}
+
+
+def _with_whole(prior: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
+    """A condition or failure of `prior`, for where what it points to is replaced."""
+    return {**one, "message": whole(prior, str(one.get("message") or ""))[:MAX_MESSAGE]}

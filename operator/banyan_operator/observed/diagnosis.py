@@ -21,6 +21,9 @@ VOLUME_PATIENCE_S: Final = 120.0
 PULL_REASONS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 START_REASONS: Final = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
 _BACK_OFF: Final = re.compile(r'(Back-off pulling image "[^"]*"|ImagePullBackOff)[.]?')
+_PULL_SECRET: Final = "Name a pull secret in imagePullSecrets"
+_PULL_NAME: Final = "Check the image's name and that the node can reach its registry"
+_PULL_STEP: Final = re.compile(rf"\. (?={_PULL_SECRET}|{_PULL_NAME})")  # behind what the registry answered
 _OPTION: Final = re.compile(
     rf"(?<![\w-])({'|'.join(FIELDS)})(?![\w-])((?:=|(?<=--run-id) |(?<=--on-invalid-line) )\S+)?"
 )  # greedy: anybody's image writes the text, and a pattern that tries each length of a word takes the square of it
@@ -130,10 +133,11 @@ def _image(pod: Pod, view: View) -> Diagnosis | None:
             # between two attempts the kubelet says only that it waits; what the registry answered was said before
             what = f"image {container.image} cannot be pulled (pod {pod.name}, container {container.name}): "
             if told := next((one for one in view.told if one.startswith(what) and not _BACK_OFF.search(one)), None):
-                return Diagnosis("ImagePullFailed", told, pod.name, container.name, None, container.restarts)
-            text = _event(pod, view, ("Failed",), "Failed to pull image") or text
+                text = _PULL_STEP.split(told.removeprefix(what))[0]
+            else:
+                text = _event(pod, view, ("Failed",), "Failed to pull image") or text
         denied = any(word in text.lower() for word in ("401", "403", "unauthorized", "denied", "forbidden"))
-        step = "Name a pull secret in imagePullSecrets" if denied else "Check the image's name and that the node can reach its registry"
+        step = _PULL_SECRET if denied else _PULL_NAME
         if view.default_image and not denied:
             step += ". It is the operator's default and is kept for this spec: once the chart names another, set spec.rollout.refresh"
         return _at(pod, container, "ImagePullFailed", f"image {container.image} cannot be pulled", text, step)

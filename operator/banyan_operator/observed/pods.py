@@ -182,7 +182,7 @@ def given_up(pod: Manifest, now: float) -> Manifest:
     """The status of a pod that its node does not end, as Kubernetes' own collector of garbage writes it when the Node object is gone:
     the Job's controller waits for a pod that has failed, and does not count this one as a failure of the work."""
     message = f"Node {pod['spec'].get('nodeName') or '(none)'} does not end the pod, and the storage refuses what it may still write."
-    conditions = list(pod["status"].get("conditions") or ())
+    conditions = list((pod.get("status") or {}).get("conditions") or ())
     if not is_true(pod, "DisruptionTarget"):
         taken = {"type": "DisruptionTarget", "status": "True", "reason": "NodeLost", "message": message, "lastTransitionTime": stamp(now)}
         conditions = [one for one in conditions if one["type"] != "DisruptionTarget"] + [taken]

@@ -171,7 +171,8 @@ def see(server: InferenceServer, desired: Manifest | None, world: World, view: V
 def _reached(server: InferenceServer, seen: Seen, world: World) -> bool:
     """Whether requests come to enough pods. What is not known of a Service does not count against it."""
     known, ready = listed(server.metadata.name, world.children), [pod for pod in (*seen.current, *seen.others) if pod.ready]
-    settled = [pod for pod in ready if pod.ready_since is None or world.now - pod.ready_since >= SETTLED_S]
+    # a time ahead of ours by more than that says nothing: the node's clock is wrong
+    settled = [pod for pod in ready if pod.ready_since is None or not -SETTLED_S <= world.now - pod.ready_since < SETTLED_S]
     return sum(known is None or pod.name in known for pod in settled) >= seen.enough
 
 

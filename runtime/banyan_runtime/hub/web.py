@@ -74,11 +74,11 @@ class Web:
                 raise UnavailableError(
                     f"{shown(url)}: its certificate is not trusted ({cause.verify_message}); name your own CA's bundle in SSL_CERT_FILE"
                 ) from error
-            raise Interrupted(f"{shown(url)}: {type(error).__name__}", unanswered=True) from error
+            raise Interrupted(f"{shown(url)}: {type(error).__name__}", unanswered=answer is None) from error
         except LocationParseError as error:
             raise UnavailableError(f"{shown(url)}: is no address that can be asked") from error
         except (HTTPError, OSError) as error:
-            raise Interrupted(f"{shown(url)}: {_reason(error)}", unanswered=True) from error
+            raise Interrupted(f"{shown(url)}: {_reason(error)}", unanswered=answer is None) from error
         finally:
             if answer is not None:
                 answer.close()  # half a body may be unread: such a connection serves no other request

@@ -140,13 +140,37 @@ def test_a_format_as_a_regex_is_a_grammar_of_the_call(planner: Planner) -> None:
         ({"type": "function", "name": "note"}, "note"),
         ({"type": "function", "name": "note", "namespace": "mcp__notes"}, "mcp__notes__note"),
         ({"type": "shell"}, "shell"),
-        ({"type": "custom", "name": "missing"}, "missing"),
-        ({"type": "apply_patch"}, "apply_patch"),
     ],
 )
 def test_a_choice_means_the_function_that_its_tool_is(choice: dict[str, Any], chosen: str) -> None:
     tools = tools_of([NOTE, NOTES, RUN, {"type": "shell"}])
     assert tools.choice(choice) == {"type": "function", "function": {"name": chosen}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ({"type": "custom", "name": "note"}, "tool_choice"),  # a function is called so
+        ({"type": "function", "name": "note", "namespace": "gone"}, "tool_choice"),
+        ({"type": "function", "name": "note", "namespace": ["mcp__notes"]}, "tool_choice"),
+        ({"type": "apply_patch"}, "tool_choice"),
+        ({"type": "custom"}, "tool_choice.name"),
+        ({"type": "allowed_tools", "tools": [{"type": "shell"}, {"type": "computer"}]}, "tool_choice.tools[1].type"),
+    ],
+)
+def test_a_choice_that_means_no_tool_is_refused_by_its_field(choice: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        tools_of([NOTE, NOTES, RUN, {"type": "shell"}]).choice(choice)
+    assert refused.value.param == param
+
+
+def test_two_tools_of_one_name_to_the_model_are_refused() -> None:
+    inside = {"type": "namespace", "name": "functions", "tools": [NOTE]}
+    for listed, param in (([NOTE, inside], "tools[0]"), ([{**NOTE, "name": "shell"}, {"type": "shell"}], "tools[1]")):
+        with pytest.raises(ApiError) as refused:
+            tools_of(listed)
+        assert refused.value.param is not None
+        assert refused.value.param.startswith(("tools[0]", "tools[1]")), param
 
 
 def test_of_tools_that_are_allowed_those_that_servers_run_are_left_out(planner: Planner) -> None:
@@ -345,6 +369,20 @@ def test_calls_of_tools_without_names_hold_an_object(tool: str, arguments: Any, 
 
 
 @pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("local_shell", {}),
+        ("local_shell", {"command": "ls"}),
+        ("apply_patch", {"type": "delete_file"}),
+        ("shell", {"commands": ["ls"], "timeout_ms": "1"}),
+    ],
+)
+def test_a_call_without_what_its_tool_needs_is_incomplete(tool: str, arguments: Any) -> None:
+    _, item, turn = told(tool, [json.dumps(arguments)], {tool: Called(kind=tool, name=tool)})
+    assert (item["status"], turn) == ("incomplete", None)
+
+
+@pytest.mark.parametrize(
     ("arguments", "text", "status"),
     [
         ('{"input": "a\\n', "a\n", "incomplete"),
@@ -354,6 +392,7 @@ def test_calls_of_tools_without_names_hold_an_object(tool: str, arguments: Any, 
         ('{"why": "so", "input": "a"}', "a", "completed"),
         (' {\n"input" :\t"a" }', "a", "completed"),
         ('{"input": ""}', "", "completed"),
+        ('{"input": "a", "input": "b"}', "a", "incomplete"),
         ("", "", "incomplete"),
     ],
 )

@@ -276,10 +276,12 @@ def test_a_cancel_that_comes_while_finished_work_is_merged_changes_nothing():
 
 def test_a_merge_of_cancelled_work_does_not_wait_for_a_node_that_is_lost():
     """What a worker there still writes, the storage refuses."""
-    cancelled = a_batch(cancel=True) | {"status": planned()["status"]}
+    cancelled = merge(MANY, {"spec": {"cancel": True}}) | {"status": planned()["status"]}
     lost = merge(merge(running(), SILENT), GONE)
-    still = job(suspend=True, **SUSPENDED, terminating=1)
+    still = job(MANY, suspend=True, **SUSPENDED, terminating=1)
     assert "--partial=cancelled" in args(made(observe(cancelled, still, lost))["merge"])
+    on_a_volume = a_batch(cancel=True) | {"status": planned()["status"]}
+    assert made(observe(on_a_volume, job(suspend=True, **SUSPENDED, terminating=1), lost)) == {}, "nodes need not share its locks"
     assert made(observe(cancelled, still, merge(running(1), GONE))) == {}
     assert made(observe(cancelled, merge(still, {"status": {"terminating": 2}}), lost, merge(running(1), GONE))) == {}
     assert made(observe(cancelled, merge(still, {"status": {"terminating": 2}}), lost)) == {}, "one of them is not seen yet"

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from banyan_operator.observed.batch import bar
+from banyan_operator.plan import Manifest, Outcome, Ref
 from banyan_operator.times import stamp
 from tests.unit.operator.batches import (
     BATCH,
@@ -280,3 +281,17 @@ def test_the_bar_has_twenty_cells():
     assert bar(0) == "----------   0%"
     assert bar(41) == "####------  41%"
     assert bar(100) == "########## 100%"
+
+
+def test_what_cannot_be_written_is_told_once_beside_an_image_that_cannot_be_pulled():
+    def seen(text: str) -> tuple[Manifest, ...]:
+        return job(phase="plan", **COMPLETE), job(active=1), pod({"waiting": {"reason": "ImagePullBackOff", "message": text}}, "Pending")
+
+    failing = Outcome(failed={Ref("v1", "ServiceAccount", "nightly"): "503 try later"})
+    now, said = after(observe(planned(), *seen('Failed to pull image "i": manifest unknown'), outcome=failing)), set()
+    for _ in range(3):
+        one = observe(now, *seen('Back-off pulling image "i"'), outcome=failing)
+        now = after(one) if one.report.status is not None else now
+        said.add(next(known["message"] for known in now["status"]["conditions"] if known["type"] == "Running"))
+    assert len(said) == 1
+    assert "manifest unknown" in said.pop()

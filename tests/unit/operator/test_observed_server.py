@@ -161,6 +161,17 @@ def test_what_several_conditions_could_say_at_length_one_says_in_the_same_words_
     assert len(said) == 1
 
 
+def test_what_a_condition_said_for_others_is_not_lost_with_it():
+    first = observe(SERVER, deployment(SERVER), pod(SERVER, **crashed(65, "no weights")))
+    text = ready(first)["message"]
+    unreadable = merge(after(first, SERVER), {"spec": {"model": {"uri": 5}}})
+    going = merge(after(first, SERVER), {"metadata": {"deletionTimestamp": stamp(NOW)}})
+    for resource in (unreadable, going):
+        then = observe(resource, deployment(SERVER))
+        assert ready(then)["reason"] != "ModelInvalid"
+        assert (conditions(then)["Degraded"]["message"], then.status["lastFailure"]["message"]) == (text, text)
+
+
 def test_a_server_is_ready_once_its_service_sends_requests_to_its_pods_and_stays_so_while_they_follow_each_other():
     ready_pod = pod(SERVER, **READY)
     labels = {"kubernetes.io/service-name": "tiny", "app.kubernetes.io/managed-by": "banyan-operator"}
@@ -178,6 +189,8 @@ def test_a_server_is_ready_once_its_service_sends_requests_to_its_pods_and_stays
     assert observe(serving, deployment(SERVER), ready_pod, before, now=NOW + 60).report.status is None  # it is Ready as before
     young = merge(ready_pod, {"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": stamp(NOW - 1)}]}})
     assert ready(observe(SERVER, deployment(SERVER), young, now))["reason"] == "EndpointsPending"
+    ahead = merge(young, {"status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": stamp(NOW + 600)}]}})
+    assert ready(observe(SERVER, deployment(SERVER), ahead, now))["status"] == "True"  # the node's clock is wrong
 
 
 def test_zero_replicas_are_stopped_and_not_ready():

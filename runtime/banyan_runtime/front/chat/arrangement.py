@@ -15,6 +15,8 @@ from banyan_runtime.front.chat.tools.ids import mistral_id
 Takes = Callable[[str, str], bool]
 """Whether a turn of the second kind is taken behind one of the first, as in `Limits.takes`."""
 _JOINED: Final = {("user", "user"), ("tool", "user"), ("assistant", "assistant")}
+_JOIN: Final = "\n\n"
+_SAID: Final[tuple[str, ...]] = ("content", "reasoning_content")
 _SHORT_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -35,8 +37,10 @@ def arranged(turns: Sequence[Turn], takes: Takes) -> list[Turn]:
             role = "user"
         joins = (before in INSTRUCTIONS and stray) or (before == role == "user" and (stray or moved))
         if joins or ((before, role) in _JOINED and not takes(before, role)):
-            text = "\n\n".join(filter(None, (made[-1]["content"], turn["content"])))
-            made[-1] = {**turn, **made[-1], "content": text}
+            said = {
+                name: _JOIN.join(filter(None, (made[-1].get(name), turn.get(name)))) for name in _SAID if name in turn or name in made[-1]
+            }
+            made[-1] = {**turn, **made[-1], **said}
             moved = moved and stray
         else:
             made.append({**turn, "role": role} if role in ("user", *INSTRUCTIONS) else turn)

@@ -84,7 +84,10 @@ class _Call:
     def whole(self) -> bool:
         """Whether the arguments are such that it can be run."""
         arguments = "".join(self.arguments)
-        return (text_of if self.kind.form == "text" else object_of)(arguments) is not None
+        if self.kind.form == "text":
+            return text_of(arguments) == "".join(self.text)  # and no other that a second field of the name holds
+        given = object_of(arguments)
+        return given is not None and self.kind.takes(given)
 
     def told(self, status: str, *, empty: bool = False) -> Json:
         """The item as it is now, or as it was when it began."""
@@ -266,8 +269,8 @@ class Assembly:
             return []
         events: list[bytes] = []
         if isinstance(item, _Call):
-            status = status if item.whole else "incomplete"  # an agent runs what is complete
             events += self._arguments(item, item.rest())
+            status = status if item.whole else "incomplete"  # an agent runs what is complete
             if item.kind.event:
                 named = {"name": item.called.name} if item.kind is FUNCTION else {}
                 told = {**named, item.kind.called_with: "".join(item.text)}

@@ -35,11 +35,21 @@ class Kind:
         """Whether a tool has a name of its own, else it is called by its kind."""
         return self.form != "object"
 
+    def takes(self, given: Mapping[str, Any]) -> bool:
+        """Whether a client can run a call with these arguments, as far as the schema is ours."""
+        if self.named or "parameters" in self.fields:
+            return True
+        types = {name: _TYPES[known["type"]] for name, known in self.parameters["properties"].items()}
+        return all(name in given for name in self.parameters["required"]) and all(
+            isinstance(value, types.get(name, object)) for name, value in given.items()
+        )
+
 
 def _object(required: tuple[str, ...], **properties: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
+_TYPES: Final[Mapping[str, type]] = {"string": str, "array": list, "integer": int}
 _STRING: Final = {"type": "string"}
 _STRINGS: Final = {"type": "array", "items": _STRING}
 _NUMBER: Final = {"type": "integer"}

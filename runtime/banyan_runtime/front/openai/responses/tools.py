@@ -61,6 +61,12 @@ class Tools:
             if item.get("type") in _BRINGING and not is_left_out(item):
                 where = f"input[{index}]"
                 brought |= {one.function["name"]: one for one in self._offered(tools_of(item, where), f"{where}.tools")}
+        names = {one.function["name"]: one for one in reversed(listed)}
+        for one in listed:
+            other = names[one.function["name"]]
+            if (one.kind, one.namespace) != (other.kind, other.namespace):
+                message = f"the model would know it as '{one.function['name'][:64]}', like {other.where}. Rename one of them."
+                raise invalid(one.where, f"Invalid value for '{one.where}': {message}")
         self.offered = [one for one in listed if one.function["name"] not in brought] + list(brought.values())
 
     def functions(self) -> list[dict[str, Any]] | None:
@@ -72,12 +78,12 @@ class Tools:
         if not isinstance(given, dict):
             return given
         if given.get("type") != "allowed_tools":
-            return self._chosen(given)
+            return self._chosen(given, "tool_choice")
         tools, mode, allowed = given.get("tools"), given.get("mode", "auto"), _allowed(given)
         if isinstance(tools, list):
             if tools and not allowed and mode == "auto":
                 return "none"  # all that may be called was left out
-            tools = [self._chosen(tool) if isinstance(tool, dict) else tool for _, tool in allowed]
+            tools = [self._chosen(tool, f"tool_choice.tools[{index}]") if isinstance(tool, dict) else tool for index, tool in allowed]
         return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
     def names(self, choice: str | dict[str, Any] | None) -> list[Renaming]:
@@ -100,13 +106,15 @@ class Tools:
             if one.kind is not FUNCTION or one.namespace is not None
         }
 
-    def _chosen(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def _chosen(self, choice: Mapping[str, Any], where: str) -> dict[str, Any]:
         kind = choice.get("type")
         if not isinstance(kind, str) or kind not in KINDS:
-            raise unsupported("tool_choice.type", f"tools of type '{str(kind)[:40]}' are not served")
-        own = choice.get("name") if KINDS[kind].named else kind
-        name = next((one.function["name"] for one in self.offered if one.meets(choice)), own)
-        return {"type": "function", "function": {"name": name}}
+            raise unsupported(f"{where}.type", f"tools of type '{str(kind)[:40]}' are not served")
+        name = string_of(choice, "name", where) if KINDS[kind].named else kind
+        meant = next((one for one in self.offered if one.meets(choice)), None)
+        if meant is None:
+            raise invalid("tool_choice", f"Tool '{name[:64]}' of type '{kind}' not found in tools list.")
+        return {"type": "function", "function": {"name": meant.function["name"]}}
 
     def _offered(self, tools: Sequence[Mapping[str, Any]], where: str, space: Mapping[str, Any] | None = None) -> Iterator[Offered]:
         """`space`: the namespace that they are in."""
