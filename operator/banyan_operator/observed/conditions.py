@@ -56,11 +56,11 @@ def said_once(found: Mapping[str, Finding], first: Sequence[str]) -> dict[str, F
     holders: list[str] = []  # they say all of it themselves; the shortest first
     for kind in known:
         text = found[kind].message
-        holder = next((one for one in holders if len(found[one].message) > SHORT and found[one].message in text), None)
-        if holder is None:
+        for holder in holders:
+            text = text.replace(found[holder].message, pointer(found[holder].reason, holder))
+        said[kind] = replace(found[kind], message=text)
+        if text == found[kind].message and len(text) > SHORT:
             holders.append(kind)
-        else:
-            said[kind] = replace(found[kind], message=text.replace(found[holder].message, pointer(found[holder].reason, holder)))
     return said
 
 
