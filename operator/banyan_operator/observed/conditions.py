@@ -50,8 +50,7 @@ def whole(status: Mapping[str, Any], text: str) -> str:
 
 def said_once(found: Mapping[str, Finding], first: Sequence[str]) -> dict[str, Finding]:
     """The same findings; what several say at length, one says: of equals the one whose type comes first in `first`, then in `found`."""
-    known = sorted(found, key=lambda kind: first.index(kind) if kind in first else len(first))
-    known.sort(key=lambda kind: len(found[kind].message))
+    known = sorted(found, key=lambda kind: (len(found[kind].message), first.index(kind) if kind in first else len(first)))
     said = dict(found)
     holders: list[str] = []  # they say all of it themselves; the shortest first
     for kind in known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from banyan_operator.desired import serverpod
@@ -355,9 +355,9 @@ def crash(pod: Pod, container: Container, end: End, view: View) -> Diagnosis:
     known = (_WORKER_EXITS if container.name == "worker" else _SERVER_EXITS).get(end.exit_code)
     if known is not None:
         # the worker's own word is finer than its exit code: InputNotFound, OutputExists …
-        reason = code if container.name == "worker" and _WORD.fullmatch(code) else known.reason
-        known = _WORDS.get(code, known)
-        reason, step = known.reason if code in _WORDS else reason, known.advice(final=view.final)
+        own = replace(known, reason=code) if container.name == "worker" and _WORD.fullmatch(code) else known
+        known = _WORDS.get(code, own)
+        reason, step = known.reason, known.advice(final=view.final)
         if reason == "ModelAccessDenied":
             step = _MODEL_ACCESS.get(view.model_uri.partition("://")[0], _READABLE)
         elif reason == "AccessDenied":

@@ -64,9 +64,9 @@ def of_batch(prior: Mapping[str, Any], new: Mapping[str, Any]) -> list[Event]:
         counts = new.get("requestCounts") or {}
         text = f"{counts.get('completed', 0)} completed, {counts.get('failed', 0)} failed of {counts.get('total', 'unknown')}"
         if after == "Failed":
-            text = whole(new, str(_condition(new, "Failed").get("message") or ""))
+            text = _message(new, _condition(new, "Failed"))
         elif after == "Succeeded" and "completed" not in counts:  # nobody knows how many
-            text = str(_condition(new, "Complete").get("message") or "")
+            text = _message(new, _condition(new, "Complete"))
         events.append(Event("Warning" if kind == "Warning" else "Normal", reason, text))
         return events
     return events + _failure(prior, new, events)
@@ -79,7 +79,7 @@ def _troubles(prior: Mapping[str, Any], new: Mapping[str, Any], good: Sequence[s
     for kind in (*good, *bad_ones):
         now, before = _condition(new, kind), _condition(prior, kind)
         bad = now.get("status", "True") != "True" if kind in good else now.get("status") == "True"
-        message = whole(new, str(now.get("message") or ""))
+        message = _message(new, now)
         known = now.get("reason") in _QUIET or now.get("reason") == before.get("reason")
         if bad and not known and not any(event.message in message for event in found):
             found.append(Event("Warning", now["reason"], message))
@@ -91,7 +91,7 @@ def _failure(prior: Mapping[str, Any], new: Mapping[str, Any], said: list[Event]
     before, after = prior.get("lastFailure") or {}, new.get("lastFailure") or {}
     if not after or all(before.get(key) == after.get(key) for key in ("pod", "container", "time")):
         return []
-    reason, message = str(after.get("reason") or "CrashLoop"), whole(new, str(after.get("message") or ""))
+    reason, message = str(after.get("reason") or "CrashLoop"), _message(new, after)
     if any(event.reason == reason or message in event.message for event in said):
         return []
     return [Event("Warning", reason, message)]
@@ -99,6 +99,11 @@ def _failure(prior: Mapping[str, Any], new: Mapping[str, Any], said: list[Event]
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return next((one for one in status.get("conditions") or () if one["type"] == kind), {})
+
+
+def _message(status: Mapping[str, Any], one: Mapping[str, Any]) -> str:
+    """What a condition or the last failure of this status says, with what it points to in its place."""
+    return whole(status, str(one.get("message") or ""))
 
 
 def _reason(status: Mapping[str, Any], kind: str) -> str:

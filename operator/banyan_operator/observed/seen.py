@@ -181,7 +181,7 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
     told = _told_fenced(prior, plan, world.now)
     # without a report: a plan accepts unfenced storage only where the spec allows it; a release before phases did not look
     fenced = told if told is not None else not job.spec.output.allow_unfenced and not (work is not None and work.alone)
-    fenced = fenced and job.spec.output.uri.startswith("s3://")  # a folder's locks hold between the processes of a node
+    fenced &= job.spec.output.uri.startswith("s3://")  # a folder's locks hold between the processes of a node
     seen = Seen(plan, work, merge, orphans(world.children), told, fenced)
     if seen.now is not None and seen.now.ending is not None:
         return seen  # what went wrong on the way to its end no longer keeps anything from working

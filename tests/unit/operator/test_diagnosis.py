@@ -203,9 +203,9 @@ def test_a_cause_stays_until_the_next_attempt_has_come_up():
 def test_a_new_pod_without_an_accelerator_during_a_rollout_points_at_max_surge():
     old = pod(GPU, "tiny-old", revision="0123456789", **READY)
     new = pod(GPU, "tiny-new", **unschedulable("Insufficient nvidia.com/gpu"))
-    found = ready(observe(GPU, deployment(GPU), old, new))
-    assert found["reason"] == "RollingOut"
-    assert "spec.rollout.maxSurge" in conditions(observe(GPU, deployment(GPU), old, new))["Degraded"]["message"]
+    plan = observe(GPU, deployment(GPU), old, new)
+    assert ready(plan)["reason"] == "RollingOut"
+    assert "spec.rollout.maxSurge" in conditions(plan)["Degraded"]["message"]
 
 
 def test_a_new_pod_that_old_ones_leave_no_room_points_at_max_surge_too():

@@ -67,26 +67,30 @@ class _Call:
     call_id: str
     tool: str  # as the model knows it
     called: Called
-    arguments: list[str] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)  # what is told of them while they are written
+    pieces: list[str] = field(default_factory=list)  # of its arguments
+    text: list[str] = field(default_factory=list)  # sent to the client while the arguments are written
     free: FreeText = field(default_factory=FreeText)
 
     def add(self, fragment: str) -> str:
         """What can be told at once of the next piece of its arguments."""
-        self.arguments.append(fragment)
+        self.pieces.append(fragment)
         return "" if self.kind.form == "object" else self.free.feed(fragment) if self.kind.form == "text" else fragment
 
     def rest(self) -> str:
         """What was not told of its arguments, which have ended."""
-        return self.free.finish("".join(self.arguments)) if self.kind.form == "text" else ""
+        return self.free.finish(self.arguments) if self.kind.form == "text" else ""
+
+    @property
+    def arguments(self) -> str:
+        """As the model has written them."""
+        return "".join(self.pieces)
 
     @property
     def whole(self) -> bool:
         """Whether the arguments are such that it can be run."""
-        arguments = "".join(self.arguments)
         if self.kind.form == "text":
-            return text_of(arguments) == "".join(self.text)  # and no other that a second field of the name holds
-        given = object_of(arguments)
+            return text_of(self.arguments) == "".join(self.text)  # a second field of the name may hold another
+        given = object_of(self.arguments)
         return given is not None and self.kind.takes(given)
 
     def told(self, status: str, *, empty: bool = False) -> Json:
@@ -97,13 +101,13 @@ class _Call:
         if self.called.namespace is not None:
             told["namespace"] = self.called.namespace
         if self.kind.form == "object":
-            given = None if empty else object_of("".join(self.arguments))
+            given = None if empty else object_of(self.arguments)
             return {**told, self.kind.called_with: {**self.kind.always, **(given or {})}}
         return {**told, self.kind.called_with: "" if empty else "".join(self.text)}
 
     def message(self) -> Json:
         """The call, as that of a chat."""
-        function = {"name": self.tool, "arguments": "".join(self.arguments)}
+        function = {"name": self.tool, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
 

@@ -108,7 +108,7 @@ class ResponsesRequest(RequestModel):
         return [*_NAMES, *tools.names(self.tool_choice)]
 
     def without_effect(self, tools: Tools) -> tuple[str, ...]:
-        """The fields that ask for something harmless that does not happen, tools and items that are left out, and what nobody knows."""
+        """Fields without effect, tools and items that are left out, and unknown fields."""
         idle = {
             "text.verbosity": self.text.verbosity in ("low", "high"),
             "reasoning.summary": self.reasoning.summary is not None,
@@ -120,7 +120,7 @@ class ResponsesRequest(RequestModel):
         return tuple(itertools.islice(itertools.chain(names, tools.without_effect, self._strangers()), MAX_IGNORED))
 
     def _strangers(self) -> Iterator[str]:
-        """The items that are left out, and the fields inside the others and the format that nobody knows."""
+        """Items that are left out, and unknown fields of the others and of the format."""
         for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
             if is_left_out(item):
                 yield f"input[{index}]"

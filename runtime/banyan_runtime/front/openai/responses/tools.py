@@ -61,9 +61,9 @@ class Tools:
             if item.get("type") in _BRINGING and not is_left_out(item):
                 where = f"input[{index}]"
                 brought |= {one.function["name"]: one for one in self._offered(tools_of(item, where), f"{where}.tools")}
-        names = {one.function["name"]: one for one in reversed(listed)}
+        names: dict[str, Offered] = {}
         for one in listed:
-            other = names[one.function["name"]]
+            other = names.setdefault(one.function["name"], one)
             if (one.kind, one.namespace) != (other.kind, other.namespace):
                 message = f"the model would know it as '{one.function['name'][:64]}', like {other.where}. Rename one of them."
                 raise invalid(one.where, f"Invalid value for '{one.where}': {message}")
