@@ -237,7 +237,7 @@ PLANTS = (
         2000,
         seed=1325123798,
     ),
-    Plant("a merge before the work is over", merged_before_the_work_is_over, "the work goes on|and the worker said", 2000),
+    Plant("a merge before the work is over", merged_before_the_work_is_over, "the work goes on", 2000, seed=4),
     Plant("work without a plan", planned_without_a_plan, "nothing was planned", 500),
     Plant(
         "5: a status is written whatever object has the name",
