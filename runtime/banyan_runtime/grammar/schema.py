@@ -53,7 +53,7 @@ def prepare(schema: object) -> str:
     """
     if not isinstance(schema, dict):
         raise GrammarError("a schema is a JSON object.")
-    _check_size(schema)
+    check_size(schema)
     marked: Schema = copied(schema)
     _mark_nothing(marked)
     remainders = 0
@@ -119,7 +119,7 @@ def _children(value: object) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _check_size(schema: Schema) -> None:
+def check_size(schema: Schema) -> None:
     """Nesting first, since everything else here recurses; then the size of it all, since places in it are as long as its names."""
     check_nesting(schema, "the schema")
     try:
