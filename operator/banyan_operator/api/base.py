@@ -40,7 +40,8 @@ class Model(BaseModel):
 
     @model_validator(mode="after")
     def _keep_the_rules(self) -> Self:
-        broken = [rule.message for rule in self.RULES if isinstance(rule, Rule) and not rule.holds(self)]
+        stored = self.stored() if self.RULES else {}
+        broken = [rule.message for rule in self.RULES if isinstance(rule, Rule) and not rule.holds(stored)]
         if broken:
             raise PydanticCustomError("rule", "{rules}", {"rules": "; ".join(broken)})
         return self
@@ -48,9 +49,13 @@ class Model(BaseModel):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self  # immutable; pydantic copies each default that it fills in
 
+    def stored(self) -> dict[str, Any]:
+        """As the API server stores it: JSON with defaults, in the API's names."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
     def dump(self) -> dict[str, Any]:
         """As JSON, in the API's names, without what is unset or empty."""
-        dumped: dict[str, Any] = _without_empty(self.model_dump(mode="json", by_alias=True, exclude_none=True))
+        dumped: dict[str, Any] = _without_empty(self.stored())
         return dumped
 
 
@@ -155,11 +160,3 @@ CountOrPercent = Annotated[int | str, IntOrString(PERCENT, 8)]
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
 RawObject = Annotated[dict[str, Any], Raw()]
-
-
-ZERO_PERCENT = ("0%", "00%", "000%")
-
-
-def is_zero(value: int | str) -> bool:
-    """Whether a count or percentage is none at all."""
-    return value in (0, *ZERO_PERCENT)

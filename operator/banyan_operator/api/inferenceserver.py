@@ -13,37 +13,21 @@ from banyan_operator.api.rules import Rule
 from banyan_operator.api.traffic import Auth, Ingress, Monitoring, NetworkPolicy, Service
 
 
-def _claims_differ(spec: InferenceServerSpec) -> bool:
-    claim = spec.cache.claim_name
-    return claim is None or not spec.model.uri.startswith(f"pvc://{claim}/")
-
-
-def _replicas_can_share_the_cache(spec: InferenceServerSpec) -> bool:
-    if spec.cache.access_mode == "ReadWriteMany" or spec.cache.type != "PersistentVolumeClaim":
-        return True
-    return spec.replicas <= 1
-
-
 class InferenceServerSpec(Model):
     RULES: ClassVar = (
         Rule(
             "!has(self.runtime) || !has(self.runtime.tensorParallelSize) || self.accelerator.count == 0 || "
             "self.runtime.tensorParallelSize <= self.accelerator.count",
             "runtime.tensorParallelSize must not exceed accelerator.count",
-            lambda s: (
-                not s.runtime.tensor_parallel_size or s.accelerator.count == 0 or s.runtime.tensor_parallel_size <= s.accelerator.count
-            ),
         ),
         Rule(
             "!has(self.cache.claimName) || !self.model.uri.startsWith('pvc://') || "
             "!self.model.uri.startsWith('pvc://' + self.cache.claimName + '/')",
             "cache.claimName must not be the model claim",
-            _claims_differ,
         ),
         Rule(
             "self.cache.accessMode == 'ReadWriteMany' || self.cache.type != 'PersistentVolumeClaim' || self.replicas <= 1",
             "more than one replica needs cache.accessMode ReadWriteMany",
-            _replicas_can_share_the_cache,
         ),
     )
 

@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from banyan_operator.api.base import ZERO_PERCENT, CountOrPercent, Format, Model, is_zero
+from banyan_operator.api.base import CountOrPercent, Format, Model
 from banyan_operator.api.rules import Rule
 
-_ZERO: Final = list(ZERO_PERCENT)
+_ZERO: Final = ["0%", "00%", "000%"]
 
 StartupTimeout = Annotated[int, Format("int32"), Field(ge=30, le=86400)]
 
@@ -38,7 +38,6 @@ class Drain(Model):
         Rule(
             "self.preStopSeconds < self.terminationGracePeriodSeconds",
             "preStopSeconds must be smaller than terminationGracePeriodSeconds",
-            lambda d: d.pre_stop_seconds < d.termination_grace_period_seconds,
         ),
     )
 
@@ -56,7 +55,6 @@ class Rollout(Model):
             f"self.strategy == 'Recreate' || !((type(self.maxSurge) == int ? self.maxSurge == 0 : self.maxSurge in {_ZERO}) && "
             f"(type(self.maxUnavailable) == int ? self.maxUnavailable == 0 : self.maxUnavailable in {_ZERO}))",
             "maxSurge and maxUnavailable must not both be 0",
-            lambda r: r.strategy == "Recreate" or not (is_zero(r.max_surge) and is_zero(r.max_unavailable)),
         ),
     )
 
@@ -85,7 +83,6 @@ class Disruption(Model):
         Rule(
             "!(has(self.maxUnavailable) && has(self.minAvailable))",
             "maxUnavailable and minAvailable are mutually exclusive",
-            lambda d: d.max_unavailable is None or d.min_available is None,
         ),
     )
 

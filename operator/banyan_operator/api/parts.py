@@ -106,18 +106,14 @@ class HuggingFaceOptions(Model):
 
 class ModelSource(Model):
     RULES: ClassVar = (
-        Rule(
-            "!has(self.s3) || self.uri.startsWith('s3://')", "model.s3 needs an s3:// uri", lambda m: not m.s3 or m.uri.startswith("s3://")
-        ),
+        Rule("!has(self.s3) || self.uri.startsWith('s3://')", "model.s3 needs an s3:// uri"),
         Rule(
             "!has(self.huggingFace) || self.uri.startsWith('hf://')",
             "model.huggingFace needs an hf:// uri",
-            lambda m: not m.hugging_face or m.uri.startswith("hf://"),
         ),
         Rule(
             "!self.uri.contains('/../') && !self.uri.endsWith('/..')",
             "model.uri must not contain .. segments",
-            lambda m: "/../" not in m.uri and not m.uri.endswith("/.."),
         ),
     )
 
@@ -143,7 +139,6 @@ class ValueSource(Model):
         Rule(
             "(has(self.secretKeyRef)?1:0)+(has(self.configMapKeyRef)?1:0)+(has(self.fieldRef)?1:0) == 1",
             "exactly one of secretKeyRef, configMapKeyRef, fieldRef",
-            lambda v: sum(ref is not None for ref in (v.secret_key_ref, v.config_map_key_ref, v.field_ref)) == 1,
         ),
     )
 
@@ -157,12 +152,10 @@ class EnvVar(Model):
         Rule(
             "!(has(self.value) && has(self.valueFrom))",
             "value and valueFrom are mutually exclusive",
-            lambda e: e.value is None or e.value_from is None,
         ),
         Rule(
             "!self.name.startsWith('BANYAN_')",
             "names starting with BANYAN_ are set by the operator",
-            lambda e: not e.name.startswith("BANYAN_"),
         ),
     )
 
@@ -208,7 +201,6 @@ _NO_OWNED_OPTION = FieldRule(
     Rule(
         f"self.all(a, !a.matches('{_OWNED}'))",
         "args must not set options that the operator owns (host, port, model, served name, keys, parallelism, dtype, context length)",
-        lambda args: not any(re.match(_OWNED, arg) for arg in args),
         _owned,
     )
 )
@@ -219,9 +211,7 @@ QUANTIZATIONS: Final = ("w8a16", "w4a16")
 
 
 PAGE_SIZES: Final = (1, 16, 32, 64)
-_PAGE_SIZE = FieldRule(
-    Rule(f"self in {list(PAGE_SIZES)}", f"must be one of {', '.join(map(str, PAGE_SIZES))}", lambda size: size in PAGE_SIZES)
-)
+_PAGE_SIZE = FieldRule(Rule(f"self in {list(PAGE_SIZES)}", f"must be one of {', '.join(map(str, PAGE_SIZES))}"))
 
 
 class KvCache(Model):
@@ -304,12 +294,10 @@ class Resources(Model):
         Rule(
             "!has(self.limits) || !self.limits.exists(k, k.contains('/'))",
             "extended resources belong in spec.accelerator",
-            lambda r: not any("/" in key for key in r.limits),
         ),
         Rule(
             "!has(self.requests) || !self.requests.exists(k, k.contains('/'))",
             "extended resources belong in spec.accelerator",
-            lambda r: not any("/" in key for key in r.requests),
         ),
     )
 
@@ -346,12 +334,10 @@ class Cache(Model):
         Rule(
             "self.type == 'PersistentVolumeClaim' || !has(self.claimName)",
             "cache.claimName needs type PersistentVolumeClaim",
-            lambda c: c.type == "PersistentVolumeClaim" or not c.claim_name,
         ),
         Rule(
             "self.type != 'PersistentVolumeClaim' || has(self.claimName) || has(self.size)",
             "a created claim needs cache.size",
-            lambda c: c.type != "PersistentVolumeClaim" or bool(c.claim_name) or c.size is not None,
         ),
     )
 

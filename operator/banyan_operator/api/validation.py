@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, TypeVar, get_args
 
 from pydantic import ValidationError
@@ -74,7 +75,8 @@ def parse(manifest: Mapping[str, Any], *, strict: bool = True) -> Resource:
 
 def check_update(new: Resource, old: Resource) -> None:
     """Raise SpecError when `new` changes what must not change in `old`. The API server does this in a cluster."""
-    broken = [rule.message for rule in new.spec.RULES if isinstance(rule, Transition) and not rule.holds(new.spec, old.spec)]
+    stored = new.spec.stored(), old.spec.stored()
+    broken = [rule.message for rule in new.spec.RULES if isinstance(rule, Transition) and not rule.holds(*stored)]
     _raise([_of_change(message) for message in broken])
 
 
@@ -94,7 +96,7 @@ def _kind(manifest: Mapping[str, Any], strict: bool) -> str:
     if not isinstance(name, str):
         raise SpecError([Problem("metadata.name", "is required")])
     for rule in (NAME_RULE, NEW_NAME_RULE) if strict else (NAME_RULE,):
-        if not rule.holds(name):
+        if not rule.holds({"metadata": {"name": name}}):
             raise SpecError([Problem("metadata.name", f"{name!r} is refused: {rule.message}")])
     return str(kind)
 
@@ -102,12 +104,18 @@ def _kind(manifest: Mapping[str, Any], strict: bool) -> str:
 def _model(model: type[M], spec: Mapping[str, Any], strict: bool) -> M:
     known = _without_null(spec)
     try:
-        return model.model_validate_json(json.dumps(known), by_alias=True, by_name=False)
+        checked: M = _validated(model, json.dumps(known))
+        return checked
     except ValidationError as error:
         found = error.errors(include_url=False)
         if not strict and any(item["type"] == "extra_forbidden" or _is_count(item) for item in found):
             return _model(model, _as_stored(known, found), strict=True)
         raise SpecError([_problem(model, item) for item in found]) from None
+
+
+@lru_cache(maxsize=512)  # each reconcile parses the spec again, which rarely differs; models are immutable
+def _validated(model: type[M], spec: str) -> M:
+    return model.model_validate_json(spec, by_alias=True, by_name=False)
 
 
 def _without_null(value: Any) -> Any:
