@@ -5,13 +5,13 @@ Needs the package `gguf` (extra `fetch`), which knows every block format.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import TensorSpec, serialize_file
 
 from banyan_runtime.errors import ConfigError, ModelError, UserError
 from banyan_runtime.hub.gguf import config, header, tokenizer
@@ -76,15 +76,9 @@ def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def _save(tensors: dict[str, npt.NDArray[np.uint16]], path: Path) -> None:
-    """Write bfloat16 tensors as safetensors. The library takes bfloat16 from torch alone, and a server's front, which fetches
-    models too, has no torch; the format is eight bytes of length, a JSON header and the data."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, values in tensors.items():
-        header[name] = {"dtype": "BF16", "shape": values.shape, "data_offsets": [end, end := end + values.nbytes]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the data shall be aligned
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for values in tensors.values():
-            file.write(values.tobytes())
+    """Write bfloat16 tensors. The library's module for numpy has no bfloat16, and the one for torch imports torch."""
+    specs = {
+        name: TensorSpec(dtype="bfloat16", shape=list(values.shape), data_ptr=values.ctypes.data, data_len=values.nbytes)
+        for name, values in tensors.items()
+    }
+    serialize_file(specs, path, {"format": "pt"})
