@@ -2,7 +2,7 @@
 and a long one, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also persistent no-dependent no-light no-turn no-few no-ways no-graphs] [--only-also]
+                             [--also no-dependent no-light no-turn no-few no-ways no-graphs] [--only-also]
                              [--profile 1 64] [--traces FOLDER] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
@@ -10,7 +10,7 @@ step in flight does. Weights, keys and values read once and every multiplication
 multiplied in the same minute. Beside it how long the host took to launch a step: where that is as long as the step, it is the host's
 time that is measured. `--profile`: what of a step of so many rows the GPU was busy with, with which kernels, and where it waited
 (`gpu_trace.py`), 0: of one of short prompts, and of one of a long one; `--traces` keeps what that was read from. `--also`: the cases of
-few tokens again, with --enable-persistent-decode, without dependent launches, with attention of few programs computed as that of many,
+few tokens again, without dependent launches, with attention of few programs computed as that of many,
 with heads turned in a launch of their own, without our products of few rows, without the ways that a start measures and chooses (the log
 says which), or without graphs.
 """
@@ -100,7 +100,6 @@ class Case:
 
 
 ALSO: Final = {
-    "persistent": contextlib.nullcontext,
     "no-dependent": lambda: mock.patch.object(dependent, "options", return_value={"DEPENDENT": False}),
     "no-light": lambda: mock.patch.object(triton_paged, "LIGHT", 0),
     "no-turn": lambda: mock.patch.object(triton_paged.TritonAttention, "turns", False),
@@ -119,8 +118,7 @@ class Bench:
         tokens = max(running * (context + 4 * STEPS), PROMPT)
         options = ServerConfig(
             model_path=str(folder), device="cuda", dtype="bfloat16", load_format="dummy", runner="torch", attention_backend=backend,
-            max_total_tokens=tokens, max_running_requests=running,
-            disable_cuda_graph=how == "no-graphs", enable_persistent_decode=how == "persistent",
+            max_total_tokens=tokens, max_running_requests=running, disable_cuda_graph=how == "no-graphs",
         )  # fmt: skip
         self.runner: Runner = load(options, folder, lambda *_: None)
         assert self.runner.info.pool_tokens >= tokens, "others hold the GPU's memory"
@@ -268,13 +266,13 @@ def measured(name: str, backend: str, how: str, machine: Machine, options: argpa
             taken = case.taken()
             yield Row(name, backend, how, case.name, taken.seconds, taken.host, limit(case), case.rows * case.count)
         del case  # which holds the model
-        if how in ("", "persistent"):
+        if not how:
             traces = options.traces or Path(scratch)
-            file = "-".join(filter(None, (name, backend, how)))
-            for rows in sorted({min(rows, bench.running) for rows in options.profile if rows and (not how or rows == 1)}):
+            file = f"{name}-{backend}"
+            for rows in sorted({min(rows, bench.running) for rows in options.profile if rows}):
                 work = partial(bench.decode, rows, steps=PROFILED, rounds=1)
                 print(bench.profile(f"{rows} running", work, traces / f"{file}-{rows}.json.gz"))
-            for rows, count in bench.prompts if 0 in options.profile and not how else ():
+            for rows, count in bench.prompts if 0 in options.profile else ():
                 work = partial(bench.prefill, rows, count)
                 print(bench.profile(f"{rows} x {count}", work, traces / f"{file}-{rows}x{count}.json.gz"))
         del bench

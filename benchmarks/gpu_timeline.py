@@ -1,6 +1,6 @@
 """What the programs of a decode step's kernels do when, on a GPU: those of its last layer.
 
-    python benchmarks/gpu_timeline.py [--models 0.5b] [--running 1 64 256] [--layers 8] [--replays 15] [--ways tiles staged shared]
+    python benchmarks/gpu_timeline.py [--models 0.5b] [--running 1 64 256] [--layers 8] [--replays 15] [--ways tiles staged]
 
 A profiler tells when kernels ended. Where they are brought up while others end (`kernels/dependent.py`) that says little of why. Here each
 program notes when it has asked for what it may ask for early, when it need no longer wait for the kernel before, and when it has done, by
@@ -44,8 +44,8 @@ from shapes import SHAPES
 
 from banyan_runtime.model import kernels
 from banyan_runtime.model.capture import CudaRecorder
-from banyan_runtime.model.kernels import carveout, dependent, paged_attention, products, rows, staged, tiles
-from banyan_runtime.model.ways import Memory, Option, Staged
+from banyan_runtime.model.kernels import dependent, paged_attention, products, rows, staged, tiles
+from banyan_runtime.model.ways import Option, Staged
 
 Programs = npt.NDArray[np.float64]
 """[programs, FIELDS], in the order in which they were let go."""
@@ -150,7 +150,7 @@ def line(part: Programs, before: Programs | None, then: Programs | None) -> list
 
 def watched(bench: gpu_ways.Bench, running: int, chosen: list[Option], book: torch.Tensor, replays: int) -> dict[int, list[list[float]]]:
     """The lines of each kernel, by its grid, in the order of the last replay."""
-    with torch.inference_mode(), gpu_ways.options(bench, *chosen), bench.forward.decoder.kernels.capturing(running):
+    with torch.inference_mode(), gpu_ways.options(bench, *chosen):
         bench.tell(running, gpu_ways.CONTEXT)
         torch.cuda.synchronize()
         replay = CudaRecorder().record(partial(bench._graphs._compute, bench._held[running]))
@@ -173,18 +173,17 @@ def main() -> None:
     parser.add_argument("--running", nargs="+", type=int, default=[1, 64, 256])
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--replays", type=int, default=15)
-    parser.add_argument("--ways", nargs="*", default=[], choices=["tiles", "staged", "shared"])
+    parser.add_argument("--ways", nargs="*", default=[], choices=["tiles", "staged"])
     given = parser.parse_args()
     book = torch.zeros(PLACES * PROGRAMS * FIELDS, dtype=torch.int64, device="cuda")
     with tempfile.TemporaryDirectory() as scratch:
         mock.patch.object(dependent, "options", return_value={"DEPENDENT": book.data_ptr(), "launch_pdl": True}).start()
-        carveout.watch()
         for module in (rows, products, staged, tiles, paged_attention):
             with_ends(module, Path(scratch))
         for model in given.models:
             bench = gpu_ways.Bench(model, given.layers, sorted(given.running))
             each = list(bench.products.values())
-            ways: dict[str, list[Option]] = {"tiles": list(each), "staged": list(map(Staged, each)), "shared": [Memory.SHARED]}
+            ways: dict[str, list[Option]] = {"tiles": list(each), "staged": list(map(Staged, each))}
             known = bench.forward.decoder.kernels.ways
             asked = [option for name in given.ways for option in ways[name] if option in known.options]
             for running in given.running:

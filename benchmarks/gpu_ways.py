@@ -36,7 +36,7 @@ from banyan_runtime.model.fused_products import Tile
 from banyan_runtime.model.kernels import FEWEST_ROWS
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchForward
-from banyan_runtime.model.ways import SIZES, Memory, Option, Product, Staged
+from banyan_runtime.model.ways import SIZES, Option, Product, Staged
 
 CONTEXT: Final = 512
 ROUNDS: Final = 9
@@ -158,8 +158,7 @@ class Bench:
         with way.within():
             self.tell(rows, way.context or CONTEXT)
             torch.cuda.synchronize()
-            with self.forward.decoder.kernels.capturing(rows):
-                replay = CudaRecorder().record(partial(self._graphs._compute, self._held[rows]))
+            replay = CudaRecorder().record(partial(self._graphs._compute, self._held[rows]))
         replay()
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         found: list[float] = []
@@ -199,10 +198,8 @@ class Bench:
             offered = self.forward.decoder.kernels.ways.options
             fit = {name: Staged(product) for name, product in self.products.items() if Staged(product) in offered}
             some = [rows for rows in running if rows <= fused_products.MOST_STAGED]
-            for memory in ((), (Memory.SHARED,)):
-                suffix = ", shared memory first" if memory else ""
-                found += [Way(f"{name} staged{suffix}", some, partial(options, self, one, *memory)) for name, one in fit.items()]
-                found.append(Way(f"all staged{suffix}", some, partial(options, self, *fit.values(), *memory)))
+            found += [Way(f"{name} staged", some, partial(options, self, one)) for name, one in fit.items()]
+            found.append(Way("all staged", some, partial(options, self, *fit.values())))
         if "context" in kinds:
             found += [Way(f"context of {context}", running, context=context) for context in (64, 128, 256, 640)]
         return found

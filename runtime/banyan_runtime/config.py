@@ -249,11 +249,6 @@ class ServerConfig:
         help="Measure no ways to compute decode steps at start: kernels are the same ones each time, if slower. On a GPU.",
         group="device",
     )
-    enable_persistent_decode: bool = option(
-        False,
-        help="Decode steps of one request in one launch. Experimental; for models of 1 B parameters and less.",
-        group="device",
-    )
     sampling_backend: str | None = option(None, check=one_of("pytorch", None), help="Sampling kernels: pytorch.", group="device")
     mem_fraction_static: float | None = option(
         None,

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model import capture, fused_products, persistent, torch_forward, trial
+from banyan_runtime.model import capture, fused_products, trial
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.blank import blank
 from banyan_runtime.model.capture import CudaRecorder
-from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.runners import load
 from banyan_runtime.step import OutOfMemory, Step
@@ -191,19 +190,6 @@ def test_texts_are_those_of_transformers(
     computed(runner, gpu, requests)
     assert runner.info.attention_backend == options.get("attention_backend", "triton")
     assert gpu.replays == 0 if options.get("attention_backend") else gpu.replays > 10
-    for request in requests:
-        assert request.output == model.choices(request.prompt, request.output)
-
-
-@pytest.mark.long
-def test_a_step_of_one_row_in_one_launch(
-    tiny_model: Callable[[str], TinyModel], gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(persistent, "supports", lambda *_: True)
-    monkeypatch.setattr(persistent, "COLUMNS", 64)
-    monkeypatch.setattr(torch_forward, "PersistentDecode", partial(PersistentDecode, programs=1))
-    model, requests = tiny_model("llama"), texts(6, 3)
-    computed(model.load(device="cuda", enable_persistent_decode=True, **GRAPHS), gpu, requests)
     for request in requests:
         assert request.output == model.choices(request.prompt, request.output)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +20,12 @@ from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.contest import Contest
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_products import FusedLinear, Tile, cut
-from banyan_runtime.model.kernels import SMALL, carveout, dependent, tiles
+from banyan_runtime.model.kernels import SMALL, dependent, tiles
 from banyan_runtime.model.layers import PlainKernels
 from banyan_runtime.model.pool import cell_bytes
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchForward
-from banyan_runtime.model.ways import GAIN, Memory, Option, Product, Staged, Ways, fastest
+from banyan_runtime.model.ways import GAIN, Option, Product, Staged, Ways, fastest
 from banyan_runtime.step import TableShape
 from tests.kernels.test_pretended import texts
 from tests.kernels.test_triton import DEVICE, DTYPES, assert_near, some
@@ -95,18 +93,6 @@ def test_of_what_could_not_be_measured_again_a_clear_gain_alone_is_chosen(gain: 
     assert found.chosen == chosen
 
 
-def test_what_gains_only_beside_others_is_found() -> None:
-    """As memory that is divided for weights that wait; and one of them makes all together slower than none."""
-
-    def timed(rows: int, chosen: frozenset[Option]) -> float:
-        memory = (-0.1 if Staged(ONE) in chosen else 0.1) if Memory.SHARED in chosen else 0.0
-        return 1.0 + 0.3 * (Staged(OTHER) in chosen) + memory
-
-    found = fastest(1, [Memory.SHARED, Staged(ONE), Staged(OTHER)], timed)
-    assert found is not None
-    assert found.chosen == {Memory.SHARED, Staged(ONE)}
-
-
 @pytest.mark.parametrize("tiles_gain", [False, True])
 @pytest.mark.parametrize("waiting_gains", [False, True])
 def test_tiles_are_measured_where_weights_do_not_wait(waiting_gains: bool, tiles_gain: bool) -> None:
@@ -124,20 +110,20 @@ def test_tiles_are_measured_where_weights_do_not_wait(waiting_gains: bool, tiles
     assert not [chosen for chosen in asked if {ONE, Staged(ONE)} <= chosen], "of which one changes nothing"
 
 
-@given(st.lists(st.permutations([0.8, 0.9, 1.0]), min_size=1, max_size=5), st.sampled_from([0.8, 1.2]))
-def test_of_three_ways_of_a_product_the_fastest_is_found(costs: list[list[float]], memory: float) -> None:
+@given(st.lists(st.permutations([0.8, 0.9, 1.0]), min_size=1, max_size=5))
+def test_of_three_ways_of_a_product_the_fastest_is_found(costs: list[list[float]]) -> None:
     """Whichever two of them the third lies between."""
     products = [numbered(at) for at in range(len(costs))]
     asked: list[frozenset[Option]] = []
 
     def timed(rows: int, chosen: frozenset[Option]) -> float:
         asked.append(chosen)
-        seconds = memory if Memory.SHARED in chosen else 1.0
+        seconds = 1.0
         for product, (plain, tiled, waiting) in zip(products, costs, strict=True):
             seconds *= waiting if Staged(product) in chosen else tiled if product in chosen else plain
         return seconds
 
-    found = fastest(16, [Memory.SHARED, *products, *map(Staged, products)], timed)
+    found = fastest(16, [*products, *map(Staged, products)], timed)
     best = {
         option
         for product, (plain, tiled, waiting) in zip(products, costs, strict=True)
@@ -145,8 +131,8 @@ def test_of_three_ways_of_a_product_the_fastest_is_found(costs: list[list[float]
         if cost == min(plain, tiled, waiting)
     }
     assert found is not None
-    assert found.chosen == best | ({Memory.SHARED} if memory < 1 else set())
-    assert len(asked) <= 2 + 2 * len(products) + 1 + 4
+    assert found.chosen == best
+    assert len(asked) <= 2 + 2 * len(products) + 4
 
 
 def test_what_cannot_be_measured_stays_as_it_was() -> None:
@@ -274,42 +260,8 @@ def test_weights_wait_where_kernels_begin_before_others_end(monkeypatch: pytest.
             for _ in range(2):
                 kernels.linear(some(*shape, dtype=dtype), None)
             offered = {option for option in kernels.ways.options if not isinstance(option, Product)}
-            assert offered == ({Staged(Product(*shape, gated=False)), Memory.SHARED} if fit and begin_early else set())
+            assert offered == ({Staged(Product(*shape, gated=False))} if fit and begin_early else set())
             assert all(not kernels.ways.possible(option, 32) for option in offered)
-
-
-def test_a_graph_keeps_how_memory_was_divided_when_it_was_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that are loaded meanwhile too; behind it each is told what it was before."""
-    told: list[tuple[int, int]] = []
-
-    def get(found: Any, attribute: Any, function: Any) -> int:
-        found._obj.value = 60 if function.value == 8 else -1
-        return int(function.value == 9)  # of which it cannot say
-
-    driver = SimpleNamespace(
-        cuFuncSetAttribute=lambda function, attribute, value: told.append((function.value, value.value)), cuFuncGetAttribute=get
-    )
-    monkeypatch.setattr(carveout, "_driver", lambda: driver)
-    monkeypatch.setattr(carveout, "_loaded", {})
-    kernels = FusedKernels()
-    with kernels.capturing(1):
-        carveout._note(None, 7, "a kernel", (), "its hash")
-    assert not told
-    kernels.ways.current = {1: frozenset([Memory.SHARED])}
-    with kernels.capturing(2):
-        assert not told, "chosen for one row"
-    with kernels.capturing(1):
-        carveout._note(None, 8, "another one", (), "its hash")
-        carveout._note(None, 9, "a third one", (), "its hash")
-        assert sorted(told) == [(7, 100), (8, 100), (9, 100)]
-        told.clear()
-    assert sorted(told) == [(7, -1), (8, 60), (9, -1)]
-    monkeypatch.setattr(carveout, "_driver", lambda: None)
-    carveout._note(None, 10, "where there is no driver", (), "its hash")
-    assert 10 not in carveout._loaded
-    kernels.ways.current = {32: frozenset([Memory.SHARED])}
-    with kernels.capturing(32):
-        assert len(told) == 3, "of so many rows no weight waits"
 
 
 def test_one_that_does_not_agree_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,12 +392,11 @@ def started(
         launched.append(f"{executor.fn.__module__.rpartition('.')[2]}.{executor.fn.__name__}")
         return None if measuring else launch(executor, *arguments)
 
-    def measured(recorder: Any, body: Callable[[], None], capturing: AbstractContextManager[None]) -> float:
+    def measured(recorder: Any, body: Callable[[], None]) -> float:
         nonlocal measuring
         before, measuring = len(launched), True
         try:
-            with capturing:
-                record(recorder, body)
+            record(recorder, body)
         finally:
             measuring = False
         return seconds(launched[before:].count("tiles.tile"))

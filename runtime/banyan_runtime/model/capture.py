@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -21,8 +20,8 @@ class Recorder(Protocol):
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
         """Run `body` until it is warm, and capture it; what comes back runs it again."""
 
-    def seconds(self, body: Callable[[], None], capturing: AbstractContextManager[None]) -> float:
-        """That the device takes to run it again; it is captured meanwhile, and let go."""
+    def seconds(self, body: Callable[[], None]) -> float:
+        """That the device takes to run it again; it is captured, and let go."""
 
 
 class CudaRecorder:
@@ -52,9 +51,8 @@ class CudaRecorder:
         self._pool = pool
         return graph.replay
 
-    def seconds(self, body: Callable[[], None], capturing: AbstractContextManager[None]) -> float:
-        with capturing:
-            replay = CudaRecorder().record(body)  # over memory of its own, which goes with it
+    def seconds(self, body: Callable[[], None]) -> float:
+        replay = CudaRecorder().record(body)  # over memory of its own, which goes with it
         replay()  # the first one also brings the graph to the device
         once = _timed(replay, 1)
         return statistics.median(_timed(replay, MOST_REPLAYS if once < SHORT_S else 1) for _ in range(_ROUNDS))

@@ -12,7 +12,6 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import persistent
 from banyan_runtime.model import spec as specs
 from banyan_runtime.model.attention import AttentionKind, backends
 from banyan_runtime.model.headroom import NO_GRAPHS, Graphs
@@ -36,7 +35,6 @@ class Choice:
     kv_dtype: torch.dtype  # of keys and values that are kept
     attention: AttentionKind | None  # None: the runner has its own
     graphs: Graphs  # that are wanted; which of them fit is for a trial to say (`trial.py`)
-    persistent: bool  # whether decode steps of one row take one launch
     autotune: bool = True  # whether ways to compute decode steps are measured (`ways.py`)
 
 
@@ -60,10 +58,7 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     if device.type == "cuda" and not config.disable_cuda_graph:
         rows = (config.cuda_graph_max_bs or MOST_ROWS) if config.serves_text else 0  # vectors take no decode steps
         graphs = Graphs(rows, prompt_tokens(config, spec) if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens)
-    alone = config.enable_persistent_decode
-    if alone and (reason := persistent.refusal(spec, device, kv_dtype, graphs.rows, attention)):
-        raise ConfigError(f"--enable-persistent-decode: {reason}; leave it out")
-    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graphs, alone, not config.disable_autotune)
+    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graphs, not config.disable_autotune)
 
 
 def prompt_tokens(config: ServerConfig, spec: ModelSpec) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -44,15 +43,13 @@ class Contest:
         recorder: Recorder,
         compute: Callable[[Held], None],
         clock: Callable[[], float],
-        capturing: Callable[[int], AbstractContextManager[None]] = lambda rows: nullcontext(),
     ) -> None:
-        """`compute`: the step that a `Held` tells by then; it can be captured. `capturing`: as Kernels.capturing. `clock`: seconds."""
+        """`compute`: the step that a `Held` tells by then; it can be captured. `clock`: seconds."""
         self._ways = ways
         self._attention = attention
         self._shape = shape
         self._recorder = recorder
         self._compute = compute
-        self._capturing = capturing
         self._clock = clock
         self._until = clock() + CONTEST_S
         self._failed: set[str] = set()
@@ -104,7 +101,7 @@ class Contest:
         held.tell(step, self._attention.fill(step, self._table, held), self._bring)
         trying = self._ways.current.get(size)
         try:
-            seconds = self._recorder.seconds(partial(self._compute, held), self._capturing(held.size))
+            seconds = self._recorder.seconds(partial(self._compute, held))
         except Exception as error:
             if not trying:
                 raise  # there is no other way

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Final
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from banyan_runtime.model.attention import Attention, Held
 from banyan_runtime.model.attention.triton_paged import TritonAttention
-from banyan_runtime.model.fused_products import MOST_STAGED, Arrived, FusedGated, FusedLinear
+from banyan_runtime.model.fused_products import Arrived, FusedGated, FusedLinear
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads, joined
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
@@ -21,7 +20,7 @@ from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.model.ways import Memory, Staged
+from banyan_runtime.model.ways import Staged
 from banyan_runtime.step import PADDING_SLOT, Pulse
 
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
@@ -45,7 +44,7 @@ class FusedKernels(PlainKernels):
         return _FusedNorm(weight, eps)
 
     def heads(self, spec: ModelSpec, rope: Rope, q_norm: Tensor | None, k_norm: Tensor | None) -> Heads:
-        return FusedHeads(spec, q_norm, k_norm)
+        return _FusedHeads(spec, q_norm, k_norm)
 
     def entry(self, norm: RmsNorm, layer: Layer) -> Entry:
         return _FusedEntry(norm, layer)
@@ -61,15 +60,7 @@ class FusedKernels(PlainKernels):
             self.ways.add(layer.product, layer.agrees)
         if layer.stageable:
             self.ways.add(Staged(layer.product), layer.stages)
-            self.ways.add(Memory.SHARED, lambda rows: rows <= MOST_STAGED)
         return layer
-
-    def capturing(self, rows: int) -> AbstractContextManager[None]:
-        if rows > MOST_STAGED or self.ways.taken(Memory.SHARED, rows) is None:
-            return super().capturing(rows)
-        from banyan_runtime.model.kernels import carveout
-
-        return carveout.shared_memory_first()
 
     def begin(self, embed: Tensor, rope: Rope) -> Begin:
         return _FusedBegin(embed, rope)
@@ -132,14 +123,14 @@ class _FusedNorm(RmsNorm):
         return sums, out
 
 
-class FusedHeads(Heads):
+class _FusedHeads(Heads):
     def __init__(self, spec: ModelSpec, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
         from banyan_runtime.model.kernels import dependent, rows
 
         self._kernel = rows.place
         self._options = dependent.options
         self._spec = spec
-        self.norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
+        self._norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         self._half = power_of_two(spec.head_dim // 2)
         turned = spec.heads + spec.kv_heads
         self._together = min(power_of_two(turned), max(1, _TOGETHER // (2 * self._half)))
@@ -150,12 +141,12 @@ class FusedHeads(Heads):
         assert own.stride(1) == 1
         keys, values = cells.pool.slots(layer)
         queries = torch.empty((tokens, spec.heads, spec.head_dim), dtype=own.dtype, device=own.device)
-        q_weight, k_weight = (own, own) if self.norms is None else self.norms
+        q_weight, k_weight = (own, own) if self._norms is None else self._norms
         together = min(self._together, 4) if tokens < _FEW else self._together
         if tokens:
             self._kernel[(tokens, -(-(spec.heads + spec.kv_heads) // together))](
                 own, cos, sin, q_weight, k_weight, cells.slots, queries, keys, values, own.stride(0), keys.stride(0), spec.norm_eps,
-                NORMED=self.norms is not None, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
+                NORMED=self._norms is not None, HEADS=spec.heads, KV_HEADS=spec.kv_heads, TOGETHER=together,
                 HALF=spec.head_dim // 2, BLOCK=self._half, PADDING=PADDING_SLOT, LARGEST=cells.pool.largest, NARROW=cells.pool.narrow,
                 **self._options(own.device),
             )  # fmt: skip
@@ -165,7 +156,7 @@ class FusedHeads(Heads):
         if isinstance(attention, TritonAttention) and attention.turns:
             cos, sin = (joined(parts) for parts in zip(*at, strict=True))
             own = joined(qkv)
-            return attention.turn_and_attend(layer, own, (cos, sin), self.norms)
+            return attention.turn_and_attend(layer, own, (cos, sin), self._norms)
         return super().attended(layer, qkv, at, attention)
 
 

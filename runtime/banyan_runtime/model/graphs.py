@@ -13,7 +13,6 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -29,7 +28,6 @@ from banyan_runtime.model.capture import Recorder
 from banyan_runtime.model.contest import Contest
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured, Picked
-from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Step, TableShape
 
@@ -88,12 +86,11 @@ class StepGraphs:
         latest: Tensor,
         recorder: Recorder,
         shape: TableShape,
-        alone: PersistentDecode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`latest` int64: the last token of each row, where it stays; `shape` of the table that steps are planned with. `alone`: computes
-        decode steps of one row. `clock`: seconds; behind CAPTURE_S of them what is not captured yet is left out."""
-        self._decoder, self._attention, self._alone = decoder, attention, alone
+        """`latest` int64: the last token of each row, where it stays; `shape` of the table that steps are planned with. `clock`: seconds;
+        behind CAPTURE_S of them what is not captured yet is left out."""
+        self._decoder, self._attention = decoder, attention
         self._latest = latest
         device = decoder.embed.device
         decodes = [_Graph(Held.empty(size, device)) for size in sizes.rows]
@@ -108,8 +105,8 @@ class StepGraphs:
         rows = max(sizes.rows, default=0)
         self._post = decoder.mail.post(max(graph.held.told.numel() for graph in graphs), self._settings.numel(), rows, device)
         attention.hold([graph.held for graph in graphs])
-        contest = Contest(decoder.kernels.ways, attention, shape, recorder, self._compute, clock, decoder.kernels.capturing)
-        contest.settle([graph.held for graph in decodes if self._by_itself(graph.held) is None])
+        contest = Contest(decoder.kernels.ways, attention, shape, recorder, self._compute, clock)
+        contest.settle([graph.held for graph in decodes])
         free = _free(device)
         started = clock()
         log.info(
@@ -119,13 +116,11 @@ class StepGraphs:
         for graph in tqdm(graphs, desc="Capturing batches", disable=not sys.stderr.isatty()):
             if clock() - started > CAPTURE_S:
                 break
-            decoding = graph.held.sequences is None
-            with decoder.kernels.capturing(graph.held.size) if decoding else nullcontext():
-                replay = recorder.record(partial(self._begin, graph.held))
-                if decoding:
-                    graph.likeliest = recorder.record(partial(self._pick, graph.held, None))
-                    if decoder.sampler.settings:
-                        graph.drawn = recorder.record(partial(self._pick, graph.held, self._settings[: graph.held.size]))
+            replay = recorder.record(partial(self._begin, graph.held))
+            if graph.held.sequences is None:
+                graph.likeliest = recorder.record(partial(self._pick, graph.held, None))
+                if decoder.sampler.settings:
+                    graph.drawn = recorder.record(partial(self._pick, graph.held, self._settings[: graph.held.size]))
             graph.replay = replay
         self.begin()
         self._decodes, self._prompts = _captured(decodes), _captured(prompts)
@@ -152,9 +147,7 @@ class StepGraphs:
         graph = self._fitting(step)
         if graph is None:
             return None
-        alone = self._by_itself(graph.held)
-        own = (self._attention if alone is None else alone).fill(step, table, graph.held)
-        graph.held.tell(step, own, self._post.tell)
+        graph.held.tell(step, self._attention.fill(step, table, graph.held), self._post.tell)
         assert graph.replay is not None, "it was captured"
         graph.replay()
         hidden = self._hidden[: len(step.token_ids)]
@@ -190,17 +183,11 @@ class StepGraphs:
         graph = next((graph for graph in fitting if sequences <= most_sequences(graph.held.size)), None)
         return None if graph is None or graph.held.size > max(PADDED * tokens, SMALL) else graph
 
-    def _by_itself(self, held: Held) -> PersistentDecode | None:
-        return self._alone if held.sequences is None and held.size == 1 else None
-
     def _begin(self, held: Held) -> None:
         self._post.take(held.told)
         self._compute(held)
 
     def _compute(self, held: Held) -> None:
-        if (alone := self._by_itself(held)) is not None:
-            alone.compute(held, self._hidden[0])
-            return
         self._attention.plan_held(held)
         self._decoder.hidden_held(held, self._latest, self._attention, self._hidden[: held.size])
 

@@ -75,7 +75,7 @@ def tries(config: ServerConfig, graphs: Graphs) -> list[Graphs]:
         for rows, tokens in FEWER:
             fewer_tokens = min(graphs.tokens, tokens) if asked or config.cuda_graph_max_tokens is None else graphs.tokens
             fewer_rows = min(graphs.rows, rows) if asked or config.cuda_graph_max_bs is None else graphs.rows
-            if fewer_tokens or config.enable_persistent_decode:  # no options say that no decode steps are captured where anything is
+            if fewer_tokens:  # no options say that no decode steps are captured where anything is
                 fewer_rows = max(fewer_rows, min(graphs.rows, 1))
             if (fewer := Graphs(fewer_rows, fewer_tokens)) not in found:
                 found.append(fewer)

@@ -11,7 +11,6 @@ On the CPU every part is measured when it is made (`invariance.py`), with the sh
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Final, Protocol
 
@@ -55,9 +54,6 @@ class Kernels(Protocol):
     @property
     def ways(self) -> Ways:
         """What there is to choose from, for steps that are replayed, and what was chosen."""
-
-    def capturing(self, rows: int) -> AbstractContextManager[None]:
-        """Decode steps of so many rows, computed in the ways that are chosen now, are captured meanwhile."""
 
     def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
         """The norm of vectors like weight [width], of which each row has `heads`."""
@@ -155,9 +151,6 @@ class PlainKernels:
     @property
     def rows(self) -> RowSizes:
         return self._measured.rows
-
-    def capturing(self, rows: int) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
         self._measured.norm(weight, heads)

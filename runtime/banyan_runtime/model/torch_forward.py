@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -25,7 +24,6 @@ from banyan_runtime.model.fused_products import MOST_ROWS
 from banyan_runtime.model.graphs import NO_SIZES, Sizes, StepGraphs
 from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
-from banyan_runtime.model.persistent import PersistentDecode
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.post import Arriving
 from banyan_runtime.model.rope import Rope
@@ -34,8 +32,6 @@ from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TableShape, T
 
 _MANY: Final = 64  # tokens: what is compiled for more depends on their number no more
 _LARGE: Final = 2048  # tokens: a step of more may be larger than any that there is memory for
-
-MakesPersistent = Callable[[Decoder, KvPool, DeviceTable, Tensor], PersistentDecode]
 
 
 class TorchModel:
@@ -72,22 +68,14 @@ class TorchModel:
         sizes = Sizes.upto(graphs.rows, graphs.tokens)
         recorder = CudaRecorder() if sizes != NO_SIZES else None
         self._decoder.sampler.compile(choice.spec.vocab_size, choice.dtype, choice.device)
-        return TorchForward(self._decoder, attention, pool, recorder, sizes, PersistentDecode if choice.persistent else None)
+        return TorchForward(self._decoder, attention, pool, recorder, sizes)
 
 
 class TorchForward:
     def __init__(
-        self,
-        decoder: Decoder,
-        attention: Attention,
-        pool: KvPool,
-        recorder: Recorder | None = None,
-        sizes: Sizes = NO_SIZES,
-        persistent: MakesPersistent | None = None,
+        self, decoder: Decoder, attention: Attention, pool: KvPool, recorder: Recorder | None = None, sizes: Sizes = NO_SIZES
     ) -> None:
-        """With a recorder, steps of such sizes are captured, if the attention can be; with `persistent`, decode steps of one row take one
-        launch."""
-        self._persistent = persistent
+        """With a recorder, steps of such sizes are captured, if the attention can be."""
         self.decoder = decoder
         self.attention = attention
         self._pool = pool
@@ -120,14 +108,13 @@ class TorchForward:
         self.decoder.rope.reserve(positions)
         if not isinstance(self.attention, Replayed):
             return None
-        self._table = table = self.attention.reserve(shape := TableShape(rows, positions))
+        self._table = self.attention.reserve(shape := TableShape(rows, positions))
         few = range(1, MOST_ROWS + 1) if self._recorder is None or not self._sizes.tokens else ()
         for tokens in (*few, min(max([_MANY, *self._sizes.tokens]), _LARGE) + 1):
             self._compute_once(shape, tokens)
         if self._recorder is None:
             return None
-        alone = None if self._persistent is None else self._persistent(self.decoder, self._pool, table, latest)
-        self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder, shape, alone)
+        self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder, shape)
         return self._graphs.captured
 
     def _compute_once(self, shape: TableShape, tokens: int) -> None:

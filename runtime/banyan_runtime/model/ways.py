@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, NamedTuple
 
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -43,16 +42,7 @@ class Staged(NamedTuple):
         return f"{self.product} staged"
 
 
-class Memory(Enum):
-    """How a processor's memory is divided where it need not be as the driver does it (`kernels/carveout.py`)."""
-
-    SHARED = "shared memory first"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-Option = Product | Staged | Memory
+Option = Product | Staged
 """Of a product by itself: that it is computed in tiles (`kernels/tiles.py`)."""
 Possible = Callable[[int], bool]
 Timed = Callable[[int, frozenset[Option]], float | None]
@@ -167,5 +157,5 @@ def fastest(rows: int, options: Sequence[Option], timed: Timed) -> Found | None:
 
 
 def _turn(option: Option) -> int:
-    """Most is gained where weights wait, and how memory is divided depends on all others."""
-    return (Staged, Product, Memory).index(type(option))
+    """Most is gained where weights wait."""
+    return (Staged, Product).index(type(option))

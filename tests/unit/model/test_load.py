@@ -113,7 +113,7 @@ def test_a_slot_table_takes_no_memory_before_it_is_written() -> None:
 
 
 def choice(model: TinyModel, device: str, dtype: torch.dtype, context: int, attention: AttentionKind | None = None) -> Choice:
-    return Choice(read(model.folder), torch.device(device), dtype, context, dtype, attention, Graphs(256, 512), persistent=False)
+    return Choice(read(model.folder), torch.device(device), dtype, context, dtype, attention, Graphs(256, 512))
 
 
 @pytest.mark.parametrize("attention", [TritonAttention, FlashInferAttention])

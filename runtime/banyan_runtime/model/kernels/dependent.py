@@ -16,8 +16,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from banyan_runtime.model.kernels import carveout
-
 
 @triton.jit
 def await_earlier(DEPENDENT: tl.constexpr, LATE: tl.constexpr = False):
@@ -38,6 +36,5 @@ def bring_up_next(DEPENDENT: tl.constexpr):
 def options(device: torch.device) -> Mapping[str, Any]:
     """How kernels are launched there. Compute capability 9.0 is the first that can."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
-        carveout.watch()
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}

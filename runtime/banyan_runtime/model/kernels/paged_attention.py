@@ -61,7 +61,7 @@ def attend(
     if SPLIT:
         begin = stretch * length
         end = tl.minimum(end, begin + length)
-    begin = seen_from(begin, position, WINDOW, KEYS, WINDOW > 0)
+    begin = _seen_from(begin, position, WINDOW, KEYS)
     own_slots = table + table_row * table_stride
     shift = head.to(tl.int64) * head_stride
     await_earlier(DEPENDENT)
@@ -76,8 +76,8 @@ def attend(
     dims = tl.arange(0, WIDTH)
     inside = dims < DIM
     queries = tl.load(q + row[:, None] * DIM + dims[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-    high, mass, sums = over(
-        queries, position + query, keys + shift, values + shift, own_slots, none_of(keys, KEYS, WIDTH), none_of(keys, KEYS, WIDTH),
+    high, mass, sums = _over(
+        queries, position + query, keys + shift, values + shift, own_slots, _none_of(keys, KEYS, WIDTH), _none_of(keys, KEYS, WIDTH),
         begin, end, position, scale, WINDOW, False, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
     )  # fmt: skip
     whole = position + query < length
@@ -161,11 +161,11 @@ def turn_and_attend(
         unasked = begin > position
         if unasked:  # who waits for this kernel waits for its other programs, one of which is never unasked
             return
-    begin = seen_from(begin, position, WINDOW, KEYS, WINDOW > 0)
+    begin = _seen_from(begin, position, WINDOW, KEYS)
     own_slots = table + table_row * table_stride
     shift = head.to(tl.int64) * head_stride
     own_keys, own_values = keys + shift, values + shift
-    first_key, first_value = none_of(keys, KEYS, WIDTH), none_of(keys, KEYS, WIDTH)
+    first_key, first_value = _none_of(keys, KEYS, WIDTH), _none_of(keys, KEYS, WIDTH)
     if AHEAD:
         places = begin + tl.arange(0, KEYS)
         known = places < end
@@ -203,7 +203,7 @@ def turn_and_attend(
     place = slot * DIM + dims[None, :] + 0 * one[:, None]
     tl.store(own_keys + place, kept_key, mask=stored)
     tl.store(own_values + place, kept_value, mask=stored)
-    high, mass, sums = over(
+    high, mass, sums = _over(
         queries, position + 0 * rows, own_keys, own_values, own_slots, first_key, first_value, begin, end, position, scale, WINDOW,
         AHEAD, DIM, WIDTH, ROWS, KEYS, WINDOW > 0, PRECISION,
     )  # fmt: skip
@@ -256,16 +256,16 @@ def _turned(own, other, gain, other_gain, cosines, sines, eps, NORMED: tl.conste
 
 
 @triton.jit
-def seen_from(begin, position, window, KEYS: tl.constexpr, WINDOWED: tl.constexpr):
-    """Where a stretch begins that nobody sees before `position - window`: at a multiple of KEYS, so that a query's sums are the same in
+def _seen_from(begin, position, WINDOW: tl.constexpr, KEYS: tl.constexpr):
+    """Where a stretch begins that nobody sees before `position - WINDOW`: at a multiple of KEYS, so that a query's sums are the same in
     any tile."""
-    if WINDOWED:
-        begin = tl.maximum(begin, tl.maximum(position - window + 1, 0) // KEYS * KEYS)
+    if WINDOW > 0:
+        begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS)
     return begin
 
 
 @triton.jit
-def none_of(keys, KEYS: tl.constexpr, WIDTH: tl.constexpr):
+def _none_of(keys, KEYS: tl.constexpr, WIDTH: tl.constexpr):
     return tl.zeros((KEYS, WIDTH), keys.dtype.element_ty)
 
 
@@ -279,7 +279,7 @@ def _in(keys, values, slot, known, DIM: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def over(
+def _over(
     queries,  # [ROWS, WIDTH]
     at,  # [ROWS] positions
     keys,  # [slots, DIM] of one head
@@ -287,7 +287,7 @@ def over(
     own_slots,  # int32 [positions]: in which slot each position's key lies
     key,  # [KEYS, WIDTH]; AHEAD: the first ones of the stretch, which were read before
     value,  # likewise
-    begin,  # of the stretch: `seen_from`
+    begin,  # of the stretch: `_seen_from`
     end,
     position,  # of the first query
     scale,
@@ -393,14 +393,6 @@ def join(
     await_earlier(DEPENDENT)
     if stretches == 1:  # who attended has put it there
         return
-    joined(parts, highs, masses, out, pair, pairs, stretches, DIM, WIDTH, TOGETHER)
-
-
-@triton.jit
-def joined(
-    parts, highs, masses, out, pair, pairs, stretches, DIM: tl.constexpr, WIDTH: tl.constexpr, TOGETHER: tl.constexpr
-):  # fmt: skip
-    """So many stretches of one token and head."""
     dims = tl.arange(0, WIDTH)
     inside = dims < DIM
     high = float("-inf")

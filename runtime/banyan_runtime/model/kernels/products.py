@@ -37,41 +37,53 @@ def product(
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * OUTPUTS
     # The first of the weights is on its way before it is known what they are multiplied with.
-    own, also = part(weight, first, outputs, 0, outputs, GATED, WIDTH, COLUMNS, OUTPUTS)
-    norms = norm_part(norm, 0, NORMED, WIDTH, COLUMNS)
-    own_bias, also_bias = bias_part(bias, first, outputs, outputs, BIASED, GATED, OUTPUTS)
+    own, also = _part(weight, first, outputs, 0, GATED, WIDTH, COLUMNS, OUTPUTS)
+    norms = _norm_part(norm, 0, NORMED, WIDTH, COLUMNS)
+    own_bias, also_bias = bias_part(bias, first, outputs, BIASED, GATED, OUTPUTS)
     if WHOLE and DEPENDENT:
         cache.piece(weight + first.to(tl.int64) * WIDTH, tl.minimum(OUTPUTS, outputs - first) * WIDTH)
     await_earlier(DEPENDENT)
     x += row * stride
     delta += row * delta_stride
-    sums += row * WIDTH
     out += row * outputs
+    columns = tl.arange(0, COLUMNS)
+    kind: tl.constexpr = out.dtype.element_ty
     if WHOLE:
         tl.static_assert(not (ADDED or NORMED or GATED))
-        columns = tl.arange(0, COLUMNS)
-        kind: tl.constexpr = out.dtype.element_ty
         gathered = own.to(tl.float32) * _factor(x, delta, norms, 1.0, columns, False, False, WIDTH, kind)[None, :]
         for column in tl.static_range(COLUMNS, WIDTH, COLUMNS):
-            own, also = part(weight, first, outputs, column, outputs, False, WIDTH, COLUMNS, OUTPUTS)
+            own, also = _part(weight, first, outputs, column, False, WIDTH, COLUMNS, OUTPUTS)
             gathered += own.to(tl.float32) * _factor(x, delta, norms, 1.0, column + columns, False, False, WIDTH, kind)[None, :]
         _put(out, gathered, gathered, own_bias, also_bias, first, outputs, BIASED, False, OUTPUTS)
     else:
-        lines(
-            x, delta, norm, weight, bias, sums, tl.program_id(1) == 0, out, first, tl.minimum(first + OUTPUTS, outputs),
-            own, also, norms, own_bias, also_bias, outputs, eps,
-            ADDED, NORMED, BIASED, GATED, False, WIDTH, BLOCK, COLUMNS, OUTPUTS,
-        )  # fmt: skip
+        scale = 1.0
+        if NORMED:
+            at = tl.arange(0, BLOCK)
+            wide = _sum(x, delta, at, WIDTH, ADDED, kind).to(tl.float32)
+            scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
+            if ADDED:
+                tl.store(sums + row * WIDTH + at, wide.to(kind), mask=(at < WIDTH) & (tl.program_id(1) == 0))
+        gathered = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
+        beside = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
+        for column in range(0, WIDTH, COLUMNS):
+            if column > 0:
+                own, also = _part(weight, first, outputs, column, GATED, WIDTH, COLUMNS, OUTPUTS)
+                norms = _norm_part(norm, column, NORMED, WIDTH, COLUMNS)
+            factor = _factor(x, delta, norms, scale, column + columns, ADDED, NORMED, WIDTH, kind)
+            gathered += own.to(tl.float32) * factor[None, :]
+            if GATED:
+                beside += also.to(tl.float32) * factor[None, :]
+        _put(out, gathered, beside, own_bias, also_bias, first, outputs, BIASED, GATED, OUTPUTS)
 
 
 @triton.jit
-def part(
-    weight, first, end, column, outputs, GATED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, OUTPUTS: tl.constexpr
+def _part(
+    weight, first, outputs, column, GATED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, OUTPUTS: tl.constexpr
 ):  # fmt: skip
-    """Of the lines from `first` up to `end` some columns; GATED: and of the ups that belong to them."""
+    """Of the lines from `first` on some columns; GATED: and of the ups that belong to them."""
     each = first + tl.arange(0, OUTPUTS)
     columns = column + tl.arange(0, COLUMNS)
-    there = (each < end)[:, None] & (columns < WIDTH)[None, :]
+    there = (each < outputs)[:, None] & (columns < WIDTH)[None, :]
     at = each.to(tl.int64)
     own = tl.load(weight + at[:, None] * WIDTH + columns[None, :], mask=there, other=0.0)
     also = own
@@ -81,7 +93,7 @@ def part(
 
 
 @triton.jit
-def norm_part(norm, column, NORMED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _norm_part(norm, column, NORMED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
     """NORMED: likewise of the norm's weight."""
     columns = column + tl.arange(0, COLUMNS)
     found = tl.zeros((COLUMNS,), norm.dtype.element_ty)
@@ -91,94 +103,26 @@ def norm_part(norm, column, NORMED: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: 
 
 
 @triton.jit
-def bias_part(bias, first, end, outputs, BIASED: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr):
+def bias_part(bias, first, outputs, BIASED: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr):
     """BIASED: likewise of the bias."""
     each = first + tl.arange(0, OUTPUTS)
     own = tl.zeros((OUTPUTS,), bias.dtype.element_ty)
     also = own
     if BIASED:
-        own = tl.load(bias + each, mask=each < end, other=0.0)
+        own = tl.load(bias + each, mask=each < outputs, other=0.0)
         if GATED:
-            also = tl.load(bias + outputs + each, mask=each < end, other=0.0)
+            also = tl.load(bias + outputs + each, mask=each < outputs, other=0.0)
     return own, also
 
 
 @triton.jit
-def lines(
-    x,  # [WIDTH]; this and what follows as `product` has it, of one row
-    delta,
-    norm,
-    weight,
-    bias,
-    sums,
-    keeping,  # whether this program writes the sums
-    out,
-    first,  # line
-    end,  # line behind the last one
-    own,  # `part`, of the first line and column
-    also,
-    norms,  # `norm_part`, of the first column
-    own_bias,  # `bias_part`, of the first line
-    also_bias,
-    outputs,
-    eps,
-    ADDED: tl.constexpr,
-    NORMED: tl.constexpr,
-    BIASED: tl.constexpr,
-    GATED: tl.constexpr,
-    AHEAD: tl.constexpr,  # whether what is multiplied next is on its way while this is, which takes half as many registers again
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    OUTPUTS: tl.constexpr,  # at a time
-):
-    """Some outputs of one row."""
-    kind = out.dtype.element_ty
-    scale = 1.0
-    if NORMED:
-        at = tl.arange(0, BLOCK)
-        wide = _sum(x, delta, at, WIDTH, ADDED, kind).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
-        if ADDED:
-            tl.store(sums + at, wide.to(kind), mask=(at < WIDTH) & keeping)
-    columns = tl.arange(0, COLUMNS)
-    factor = tl.zeros((COLUMNS,), tl.float32)
-    if WIDTH <= COLUMNS:  # the same for all lines
-        factor = _factor(x, delta, norms, scale, columns, ADDED, NORMED, WIDTH, kind)
-    for line in range(first, end, OUTPUTS):
-        gathered = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
-        beside = tl.zeros((OUTPUTS, COLUMNS), tl.float32)
-        for column in range(0, WIDTH, COLUMNS):
-            if AHEAD:
-                more = column + COLUMNS < WIDTH
-                then, also_then = part(
-                    weight, tl.where(more, line, line + OUTPUTS), end, tl.where(more, column + COLUMNS, 0), outputs,
-                    GATED, WIDTH, COLUMNS, OUTPUTS,
-                )  # fmt: skip
-            elif column + line > first:
-                own, also = part(weight, line, end, column, outputs, GATED, WIDTH, COLUMNS, OUTPUTS)
-            if WIDTH > COLUMNS:
-                if column + line > first:
-                    norms = norm_part(norm, column, NORMED, WIDTH, COLUMNS)
-                factor = _factor(x, delta, norms, scale, column + columns, ADDED, NORMED, WIDTH, kind)
-            gathered += own.to(tl.float32) * factor[None, :]
-            if GATED:
-                beside += also.to(tl.float32) * factor[None, :]
-            if AHEAD:
-                own, also = then, also_then
-        if line > first:
-            own_bias, also_bias = bias_part(bias, line, end, outputs, BIASED, GATED, OUTPUTS)
-        _put(out, gathered, beside, own_bias, also_bias, line, end, BIASED, GATED, OUTPUTS)
-
-
-@triton.jit
 def _put(
-    out, gathered, beside, own_bias, also_bias, first, end, BIASED: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr
+    out, gathered, beside, own_bias, also_bias, first, outputs, BIASED: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr
 ):  # fmt: skip
-    """The results of the lines from `first` up to `end`, of whose columns products are gathered."""
+    """The results of the lines from `first` on, of whose columns products are gathered."""
     kind = out.dtype.element_ty
     each = first + tl.arange(0, OUTPUTS)
-    known = each < end
+    known = each < outputs
     result = tl.sum(gathered, 1)
     if BIASED:
         result += own_bias.to(tl.float32)

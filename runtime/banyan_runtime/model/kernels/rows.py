@@ -120,63 +120,18 @@ def place(
     (heads.PlainHeads, pool.KvPool.store)."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
-    turn = row * 2 * HALF
-    # What the step was told is there, and weights are.
-    slot = tl.load(slots + row).to(tl.int64)
-    low_norms, high_norms = head_norms(q_weight, k_weight, head, NORMED, HEADS, HALF, BLOCK)
-    await_earlier(DEPENDENT)
-    placed(
-        qkv + row * stride, cos + turn, sin + turn, low_norms, high_norms, slot, queries + row * HEADS * 2 * HALF,
-        keys, values, head, head < HEADS + KV_HEADS, head_stride, eps, NORMED, HEADS, KV_HEADS, HALF, BLOCK, PADDING, LARGEST, NARROW,
-    )  # fmt: skip
-
-
-@triton.jit
-def head_norms(
-    q_weight, k_weight, head, NORMED: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """NORMED: the weights of some heads' norms, of their first half and of their second one."""
-    at = tl.arange(0, BLOCK)
-    low = tl.zeros((head.shape[0], BLOCK), q_weight.dtype.element_ty)
-    high = low
-    if NORMED:
-        is_key = (head >= HEADS)[:, None]
-        low = _of_either(q_weight, k_weight, at, at < HALF, is_key)
-        high = _of_either(q_weight + HALF, k_weight + HALF, at, at < HALF, is_key)
-    return low, high
-
-
-@triton.jit
-def placed(
-    own,  # [HEADS + 2 * KV_HEADS, 2 * HALF]; this and what follows as `place` has it, of one token
-    cos,  # [2 * HALF]
-    sin,
-    low_norms,  # [heads, BLOCK]: `head_norms`
-    high_norms,
-    slot,
-    queries,  # [HEADS, 2 * HALF]
-    keys,
-    values,
-    head,  # [heads]: those of queries, then those of keys
-    known,  # [heads] whether it is one
-    head_stride,
-    eps,
-    NORMED: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PADDING: tl.constexpr,
-    LARGEST: tl.constexpr,
-    NARROW: tl.constexpr,
-):
-    """Some heads of a token."""
     at = tl.arange(0, BLOCK)
     real = at < HALF
-    inside = known[:, None] & real[None, :]
     is_key = (head >= HEADS)[:, None]
     kind = queries.dtype.element_ty
-    source = own + head[:, None] * 2 * HALF + at[None, :]
+    # What the step was told is there, and weights are.
+    slot = tl.load(slots + row).to(tl.int64)
+    if NORMED:
+        low_norms = _of_either(q_weight, k_weight, at, real, is_key)
+        high_norms = _of_either(q_weight + HALF, k_weight + HALF, at, real, is_key)
+    await_earlier(DEPENDENT)
+    inside = (head < HEADS + KV_HEADS)[:, None] & real[None, :]
+    source = qkv + row * stride + head[:, None] * 2 * HALF + at[None, :]
     low, high = tl.load(source, mask=inside, other=0.0), tl.load(source + HALF, mask=inside, other=0.0)
     if NORMED:
         wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
@@ -184,11 +139,12 @@ def placed(
         scale = tl.rsqrt(mean + eps)[:, None]
         low = (wide_low * scale).to(kind) * low_norms.to(kind)
         high = (wide_high * scale).to(kind) * high_norms.to(kind)
-    cos_low, cos_high = tl.load(cos + at, mask=real, other=0.0), tl.load(cos + HALF + at, mask=real, other=0.0)
-    sin_low, sin_high = tl.load(sin + at, mask=real, other=0.0), tl.load(sin + HALF + at, mask=real, other=0.0)
+    turn = row * 2 * HALF + at
+    cos_low, cos_high = tl.load(cos + turn, mask=real, other=0.0), tl.load(cos + turn + HALF, mask=real, other=0.0)
+    sin_low, sin_high = tl.load(sin + turn, mask=real, other=0.0), tl.load(sin + turn + HALF, mask=real, other=0.0)
     turned_low = low * cos_low[None, :] + high * sin_low[None, :]
     turned_high = high * cos_high[None, :] + low * sin_high[None, :]
-    to = queries + head[:, None] * 2 * HALF + at[None, :]
+    to = queries + (row * HEADS + head[:, None]) * 2 * HALF + at[None, :]
     is_query = inside & (head < HEADS)[:, None]
     tl.store(to, turned_low, mask=is_query)
     tl.store(to + HALF, turned_high, mask=is_query)

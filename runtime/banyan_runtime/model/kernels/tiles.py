@@ -57,7 +57,7 @@ def tile(
         _bring(gates, begin, FIRST, WIDTH)
         if GATED:
             _bring(ups, begin, FIRST, WIDTH)
-    own_bias, also_bias = bias_part(bias, first, outputs, outputs, BIASED, GATED, OUTPUTS)
+    own_bias, also_bias = bias_part(bias, first, outputs, BIASED, GATED, OUTPUTS)
     await_earlier(DEPENDENT, LATE)
     own_rows = x + tl.minimum(row, rows - 1).to(tl.int64) * stride
     own, also = tl.zeros((ROWS, OUTPUTS), tl.float32), tl.zeros((ROWS, OUTPUTS), tl.float32)
