@@ -228,7 +228,7 @@ def step_cost(steps: int = 20_000) -> dict[str, float]:
     for number in range(steps):
         for stage in (OUTPUT, RECV, SCHEDULE, LAUNCH, SCHEDULE, WAIT_DEVICE):
             stages.end(stage)
-        report.decode_done(RUNNING, 1, Drafted(0, 0), number * SHORT_STEP_S, number * SHORT_STEP_S + 0.001, used=1000, queued=0)
+        report.decode_done(RUNNING, Drafted(0, 0), number * SHORT_STEP_S, number * SHORT_STEP_S + 0.001, used=1000, queued=0)
         if number % every == 0:
             raw = snapshot()
     engine = (time.process_time() - began) / steps * 1e6

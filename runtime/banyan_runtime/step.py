@@ -28,7 +28,7 @@ PADDING_SLOT: Final = 0
 MOST_GUESSES: Final = 768
 """Drafts of a step, of all its sequences together: a token is drawn behind each, and their logits take memory."""
 
-Feature = Literal["bias", "mask", "pooling", "drafts", "rounds", "embeddings", "adapters"]
+Feature = Literal["bias", "mask", "pooling", "drafts", "embeddings", "adapters"]
 """What a step may ask for that not every runner has; `RunnerInfo.features` names those it has."""
 
 
@@ -151,10 +151,6 @@ class Step:
     penalties, and its banned ids are the same at all these positions. What is drawn behind a wrong guess means nothing, and the
     slots of wrong guesses are written again by later steps. No step with the row is launched before the result is known.
 
-    Rounds: a decode step of one known token for each sequence may be computed `rounds` times at a stretch, each time at the next
-    position and over the token that was drawn before; token_ids, positions, out_slots and kv_lens are those of the first time. All
-    sequences have slots for the others. Nothing is asked for but tokens, without penalties, bans, biases and masks.
-
     Late masks: what a grammar admits behind a token that is still in flight is known only when that token is. A decode step may be
     launched before, with `mask_later`: everything is computed up to its logits, and `Handle.draw` says the mask. So may a mixed one,
     whose prompts' masks are said then, too.
@@ -181,8 +177,6 @@ class Step:
     pooling: I8 | None = None  # [B] of `Pooling`
     embeddings: InputEmbeddings | None = None
     adapters: I32 | None = None  # [B] adapter (LoRA) of each sequence; -1: none
-    rounds: int = 1
-    later_slots: I32 | None = None  # [B, rounds - 1] KV slots that the tokens drawn in all rounds but the last write
     page_size: int = 1  # slots of a page are consecutive: slot = page * page_size + offset
 
 
@@ -208,15 +202,15 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class StepResult:
-    """The tokens drawn, S = sum(samples) · rounds of them, one sequence after another.
+    """The tokens drawn, S = sum(samples) of them, one sequence after another.
 
     A row with NaN or no admissible logits is marked failed; it fails alone, and its token is -1. So is one whose vector is not
-    finite. A row with drafts, or in rounds, fails with the first token drawn; another one that cannot be drawn does not count.
+    finite. A row with drafts fails with the first token drawn; another one that cannot be drawn does not count.
     """
 
     token_ids: I32  # [S]
     failed: Bool  # [B]
-    accepted: I32 | None = None  # [B] how many of its drawn tokens count: 1, and those after right drafts or in later rounds; None: all
+    accepted: I32 | None = None  # [B] how many of its drawn tokens count: 1, and those after right drafts; None: all
     logprobs: TokenLogprobs | None = None  # of the drawn tokens of the sequences with top_logprobs >= 0, in the step's order
     prompt_logprobs: TokenLogprobs | None = None  # of prompt_scores
     vectors: F32 | None = None  # [sequences with pooling, hidden_size], not normalised to length 1

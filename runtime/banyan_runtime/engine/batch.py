@@ -137,17 +137,10 @@ class StepBuilder:
             page_size=self._page_size,
         )
 
-    def in_rounds(self, requests: list[Request], rows: I32) -> bool:
-        """Whether the next step over these rows asks for nothing that a step in rounds may not."""
-        batch = self._batch_of(requests, rows)
-        return batch.plain and not (self._tables.length[rows] < batch.free_from).any()
-
-    def decode(
-        self, requests: list[Request], rows: I32, positions: I32, slots: I32, guesses: list[list[int]] | None = None, *, rounds: int = 1
-    ) -> Step:
+    def decode(self, requests: list[Request], rows: I32, positions: I32, slots: I32, guesses: list[list[int]] | None = None) -> Step:
         """A step in which each row computes the token at its position, unknown where it is still being sampled, and its guesses.
 
-        `rows` is the same object as long as the batch has the same rows in the same order. With `rounds`, `slots` are [rows, rounds].
+        `rows` is the same object as long as the batch has the same rows in the same order.
         The masks of grammars come later (`late_mask`), where one of them has not seen its output's last token.
         """
         tables = self._tables
@@ -167,7 +160,7 @@ class StepBuilder:
             mode="decode",
             token_ids=token_ids,
             positions=positions,
-            out_slots=slots if rounds == 1 else slots[:, 0],
+            out_slots=slots,
             rows=rows,
             query_lens=lens,
             kv_lens=kv_lens,
@@ -180,8 +173,6 @@ class StepBuilder:
             mask_later=mask_later,
             top_logprobs=batch.top_logprobs,
             named=batch.named,
-            rounds=rounds,
-            later_slots=None if rounds == 1 else slots[:, 1:],
             page_size=self._page_size,
         )
 
@@ -252,8 +243,6 @@ class _DecodeBatch:
         self.named = _named(requests)
         self.constrained = [index for index, request in enumerate(requests) if request.matcher is not None]
         self.free_from = free_from
-        extras = self.bias is not None or self.named is not None or top_logprobs is not None or bool(self.constrained)
-        self.plain = not extras and not any(request.penalised for request in requests)
         self._requests = requests
         self._any_young = bool(free_from.any())
         self._young: Bool | None = None  # who may not stop yet, and what that forbids

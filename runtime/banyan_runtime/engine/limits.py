@@ -62,7 +62,6 @@ class EngineLimits:
     mixed: bool = False  # who runs gets a token in the steps of prompts, too. Not with drafts
     overlap: bool = False  # one step in flight while the next is scheduled
     draft_tokens: int = 0  # tokens of a request in a decode step, its last one and guesses; 0: nothing is guessed. Not with `overlap`
-    rounds: bool = False  # several decode steps at a stretch, where they are very short. Not with `overlap` or drafts
     background: BackgroundLimits = BackgroundLimits()
     vocab_size: int = 1 << 31
 
@@ -118,7 +117,6 @@ class EngineLimits:
             mixed=config.enable_mixed_chunk,
             overlap=overlap,
             draft_tokens=config.speculative_num_draft_tokens if drafts else 0,
-            rounds="rounds" in info.features and not overlap and not drafts,
             background=BackgroundLimits.of(info.device),
             vocab_size=info.vocab_size,
         )

@@ -74,7 +74,6 @@ class Engine:
         grammars: Grammars | None = None,
     ) -> None:
         assert not (limits.overlap and limits.draft_tokens), "what comes next is guessed from what the step in flight gives"
-        assert not (limits.rounds and (limits.overlap or limits.draft_tokens)), "rounds begin with known tokens, and guess nothing"
         self._runner = runner
         self._pending = None if grammars is None else Pending(grammars)
         self._limits = limits
@@ -317,7 +316,7 @@ class Engine:
             right = int(result.accepted.sum()) - len(step.rows) if guessed and result.accepted is not None else 0
             drafts = Drafted(guessed, right)
             seconds = self._report.decode_done(
-                len(step.rows), step.rounds, drafts, launched.started, now, used=used, queued=queued, replayed=result.replayed
+                len(step.rows), drafts, launched.started, now, used=used, queued=queued, replayed=result.replayed
             )
         self.scheduler.learn(launched.batch, seconds)
 

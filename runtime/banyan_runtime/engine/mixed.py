@@ -18,7 +18,6 @@ def joined(prompts: Step, decode: Step) -> Step:
     first, second = len(prompts.rows), len(decode.rows)
     assert (prompts.mode, decode.mode) == ("prefill", "decode")
     assert len(decode.token_ids) == second, "no guesses"
-    assert decode.rounds == 1
     assert prompts.page_size == decode.page_size
     prompts_alone = decode.histories, decode.prompt_scores, decode.pooling, decode.embeddings
     assert all(part is None for part in (*prompts_alone, decode.adapters, prompts.adapters))

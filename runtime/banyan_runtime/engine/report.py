@@ -92,14 +92,14 @@ class Report:
         return seconds
 
     def decode_done(
-        self, requests: int, rounds: int, drafts: Drafted, started: float, now: float, *, used: int, queued: int, replayed: bool = False
+        self, requests: int, drafts: Drafted, started: float, now: float, *, used: int, queued: int, replayed: bool = False
     ) -> float:
         """One decode step is through; every `decode_log_interval` of them there is a line. Returns as `prefill_done`."""
         seconds = now - max(started, self._last_step)
-        self._decode.add(requests * rounds + drafts.tokens, seconds, replayed=replayed)
+        self._decode.add(requests + drafts.tokens, seconds, replayed=replayed)
         self._last_step = now
-        self._window_tokens += requests * rounds + drafts.right
-        self._window_rows += requests * rounds
+        self._window_tokens += requests + drafts.right
+        self._window_rows += requests
         self._window_drafted = Drafted(self._window_drafted.tokens + drafts.tokens, self._window_drafted.right + drafts.right)
         self.draft_tokens += drafts.tokens
         self.draft_tokens_accepted += drafts.right

@@ -41,9 +41,8 @@ class Results:
     def _note_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> StepOutput | None:
         """The results of a prefill step, or of one that drew several tokens for some rows, row by row."""
         step, tables = batch.step, self._memory.tables
-        each = step.samples * step.rounds
-        counts = each if result.accepted is None else result.accepted
-        starts, drawn = (np.cumsum(each) - each).tolist(), result.token_ids.tolist()
+        counts = step.samples if result.accepted is None else result.accepted
+        starts, drawn = (np.cumsum(step.samples) - step.samples).tolist(), result.token_ids.tolist()
         kv_lens, failed = step.kv_lens.tolist(), result.failed.tolist()
         scores = self._prompt_scores(batch, result)
         ids, told, ended, told_counts = list[int](), list[int](), list[Finish](), list[int]()

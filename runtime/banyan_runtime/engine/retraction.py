@@ -25,8 +25,8 @@ class NewTokenRatio:
         self._decay = (self._initial - self._minimum) / DECAY_STEPS
         self.value = self._initial
 
-    def decay(self, steps: int = 1) -> None:
-        self.value = max(self.value - steps * self._decay, self._minimum)
+    def decay(self) -> None:
+        self.value = max(self.value - self._decay, self._minimum)
 
     def reset(self) -> None:
         self.value = self._initial

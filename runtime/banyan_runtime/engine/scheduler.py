@@ -21,7 +21,6 @@ from banyan_runtime.engine.prefill import Prefill
 from banyan_runtime.engine.report import Report
 from banyan_runtime.engine.request import Request, State
 from banyan_runtime.engine.retraction import RETRACT_DECODE_STEPS, NewTokenRatio, keep_order
-from banyan_runtime.engine.rounds import Rounds
 from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.engine.running import Running
 from banyan_runtime.step import I32, Step, TokenMask
@@ -46,7 +45,6 @@ class Scheduler:
         )
         self.queue = self.prefill.queue
         self.drafts = Drafts(limits.draft_tokens) if limits.draft_tokens else None
-        self.rounds = Rounds() if limits.rounds else None
         self.failed: list[tuple[Request, str, str]] = []  # (request, code, message), for the loop to report
         self._decodes_in_a_row = 0  # since the last prefill step that left somebody behind who ran
 
@@ -69,13 +67,9 @@ class Scheduler:
         step = batch.step
         if step.mode != "decode":
             self.prefill.learn(batch, seconds)
-            if self.rounds is not None:
-                self.rounds.forget()
             return
         if batch.background:
-            self.background.learn(len(step.rows), seconds / step.rounds)
-        if self.rounds is not None:
-            self.rounds.learn(len(step.rows), step.rounds, seconds)
+            self.background.learn(len(step.rows), seconds)
         if self.drafts is not None:
             self.drafts.learn(len(step.token_ids), seconds)
 
@@ -162,7 +156,7 @@ class Scheduler:
         if memory.pages.free_tokens < need:
             return None
         step = self._builder.decode(requests, rows, *memory.extend_each(rows))
-        self.ratio.decay(1)
+        self.ratio.decay()
         self.background.decoded(online=True)
         return ScheduledBatch(step, requests, constrained=self._builder.constrained(requests, rows))
 
@@ -189,23 +183,19 @@ class Scheduler:
             if memory.pages.free_tokens < memory.decode_need(rows):
                 return None
         online = running.online > 0
-        step = self._decode_step(requests, rows, short=beside is not None and not online)
+        step = self._decode_step(requests, rows)
         if not full:
-            self.ratio.decay(step.rounds)
+            self.ratio.decay()
         self._decodes_in_a_row += 1
         self.background.decoded(online=online)
         constrained = self._builder.constrained(requests, rows)
         return ScheduledBatch(step, requests, background=not online, constrained=constrained)
 
-    def _decode_step(self, requests: list[Request], rows: I32, *, short: bool) -> Step:
-        """With guesses, where they are worth it and fit beside what everybody needs; nobody leaves for them. `short`: somebody more
-        urgent may come while it is computed."""
+    def _decode_step(self, requests: list[Request], rows: I32) -> Step:
+        """With guesses, where they are worth it and fit beside what everybody needs; nobody leaves for them."""
         memory = self._memory
         guesses = None if self.drafts is None else self.drafts.propose(requests, rows, memory.tables)
         if guesses is None:
-            rounds = 1 if short else self._rounds(requests, rows)
-            if rounds > 1:
-                return self._builder.decode(requests, rows, *memory.extend_all(requests, rows, rounds), rounds=rounds)
             return self._builder.decode(requests, rows, *memory.extend_each(rows))
         fitting = memory.fitting(rows, [len(guess) for guess in guesses])
         guesses = [guess[:count] for guess, count in zip(guesses, fitting, strict=True)]
@@ -213,17 +203,6 @@ class Scheduler:
         ends = [first + 1 + len(guess) for first, guess in zip(positions.tolist(), guesses, strict=True)]
         slots = [memory.extend(request, end) for request, end in zip(requests, ends, strict=True)]
         return self._builder.decode(requests, rows, positions, np.concatenate(slots), guesses)
-
-    def _rounds(self, requests: list[Request], rows: I32) -> int:
-        """How many rounds the step over all these has: nobody waits for its end, everybody has use for all of them, and they fit
-        beside what everybody needs."""
-        queue, tables = self.queue, self._memory.tables
-        if self.rounds is None or queue or self.prefill.chunked is not None:
-            return 1
-        most = min(self.rounds.choose(len(rows)), int((tables.prompt[rows] + tables.max_new[rows] - tables.length[rows]).min()))
-        if most <= 1 or not self._builder.in_rounds(requests, rows):
-            return 1
-        return 1 + min(self._memory.fitting(rows, [most - 1] * len(rows)))
 
     def _retract(self) -> None:
         """The pool is full: send requests back to the queue until the others have room for some steps."""

@@ -402,10 +402,8 @@ class Metrics:
         self._request_prompt_tokens = to.histogram("banyan_request_prompt_tokens", "Prompt tokens of a sequence.", TOKEN_BUCKETS)
         self._request_generation_tokens = to.histogram("banyan_request_generation_tokens", "Tokens of a sequence.", TOKEN_BUCKETS)
         phases = ("prefill", "decode")
-        self._step_duration = to.histograms("banyan_step_duration_seconds", "Duration of a step, all of its rounds.", steps, phase=phases)
-        self._step_tokens = to.histograms(
-            "banyan_step_tokens", "Tokens computed by a step, all of its rounds.", wire.STEP_TOKENS_BUCKETS, phase=phases
-        )
+        self._step_duration = to.histograms("banyan_step_duration_seconds", "Duration of a step.", steps, phase=phases)
+        self._step_tokens = to.histograms("banyan_step_tokens", "Tokens computed by a step.", wire.STEP_TOKENS_BUCKETS, phase=phases)
         self._steps = to.cells(
             "banyan_steps_total",
             "counter",

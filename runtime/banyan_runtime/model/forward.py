@@ -75,10 +75,6 @@ class Forward(Protocol):
         """One token for each of n hidden states: as `sample` draws it, or without columns that with the largest logit, of equal ones the
         first."""
 
-    def rounds(self, step: Step, token_ids: Tensor, table: SlotTable, columns: SamplingColumns | None) -> Tensor:
-        """What the rounds of a step give: int64 [B, rounds], drawn with `columns`, or the likeliest. From the first token on that
-        there is none for, those of a sequence are -1. The rest as for `hidden`."""
-
     def deliver(self, tokens: Tensor, failed: Tensor, owners: Tensor, latest: Tensor) -> Arriving | None:
         """As `Mail.deliver`."""
 

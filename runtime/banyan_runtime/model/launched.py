@@ -173,27 +173,5 @@ class Launched:
             self._report(_lost(row, length))
 
 
-class LaunchedRounds:
-    """The handle of a step in rounds."""
-
-    def __init__(self, report: Report, step: Step, tokens: Tensor) -> None:
-        self._report = report
-        self._step = step
-        self._tokens = tokens
-
-    def draw(self, mask: TokenMask | None) -> None:
-        raise AssertionError("a step in rounds has no mask")
-
-    def result(self) -> StepResult:
-        """Wait for the step and give its tokens. Called once."""
-        tokens = self._tokens.numpy(force=True).astype(np.int32)
-        drawn = tokens >= 0
-        failed = ~drawn[:, 0]
-        for row, length in zip(self._step.rows[failed].tolist(), self._step.kv_lens[failed].tolist(), strict=True):
-            self._report(_lost(row, length))
-        accepted = None if drawn.all() else drawn.sum(axis=1, dtype=np.int32)
-        return StepResult(tokens.ravel(), failed, accepted)
-
-
 def _lost(row: int, length: int) -> str:
     return f"The logits of row {row} at position {length} hold NaN or nothing admissible; its request fails alone."

@@ -17,7 +17,7 @@ from torch import Tensor
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import edits, logprobs, penalties, sampler
 from banyan_runtime.model.forward import Forward, Report
-from banyan_runtime.model.launched import Drawing, Drawn, Draws, Launched, LaunchedRounds
+from banyan_runtime.model.launched import Drawing, Drawn, Draws, Launched
 from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pooling import Pooler
 from banyan_runtime.model.table import SlotTable
@@ -30,7 +30,7 @@ T = TypeVar("T")
 class ModelRunner:
     """Computes steps in the order in which they are launched, on one device. `report` is told of every row without usable logits."""
 
-    FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask", "pooling", "drafts", "rounds"})
+    FEATURES: Final[frozenset[Feature]] = frozenset({"bias", "mask", "pooling", "drafts"})
 
     def __init__(self, forward: Forward, info: RunnerInfo, device: torch.device, report: Report) -> None:
         self.forward = forward
@@ -39,8 +39,7 @@ class ModelRunner:
             kv_bytes=forward.kv_bytes,
             available_bytes=devices.available_bytes(device),
             batch_invariant=forward.batch_invariant,
-            # Rounds are computed without graphs, which spare more.
-            features=self.FEATURES if device.type == "cpu" else self.FEATURES - {"rounds"},
+            features=self.FEATURES,
         )
         self._report = report
         self._device = device
@@ -56,7 +55,7 @@ class ModelRunner:
             self.info = replace(self.info, graph_bytes=captured.bytes, available_bytes=available, phase_seconds=seconds)
 
     @torch.inference_mode()
-    def launch(self, step: Step, *, replay: bool = True) -> Launched | LaunchedRounds:
+    def launch(self, step: Step, *, replay: bool = True) -> Launched:
         """Start a step. On the CPU it is done when this returns; on CUDA its kernels are queued. `replay`: by a graph, if one is there."""
         refuse(step, self.info.features)
         rows = self._rows
@@ -75,11 +74,9 @@ class ModelRunner:
         self.forward.retell(rows.table)
         raise OutOfMemory(said)
 
-    def _launched(self, step: Step, rows: _Rows, replay: bool) -> Launched | LaunchedRounds:
+    def _launched(self, step: Step, rows: _Rows, replay: bool) -> Launched:
         if step.histories is not None:
             rows.penalties.begin(step.histories)
-        if step.rounds > 1:
-            return self._in_rounds(step, rows)
         draws = rows.draws(step)
         replayed = self.forward.replayed(step, rows.table) if replay else None
         token_ids = self._token_ids(step, rows) if replayed is None or draws.drafts else None
@@ -102,13 +99,6 @@ class ModelRunner:
         else:
             launched.arrive(None if asked is None else self._draw(asked))
         return launched
-
-    def _in_rounds(self, step: Step, rows: _Rows) -> LaunchedRounds:
-        wanted = rows.wanted(step, rows.draws(step), step.sampling)
-        assert not wanted.penalties, "rounds have none"
-        tokens = self.forward.rounds(step, self._token_ids(step, rows), rows.table, None if wanted.greedy else step.sampling)
-        rows.latest.index_copy_(0, rows.draws(step).owners(step, self._device), tokens[:, -1].clamp(min=0))
-        return LaunchedRounds(self._report, step, tokens)
 
     def _asked(self, step: Step, draws: Draws, rows: _Rows, token_ids: Tensor | None, hidden: Tensor) -> _Asked:
         columns = step.sampling if draws.one_each else _cells(step.sampling, draws.sequences)
@@ -257,7 +247,6 @@ def refuse(step: Step, features: frozenset[Feature]) -> None:
         ("mask", step.mask_later or None),
         ("pooling", step.pooling),
         ("drafts", drafts or None),
-        ("rounds", step.later_slots),
         ("embeddings", step.embeddings),
         ("adapters", step.adapters),
     )

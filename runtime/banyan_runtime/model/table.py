@@ -32,9 +32,7 @@ class SlotTable:
         """Note what a step changes before it runs, and what it writes."""
         for row, start, slots in _updates(step):
             self.slots[row, start : start + len(slots)] = slots
-        rows, positions = _written(step)
-        later = step.later_slots
-        self.slots[rows, positions] = step.out_slots if later is None else np.concatenate((step.out_slots, later.reshape(-1)))
+        self.slots[_token_rows(step), step.positions] = step.out_slots
 
     def pages(self, rows: I64, first: int, count: int, page_size: int) -> I64:
         """The pages [len(rows), count] of positions first · page_size and up; the padding page beyond the table."""
@@ -58,8 +56,7 @@ class DeviceTable:
         """Note what `step` changed in the host's table, which has taken it in. No step may be left out."""
         width = table.slots.shape[1]
         assert self.slots.shape[1] == width
-        rows, positions = _written(step)
-        self._copy([rows.astype(np.int64) * width + positions, *self._updated(step)], table)
+        self._copy([_token_rows(step).astype(np.int64) * width + step.positions, *self._updated(step)], table)
 
     def follow_updates(self, step: Step, table: SlotTable) -> None:
         """As `follow`, but for what the step itself writes."""
@@ -90,10 +87,6 @@ def _updates(step: Step) -> Iterator[tuple[int, int, I32]]:
             yield row, start, updates.slots[index]
 
 
-def _written(step: Step) -> tuple[I32, I32]:
-    """Rows and positions that the step writes: of its tokens, then of those of later rounds."""
-    rows = step.rows if len(step.rows) == len(step.positions) else np.repeat(step.rows, step.query_lens)
-    if step.later_slots is None:
-        return rows, step.positions
-    later = step.positions[:, np.newaxis] + np.arange(1, step.rounds, dtype=np.int32)
-    return np.concatenate((rows, np.repeat(rows, step.rounds - 1))), np.concatenate((step.positions, later.reshape(-1)))
+def _token_rows(step: Step) -> I32:
+    """[T] of which row each token is."""
+    return step.rows if len(step.rows) == len(step.positions) else np.repeat(step.rows, step.query_lens)

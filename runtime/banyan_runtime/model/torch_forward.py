@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model import blocks, fused, loader, rounds
+from banyan_runtime.model import blocks, fused, loader
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Attention, Replayed
 from banyan_runtime.model.blank import blank
@@ -96,9 +96,6 @@ class TorchForward:
     @property
     def kv_bytes(self) -> int:
         return self._pool.bytes
-
-    def rounds(self, step: Step, token_ids: Tensor, table: SlotTable, columns: SamplingColumns | None) -> Tensor:
-        return rounds.one_by_one(self, step, token_ids, table, columns)
 
     @property
     def batch_invariant(self) -> bool:

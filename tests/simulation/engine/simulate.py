@@ -145,7 +145,6 @@ class Totals:
     short: int = 0  # steps of background that were kept short
     accepted: int = 0  # drafts that were right
     refused: int = 0
-    rounds: int = 0  # beyond the first of a step
     longest_stay: int = 0  # turns from submission to the end
 
 
@@ -195,7 +194,6 @@ def draw_limits(rng: random.Random) -> EngineLimits:
         mixed=not drafts and rng.random() < 0.4,
         overlap=overlap,
         draft_tokens=drafts,
-        rounds=not overlap and not drafts,
         background=BackgroundLimits(
             rows_beside=rng.choice((1, 2, 4)),
             prefill_every=rng.choice((1, 5, 128)),
@@ -332,7 +330,6 @@ class World:
         if self.runner.steps % 16 == 0:
             invariants.check_owned(self.engine, step)
         self.clock.now += self.rng.random() * 0.003 * self.load.slowness
-        self.totals.rounds += step.rounds - 1
         self.totals.masked_later += step.mask_later
         self.totals.mixed += step.mode == "mixed"
         self.totals.mixed_masked_later += step.mask_later and step.mode == "mixed"

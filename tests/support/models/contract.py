@@ -58,7 +58,7 @@ class Play(Driver):
         self.waiting = [self._request(number) for number in range(settings.requests)]
         self.flying: list[tuple[list[Pending], Step, Step, Handle]] = []
         self.events = dict.fromkeys(
-            ("shared", "exchanged", "retracted", "chunked", "mixed", "ahead", "failed", "accepted", "refused", "rounds", "later"), 0
+            ("shared", "exchanged", "retracted", "chunked", "mixed", "ahead", "failed", "accepted", "refused", "later"), 0
         )
 
     def play(self) -> None:
@@ -85,7 +85,7 @@ class Play(Driver):
         prompt = (some_prefix(vocabulary, self.settings) if random.random() < 0.5 else []) + some(int(random.integers(1, 60)))
         request = Request(prompt, new_tokens=int(random.integers(1, 14)), row=-1, seed=int(random.integers(0, 1 << 62)))
         request.banned = (*some(3), *([] if self.settings.poison is None else [self.settings.poison]))
-        if number % 3 == 2:  # may be computed in rounds, and may draw the poison
+        if number % 3 == 2:  # may draw the poison
             return dataclasses.replace(request, banned=(), temperature=float(random.choice([0.0, 0.8])))
         wishes: list[dict[str, Any]] = [
             {}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9}, {"temperature": 0.7, "min_p": 0.05},
@@ -154,14 +154,9 @@ class Play(Driver):
             self.events["retracted"] += 1
 
     def _launch(self) -> None:
-        ready = [r for r in self.live if not r.done and not r.failed and (r.computed < len(r.tokens)) and not (r.drafts or r.in_rounds)]
+        ready = [r for r in self.live if not r.done and not r.failed and (r.computed < len(r.tokens)) and not r.drafts]
         chosen = [r for r in ready if self.random.random() < 0.7]
         if not chosen:
-            return
-        plain = [r for r in chosen if r.computed + 1 == len(r.tokens) and -1 not in r.output and not r.banned]
-        rounds = min((r.new_tokens - len(r.output) for r in plain), default=1)
-        if rounds > 1 and "rounds" in self.runner.info.features:
-            self._send([(request, 1) for request in plain], int(self.random.integers(2, rounds + 1)))
             return
         work = []
         for request in chosen:
@@ -172,12 +167,12 @@ class Play(Driver):
                 request.drafts = self._drafts(request, self.known[request.seed])
         self._send(work)
 
-    def _send(self, work: list[tuple[Request, int]], rounds: int = 1) -> None:
-        step = read_only(self.build(work, rounds))
-        for (request, _), length in zip(work, (step.kv_lens + rounds - 1).tolist(), strict=True):
+    def _send(self, work: list[tuple[Request, int]]) -> None:
+        step = read_only(self.build(work))
+        for (request, _), length in zip(work, step.kv_lens.tolist(), strict=True):
             for page in self._pages(request, length)[-(-request.computed // self.page_size) :]:
                 self.owners[page] += 1
-        mask, can = step.mask, step.mode == "decode" and rounds == 1 and bool(step.samples.any())
+        mask, can = step.mask, step.mode == "decode" and bool(step.samples.any())
         later = can and self.random.random() < (0.1 if mask is None else 0.8)
         if later:
             step = dataclasses.replace(step, mask=None, mask_later=True)
@@ -191,7 +186,6 @@ class Play(Driver):
         self.events["chunked"] += int((step.samples == 0).any())
         self.events["mixed"] += int(len(set(step.query_lens.tolist())) > 1)
         self.events["ahead"] += int((step.token_ids < 0).any())
-        self.events["rounds"] += rounds - 1
         self.events["later"] += int(later and mask is not None)
 
     def _drafts(self, request: Request, known: list[int]) -> list[int]:
@@ -206,15 +200,15 @@ class Play(Driver):
     def _settle(self) -> None:
         pending, step, copied, handle = self.flying.pop(0)
         result = handle.result()
-        assert len(result.token_ids) == int(step.samples.sum()) * step.rounds
+        assert len(result.token_ids) == int(step.samples.sum())
         assert same(step, copied), "the runner wrote into a step"
         drawn = result.failed[step.samples > 0]
-        firsts = (np.cumsum(step.samples) - step.samples)[step.samples > 0] * step.rounds
+        firsts = (np.cumsum(step.samples) - step.samples)[step.samples > 0]
         assert ((result.token_ids[firsts] == -1) == drawn).all()
         assert drawn.sum() == result.failed.sum(), "only a sequence that samples can fail"
         before = [(one.request.accepted, one.request.refused) for one in pending]
         self.settle(pending, result)
-        for one, length, (accepted, refused) in zip(pending, (step.kv_lens + step.rounds - 1).tolist(), before, strict=True):
+        for one, length, (accepted, refused) in zip(pending, step.kv_lens.tolist(), before, strict=True):
             self.events["accepted"] += one.request.accepted - accepted
             self.events["refused"] += one.request.refused - refused
             for page in self._pages(one.request, length)[-(-one.request.computed // self.page_size) :] if one.samples > 1 else ():

@@ -53,7 +53,6 @@ class Request:
     drafts: list[int] = field(default_factory=list)  # guesses of what follows, for the next step that draws
     accepted: int = 0  # drafts that were right
     refused: int = 0
-    in_rounds: bool = False  # in a step in flight
     scored: int = 0  # prompt positions before this have been scored
     failed: bool = False
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each drawn token
@@ -79,8 +78,7 @@ class Pending:
     request: Request
     drawn: int | None  # which of the request's output tokens
     scored: int  # positions of the prompt
-    samples: int  # tokens drawn; beyond the first with as many drafts, or in further rounds
-    rounds: int = 1
+    samples: int  # tokens drawn; beyond the first with as many drafts
 
 
 class Driver:
@@ -114,15 +112,15 @@ class Driver:
         self.updates.append((target.row, 0, self.table[target.row, :length].copy()))
         target.computed = length
 
-    def build(self, work: list[tuple[Request, int]], rounds: int = 1) -> Step:
+    def build(self, work: list[tuple[Request, int]]) -> Step:
         """The step that computes the next `count` tokens of each request; it samples where nothing of the text is left, and there
-        the request's drafts are computed too. Of several rounds each count is 1, and nobody has drafts."""
+        the request's drafts are computed too."""
         drafts = [request.drafts if request.computed + count == len(request.tokens) else [] for request, count in work]
         starts = [request.computed for request, _ in work]
         requests = [request for request, _ in work]
         ends = [request.computed + count + len(guesses) for (request, count), guesses in zip(work, drafts, strict=True)]
         for request, end in zip(requests, ends, strict=True):
-            self.hold(request, end + rounds - 1)
+            self.hold(request, end)
         texts = [np.array((r.tokens + d)[s:e], np.int32) for r, d, s, e in zip(requests, drafts, starts, ends, strict=True)]
         samples = [1 + len(d) if e >= len(r.tokens) else 0 for r, d, e in zip(requests, drafts, ends, strict=True)]
         return Step(
@@ -143,10 +141,6 @@ class Driver:
             named=_named(requests) if any(r.named for r in requests) else None,
             bias=_biases(requests) if any(r.bias for r in requests) else None,
             mask=_masks(requests, self.runner.info.vocab_size) if any(r.allowed for r in requests) else None,
-            rounds=rounds,
-            later_slots=np.stack([self.table[r.row, e : e + rounds - 1] for r, e in zip(requests, ends, strict=True)])
-            if rounds > 1
-            else None,
             page_size=self.page_size,
         )
 
@@ -163,23 +157,22 @@ class Driver:
         self.settle(pending, handle.result())
 
     def advance(self, work: list[tuple[Request, int]], step: Step) -> list[Pending]:
-        """Note what a launched step computes; the tokens that it samples are -1 until it is settled. With drafts, or in rounds,
+        """Note what a launched step computes; the tokens that it samples are -1 until it is settled. With drafts
         they are one for now, and nothing of the request can be launched before that."""
         pending = []
-        for (request, count), samples in zip(work, (step.samples * step.rounds).tolist(), strict=True):
+        for (request, count), samples in zip(work, step.samples.tolist(), strict=True):
             drawn = len(request.output) if samples else None
-            pending.append(Pending(request, drawn, len(_scored(request, count)), samples, step.rounds))
+            pending.append(Pending(request, drawn, len(_scored(request, count)), samples))
             request.scored = max(request.scored, request.computed + count) if request.score_prompt else 0
             request.computed += count
             request.output += [-1] * min(samples, 1)
-            request.in_rounds = step.rounds > 1
         return pending
 
     def settle(self, pending: list[Pending], result: StepResult) -> None:
         """Note what a step gave."""
         tokens, drawn, prompts = result.token_ids.tolist(), 0, 0
         assert len(tokens) == sum(one.samples for one in pending)
-        assert result.accepted is not None or all(one.samples <= one.rounds for one in pending)
+        assert result.accepted is not None or all(one.samples <= 1 for one in pending)
         position = 0
         for index, one in enumerate(pending):
             request = one.request
@@ -188,22 +181,20 @@ class Driver:
                 request.prompt_logprobs.append(cut(result.prompt_logprobs, prompts, prompts + one.scored))
                 prompts += one.scored
             count = one.samples if result.accepted is None else int(result.accepted[index])
-            assert (count > 0) == (one.samples > 0 and not (one.rounds > 1 and result.failed[index]))
+            assert (count > 0) == (one.samples > 0)
             assert count <= one.samples
             if one.drawn is None:
                 assert not result.failed[index]
                 continue
-            request.output[one.drawn : one.drawn + 1] = tokens[position : position + count] or [-1]
+            request.output[one.drawn : one.drawn + 1] = tokens[position : position + count]
             request.failed |= bool(result.failed[index])
-            request.in_rounds = False
             position += one.samples
             if request.top_logprobs >= 0:
                 assert result.logprobs is not None
                 request.logprobs += [cut(result.logprobs, drawn + place, drawn + place + 1) for place in range(count)]
                 drawn += one.samples
             if one.samples > 1:
-                request.computed += max(count, 1) - 1
-            if one.samples > one.rounds:
+                request.computed += count - 1
                 request.accepted += count - 1
                 request.refused += one.samples - count
             request.drafts = [] if one.samples > 1 else request.drafts

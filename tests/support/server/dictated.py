@@ -25,7 +25,6 @@ _PATCH: Final = """
         import numpy as np
         from banyan_runtime.model.runner import ModelRunner
         from banyan_runtime.step import TokenMask
-        ModelRunner.FEATURES = ModelRunner.FEATURES - {"rounds"}
         script, launch, tokens = Path(os.environ["DICTATED"]), ModelRunner.launch, []
         def dictated(self, step, *, replay=True):
             if step.samples.any():

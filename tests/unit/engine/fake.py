@@ -178,9 +178,6 @@ class Mirror:
                 assert len(slots), "an update of nothing"
                 self.table[row, start : start + len(slots)] = slots
         self.table[np.repeat(step.rows, step.query_lens), step.positions] = step.out_slots
-        for index in range(1, step.rounds):
-            assert step.later_slots is not None
-            self.table[step.rows, step.positions + index] = step.later_slots[:, index - 1]
         if step.histories is not None:
             for index, (row, prompt_len) in enumerate(zip(step.histories.rows.tolist(), step.histories.prompt_lens.tolist(), strict=True)):
                 self.counted[row] = Counted.of(step.histories.tokens[index].tolist(), prompt_len)
@@ -238,7 +235,7 @@ class FakeRunner:
         return RunnerInfo(
             architecture="Fake", model_type="fake", vocab_size=self.vocab_size, context_len=self.context_len,
             pool_tokens=self.pool_tokens, dtype="uint64", device="cpu", attention_backend="hash", weights_bytes=0,
-            kv_bytes=8 * self.pool_tokens, available_bytes=0, features=frozenset({"bias", "mask", "pooling", "drafts", "rounds"}),
+            kv_bytes=8 * self.pool_tokens, available_bytes=0, features=frozenset({"bias", "mask", "pooling", "drafts"}),
         )  # fmt: skip
 
     def prepare(self, shape: TableShape) -> None:
@@ -297,14 +294,6 @@ class FakeRunner:
         assert sum(lens.tolist()) == len(step.token_ids) == len(step.positions) == len(step.out_slots)
         assert len(set(rows.tolist())) == len(rows), "a row twice in a step"
         slots = step.out_slots.tolist()
-        if step.rounds > 1:
-            assert step.mode == "decode"
-            assert len(step.token_ids) == len(rows)
-            assert int(step.token_ids.min()) >= 0
-            assert step.later_slots is not None
-            assert step.later_slots.shape == (len(rows), step.rounds - 1)
-            assert step.banned is step.bias is step.mask is step.top_logprobs is step.named is None
-            slots += step.later_slots.ravel().tolist()
         assert len(set(slots)) == len(slots), "a slot written twice in a step"
         assert min(slots) >= self.page_size, "the padding page was given out"
         assert bool((lens >= 1).all())
@@ -338,24 +327,6 @@ class FakeRunner:
     def _run(self, step: Step) -> StepResult:
         if self.lazy:
             self._read.follow(step)
-        return self._one(step) if step.rounds == 1 else self._in_rounds(step)
-
-    def _in_rounds(self, step: Step) -> StepResult:
-        assert step.later_slots is not None
-        drawn: list[I32] = []
-        for index in range(step.rounds):
-            token_ids = np.maximum(drawn[-1], 0) if drawn else step.token_ids
-            out_slots = step.later_slots[:, index - 1] if drawn else step.out_slots
-            now = replace(
-                step, token_ids=token_ids, positions=step.positions + index, kv_lens=step.kv_lens + index, out_slots=out_slots, rounds=1
-            )
-            tokens = self._one(now).token_ids
-            drawn.append(np.where(drawn[-1] < 0, -1, tokens) if drawn else tokens)
-        table = np.stack(drawn, axis=1)
-        accepted = (table >= 0).sum(axis=1).astype(np.int32)
-        return StepResult(table.ravel(), table[:, 0] < 0, None if (table >= 0).all() else accepted)
-
-    def _one(self, step: Step) -> StepResult:
         slots, table = self._slots, self._read.table
         kv_lens, rows = step.kv_lens.tolist(), step.rows.tolist()
         token_ids = step.token_ids.tolist()

@@ -212,8 +212,8 @@ def test_no_field_of_a_step_or_a_result_is_forgotten() -> None:
     """Whoever adds one says here that two of them can be joined and told apart."""
     assert {field.name for field in fields(Step)} == {
         "mode", "token_ids", "positions", "out_slots", "rows", "query_lens", "kv_lens", "samples", "sampling", "updates", "histories",
-        "banned", "bias", "mask", "mask_later", "top_logprobs", "prompt_scores", "named", "pooling", "embeddings", "adapters", "rounds",
-        "later_slots", "page_size",
+        "banned", "bias", "mask", "mask_later", "top_logprobs", "prompt_scores", "named", "pooling", "embeddings", "adapters",
+        "page_size",
     }  # fmt: skip
     assert {field.name for field in fields(StepResult)} == {
         "token_ids", "failed", "accepted", "logprobs", "prompt_logprobs", "vectors", "replayed",

@@ -13,7 +13,7 @@ def test_replayed_steps_are_told_in_the_line_and_counted() -> None:
     limits: Any = SimpleNamespace(pool_tokens=1000, decode_log_interval=2, draft_tokens=0)
     report = Report(lines.append, limits, 0.0)
     for number, replayed in enumerate((True, False, True, True)):
-        report.decode_done(3, 1, Drafted(0, 0), number, number + 0.5, used=10, queued=0, replayed=replayed)
+        report.decode_done(3, Drafted(0, 0), number, number + 0.5, used=10, queued=0, replayed=replayed)
     assert [line.partition("cuda graph: ")[2].partition(",")[0] for line in lines] == ["False", "True"]
     counts = report._decode.snapshot()
     assert (counts.steps, counts.replayed) == (4, 3)

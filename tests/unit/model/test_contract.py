@@ -93,8 +93,6 @@ def unseen(play: Play) -> set[str]:
     """What a play should have done and did not."""
     happened = {name for name, count in play.events.items() if count}
     never = set() if play.settings.overlap else {"ahead", "later"}
-    if "rounds" not in play.runner.info.features:
-        never |= {"rounds"}
     return set(play.events) - happened - never - {"retracted", "exchanged"}
 
 
@@ -111,7 +109,6 @@ def test_what_a_runner_does_not_have_is_refused_without_a_trace(factory: Factory
         "bias": dataclasses.replace(step, bias=TokenBiases(ragged([[1]]), np.ones(1, np.float32))),
         "mask": dataclasses.replace(step, mask=TokenMask(np.full((1, -(-VOCAB // 32)), 0xFFFFFFFF, np.uint32), np.zeros(1, np.int32))),
         "pooling": dataclasses.replace(step, pooling=np.ones(1, np.int8)),
-        "rounds": driver.build([(Request([5], new_tokens=2, row=0), 1)], rounds=2),
         "drafts": driver.build([(Request([5], new_tokens=2, row=0, drafts=[6]), 1)]),
         "embeddings": dataclasses.replace(step, embeddings=InputEmbeddings(np.zeros(1, np.int32), np.zeros((1, 96), np.float32))),
         "adapters": dataclasses.replace(step, adapters=np.zeros(1, np.int32)),
@@ -136,34 +133,30 @@ def test_a_row_whose_every_token_is_banned_fails_alone(factory: Factory, model: 
 
 
 @pytest.mark.parametrize("temperature", gate([0.7, 0.0]))
-def test_what_a_row_draws_before_a_round_without_logits_counts(
-    factory: Factory, model: TinyModel, tmp_path: Path, temperature: float
-) -> None:
-    """In the step that comes then it fails, alone."""
+def test_a_row_that_fails_in_the_middle_keeps_what_it_drew(factory: Factory, model: TinyModel, tmp_path: Path, temperature: float) -> None:
+    """And fails alone."""
     lost = Request([5, 6], new_tokens=6, row=0, temperature=temperature, seed=1)
     other = Request([7, 8, 9], new_tokens=6, row=1, temperature=temperature, seed=2)
 
-    def run(runner: Runner, rounds: int) -> list[list[int]]:
+    def run(runner: Runner) -> list[list[int]]:
         driver = Driver(runner, rows=2, context=64)
         requests = [dataclasses.replace(one, output=[]) for one in (lost, other)]
         driver.step([(request, len(request.prompt)) for request in requests])
         while any(not (request.done or request.failed) for request in requests):
             work = [(request, 1) for request in requests if not (request.done or request.failed)]
-            at_once = min(rounds, *(request.new_tokens - len(request.output) for request, _ in work), 6)
-            step = driver.build(work, at_once)
+            step = driver.build(work)
             pending = driver.advance(work, step)
             driver.settle(pending, driver.runner.launch(step).result())
         return [request.output for request in requests]
 
-    plain = run(factory(model.folder), 1)
+    plain = run(factory(model.folder))
     fatal = plain[0][2]
     assert fatal not in [*plain[0][:2], *plain[1], *lost.prompt, *other.prompt], "another seed is needed"
     spoiled = make(tmp_path, "qwen3")
     with torch.no_grad():
         spoiled.reference.model.embed_tokens.weight[fatal] = float("nan")
     spoiled.reference.save_pretrained(spoiled.folder)
-    for rounds in (1, 2, 3, 5) if "rounds" in factory(spoiled.folder).info.features else (1,):
-        assert run(factory(spoiled.folder), rounds) == [[*plain[0][:3], -1], plain[1]], rounds
+    assert run(factory(spoiled.folder)) == [[*plain[0][:3], -1], plain[1]]
 
 
 def test_a_step_without_sequences_that_sample_gives_no_tokens(factory: Factory, model: TinyModel) -> None:

@@ -41,7 +41,7 @@ def said(runner: Runner, overlap: bool, requests: list[Submit]) -> tuple[dict[in
     """Tokens and ends by request, and the steps whose masks came later."""
     watched = Watched(runner)
     limits = EngineLimits.of(ServerConfig(model_path="x", max_running_requests=8), runner.info)
-    limits = dataclasses.replace(limits, overlap=overlap, rounds=False, pool_tokens=160)  # some are sent back to the queue
+    limits = dataclasses.replace(limits, overlap=overlap, pool_tokens=160)  # some are sent back to the queue
     engine = Engine(watched, limits, time.monotonic, lambda line: None, Rules(VOCAB))
     return *served(engine, requests, 2), watched.masked_later
 

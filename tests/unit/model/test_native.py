@@ -6,7 +6,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +16,6 @@ import torch
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model import runners
-from banyan_runtime.model.native import forward
-from banyan_runtime.model.native.forward import NativeForward
 from banyan_runtime.step import TableShape
 from tests.support.models.contract import Play, Settings, check
 from tests.support.models.driver import Driver, Request
@@ -172,35 +169,6 @@ def test_a_broken_row_breaks_nobody_elses(variant_or_pairs: str, tmp_path: Path,
     assert torch.isfinite(heard.of(1)).all()
 
 
-def test_memory_of_many_logits_is_kept_while_rounds_are_computed(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = native(tiny_model("qwen3"))
-    assert isinstance(runner.forward, NativeForward)
-    monkeypatch.setattr(forward, "_KEPT_LOGITS", 0)  # as if they were too many to be kept from step to step
-    library, make_room = runner.forward._library, NativeForward._room_for_logits
-    rooms: list[weakref.ref[torch.Tensor]] = []
-    alive: list[bool] = []
-
-    def watched_room(self: NativeForward, rows: int) -> torch.Tensor:
-        room = make_room(self, rows)
-        rooms.append(weakref.ref(room))
-        return room
-
-    def watched_rounds(*arguments: Any) -> Any:
-        alive.append(rooms[-1]() is not None)
-        return rounds(*arguments)
-
-    rounds = library.rounds
-    monkeypatch.setattr(NativeForward, "_room_for_logits", watched_room)
-    monkeypatch.setitem(library._functions, "rounds", watched_rounds)
-    driver = Driver(runner, rows=1, context=64)
-    request = Request([5, 6, 7], new_tokens=6, row=0, temperature=0.8, seed=1)
-    driver.step([(request, 3)])
-    step = driver.build([(request, 1)], 3)
-    runner.launch(step).result()
-    assert alive == [True]
-
-
-@pytest.mark.long  # bounds the process's CPU time by 0.1 s, of which other threads of the test process may take some
 def test_an_idle_runner_computes_nothing(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     runner = native(tiny_model("qwen3-576"))

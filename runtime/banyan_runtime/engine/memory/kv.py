@@ -7,8 +7,6 @@ leaves the sum whole; `imbalance` recomputes it from four independent counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from banyan_runtime.engine.memory.pages import PagePool
@@ -122,11 +120,6 @@ class KvMemory:
         tables.slots[rows, positions] = slots
         tables.allocated[rows] = positions + 1
         return positions, slots
-
-    def extend_all(self, requests: Sequence[Request], rows: I32, count: int) -> tuple[I32, I32]:
-        """`count` more positions for each of `requests`; returns the first positions, int32[n], and slots, int32[n, count]."""
-        positions = self.tables.allocated[rows]
-        return positions, np.stack([self.extend(one, at + count) for one, at in zip(requests, positions.tolist(), strict=True)])
 
     def fitting(self, rows: I32, counts: list[int]) -> list[int]:
         """How many positions behind the next one each of `rows` can have, at most `counts`; what the rows need for one each is free."""

@@ -194,19 +194,6 @@ class NativeForward:
         self._library.logits(self._decoder, hidden.data_ptr(), rows, logits.data_ptr())
         return logits
 
-    def rounds(self, step: Step, token_ids: Tensor, table: SlotTable, columns: SamplingColumns | None) -> Tensor:
-        self._owner.pulse()
-        rows = len(step.rows)
-        hidden = torch.empty(rows, self._choice.spec.hidden_size)
-        tokens = torch.empty((rows, step.rounds), dtype=torch.int64)
-        draws, logits = None, None
-        if columns is not None:
-            draws, logits = self._sampling(columns).at(step.kv_lens), self._room_for_logits(rows)
-        about = self._kept.filled(step, token_ids.data_ptr(), table)
-        into = None if logits is None else logits.data_ptr()  # `logits` lives until the call returns
-        self._library.rounds(self._decoder, about, step.rounds, draws, hidden.data_ptr(), into, tokens.data_ptr())
-        return tokens
-
     def pick(self, hidden: Tensor, columns: SamplingColumns | None, positions: I32) -> Picked:
         if columns is not None:
             return Picked(*self.sample(self.logits(hidden), columns, positions))

@@ -79,7 +79,6 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # what it gives, what it tak
     "banyan_reserve": (c.c_int32, _Decoder, c.c_int32, c.c_int64, c.c_void_p, c.c_void_p),
     "banyan_weights_bytes": (c.c_int64, _Decoder),
     "banyan_step": (None, _Decoder, c.POINTER(Step), c.c_void_p),
-    "banyan_rounds": (None, _Decoder, c.POINTER(Step), c.c_int32, c.POINTER(Draws), c.c_void_p, c.c_void_p, c.c_void_p),
     "banyan_normed": (None, _Decoder, c.c_void_p, c.c_int32, c.c_void_p),
     "banyan_logits": (None, _Decoder, c.c_void_p, c.c_int32, c.c_void_p),
     "banyan_sample": (None, _Decoder, c.c_void_p, c.c_int32, c.POINTER(Draws), c.c_void_p),

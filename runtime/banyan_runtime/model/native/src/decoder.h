@@ -87,8 +87,6 @@ class Decoder {
         shared = Block<float>(segments * pool.threads() * attention[0]->gained_floats(), Pages::small);
         spans.reserve(sequences + (size_t)block);
         split.reserve(spans.capacity() + 1);
-        turning.positions.resize(sequences), turning.slots.resize(sequences), turning.lengths.resize(sequences);
-        turning.ids.resize(sequences), turning.found.resize(sequences);
     }
 
     // Last hidden states [tokens][hidden].
@@ -162,49 +160,10 @@ class Decoder {
         pool.run(work);
     }
 
-    // As many decode steps as `count`, each over what the one before gave: `tokens` [sequences][count], the likeliest, or drawn from
-    // `logits` [sequences][vocabulary]. From the first one on that there is none for, those of a sequence are -1.
-    void rounds(const Step &first, int count, const Draws *draws, float *hidden, float *logits, int64_t *tokens) {
-        const int sequences = first.sequences;
-        Step now = first;
-        Draws drawn = draws ? *draws : Draws{};
-        const auto of_all = [&](auto what) {
-            for (int s = 0; s < sequences; s++) what(s);
-        };
-        for (int round = 0; round < count; round++) {
-            if (round > 0) {
-                of_all([&](int s) {
-                    turning.positions[s] = first.positions[s] + round;
-                    turning.lengths[s] = first.kv_lens[s] + round;
-                    turning.slots[s] = first.table[first.rows[s] * first.table_width + turning.positions[s]];
-                    turning.ids[s] = std::max<int64_t>(turning.found[s], 0);
-                });
-                now.token_ids = turning.ids.data(), now.positions = turning.positions.data();
-                now.out_slots = turning.slots.data(), now.kv_lens = drawn.position = turning.lengths.data();
-            }
-            step(now, hidden);
-            if (draws) {
-                this->logits(hidden, sequences, logits);
-                sample(logits, sequences, drawn, turning.found.data());
-            } else {
-                likeliest(hidden, sequences, turning.found.data());
-            }
-            of_all([&](int s) {
-                int64_t *mine = tokens + (int64_t)s * count;
-                mine[round] = round > 0 && mine[round - 1] < 0 ? -1 : turning.found[s];
-            });
-        }
-    }
-
   private:
     static constexpr int BLOCK = 256;
     static constexpr int NORMED_ALONE = 4;  // rows at most
     static constexpr int TOGETHER = 4;  // panels that are claimed at least, since some products take so many at once
-
-    struct Turning {  // of each sequence, in rounds
-        std::vector<int32_t> positions, slots, lengths;
-        std::vector<int64_t> ids, found;
-    };
 
     struct Best {
         float value;
@@ -412,6 +371,5 @@ class Decoder {
     std::vector<Span> spans;
     std::vector<int64_t> split;  // first segment of each span, then how many there are; empty: spans are computed whole
     std::vector<Best> best;
-    Turning turning;
     std::chrono::steady_clock::time_point pulsed;
 };

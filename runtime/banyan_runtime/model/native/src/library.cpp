@@ -110,9 +110,6 @@ EXPORT int32_t banyan_reserve(Decoder *decoder, int32_t sequences, int64_t posit
 
 EXPORT int64_t banyan_weights_bytes(const Decoder *decoder) { return decoder->weights_bytes(); }
 EXPORT void banyan_step(Decoder *decoder, const Step *step, float *hidden) { decoder->step(*step, hidden); }
-EXPORT void banyan_rounds(Decoder *decoder, const Step *step, int32_t count, const Draws *draws, float *hidden, float *logits, int64_t *tokens) {
-    decoder->rounds(*step, count, draws, hidden, logits, tokens);
-}
 EXPORT void banyan_normed(Decoder *decoder, const float *hidden, int32_t count, float *to) { decoder->as_head_reads(hidden, count, to); }
 EXPORT void banyan_logits(Decoder *decoder, const float *hidden, int32_t count, float *to) { decoder->logits(hidden, count, to); }
 EXPORT void banyan_likeliest(Decoder *decoder, const float *hidden, int32_t count, int64_t *tokens) { decoder->likeliest(hidden, count, tokens); }
