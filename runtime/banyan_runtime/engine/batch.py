@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from banyan_runtime.engine import mixed
 from banyan_runtime.engine.constraints import Grammars, masks_of
 from banyan_runtime.engine.memory.tables import STOP_COLUMNS, Tables, ragged
 from banyan_runtime.engine.request import Request
@@ -27,7 +26,6 @@ from banyan_runtime.step import (
     Ragged,
     SamplingColumns,
     Step,
-    StepResult,
     TokenBiases,
     TokenMask,
 )
@@ -39,30 +37,10 @@ class ScheduledBatch:
 
     step: Step
     requests: list[Request]
-    chunk: int | None = None  # prompt tokens that it could have had
-    background: bool = False  # nobody online is in it
-    constrained: list[int] = field(default_factory=list)  # rows that obey a grammar and draw a token; not of prompts alone
-    parts: tuple[ScheduledBatch, ScheduledBatch] | None = None  # of a mixed one: its prompts, and those who run
-
-    @staticmethod
-    def mixed(prompts: ScheduledBatch, decode: ScheduledBatch) -> ScheduledBatch:
-        """Both in one step."""
-        before, beside = len(prompts.requests), len(decode.requests)
-        drawing = zip(prompts.requests, prompts.step.samples.tolist(), strict=True)
-        first = [index for index, (request, count) in enumerate(drawing) if count and request.matcher is not None]
-        return ScheduledBatch(
-            mixed.joined(prompts.step, decode.step),
-            [*prompts.requests, *decode.requests],
-            None if prompts.chunk is None else prompts.chunk + beside,
-            constrained=[*first, *(before + index for index in decode.constrained)],
-            parts=(prompts, decode),
-        )
-
-    def results(self, result: StepResult) -> list[tuple[ScheduledBatch, StepResult]]:
-        """What it gave, part by part."""
-        if self.parts is None:
-            return [(self, result)]
-        return list(zip(self.parts, mixed.parted(result, self.parts[0].step, self.parts[1].step), strict=True))
+    prompts: int = 0  # leading sequences that compute their prompts; the others decode
+    chunk: int | None = None  # tokens that a step with prompts could have had
+    background: bool = False  # every request is background
+    constrained: list[int] = field(default_factory=list)  # rows that obey a grammar and draw a token
 
 
 class StepBuilder:
@@ -102,22 +80,29 @@ class StepBuilder:
         stops[:] = -1
         stops[: min(len(request.stop_ids), STOP_COLUMNS)] = request.stop_ids[:STOP_COLUMNS]
 
-    def prefill(self, requests: Sequence[Request], starts: Sequence[int], slots: Sequence[I32]) -> Step:
-        """A step in which request i computes its tokens from position starts[i] on, len(slots[i]) of them."""
+    def prefill(self, requests: Sequence[Request], starts: Sequence[int], slots: Sequence[I32], running: int = 0) -> Step:
+        """A step in which request i computes its tokens from position starts[i] on, len(slots[i]) of them.
+
+        The last `running` requests decode: each computes one token, unknown where it is still being sampled. As in `decode`, masks
+        may come later.
+        """
         tables = self._tables
         rows = np.array([request.row for request in requests], dtype=np.int32)
         lens = np.array([len(part) for part in slots], dtype=np.int32)
         kv_lens = np.array(starts, dtype=np.int32) + lens
-        samples = ((kv_lens == tables.length[rows]) & (tables.max_new[rows] > 0)).astype(np.int32)
+        samples = ((kv_lens >= tables.length[rows]) & (tables.max_new[rows] > 0)).astype(np.int32)
         ids = [tables.tokens[request.row, start : start + len(part)] for request, start, part in zip(requests, starts, slots, strict=True)]
         positions = [np.arange(start, start + len(part), dtype=np.int32) for start, part in zip(starts, slots, strict=True)]
-        drawn = np.flatnonzero(samples).tolist()
-        sampled = [requests[index] for index in drawn]
-        constrained = [index for index in drawn if requests[index].matcher is not None]
+        token_ids = np.concatenate(ids)
+        unknown = tables.length[rows] < kv_lens
+        token_ids[np.cumsum(lens)[unknown] - 1] = -1
+        constrained = drawing(requests, samples)
+        mask_later = bool(unknown[constrained].any())
         young = (kv_lens < self._free_from[rows]) & (samples > 0)
+        begun = len(requests) - running
         return Step(
-            mode="prefill",
-            token_ids=np.concatenate(ids),
+            mode="mixed" if running else "prefill",
+            token_ids=token_ids,
             positions=np.concatenate(positions),
             out_slots=np.concatenate(slots),
             rows=rows,
@@ -126,10 +111,11 @@ class StepBuilder:
             samples=samples,
             sampling=self._sampling(rows),
             updates=tables.take_changes(),
-            histories=self._histories(sampled),
+            histories=self._histories([requests[index] for index in np.flatnonzero(samples[:begun]).tolist()]),
             banned=_banned(requests, young),
             bias=_biases(requests),
-            mask=masks_of(requests, constrained, young, self._vocab_size, self._grammars),
+            mask=None if mask_later else masks_of(requests, constrained, young, self._vocab_size, self._grammars),
+            mask_later=mask_later,
             top_logprobs=_unless_none(np.where(samples > 0, self._top_logprobs[rows], np.int32(-1))),
             prompt_scores=self._scores(requests, starts, lens),
             named=_named(requests),
@@ -256,6 +242,11 @@ class _DecodeBatch:
             self._young, self._banned = young, _banned(self._requests, young)
             self._any_young = self._banned is not None
         return self._banned
+
+
+def drawing(requests: Sequence[Request], samples: I32) -> list[int]:
+    """Which sequences obey a grammar and draw a token."""
+    return [index for index in np.flatnonzero(samples).tolist() if requests[index].matcher is not None]
 
 
 def _banned(requests: Sequence[Request], young: Bool) -> Ragged | None:

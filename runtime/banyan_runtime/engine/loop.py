@@ -302,13 +302,12 @@ class Engine:
         self._let_go(launched)
         now = self._clock()
         step = launched.batch.step
-        for batch, part in launched.batch.results(result):
-            output = self._results.note(batch, part, now)
-            if output is not None:
-                self._report.generation_tokens += len(output.token_ids) // ID_BYTES
-                self._out.append(output)
+        output = self._results.note(launched.batch, result, now)
+        if output is not None:
+            self._report.generation_tokens += len(output.token_ids) // ID_BYTES
+            self._out.append(output)
         if step.mode != "decode":
-            beside = 0 if launched.batch.parts is None else len(launched.batch.parts[1].requests)
+            beside = len(step.rows) - launched.batch.prompts
             seconds = self._report.prefill_done(len(step.token_ids), beside, launched.started, now, replayed=result.replayed)
         else:
             used, queued = self.memory.used, len(self.scheduler.queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -23,6 +24,7 @@ from banyan_runtime.engine.rules import SchedulingRules
 from banyan_runtime.engine.running import Running
 from banyan_runtime.engine.shortage import Shortage
 from banyan_runtime.engine.step_cost import StepCost
+from banyan_runtime.step import I32
 
 HOLD_BACK_FROM: Final = 64
 """Uncached tokens that a request must share with one being computed right now to wait for it.
@@ -35,6 +37,17 @@ HELD_BACK_AT_MOST: Final = 128  # in one turn, so that a long queue of equal pro
 
 SPREAD: Final = 0.1  # prompts are often of much the same length
 WORTH: Final = 2  # so that a third of such a step, at most, is what others could have shared
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Request i computes its tokens from position starts[i] on, len(slots[i]) of them."""
+
+    requests: list[Request]
+    starts: list[int]
+    slots: list[I32]
+    size: int | None  # tokens that they could have had; None: whole prompts
+    background: bool
 
 
 class Prefill:
@@ -154,9 +167,9 @@ class Prefill:
         self._last = []
         self.full = False
 
-    def form(self, now: float, beside: int = 0) -> ScheduledBatch | None:
-        """A step of prompts, with its slots allocated; None when nobody can be admitted. `beside`: so many that run are to be in it,
-        for whom there is room (`has_room_beside`)."""
+    def form(self, now: float, beside: int = 0) -> Prompts | None:
+        """What a step of prompts computes, with its slots allocated; None when no request can be admitted. `beside`: so many running
+        requests are to be in the step, and it has room for them (`has_room_beside`)."""
         if self.chunked is None and (self.full or not self.queue):
             return None
         if self.chunked is not None and self.chunked.background and self.queue.online:
@@ -209,7 +222,7 @@ class Prefill:
             return None
         if background:
             self._background.prefilled()
-        return self._step_of(chosen, running, size, background)
+        return self._prompts_of(chosen, running, size, background)
 
     def has_room_beside(self, rows: int, now: float) -> bool:
         """Whether a step of prompts may have so many that run in it, and still half of it for prompts."""
@@ -408,7 +421,7 @@ class Prefill:
         self.full = False
         return True
 
-    def _step_of(self, chosen: Selection, running: int, size: int | None, background: bool) -> ScheduledBatch:
+    def _prompts_of(self, chosen: Selection, running: int, size: int | None, background: bool) -> Prompts:
         requests = [chunk.request for chunk in chosen.chunks]
         self.queue.admit(chosen.admitted)
         self.batches += 1
@@ -424,4 +437,4 @@ class Prefill:
         )
         slots = [self._memory.extend(chunk.request, chunk.start + chunk.count) for chunk in chosen.chunks]
         self._last = requests
-        return ScheduledBatch(self._builder.prefill(requests, [chunk.start for chunk in chosen.chunks], slots), requests, size, background)
+        return Prompts(requests, [chunk.start for chunk in chosen.chunks], slots, size, background)

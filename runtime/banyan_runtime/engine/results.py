@@ -39,7 +39,7 @@ class Results:
         return self._note_one_each(batch, result) if one_each else self._note_each(batch, result, now)
 
     def _note_each(self, batch: ScheduledBatch, result: StepResult, now: float) -> StepOutput | None:
-        """The results of a prefill step, or of one that drew several tokens for some rows, row by row."""
+        """The results of a step with prompts, or of one that drew several tokens for some rows, row by row."""
         step, tables = batch.step, self._memory.tables
         counts = step.samples if result.accepted is None else result.accepted
         starts, drawn = (np.cumsum(step.samples) - step.samples).tolist(), result.token_ids.tolist()
@@ -67,7 +67,7 @@ class Results:
                 told_counts.append(count)
                 if code is not None:
                     self._end(request, code, ended)
-                elif step.mode == "prefill":
+                elif index < batch.prompts:
                     self._memory.store(request, kv_lens[index])
             elif not request.max_new and kv_lens[index] == request.prompt_len:
                 if index in pooled:

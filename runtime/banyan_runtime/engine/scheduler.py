@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from banyan_runtime.engine.background import Background
-from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder
+from banyan_runtime.engine.batch import ScheduledBatch, StepBuilder, drawing
 from banyan_runtime.engine.drafts import Drafts
 from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.memory.kv import KvMemory
@@ -136,29 +136,35 @@ class Scheduler:
             self._sweep()
             rows = len(running.part(self.background.rows(now))[1])
             rows = rows if self.prefill.has_room_beside(rows, now) else 0
-        batch = self.prefill.form(now, rows)
-        if batch is None:
+        prompts = self.prefill.form(now, rows)
+        if prompts is None:
             return None
-        beside = self._beside(now) if rows and not batch.background else None
-        behind = running.living if batch.background else running.online
-        self._decodes_in_a_row = 0 if beside is None and (behind or not self._limits.mixed) else 1
-        return batch if beside is None else ScheduledBatch.mixed(batch, beside)
+        beside = self._beside(now) if rows and not prompts.background else []
+        behind = running.living if prompts.background else running.online
+        self._decodes_in_a_row = 0 if not beside and (behind or not self._limits.mixed) else 1
+        requests, starts, slots = [*prompts.requests, *beside], prompts.starts, prompts.slots
+        if beside:
+            positions, taken = self._memory.extend_each(np.array([request.row for request in beside], dtype=np.int32))
+            starts = [*starts, *positions.tolist()]
+            slots = [*slots, *taken[:, np.newaxis]]
+        step = self._builder.prefill(requests, starts, slots, len(beside))
+        size = None if prompts.size is None else prompts.size + len(beside)
+        return ScheduledBatch(step, requests, len(prompts.requests), size, prompts.background, drawing(requests, step.samples))
 
-    def _beside(self, now: float) -> ScheduledBatch | None:
-        """Who runs, for the step of prompts that was just formed; None if there is no room for all of them."""
+    def _beside(self, now: float) -> list[Request]:
+        """The running requests that decode in the step of prompts that was just formed: none if there is no room for all of them."""
         running, memory = self.running, self._memory
         self._sweep()
         requests, rows = running.part(self.background.rows(now))
-        need = memory.decode_need(rows)
         if not running.online:
-            return None
+            return []
+        need = memory.decode_need(rows)
         memory.make_room(need)
         if memory.pages.free_tokens < need:
-            return None
-        step = self._builder.decode(requests, rows, *memory.extend_each(rows))
+            return []
         self.ratio.decay()
         self.background.decoded(online=True)
-        return ScheduledBatch(step, requests, constrained=self._builder.constrained(requests, rows))
+        return requests
 
     def _sweep(self) -> None:
         if self.running.sweep() or not len(self.running):
