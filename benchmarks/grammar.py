@@ -1,4 +1,4 @@
-"""What grammars cost: compiling a schema, the mask of a step and the token that came, for each backend and vocabulary.
+"""What grammars cost: compiling a schema, the mask of a step and the token that came, for each vocabulary.
 
     python benchmarks/grammar.py [--rounds 20] [--out benchmarks/results/DATE-grammar.json]
 
@@ -29,10 +29,8 @@ import numpy as np
 import tokenizers
 
 from banyan_runtime.grammar import schema
-from banyan_runtime.grammar.backend import Backend
-from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.llguidance import LlguidanceBackend
 from banyan_runtime.grammar.masks import FEW_THREADS, MaskFiller
-from banyan_runtime.grammar.registry import BACKENDS, open_backend
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.hub import resolve
 from banyan_runtime.model.host import cores
@@ -81,8 +79,8 @@ def vocabularies() -> Iterator[tuple[str, Path, int]]:
         print(f"without Qwen3's vocabulary: {error}", file=sys.stderr)
 
 
-def measure(backend: Backend, vocabulary: Vocabulary, ids: list[int], grammar: Grammar, rounds: int) -> dict[str, float]:
-    """Compiled once; followed `rounds` times. Raises GrammarError."""
+def measure(backend: LlguidanceBackend, vocabulary: Vocabulary, ids: list[int], grammar: Grammar, rounds: int) -> dict[str, float]:
+    """Compiled once; followed `rounds` times."""
     begun = time.process_time()
     compiled = backend.compile(grammar)
     compile_s = time.process_time() - begun
@@ -110,7 +108,7 @@ def measure(backend: Backend, vocabulary: Vocabulary, ids: list[int], grammar: G
     }
 
 
-def together(backend: Backend, vocabulary: Vocabulary, ids: list[int], grammar: Grammar, rounds: int) -> dict[str, Any]:
+def together(backend: LlguidanceBackend, vocabulary: Vocabulary, ids: list[int], grammar: Grammar, rounds: int) -> dict[str, Any]:
     """Medians over `rounds` steps of each way, on one core and on all: at least as many threads as a server would have."""
     compiled = backend.compile(grammar)
     places = [index * (len(ids) - 1) // OUTPUTS for index in range(OUTPUTS)]
@@ -146,37 +144,19 @@ def main() -> None:
     for name, folder, size in vocabularies():
         vocabulary = Vocabulary.load(folder, size, [2] if name == "SmolLM2" else [151_645])
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        for backend_name in BACKENDS:
-            begun = time.process_time()
-            try:
-                backend = open_backend(backend_name, vocabulary)
-            except GrammarError as error:
-                print(error, file=sys.stderr)
-                continue
-            set_up_s = round(time.process_time() - begun, 2)
-            for case, (wanted, value) in CASES.items():
-                ids = tokenizer.encode(json.dumps(value), add_special_tokens=False).ids
-                grammar = Grammar("json_schema", schema.prepare(wanted))
-                try:
-                    row = measure(backend, vocabulary, ids, grammar, asked.rounds)
-                except GrammarError as error:
-                    print(f"{backend_name}, {case}: {error}", file=sys.stderr)
-                    continue
-                if backend.side_by_side(1) is not None:
-                    row |= together(backend, vocabulary, ids, grammar, asked.rounds)
-                rows.append({"vocabulary": size, "backend": backend_name, "schema": case, "set_up_s": set_up_s, **row})
-                print(json.dumps(rows[-1]), flush=True)
-    versions = {package: importlib.metadata.version(package) for package in (*BACKENDS, "tokenizers") if _has(package)}
+        begun = time.process_time()
+        backend = LlguidanceBackend(vocabulary)
+        set_up_s = round(time.process_time() - begun, 2)
+        for case, (wanted, value) in CASES.items():
+            ids = tokenizer.encode(json.dumps(value), add_special_tokens=False).ids
+            grammar = Grammar("json_schema", schema.prepare(wanted))
+            row = measure(backend, vocabulary, ids, grammar, asked.rounds) | together(backend, vocabulary, ids, grammar, asked.rounds)
+            rows.append({"vocabulary": size, "schema": case, "set_up_s": set_up_s, **row})
+            print(json.dumps(rows[-1]), flush=True)
+    versions = {package: importlib.metadata.version(package) for package in ("llguidance", "tokenizers")}
     result = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "load": os.getloadavg()[0], "versions": versions, "rows": rows}
     if asked.out is not None:
         asked.out.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def _has(package: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 if __name__ == "__main__":

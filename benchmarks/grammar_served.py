@@ -1,8 +1,8 @@
 """What streams feel of grammars: without any, with a JSON schema each, and without any beside somebody whose grammars are all new.
 
-    python benchmarks/grammar_served.py [--model smollm2-135m] [--rounds 5] [--backends llguidance xgrammar] [--out FILE.json]
+    python benchmarks/grammar_served.py [--model smollm2-135m] [--rounds 5] [--out FILE.json]
 
-One server for each backend; the three phases take turns (A B C A B C …) in one run, at 1 and at 16 streams. Each stream has a prompt of its
+The three phases take turns (A B C A B C …) in one run, at 1 and at 16 streams. Each stream has a prompt of its
 own and ends after TOKENS tokens: the schema asks for an array too long to end before that. The third phase has one more client, which sends
 a schema that nobody has sent before every 0.2 s, and every tenth time one that cannot be compiled. ITL is the time between two events
 with content, medians over all streams of a phase, then over rounds. The machine may be shared: compare ratios.
@@ -20,7 +20,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -130,34 +130,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--backends", nargs="+", default=["llguidance"])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     result: dict[str, Any] = {
         "date": str(date.today()),
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("torch", "llguidance", "xgrammar")},
+        "versions": {name: version(name) for name in ("torch", "llguidance")},
         "model": arguments.model,
         "rounds": arguments.rounds,
         "tokens": TOKENS,
     }
     folder = resolve(f"catalog://{arguments.model}")
-    for backend in arguments.backends:
-        with served(folder, "--grammar-backend", backend) as (_, url):
-            result[backend] = asyncio.run(measure(url, arguments.rounds))
-        result["load"] = [round(one, 1) for one in os.getloadavg()]
+    with served(folder) as (_, url):
+        result["llguidance"] = asyncio.run(measure(url, arguments.rounds))
+    result["load"] = [round(one, 1) for one in os.getloadavg()]
     text = json.dumps(result, indent=2)
     print(text)
     if arguments.out is not None:
         arguments.out.write_text(text + "\n")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

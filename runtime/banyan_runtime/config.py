@@ -157,7 +157,7 @@ class ServerConfig:
     grammar_backend: str = option(
         "llguidance",
         check=one_of("llguidance", "xgrammar", "none"),
-        help="Holds outputs to JSON schemas, regexes and grammars: llguidance, xgrammar (has to be installed), none.",
+        help="Holds outputs to JSON schemas, regexes and grammars: llguidance or none. xgrammar is taken for llguidance.",
         group="http",
     )
     sampling_defaults: str = option(

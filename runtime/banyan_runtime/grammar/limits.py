@@ -1,4 +1,4 @@
-"""How large a grammar may be, whatever its notation, and how long it may take to compile, whatever the backend. What is larger takes
+"""How large a grammar may be, whatever its notation, and how long it may take to compile. What is larger takes
 seconds to compile, or memory that others need."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_REGEX_BYTES: Final = 2048
 MAX_NESTING: Final = 64
 MAX_PROPERTIES: Final = 1000
 MAX_ALTERNATIVES: Final = 10_000
-COMPILE_CPU_S: Final = 10  # of computing time, in the engine's threads or in a process of its own
+COMPILE_CPU_S: Final = 10  # of computing time
 
 
 def check_text(text: str, what: str, most: int = MAX_TEXT_BYTES) -> None:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from banyan_runtime.grammar.backend import Masks, Matcher, SideBySide
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.matcher import Masks, Matcher, SideBySide
 
 log = logging.getLogger("banyan")
 
@@ -20,9 +20,9 @@ ALONE: Final = 16  # steps whose masks are computed one after another then, so t
 
 
 class MaskFiller:
-    """`open_threads` gives what computes with so many threads, or None where nothing does; it is called once there is need of it."""
+    """`open_threads` gives what computes with so many threads; it is called once there is need of it."""
 
-    def __init__(self, open_threads: Callable[[int], SideBySide | None], cores: int) -> None:
+    def __init__(self, open_threads: Callable[[int], SideBySide], cores: int) -> None:
         self._open = open_threads
         self._threads = min(cores, MOST_THREADS)
         self._opened = False

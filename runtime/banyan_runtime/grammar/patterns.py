@@ -11,13 +11,6 @@ from banyan_runtime.grammar.errors import GrammarError
 
 _SHOWN: Final = 60  # characters
 _SIGN: Final = re.compile(r"\\.|\(\?[A-Za-z-]+\)|\[\^?\]?|[\]()|^$]", re.DOTALL)  # what follows `[` or `[^` is never its end
-_RANGES: Final = r"[a-z]-[a-z]|[A-Z]-[A-Z]|[0-9]-[0-9]"
-_CLASS: Final = rf"\[(?!\^)-?(?:\\[dws]|\\[^\w<]|{_RANGES}|[^\\<\[\]-])*-?\]"
-_EXCLUDING: Final = r"\[\^(?!\])(?:\\(?!u\{)[^SU]|[^\]\\\U00010000-\U0010ffff])*\]"  # and sure to leave several characters
-_CODE: Final = r"\\(?:x(?P<x>[0-9A-Fa-f]{2})|u(?P<u>[0-9A-Fa-f]{4})|u\{(?P<long>[0-9A-Fa-f]{1,6})\})"
-_OWN: Final = re.compile(rf"{_EXCLUDING}|(?P<excluding>\[\^)|{_CODE}|\\(?P<escape>.)|(?P<plain>.)", re.DOTALL)
-_ESCAPED: Final = frozenset('"\\abcefnrtv0')
-_NO_BRACKET: Final = re.compile(rf"(?:\\[dws]|\\[^\w<]|[^\\<.\[\]]|{_CLASS})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +70,3 @@ def _other(tails: Sequence[str]) -> str:
         further.setdefault(tail[0], []).append(tail[1:])
     begun = [f"{re.escape(first)}{_other(rest)}|" for first, rest in further.items() if "" not in rest]
     return f"(?:{''.join(begun)}[^<{''.join(map(re.escape, further))}][^<]*)?"
-
-
-def may_hold_bracket(pattern: str) -> bool:
-    """Whether a text that fits may hold a '<', with which tags begin. Says rather yes than no."""
-    return _NO_BRACKET.fullmatch(pattern) is None
-
-
-def may_need_escapes(pattern: str) -> bool:
-    """Whether it names a character that JSON has no string with: a quote, a backslash or one that cannot be seen. Classes of several
-    characters are no matter: xgrammar leaves those out of them. Says rather yes than no."""
-    for sign in _OWN.finditer(pattern):
-        if sign["excluding"] or sign["escape"] in _ESCAPED:
-            return True
-        code = sign["x"] or sign["u"] or sign["long"]
-        number = int(code, 16) if code else ord(sign["plain"] or "a")
-        if number < ord(" ") or number in (ord('"'), ord("\\")):
-            return True
-    return False

@@ -10,15 +10,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from banyan_runtime.grammar.backend import Backend, Compiled, Masks, Matcher, SideBySide
 from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
 from banyan_runtime.grammar.limits import COMPILE_CPU_S
 from banyan_runtime.grammar.masks import MaskFiller
+from banyan_runtime.grammar.matcher import Masks, Matcher, SideBySide
 from banyan_runtime.grammar.reasoning_gate import ReasoningGate
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.wire import Constraint, Grammar
+
+if TYPE_CHECKING:  # the engine imports it when there is need of it
+    from banyan_runtime.grammar.llguidance import LlguidanceBackend, LlguidanceCompiled
 
 log = logging.getLogger("banyan")
 
@@ -29,8 +32,6 @@ KEPT: Final = 256  # grammars, used last
 KEPT_BYTES: Final = 8 << 20  # of their texts; what is compiled has up to a few dozen times as much
 MAX_WAITING: Final = 1024  # grammars
 AGAIN_S: Final = 5.0  # until a backend that could not be made is tried again
-
-_Result = Compiled | GrammarError
 
 
 class _Work:
@@ -60,7 +61,7 @@ class _Entry:
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
         self.work: _Work | None = None  # None: it still waits for a thread
-        self.result: _Result | None = None
+        self.result: LlguidanceCompiled | GrammarError | None = None
 
     @property
     def size(self) -> int:
@@ -97,7 +98,7 @@ class GrammarPool:
     def __init__(
         self,
         vocabulary: Callable[[], Vocabulary],
-        open_backend: Callable[[Vocabulary], Backend],
+        open_backend: Callable[[Vocabulary], LlguidanceBackend],
         wake: Callable[[], None],
         *,
         cores: int = 1,
@@ -113,7 +114,7 @@ class GrammarPool:
         self._entries: OrderedDict[Grammar, _Entry] = OrderedDict()  # the one used last comes last
         self._bytes = 0
         self._work: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
-        self._backend: Backend | GrammarError | None = None
+        self._backend: LlguidanceBackend | GrammarError | None = None
         self._again_at = 0.0
         self._vocabulary: Vocabulary | None = None
         self._waited_for: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
@@ -150,7 +151,7 @@ class GrammarPool:
         self._work.put(entry)
         return entry
 
-    def matcher(self, compiled: Compiled, constraint: Constraint, stop_ids: tuple[int, ...]) -> Matcher:
+    def matcher(self, compiled: LlguidanceCompiled, constraint: Constraint, stop_ids: tuple[int, ...]) -> Matcher:
         matcher = compiled.matcher(stop_ids)
         if constraint.after < 0:
             return matcher
@@ -163,9 +164,10 @@ class GrammarPool:
         """As `MaskFiller.fill`. For the engine's thread alone."""
         return self._masks.fill(matchers, masks)
 
-    def _side_by_side(self, threads: int) -> SideBySide | None:
+    def _side_by_side(self, threads: int) -> SideBySide:
         assert self._backend is not None, "what is filled it has compiled"
-        return None if isinstance(self._backend, GrammarError) else self._backend.side_by_side(threads)
+        assert not isinstance(self._backend, GrammarError)
+        return self._backend.side_by_side(threads)
 
     def late(self, ticket: Ticket) -> GrammarError | None:
         """Why a grammar is given up. A thread that compiles it cannot be stopped: until it is through, it fails for whoever asks.
@@ -215,7 +217,7 @@ class GrammarPool:
                 entry.result = self._compiled(backend, entry.grammar)
             self._wake()
 
-    def _compiled(self, backend: Backend, grammar: Grammar) -> _Result:
+    def _compiled(self, backend: LlguidanceBackend, grammar: Grammar) -> LlguidanceCompiled | GrammarError:
         try:
             return backend.compile(grammar)
         except GrammarError as error:
@@ -224,7 +226,7 @@ class GrammarPool:
             log.exception("a grammar of kind %s could not be compiled", grammar.kind)
             return GrammarError("the compiler failed.")
 
-    def _opened(self) -> Backend | GrammarError:
+    def _opened(self) -> LlguidanceBackend | GrammarError:
         """The backend, made once, or what is in its way."""
         with self._opening:
             if self._backend is None and time.monotonic() >= self._again_at:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from banyan_runtime.grammar.backend import Matcher, Words
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.matcher import Matcher, Words
 
 
 class _Place(enum.Enum):

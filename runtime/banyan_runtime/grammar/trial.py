@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from banyan_runtime.grammar.backend import Backend, Compiled
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.llguidance import LlguidanceBackend, LlguidanceCompiled
 from banyan_runtime.wire import Grammar
 
 KEPT: Final = 1024  # verdicts
@@ -18,7 +18,7 @@ MASKS: Final = 4  # the first ones of an output are the slowest
 MASK_CPU_S: Final = 0.25  # that one may take: all others wait for it in the engine
 
 
-def try_out(compiled: Compiled, vocab_size: int) -> None:
+def try_out(compiled: LlguidanceCompiled, vocab_size: int) -> None:
     """Begin an output. Raises GrammarError for a grammar that admits none, or whose masks take too long."""
     words = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
     matcher = compiled.matcher((0,))
@@ -37,7 +37,7 @@ def try_out(compiled: Compiled, vocab_size: int) -> None:
 class Trial:
     """Remembers its verdicts. For one thread."""
 
-    def __init__(self, backend: Backend, vocab_size: int) -> None:
+    def __init__(self, backend: LlguidanceBackend, vocab_size: int) -> None:
         self._backend = backend
         self._vocab_size = vocab_size
         self._verdicts: OrderedDict[Grammar, str] = OrderedDict()  # the one used last comes last; "": it can be used

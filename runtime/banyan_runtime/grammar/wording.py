@@ -1,4 +1,4 @@
-"""What the libraries that compile grammars say of one that is wrong, in the words of the client who wrote it."""
+"""What the library that compiles grammars says of one that is wrong, in the words of the client who wrote it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,8 @@ _QUOTED: Final = 60  # characters of a client's regex
 TOO_COMPLEX: Final = "it is too complex: make it smaller, with fewer alternatives, optional parts and repetitions."
 
 _SOURCE: Final = re.compile(r"\n\s*\d+ \| .*", re.DOTALL)  # lines of the grammar that was written for the library, and the place in them
-_AT: Final = re.compile(r"^(?:(?:at )?(?P<at>\d+)\(\d+\)|EBNF (?:parser|lexer) error at line (?P<line>\d+), column \d+): ")
-_NOISE: Final = re.compile(
-    r"failed to compile JSON schema: |invalid regex \".*?\" \(in regex\): |"
-    r"Check failed: \(.*?\) is false: |Invalid structural tag error: |Regex parsing error at position \d+: |^Parser Error: ",
-    re.DOTALL,
-)
-_CPP: Final = re.compile(r"^\[[\d:]+\] \S+\.(?:cc|h|cpp):\d+: ")  # the library's own log line
+_AT: Final = re.compile(r"^(?:at )?(\d+)\(\d+\): ")
+_NOISE: Final = re.compile(r"failed to compile JSON schema: |invalid regex \".*?\" \(in regex\): |^Parser Error: ", re.DOTALL)
 _REGEX: Final = re.compile(r"regex parse error:\n(?:~+\n)?(.*?)\n(?:~+\n)?error: ", re.DOTALL)
 _REGEX_LINE: Final = re.compile(r"^\s*(?:\d+: )?\s{0,4}(.*?)\s*$")
 _ONE_OF: Final = re.compile(r"oneOf constraints are not supported.*", re.DOTALL)
@@ -47,10 +42,10 @@ _SAID: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]],
 def in_clients_words(error: str, *, line_before: int | None = None, schemas: Iterable[Schema] = ()) -> str:
     """One line, without what the library or we made of the grammar. `line_before`: lines that stand before the client's own, if what
     was compiled is that; `schemas`: those in the grammar, in which a keyword may have to be looked for."""
-    text = _CPP.sub("", _SOURCE.sub("", error.strip()))
+    text = _SOURCE.sub("", error.strip())
     place = _AT.match(text)
     if place is not None:
-        line = 0 if line_before is None else int(place["at"] or place["line"]) - line_before
+        line = 0 if line_before is None else int(place[1]) - line_before
         text = (f"line {line}: " if line > 0 else "") + text[place.end() :]
     text = _NOISE.sub("", text)
     text = _REGEX.sub(lambda found: f"the regex {_short(_pattern(found[1]))}: ", text)

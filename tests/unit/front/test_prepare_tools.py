@@ -90,7 +90,7 @@ AT_FAULT: list[tuple[dict[str, Any], str]] = [
     ids=["required", "auto", "json"],
 )
 def test_of_several_tools_the_one_at_fault_is_named(tiny_chat: Path, parameters: dict[str, Any], reason: str, more: dict[str, Any]) -> None:
-    constrained = planner_of(tiny_chat, Constraints.load("llguidance", tiny_chat, [2]), tool_call_parser="hermes")
+    constrained = planner_of(tiny_chat, Constraints.load(tiny_chat, [2]), tool_call_parser="hermes")
     tools = [
         {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
         for name, schema, strict in (("loose", parameters, False), ("fine", EASY, True), ("wrong", parameters, True))
@@ -123,12 +123,12 @@ DOCUMENT = {"title": "a", "text": "b"}
 def test_what_the_template_does_not_show_the_model_is_named_as_ignored(
     tiny_chat: Path, body: dict[str, Any], ignored: tuple[str, ...]
 ) -> None:
-    blind = planner_of(tiny_chat, Constraints.load("llguidance", tiny_chat, [2]), chat_template=CHATML, tool_call_parser="hermes")
+    blind = planner_of(tiny_chat, Constraints.load(tiny_chat, [2]), chat_template=CHATML, tool_call_parser="hermes")
     made = chat(blind, **body)
     assert made.envelope.ignored == ignored
     assert (made.requests[0].constraint is None) == (made.requests[0].tools is None or not made.requests[0].tools.required)
     sighted = "{{ tools }}{{ documents }}" + CHATML
-    seeing = planner_of(tiny_chat, Constraints.load("llguidance", tiny_chat, [2]), chat_template=sighted, tool_call_parser="hermes")
+    seeing = planner_of(tiny_chat, Constraints.load(tiny_chat, [2]), chat_template=sighted, tool_call_parser="hermes")
     assert set(chat(seeing, **body).envelope.ignored) <= {"nonsense"}
 
 

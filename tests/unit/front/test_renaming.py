@@ -13,7 +13,7 @@ from banyan_runtime.front.errors import ApiError, invalid
 from banyan_runtime.front.openai.responses.items import messages_of
 from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import ChatPlan, Endpoint
-from banyan_runtime.front.prepare.constraints import Constraints, ReadAlone
+from banyan_runtime.front.prepare.constraints import Constraints
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.renaming import renamed
 from tests.unit.front.planning import planner_of
@@ -109,7 +109,7 @@ def test_what_the_engine_may_find_wrong_is_known_by_the_field_that_the_client_wr
     tiny_chat: Path, endpoint: Endpoint, body: dict[str, Any], prompt: str, constraint: str
 ) -> None:
     known = b'{"id":"resp_1"}\n' if endpoint == "responses" else b""
-    made = planner_of(tiny_chat, Constraints(ReadAlone())).plan(endpoint, known + json.dumps(body).encode(), "request")
+    made = planner_of(tiny_chat, Constraints.load(tiny_chat, (2,))).plan(endpoint, known + json.dumps(body).encode(), "request")
     assert isinstance(made, ChatPlan)
     (one,) = made.requests
     assert one.constraint is not None

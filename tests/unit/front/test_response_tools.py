@@ -53,7 +53,7 @@ def functions(tools: Tools) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def planner(tiny_chat: Path) -> Planner:
-    return planner_of(tiny_chat, Constraints.load("llguidance", tiny_chat, (2,)))
+    return planner_of(tiny_chat, Constraints.load(tiny_chat, (2,)))
 
 
 def planned(planner: Planner, **body: Any) -> ResponsePlan:

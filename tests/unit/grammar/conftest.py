@@ -6,21 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from banyan_runtime.grammar.backends.llguidance import LlguidanceBackend
 from tests.unit.grammar.walks import Language
 
 
 @pytest.fixture(scope="session")
 def tiny(tiny_chat: Path) -> Language:
     """The tokenizer of the repository's model, whose head has more rows than there are tokens."""
-    return Language.load(tiny_chat, LlguidanceBackend, padding=100)
+    return Language.load(tiny_chat, padding=100)
 
 
 @pytest.fixture(scope="session")
 def smol(smollm2: Path) -> Language:
-    return Language.load(smollm2, LlguidanceBackend)
+    return Language.load(smollm2)
 
 
 @pytest.fixture(scope="session")
 def qwen3(qwen3_tokenizer: Path) -> Language:
-    return Language.load(qwen3_tokenizer, LlguidanceBackend, eos="<|im_end|>", padding=267)
+    return Language.load(qwen3_tokenizer, eos="<|im_end|>", padding=267)

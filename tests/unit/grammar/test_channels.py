@@ -16,7 +16,7 @@ from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.text.text import Text
 from tests.unit.front.support import engine_info
 from tests.unit.grammar.harmony import speaking_harmony
-from tests.unit.grammar.walks import BACKENDS, Language, local_backend
+from tests.unit.grammar.walks import Language
 
 FINAL = "<|channel|>final<|message|>"
 THOUGHT = '<|channel|>analysis<|message|>Hm. {"a": "x"}<|end|><|start|>assistant'
@@ -33,16 +33,16 @@ def folder(tiny_chat: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return speaking_harmony(tiny_chat, tmp_path_factory.mktemp("harmony"))
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def language(folder: Path, request: pytest.FixtureRequest) -> Language:
-    return Language.load(folder, local_backend(request.param), eos="<|return|>")
+@pytest.fixture(scope="module")
+def language(folder: Path) -> Language:
+    return Language.load(folder, eos="<|return|>")
 
 
 @pytest.fixture(scope="module")
 def planner(folder: Path) -> Planner:
     config = ServerConfig(model_path=str(folder))
     text = Text.load(config, folder)
-    return Planner(config, text, engine_info(vocab_size=832), Constraints.load("llguidance", folder, text.defaults.eos_ids))
+    return Planner(config, text, engine_info(vocab_size=832), Constraints.load(folder, text.defaults.eos_ids))
 
 
 def constraint(planner: Planner, content: str = "", **body: Any) -> wire.Constraint:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -18,7 +19,6 @@ from banyan_runtime.front.prepare.constraints import Constraints
 from banyan_runtime.front.prepare.frames import FRAME_HEAD, HELLO, PLAN, RENDERING, TOKENIZING, request_head, unpack_head
 from banyan_runtime.front.prepare.planner import Planner
 from banyan_runtime.front.text.text import Text
-from banyan_runtime.grammar.backend import Compiled
 from banyan_runtime.grammar.trial import Trial
 from banyan_runtime.wire import Grammar
 from tests.unit.front.support import engine_info
@@ -27,7 +27,7 @@ from tests.unit.front.support import engine_info
 class Endless:
     """Computes in C, without Python's lock and until it is ended."""
 
-    def compile(self, grammar: Grammar) -> Compiled:
+    def compile(self, grammar: Grammar) -> NoReturn:
         while True:
             hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000_000)
 

@@ -15,7 +15,7 @@ from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.structural import AnyText, Json, Node, Parameters, Regex, Sequence, Star, Tag, Text, Token, TriggeredTags
 from banyan_runtime.wire import Grammar
 from tests.unit.grammar.harmony import speaking_harmony
-from tests.unit.grammar.walks import BACKENDS, Language, local_backend
+from tests.unit.grammar.walks import Language
 
 NUMBER = Json({"type": "integer"})
 SOME = Json({"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]})
@@ -24,10 +24,10 @@ XML = Parameters(
 )
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def language(tiny_chat: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Language:
+@pytest.fixture(scope="module")
+def language(tiny_chat: Path, tmp_path_factory: pytest.TempPathFactory) -> Language:
     folder = speaking_harmony(tiny_chat, tmp_path_factory.mktemp("harmony"))
-    return Language.load(folder, local_backend(request.param), eos="<|return|>")
+    return Language.load(folder, eos="<|return|>")
 
 
 def tag(node: Node) -> Grammar:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from banyan_runtime.grammar import masks as masks_module
-from banyan_runtime.grammar.backend import Masks, Matcher, SideBySide
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.masks import ALONE, FEW, FEW_THREADS, MaskFiller
+from banyan_runtime.grammar.matcher import Masks, Matcher, SideBySide
 from banyan_runtime.grammar.reasoning_gate import ReasoningGate
 from banyan_runtime.wire import Grammar
 from tests.unit.grammar.walks import Language
@@ -114,9 +114,7 @@ def test_what_the_library_stumbles_over_fails_nobody_else(smol: Language) -> Non
 
 
 def test_a_head_of_fewer_rows_than_there_are_tokens_has_masks_of_its_own(smollm2: Any) -> None:
-    from banyan_runtime.grammar.backends.llguidance import LlguidanceBackend
-
-    small = Language.load(smollm2, LlguidanceBackend, padding=-100)
+    small = Language.load(smollm2, padding=-100)
     words, matchers = -(-small.vocabulary.size // 32), outputs(small, 1, 8)
     assert all(matcher.library is None for matcher in matchers)
     masks = np.zeros((8, words), np.uint32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -16,13 +15,7 @@ from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.structural import read_structural
 from banyan_runtime.grammar.trial import Trial
 from banyan_runtime.wire import Grammar
-from tests.unit.grammar.walks import BACKENDS, Language, local_backend
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def local(tiny_chat: Path, request: pytest.FixtureRequest) -> Language:
-    return Language.load(tiny_chat, local_backend(request.param), padding=100)
-
+from tests.unit.grammar.walks import Language
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
 
@@ -210,32 +203,32 @@ RIGHT = {"date": "2024-02-29", "time": "23:59:59Z", "at": "2000-02-29T00:00:00.5
         {"id": "123e4567-e89b-12d3-a456-426614174000"}, {"id": "123e4567-e89b-42d3-0456-426614174000"},
     ],
 )  # fmt: skip
-def test_times_and_ids_are_those_that_clients_can_read(local: Language, wrong: dict[str, str]) -> None:
+def test_times_and_ids_are_those_that_clients_can_read(tiny: Language, wrong: dict[str, str]) -> None:
     grammar = Grammar("json_schema", schema.prepare(Times.model_json_schema()))
-    assert local.takes(grammar, json.dumps(RIGHT))
+    assert tiny.takes(grammar, json.dumps(RIGHT))
     assert Times.model_validate(RIGHT)
-    assert not local.takes(grammar, json.dumps(RIGHT | wrong))
+    assert not tiny.takes(grammar, json.dumps(RIGHT | wrong))
     with pytest.raises(pydantic.ValidationError):
         Times.model_validate(RIGHT | wrong)
 
 
-def test_times_and_ids_of_a_schema_that_has_very_many_are_as_the_compiler_knows_them(local: Language) -> None:
+def test_times_and_ids_of_a_schema_that_has_very_many_are_as_the_compiler_knows_them(tiny: Language) -> None:
     """Each has a pattern of some hundred bytes, as far as there is room."""
     for count, narrow in ((20, True), (400, False)):
         parts = {f"a{number}": {"type": "string", "format": "date-time"} for number in range(count)}
         grammar = Grammar("json_schema", schema.prepare({"type": "object", "properties": parts, "required": list(parts)}))
         assert ("pattern" in grammar.text) == narrow
         told = json.dumps(dict.fromkeys(parts, "2024-02-29T12:30:59Z"))
-        assert local.takes(grammar, told)
-        assert not local.takes(grammar, told.replace("59Z", "61Z"))
+        assert tiny.takes(grammar, told)
+        assert not tiny.takes(grammar, told.replace("59Z", "61Z"))
 
 
 @pytest.mark.parametrize(
     ("name", "good", "bad"), [("date", "2024-02-29", "2023-02-29"), ("uuid4", RIGHT["id"], RIGHT["id"].replace("-42", "-12"))]
 )
-def test_a_time_or_id_may_be_one_of_several_types(local: Language, name: str, good: str, bad: str) -> None:
+def test_a_time_or_id_may_be_one_of_several_types(tiny: Language, name: str, good: str, bad: str) -> None:
     grammar = Grammar("json_schema", schema.prepare({"type": ["string", "null"], "format": name}))
-    assert [local.takes(grammar, json.dumps(value)) for value in (good, None, bad, 5)] == [True, True, False, False]
+    assert [tiny.takes(grammar, json.dumps(value)) for value in (good, None, bad, 5)] == [True, True, False, False]
 
 
 def test_what_is_required_counts_as_a_property() -> None:
@@ -243,12 +236,12 @@ def test_what_is_required_counts_as_a_property() -> None:
         schema.prepare({"type": "object", "properties": {"a": {}}, "required": [f"b{number}" for number in range(1200)]})
 
 
-def test_what_is_required_without_being_named_is_a_property_too(local: Language) -> None:
+def test_what_is_required_without_being_named_is_a_property_too(tiny: Language) -> None:
     value = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["zz", "a"]}
     grammar = Grammar("json_schema", schema.prepare({"type": "object", "properties": {"v": value}, "required": ["v"]}))
-    assert local.takes(grammar, '{"v": {"a": 1, "zz": [0, {"b": null}]}}')
-    assert not local.takes(grammar, '{"v": {"a": 1}}')
-    assert not local.takes(grammar, '{"v": {"a": 1, "zz": 0, "more": 1}}')
+    assert tiny.takes(grammar, '{"v": {"a": 1, "zz": [0, {"b": null}]}}')
+    assert not tiny.takes(grammar, '{"v": {"a": 1}}')
+    assert not tiny.takes(grammar, '{"v": {"a": 1, "zz": 0, "more": 1}}')
 
 
 LEGACY = {"structures": [{"begin": "<function=f>", "schema": CITY, "end": "</function>"}], "triggers": ["<function="]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,7 +14,7 @@ from banyan_runtime.front.chat.tools.typed import Parameters
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.parameters import Shape, parameters_of
 from tests.unit.grammar.test_texts import by_form, grammar_of, parameters, read, takes
-from tests.unit.grammar.walks import BACKENDS, Language, local_backend
+from tests.unit.grammar.walks import Language
 
 NUMBER = {"type": "integer"}
 SHORT = {"type": "string", "maxLength": 2}
@@ -23,11 +22,6 @@ NODE = {
     "$ref": "#/$defs/N",
     "$defs": {"N": {"type": "object", "properties": {"v": NUMBER, "n": {"$ref": "#/$defs/N"}}, "required": ["v"]}},
 }
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def language(tiny_chat: Path, request: pytest.FixtureRequest) -> Language:
-    return Language.load(tiny_chat, local_backend(request.param), padding=100)
 
 
 def called(form: ToolFormat, *values: tuple[str, str]) -> str:
@@ -112,14 +106,14 @@ def test_what_is_said_of_all_parameters_together_is_refused(form: ToolFormat, sc
 )
 @by_form
 def test_parameters_are_what_the_schema_says(
-    language: Language, form: ToolFormat, schema: dict[str, Any], good: list[list[tuple[str, str]]], bad: list[list[tuple[str, str]]]
+    tiny: Language, form: ToolFormat, schema: dict[str, Any], good: list[list[tuple[str, str]]], bad: list[list[tuple[str, str]]]
 ) -> None:
     grammar = grammar_of(form, schema)
     for values in good:
-        assert language.takes(grammar, called(form, *values)), values
+        assert tiny.takes(grammar, called(form, *values)), values
         jsonschema.validate(read(form, schema, called(form, *values)) if values else {}, schema)
     for values in bad:
-        assert not language.takes(grammar, called(form, *values)), values
+        assert not tiny.takes(grammar, called(form, *values)), values
 
 
 @pytest.mark.parametrize(
@@ -177,20 +171,20 @@ def test_references_are_pointers(tiny: Language, form: ToolFormat, reference: st
 
 
 @by_form
-def test_a_value_that_refers_to_the_whole_is_held_to_the_whole(language: Language, form: ToolFormat) -> None:
+def test_a_value_that_refers_to_the_whole_is_held_to_the_whole(tiny: Language, form: ToolFormat) -> None:
     """As zod writes trees, and a schema that occurs twice."""
     tree = {"type": "object", "properties": {"v": NUMBER, "c": {"type": "array", "items": {"$ref": "#"}}}, "required": ["v"]}
-    assert language.takes(grammar_of(form, tree), called(form, ("v", "1"), ("c", '[{"v": 1, "c": [{"v": 2}]}]')))
-    assert not language.takes(grammar_of(form, tree), called(form, ("v", "1"), ("c", "[[]]")))
+    assert tiny.takes(grammar_of(form, tree), called(form, ("v", "1"), ("c", '[{"v": 1, "c": [{"v": 2}]}]')))
+    assert not tiny.takes(grammar_of(form, tree), called(form, ("v", "1"), ("c", "[[]]")))
     twice = {"type": "object", "properties": {"a": {"type": "array", "items": NUMBER}, "b": {"$ref": "#/properties/a"}}}
-    assert language.takes(grammar_of(form, twice), called(form, ("b", "[1]")))
-    assert not language.takes(grammar_of(form, twice), called(form, ("b", '["x"]')))
+    assert tiny.takes(grammar_of(form, twice), called(form, ("b", "[1]")))
+    assert not tiny.takes(grammar_of(form, twice), called(form, ("b", '["x"]')))
 
 
 @by_form
-def test_of_lists_that_overlap_oneof_admits_what_is_in_one_of_them(language: Language, form: ToolFormat) -> None:
+def test_of_lists_that_overlap_oneof_admits_what_is_in_one_of_them(tiny: Language, form: ToolFormat) -> None:
     value = {"oneOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}
-    assert [text for text in "abc" if takes(language, form, value, text)] == ["a", "c"]
+    assert [text for text in "abc" if takes(tiny, form, value, text)] == ["a", "c"]
 
 
 def test_others_are_read_by_their_own_schema() -> None:

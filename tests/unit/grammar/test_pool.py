@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from banyan_runtime.grammar import pool as pool_module
-from banyan_runtime.grammar.backend import Backend, Compiled, Matcher
 from banyan_runtime.grammar.errors import GrammarBusy, GrammarError
+from banyan_runtime.grammar.llguidance import LlguidanceBackend, LlguidanceCompiled
+from banyan_runtime.grammar.matcher import Matcher
 from banyan_runtime.grammar.pool import KEPT, GrammarPool, Ticket
 from banyan_runtime.wire import Constraint, Grammar
 from tests.unit.grammar.walks import Language
@@ -24,12 +25,12 @@ PATIENCE_S = 30.0
 class Slow:
     """A backend whose grammars wait for `go`."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: LlguidanceBackend) -> None:
         self.backend = backend
         self.go = threading.Event()
         self.compiled: list[Grammar] = []
 
-    def compile(self, grammar: Grammar) -> Compiled:
+    def compile(self, grammar: Grammar) -> LlguidanceCompiled:
         self.compiled.append(grammar)
         assert self.go.wait(PATIENCE_S)
         return self.backend.compile(grammar)
@@ -57,7 +58,7 @@ def slow(tiny: Language) -> Iterator[Slow]:
     backend.go.set()
 
 
-def pool_of(language: Language, backend: Backend, loop: Loop, **more: Any) -> GrammarPool:
+def pool_of(language: Language, backend: Any, loop: Loop, **more: Any) -> GrammarPool:
     return GrammarPool(lambda: language.vocabulary, lambda _: backend, loop.wake, **more)
 
 
@@ -114,7 +115,7 @@ def test_a_grammar_is_to_blame_for_what_it_makes_a_thread_compute(tiny: Language
     over = threading.Event()
 
     class Endless:
-        def compile(self, grammar: Grammar) -> Compiled:
+        def compile(self, grammar: Grammar) -> LlguidanceCompiled:
             while grammar.text == "endless" and not over.is_set():
                 hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000)
             return tiny.backend.compile(grammar)
@@ -160,7 +161,7 @@ def test_what_was_used_longest_ago_is_forgotten(tiny: Language, slow: Slow) -> N
 
 
 def test_a_backend_that_cannot_be_made_fails_each_request(tiny: Language) -> None:
-    def open_backend(_: object) -> Backend:
+    def open_backend(_: object) -> LlguidanceBackend:
         raise GrammarError("no such tokenizer")
 
     loop = Loop()
@@ -173,7 +174,7 @@ def test_a_backend_that_cannot_be_made_fails_each_request(tiny: Language) -> Non
 def test_a_backend_that_could_not_be_made_in_time_is_made_for_the_next_one(tiny: Language) -> None:
     answers = [GrammarBusy("no memory"), GrammarBusy("no memory")]
 
-    def open_backend(_: object) -> Backend:
+    def open_backend(_: object) -> LlguidanceBackend:
         if answers:
             raise answers.pop()
         return tiny.backend
@@ -185,7 +186,7 @@ def test_a_backend_that_could_not_be_made_in_time_is_made_for_the_next_one(tiny:
 
 
 def test_a_bug_in_the_making_of_a_backend_is_said_against_no_grammar(tiny: Language) -> None:
-    def broken(_: object) -> Backend:
+    def broken(_: object) -> LlguidanceBackend:
         raise ZeroDivisionError
 
     loop = Loop()
@@ -196,7 +197,7 @@ def test_a_bug_in_the_making_of_a_backend_is_said_against_no_grammar(tiny: Langu
 
 def test_a_bug_in_a_backend_fails_its_request_alone(tiny: Language) -> None:
     class Broken:
-        def compile(self, grammar: Grammar) -> Compiled:
+        def compile(self, grammar: Grammar) -> LlguidanceCompiled:
             if grammar.text == "bug":
                 raise ZeroDivisionError
             return tiny.backend.compile(grammar)
@@ -232,7 +233,7 @@ def test_a_backend_that_a_passing_want_kept_from_being_made_is_made_later(tiny: 
     monkeypatch.setattr(pool_module, "AGAIN_S", 0.0)
     wants = [OSError(24, "Too many open files")] * 2
 
-    def open_backend(_: object) -> Backend:
+    def open_backend(_: object) -> LlguidanceBackend:
         if wants:
             raise wants.pop()
         return tiny.backend
@@ -246,7 +247,7 @@ def test_a_backend_that_a_passing_want_kept_from_being_made_is_made_later(tiny: 
 def test_what_it_takes_to_make_a_backend_is_no_grammars_fault(tiny: Language) -> None:
     tries = 0
 
-    def open_backend(_: object) -> Backend:
+    def open_backend(_: object) -> LlguidanceBackend:
         nonlocal tries
         tries += 1
         if tries == 1:  # for nobody

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -19,20 +18,15 @@ from banyan_runtime.front.chat.tools.registry import FORMATS
 from banyan_runtime.front.chat.tools.tags import TextArguments, filled
 from banyan_runtime.front.openai.tools import Tool
 from banyan_runtime.front.prepare.forced import Leniency, forced
-from banyan_runtime.grammar.backend import Matcher
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.matcher import Matcher
 from banyan_runtime.grammar.schema import prepare
 from banyan_runtime.wire import Grammar
-from tests.unit.grammar.walks import BACKENDS, Language, local_backend
+from tests.unit.grammar.walks import Language
 
 TEXT_FORMATS = [form for form in FORMATS if form.tag is not None and isinstance(form.tag.arguments, TextArguments)]
 by_form = pytest.mark.parametrize("form", TEXT_FORMATS, ids=lambda form: form.names[0])
 TEXT: dict[str, Any] = {"type": "string"}
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def language(tiny_chat: Path, request: pytest.FixtureRequest) -> Language:
-    return Language.load(tiny_chat, local_backend(request.param), padding=100)
 
 
 def parameters(value: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -64,14 +58,14 @@ def read(form: ToolFormat, schema: dict[str, Any], output: str) -> Any:
     return found[0]
 
 
-def takes(language: Language, form: ToolFormat, value: dict[str, Any], text: str, **more: Any) -> bool:
-    return language.takes(grammar_of(form, parameters(value, **more)), call(form, text))
+def takes(tiny: Language, form: ToolFormat, value: dict[str, Any], text: str, **more: Any) -> bool:
+    return tiny.takes(grammar_of(form, parameters(value, **more)), call(form, text))
 
 
-def admitted(language: Language, matcher: Matcher, output: str) -> bool:
+def admitted(tiny: Language, matcher: Matcher, output: str) -> bool:
     """Whether a model could write it. Where all that follows is certain, masks have only the tokens that it would write."""
-    for token_id in language.ids(output):
-        if token_id not in language.admitted(matcher):
+    for token_id in tiny.ids(output):
+        if token_id not in tiny.admitted(matcher):
             return False
         assert matcher.accept(token_id)
     return matcher.is_completed
@@ -111,21 +105,16 @@ def drawn(form: ToolFormat) -> st.SearchStrategy[str]:
 @pytest.mark.matrix(gate=4)
 @by_form
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_what_is_forced_is_read_back_and_fits_the_schema(language: Language, form: ToolFormat, name: str) -> None:
+def test_what_is_forced_is_read_back_and_fits_the_schema(tiny: Language, form: ToolFormat, name: str) -> None:
     value = SCHEMAS[name]
     schema = parameters(value)
-    try:
-        compiled = language.backend.compile(grammar_of(form, schema))
-    except GrammarError as error:
-        if "xgrammar" not in str(error):
-            raise
-        return  # and refused with reasons, below
+    compiled = tiny.backend.compile(grammar_of(form, schema))
 
     @given(drawn(form))
     @settings(suppress_health_check=list(HealthCheck))
     def run(text: str) -> None:
         output = call(form, text)
-        if not admitted(language, compiled.matcher((language.eos,)), output):
+        if not admitted(tiny, compiled.matcher((tiny.eos,)), output):
             return
         found = read(form, schema, output)
         assert list(found) == ["v"]
@@ -140,23 +129,23 @@ def test_what_is_forced_is_read_back_and_fits_the_schema(language: Language, for
 @pytest.mark.parametrize(
     "text", ["", "a", "\n", "a\n\nb\n", "a < b > c", '{"', "</b>", "<parameter", "</arg_valu", "<<<", "é🚀", "x" * 500]
 )
-def test_a_text_may_be_all_else(language: Language, form: ToolFormat, text: str) -> None:
+def test_a_text_may_be_all_else(tiny: Language, form: ToolFormat, text: str) -> None:
     schema = parameters(TEXT)
-    assert language.takes(grammar_of(form, schema), call(form, text))
+    assert tiny.takes(grammar_of(form, schema), call(form, text))
     assert read(form, schema, call(form, text)) == {"v": text}
 
 
 @by_form
-def test_no_text_holds_what_is_read_as_the_next_part(language: Language, form: ToolFormat) -> None:
+def test_no_text_holds_what_is_read_as_the_next_part(tiny: Language, form: ToolFormat) -> None:
     assert form.tag is not None
     assert isinstance(form.tag.arguments, TextArguments)
     assert form.tag.arguments.excludes
     for marker in form.tag.arguments.excludes:
         for schema in (parameters(TEXT), parameters({"type": "string", "maxLength": 50}), {"type": "object"}):
             grammar = grammar_of(form, schema)
-            assert language.takes(grammar, call(form, "ab")), schema
+            assert tiny.takes(grammar, call(form, "ab")), schema
             for text in (marker, f"a{marker}b", f"<{marker}", f"a\n{marker}\n"):
-                assert not language.takes(grammar, call(form, text)), text
+                assert not tiny.takes(grammar, call(form, text)), text
 
 
 @by_form
@@ -197,11 +186,11 @@ def test_what_only_looks_like_json_ends_at_a_marker_all_the_same(form: ToolForma
 )  # fmt: skip
 @by_form
 def test_texts_are_held_to_lengths_patterns_and_formats(
-    language: Language, form: ToolFormat, value: dict[str, Any], good: list[str], bad: list[str]
+    tiny: Language, form: ToolFormat, value: dict[str, Any], good: list[str], bad: list[str]
 ) -> None:
     more = {"$defs": {"Code": {"type": "string", "minLength": 2, "maxLength": 2}}}
     typed = value if "$ref" in value or "allOf" in value else {"type": "string", **value}
-    takes_it = functools.partial(takes, language, form, typed, **more)
+    takes_it = functools.partial(takes, tiny, form, typed, **more)
     assert [text for text in good if not takes_it(text)] == []
     assert [text for text in bad if takes_it(text)] == []
 
@@ -224,7 +213,7 @@ def test_texts_are_held_to_lengths_patterns_and_formats(
     ],
 )  # fmt: skip
 @by_form
-def test_llguidance_holds_them_to_several_rules_and_to_patterns_anywhere(
+def test_texts_are_held_to_several_rules_and_to_patterns_anywhere(
     tiny: Language, form: ToolFormat, value: dict[str, Any], good: list[str], bad: list[str]
 ) -> None:
     takes_it = functools.partial(takes, tiny, form, {"type": "string", **value})
@@ -266,13 +255,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "at #/properties/v",
     ),
 ]
-NOT_BY_XGRAMMAR: list[tuple[dict[str, Any], str]] = [
-    ({"type": "string", "pattern": "a"}, "'pattern' at #/properties/v"),
-    ({"type": "string", "pattern": "^[^x]$"}, "'pattern' at #/properties/v"),
-    ({"type": "string", "pattern": "^.$"}, "'pattern' at #/properties/v"),
-    ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "at #/properties/v"),
-    ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer"}]}, "at #/properties/v"),
-]
 
 
 def refusal(make: Callable[[], object]) -> str:
@@ -282,20 +264,20 @@ def refusal(make: Callable[[], object]) -> str:
 
 
 @by_form
-def test_what_no_text_could_be_held_to_is_refused_with_its_place(language: Language, form: ToolFormat) -> None:
+def test_what_no_text_could_be_held_to_is_refused_with_its_place(tiny: Language, form: ToolFormat) -> None:
     for value, reason in REFUSED:
-        assert reason in refusal(lambda: language.backend.compile(grammar_of(form, parameters(value))))  # noqa: B023
+        assert reason in refusal(lambda: tiny.backend.compile(grammar_of(form, parameters(value))))  # noqa: B023
     inner = "(^a|b)$"
-    assert inner in refusal(lambda: language.backend.compile(grammar_of(form, parameters({"type": "string", "pattern": inner}))))
+    assert inner in refusal(lambda: tiny.backend.compile(grammar_of(form, parameters({"type": "string", "pattern": inner}))))
 
 
 @by_form
-def test_a_listed_text_that_would_not_be_read_is_refused(language: Language, form: ToolFormat) -> None:
+def test_a_listed_text_that_would_not_be_read_is_refused(tiny: Language, form: ToolFormat) -> None:
     assert form.tag is not None
     assert isinstance(form.tag.arguments, TextArguments)
     marker = form.tag.arguments.excludes[0]
     schema = parameters({"enum": ["a", f"b{marker}"]})
-    reason = refusal(lambda: language.backend.compile(grammar_of(form, schema)))
+    reason = refusal(lambda: tiny.backend.compile(grammar_of(form, schema)))
     assert reason.startswith(f"'b{marker}' at #/properties/v ")
 
 
@@ -306,25 +288,15 @@ def test_a_name_that_cannot_stand_in_a_tag_is_refused(form: ToolFormat, name: st
     assert refusal(lambda: grammar_of(form, schema))
 
 
-@pytest.mark.long
 @by_form
-def test_xgrammar_refuses_what_it_would_pass_over(tiny_chat: Path, form: ToolFormat) -> None:
-    language = Language.load(tiny_chat, local_backend("xgrammar"))
-    for value, reason in NOT_BY_XGRAMMAR:
-        found = refusal(lambda: language.backend.compile(grammar_of(form, parameters(value))))  # noqa: B023
-        assert reason in found
-        assert "xgrammar" in found
-
-
-@by_form
-def test_parameters_come_in_the_order_of_the_schema_those_that_must(language: Language, form: ToolFormat) -> None:
+def test_parameters_come_in_the_order_of_the_schema_those_that_must(tiny: Language, form: ToolFormat) -> None:
     assert form.tag is not None
     assert isinstance(form.tag.arguments, TextArguments)
     schema = {"type": "object", "properties": dict.fromkeys("abc", TEXT), "required": ["b"]}
     grammar, begin, arguments = grammar_of(form, schema), form.tag.begin_of("f"), form.tag.arguments
     for names, fits in (("b", True), ("ab", True), ("bc", True), ("abc", True), ("", False), ("ac", False), ("ba", False), ("bd", False)):
         body = "".join(filled(arguments.begin, name) + name + arguments.end for name in names)
-        assert language.takes(grammar, begin + body + form.tag.end) == fits, names
+        assert tiny.takes(grammar, begin + body + form.tag.end) == fits, names
 
 
 B, C = ({"properties": {name: {"type": "integer"}}, "required": [name]} for name in "bc")

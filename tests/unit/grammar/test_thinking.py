@@ -22,7 +22,7 @@ from banyan_runtime.front.text.text import Text
 from banyan_runtime.grammar.structural import read_structural
 from banyan_runtime.wire import Grammar
 from tests.unit.front.support import engine_info
-from tests.unit.grammar.walks import BACKENDS, Language, local_backend
+from tests.unit.grammar.walks import Language
 
 FORM = FORMATS["qwen3"]
 CHOICE = Grammar("choice", json.dumps(["yes", "no", "<maybe>"]))
@@ -30,10 +30,10 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 F: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": OBJECT}}
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def language(qwen25_tokenizer: Path, request: pytest.FixtureRequest) -> Language:
+@pytest.fixture(scope="module")
+def language(qwen25_tokenizer: Path) -> Language:
     """Its vocabulary spells the markers in several tokens, and in several ways."""
-    return Language.load(qwen25_tokenizer, local_backend(request.param), eos="<|im_end|>")
+    return Language.load(qwen25_tokenizer, eos="<|im_end|>")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def inviting(language: Language) -> set[int]:
 def planner(folder: Path) -> Planner:
     config = ServerConfig(model_path=str(folder), reasoning_parser="qwen3", tool_call_parser="hermes")
     text = Text.load(config, folder)
-    return Planner(config, text, engine_info(vocab_size=151_936), Constraints.load("llguidance", folder, text.defaults.eos_ids))
+    return Planner(config, text, engine_info(vocab_size=151_936), Constraints.load(folder, text.defaults.eos_ids))
 
 
 def constraint(planner: Planner, **body: Any) -> wire.Constraint:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from banyan_runtime.grammar.backends.llguidance import LlguidanceBackend
 from banyan_runtime.grammar.errors import GrammarError
+from banyan_runtime.grammar.llguidance import LlguidanceBackend
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.wire import Grammar
 
@@ -37,7 +37,7 @@ def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path: Path, content: str
 def test_a_head_smaller_than_the_vocabulary_masks_what_it_has(tiny_chat: Path) -> None:
     from tests.unit.grammar.walks import Language
 
-    language = Language.load(tiny_chat, LlguidanceBackend, padding=-37)
+    language = Language.load(tiny_chat, padding=-37)
     matcher = language.matcher(Grammar("json_schema", '{"type":"string"}'), [])
     assert matcher.accept(language.ids('"')[0])
     assert 0 < max(language.admitted(matcher)) < language.vocabulary.size

@@ -10,14 +10,12 @@ import pytest
 
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.prepare.constraints import Constraints
-from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.trial import Trial
-from banyan_runtime.wire import Grammar
 from tests.unit.grammar.walks import Language
 
 INTERNAL = re.compile(
     r"llguidance|guidance|coerce_one_of|no_forcing|forcing|whitespace_flexible|start: |\bat \d+\(\d+\)|f64|SearchRegex|\(And |registry|"
-    r"Parser Error|\bfuel\b|\bin row\b|<state>|\.cc:|project/|EBNF (?:parser|lexer)|Check failed|std::|Exception|panicked|\w+::\w+\(",
+    r"Parser Error|\bfuel\b|\bin row\b|<state>|Exception|panicked|\w+::\w+\(",
     re.IGNORECASE,
 )
 SEVERAL = {"type": "object", "properties": {"a": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 3}]}}}
@@ -80,22 +78,3 @@ def test_an_error_is_one_line_in_the_words_of_the_client(tiny: Language, fields:
     assert "\n" not in message
     assert len(message) <= 300
     assert INTERNAL.search(message) is None, message
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "words"),
-    [
-        ("json_schema", '{"type":"string","minLength":5,"maxLength":2}', "Lower bound is larger than upper bound: 5 > 2"),
-        ("json_schema", '{"type":"array","items":3}', "items must be a boolean or an object"),
-        ("regex", "(", "The parenthesis is not closed."),
-        ("ebnf", 'root ::= "a"\nstart: foo', "line 2: Unexpected character: ':'"),
-        ("ebnf", "root ::= foo", 'line 1: Rule "foo" is not defined'),
-        ("structural_tag", '{"type":"token","token":"<|nope|>"}', 'Token string "<|nope|>" not found'),
-    ],
-)
-def test_the_other_compilers_errors_are_whole_and_without_its_source(tiny: Language, kind: str, text: str, words: str) -> None:
-    backends = pytest.importorskip("banyan_runtime.grammar.backends.xgrammar", reason="xgrammar is not installed")
-    with pytest.raises(GrammarError) as error:
-        backends.LocalXgrammar(tiny.vocabulary).compile(Grammar(kind, text))
-    assert words in str(error.value)
-    assert INTERNAL.search(str(error.value)) is None

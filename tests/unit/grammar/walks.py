@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import numpy as np
-import pytest
 import tokenizers
 
-from banyan_runtime.grammar.backend import Backend, Matcher
-from banyan_runtime.grammar.backends.llguidance import LlguidanceBackend
+from banyan_runtime.grammar.llguidance import LlguidanceBackend
+from banyan_runtime.grammar.matcher import Matcher
 from banyan_runtime.grammar.vocabulary import Vocabulary
 from banyan_runtime.wire import Grammar
 
@@ -24,31 +23,17 @@ def words(vocabulary: Vocabulary) -> np.ndarray:
     return np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
 
 
-BACKENDS = ["llguidance", pytest.param("xgrammar", marks=pytest.mark.long)]
-"""For fixtures: what a grammar means is the same with both, and the gate walks it with the one that is the default."""
-
-
-def local_backend(name: str) -> Callable[[Vocabulary], Backend]:
-    """One that compiles in this process. Skips the test where its library is not installed."""
-    if name == "llguidance":
-        return LlguidanceBackend
-    pytest.importorskip("xgrammar", reason="xgrammar is not installed (it brings triton along): pip install 'banyan-runtime[xgrammar]'")
-    from banyan_runtime.grammar.backends.xgrammar import LocalXgrammar
-
-    return LocalXgrammar
-
-
 @dataclass(frozen=True)
 class Language:
     """A tokenizer, and a backend for it."""
 
     vocabulary: Vocabulary
-    backend: Backend
+    backend: LlguidanceBackend
     tokenizer: tokenizers.Tokenizer
     eos: int
 
     @staticmethod
-    def load(folder: Path, backend: Callable[[Vocabulary], Backend], *, eos: str | None = None, padding: int = 0) -> Language:
+    def load(folder: Path, *, eos: str | None = None, padding: int = 0) -> Language:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         if eos is None:
             named = json.loads((folder / "tokenizer_config.json").read_text())["eos_token"]
@@ -56,7 +41,7 @@ class Language:
         eos_id = tokenizer.token_to_id(eos)
         size = Vocabulary.load(folder, 0, ()).size + padding
         vocabulary = Vocabulary.load(folder, size, [eos_id])
-        return Language(vocabulary, backend(vocabulary), tokenizer, eos_id)
+        return Language(vocabulary, LlguidanceBackend(vocabulary), tokenizer, eos_id)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids

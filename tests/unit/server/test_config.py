@@ -12,6 +12,9 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.foreign_options import HARMLESS, REFUSED, Refused
 from banyan_runtime.options import flag
+from banyan_runtime.server.clients import Wake
+from banyan_runtime.server.grammars import grammars_of
+from banyan_runtime.step import RunnerInfo
 
 GOLDEN = Path(__file__).parent / "options.golden"
 
@@ -129,3 +132,14 @@ def test_secrets_reach_neither_the_log_nor_the_engine() -> None:
 def test_the_engine_gets_the_same_options() -> None:
     config = asked("--served-model-name", "a", "b", "--page-size", "16", "--dtype", "float32", "--cors-allow-origins", "*")
     assert ServerConfig.from_engine_json(config.engine_json()) == config
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_the_log_says_what_computes_grammars_where_another_library_was_asked_for(
+    tiny_chat: Path, caplog: pytest.LogCaptureFixture, backend: str
+) -> None:
+    config = asked("--grammar-backend", backend)
+    info = RunnerInfo("A", "a", 832, 4096, 0, "bfloat16", "cpu", "native", 0, 0, 0)
+    with caplog.at_level("INFO", "banyan"):
+        assert grammars_of(config, tiny_chat, tiny_chat, info, Wake(list)) is not None
+    assert ("llguidance" in caplog.text) == (backend == "xgrammar")

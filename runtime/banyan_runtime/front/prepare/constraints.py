@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from banyan_runtime.front.errors import ApiError, bad_grammar, invalid, invalid_type, missing, unsupported
 from banyan_runtime.front.parsing import check_name
 from banyan_runtime.grammar import schema
-from banyan_runtime.grammar.backends import xgrammar_rules
-from banyan_runtime.grammar.backends.llguidance import LlguidanceBackend
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.limits import MAX_ALTERNATIVES, MAX_REGEX_BYTES, check_count, check_ebnf, check_text
+from banyan_runtime.grammar.llguidance import LlguidanceBackend
 from banyan_runtime.grammar.structural import read_structural
 from banyan_runtime.grammar.trial import Trial
 from banyan_runtime.grammar.vocabulary import Vocabulary
@@ -48,42 +47,17 @@ Guard = Callable[[ApiError], AbstractContextManager[None]]
 """Around the trial of a grammar: it may answer for it with this error, where the trial does not end."""
 
 
-class Tried(Protocol):
-    """Says which grammars can be used."""
-
-    def knows(self, grammar: Grammar) -> bool:
-        """Whether `check` answers at once."""
-        ...
-
-    def check(self, grammar: Grammar) -> None:
-        """Raises GrammarError for one that cannot be used."""
-        ...
-
-
-class ReadAlone:
-    """For xgrammar, which this process does not have: what it could not enforce is refused here, and what does not compile by the engine,
-    which compiles in a process that can be ended."""
-
-    def knows(self, grammar: Grammar) -> bool:
-        return True
-
-    def check(self, grammar: Grammar) -> None:
-        xgrammar_rules.check(grammar)
-
-
 class Constraints:
     """Grammars, tried. Without a `trial` there are none, for the reason `lacking`."""
 
-    def __init__(self, trial: Tried | None, lacking: str = "this server has no grammar backend") -> None:
+    def __init__(self, trial: Trial | None, lacking: str = "this server has no grammar backend") -> None:
         self._trial = trial
         self._lacking = lacking
         self.guard: Guard = lambda refusal: nullcontext()
 
     @staticmethod
-    def load(backend: str, tokenizer_dir: Path, eos_ids: Iterable[int]) -> Constraints:
-        """For the engine's grammar backend and the tokenizer in a folder; takes a second or two for a large one."""
-        if backend == "xgrammar":
-            return Constraints(ReadAlone())
+    def load(tokenizer_dir: Path, eos_ids: Iterable[int]) -> Constraints:
+        """For the tokenizer in a folder; takes a second or two for a large one."""
         try:
             vocabulary = Vocabulary.load(tokenizer_dir, 0, eos_ids)
             return Constraints(Trial(LlguidanceBackend(vocabulary), vocabulary.size))
@@ -124,7 +98,7 @@ class Constraints:
         except GrammarError as error:
             raise asked.refusal(str(error)) from None
 
-    def _try(self, trial: Tried, asked: Asked) -> None:
+    def _try(self, trial: Trial, asked: Asked) -> None:
         if trial.knows(asked.grammar):
             trial.check(asked.grammar)
             return

@@ -81,7 +81,7 @@ def main() -> int:
         text = Text.load(config, Path(boot.model_dir), tokenizer_dir, trial)
         constraints = None
         if config.grammar_backend != "none" and text.tokenizer is not None:
-            constraints = Constraints.load(config.grammar_backend, tokenizer_dir or Path(boot.model_dir), text.defaults.eos_ids)
+            constraints = Constraints.load(tokenizer_dir or Path(boot.model_dir), text.defaults.eos_ids)
     except UserError as error:
         control.sendall(message(FAILED, Failure(error.exit_code, str(error))))
         return 0

@@ -1,7 +1,4 @@
-"""What a grammar backend is: it compiles grammars for one vocabulary, and its matchers follow outputs token by token.
-
-Errors of a grammar, while it is compiled or used, are `GrammarError`s and concern its own request alone.
-"""
+"""What follows an output token by token: a grammar, or what stands before one."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from banyan_runtime.wire import Grammar
-
 Words = npt.NDArray[np.uint32]
 """Which token ids may come next, as bits: uint32[ceil(vocab_size / 32)], token t is bit t % 32 of word t // 32."""
 
@@ -20,8 +15,8 @@ Masks = npt.NDArray[np.uint32]
 """Of several outputs, contiguous: uint32[n, ceil(vocab_size / 32)]."""
 
 SideBySide = Callable[[Sequence[tuple[Any, int]], Masks], None]
-"""Computes what the library says of several outputs, on threads: of each pair's `Matcher.library` into that row. What goes wrong with one
-is told when its mask is filled."""
+"""Computes the masks of several outputs on threads: of each pair's `Matcher.library` into that row. An error of one shows when its mask is
+filled."""
 
 
 class Matcher(Protocol):
@@ -29,7 +24,7 @@ class Matcher(Protocol):
 
     @property
     def library(self) -> Any:
-        """What `SideBySide` computes the mask with; None where it takes no time, or nothing can."""
+        """What `SideBySide` computes the mask with; None where there is nothing to compute, or it cannot."""
         ...
 
     def fill(self, words: Words, *, computed: bool = False) -> None:
@@ -56,24 +51,4 @@ class Matcher(Protocol):
 
     def copy(self) -> Matcher:
         """Another one at the same place, which goes its own way."""
-        ...
-
-
-class Compiled(Protocol):
-    """A grammar that is ready. Safe to use from several threads."""
-
-    def matcher(self, stop_ids: Sequence[int]) -> Matcher:
-        """At the beginning of an output. `stop_ids`: tokens that may end it once it is complete."""
-        ...
-
-
-class Backend(Protocol):
-    """Compiles grammars for one vocabulary. Safe to use from several threads."""
-
-    def compile(self, grammar: Grammar) -> Compiled:
-        """Raises GrammarError, with a reason for the client, for a grammar that is wrong or cannot be enforced."""
-        ...
-
-    def side_by_side(self, threads: int) -> SideBySide | None:
-        """None where it computes masks one after another. Raises GrammarError where there are no threads to be had."""
         ...

@@ -1,1 +1,0 @@
-"""Grammars: compilers, and the libraries behind them."""
