@@ -4,28 +4,19 @@ as it can."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count, pairwise
 from typing import Any, Final
 
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.errors import GrammarError
-from banyan_runtime.grammar.numbers import held
-from banyan_runtime.grammar.parameters import parameters_of
+from banyan_runtime.grammar.parameters import Bare, parameters_of, values_of
 from banyan_runtime.grammar.patterns import Alternative, alternatives, without
 from banyan_runtime.grammar.pieces import Piece, Splitter
-from banyan_runtime.grammar.strings import ANY, Both, Either, Length, Listed, Pattern, Rule, value_of
 from banyan_runtime.grammar.structural import Node, Tag
 
 _ANY: Final = r"/(.|\n)*/"
 _MANY: Final = 64  # texts
-_READ: Final = {  # texts that who reads calls takes for a value of this type, where the schema names it beside strings
-    "null": r"/\s*null\s*/",
-    "boolean": r"/\s*([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]|[01])\s*/",
-    "integer": r"/\s*[-+]?[0-9]+\s*/",
-    "number": r"/\s*[-+]?[0-9.][-+0-9.eE]*\s*/",
-}
-_OPENERS: Final = {"object": r"\{", "array": r"\["}  # likewise, what such texts begin with
 EMPTY: Final = '""'
 
 
@@ -114,8 +105,8 @@ class LarkWriter:
         self._lines.append(f"{name}: {body}")
         return name
 
-    def _json(self, schema: dict[str, Any], path: str = "#") -> str:
-        return "%json " + json.dumps({**held(schema, path), "x-guidance": self._json_options})
+    def _json(self, schema: dict[str, Any]) -> str:
+        return "%json " + json.dumps({**schema, "x-guidance": self._json_options})
 
     def _token(self, token: int | str) -> str:
         if isinstance(token, int):
@@ -183,11 +174,11 @@ class LarkWriter:
     def _parameters(self, node: structural.Parameters) -> str:
         shape = parameters_of(node.json_schema)
         if shape.others is not None:
-            return self._any_parameters(node, shape.others, f"{shape.path}/additionalProperties")
+            return self._any_parameters(node, shape.others, "#/additionalProperties")
         # Behind the first parameter each has the separator before it: `rest` is what may follow from there on.
         rest, first = "", EMPTY
         for name, value in reversed(list(shape.properties.items())):
-            body = self._value(node, value, shape.place(name))
+            body = self._value(node, value, f"#/properties/{name}")
             part = self._rule(f"{self.literal(node.before + name + node.between)} {body}")
             optional = name not in shape.required
             begins = f"{part} {rest}".strip()
@@ -204,47 +195,33 @@ class LarkWriter:
         return f"({part} ({self.literal(node.separator)} {part})*)?"
 
     def _value(self, node: structural.Parameters, schema: Mapping[str, Any], path: str) -> str:
-        """A parameter's value: strings bare, as who reads calls takes them, and others as JSON."""
-        value = value_of(schema, node.json_schema, path, (*node.excludes, node.after))
-        told = [] if value.json is None else [f"{self._json(value.json, path)} {self.literal(node.after)}"]
-        if isinstance(value.rule, Listed):
-            told += [self.literal(text + node.after) for text in value.rule.texts]
-        elif value.rule == ANY:
-            told.append(self._bare(node))
-        else:
-            told.append(self._bare(node, self._ruled(value.rule), *_not_read(value.kinds)))
+        """A parameter's value and the text behind it."""
+        told = []
+        for value in values_of(schema, node.json_schema, path):
+            if isinstance(value, dict):
+                told.append(f"{self._json(value)} {self.literal(node.after)}")
+            elif isinstance(value, Bare):
+                told.append(self._bare(node, value))
+            elif marker := next((marker for marker in (*node.excludes, node.after) if marker in value), ""):
+                what = f"{value[:60]!r} at {path[:200]}"
+                raise GrammarError(f"{what} has {marker!r} in it, with which this model ends a parameter; leave it out.")
+            else:
+                told.append(self.literal(value + node.after))
         return told[0] if len(told) == 1 else "(" + " | ".join(told) + ")"
 
-    def _bare(self, node: structural.Parameters, *rules: str) -> str:
-        """A text that all of the rules, terminals, admit, up to what ends a value."""
-        text = f"/{self._regex(without(node.excludes))}/" if node.excludes else _ANY
-        return self._up_to(self._terminal(" & ".join([text, *rules])), node.after)
-
-    def _ruled(self, rule: Rule) -> str:
-        """A terminal of the texts that a rule admits."""
-        match rule:
-            case Listed(texts):
-                return self._terminal(" | ".join(map(_quoted, texts)))
-            case Length(least, most):
-                return self._terminal(f"/(.|\\n){{{least},{'' if most is None else most}}}/")
-            case Pattern(regex):
-                return self._terminal(" | ".join(map(self._found, alternatives(regex))))
-            case Both(rules):
-                return self._terminal(" & ".join(map(self._ruled, rules)))
-            case Either(rules):
-                return self._terminal(" | ".join(map(self._ruled, rules)))
+    def _bare(self, node: structural.Parameters, bare: Bare) -> str:
+        """Such strings, up to what ends a value."""
+        rules = [f"/{self._regex(without(node.excludes))}/" if node.excludes else _ANY]
+        if bare.pattern:
+            rules.append(self._terminal(" | ".join(map(self._found, alternatives(bare.pattern)))))
+        if bare.least or bare.most is not None:
+            rules.append(self._terminal(f"/(.|\\n){{{bare.least},{'' if bare.most is None else bare.most}}}/"))
+        return self._up_to(self._terminal(" & ".join(rules)), node.after)
 
     def _found(self, alternative: Alternative) -> str:
         """Texts in which its regex is found."""
         regex = f"/{self._regex(alternative.regex)}/" if alternative.regex else EMPTY
         return f"({'' if alternative.begins else _ANY} {regex} {'' if alternative.ends else _ANY})"
-
-
-def _not_read(kinds: Sequence[str]) -> list[str]:
-    """Terminals of texts that are not read as one of these types."""
-    openers = "".join(_OPENERS[kind] for kind in kinds if kind in _OPENERS)
-    opened = [rf"/\s*([^\s{openers}](.|\n)*)?/"] if openers else []
-    return [*(f"~{_READ[kind]}" for kind in kinds if kind in _READ), *opened]
 
 
 def _piece(piece: Piece) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import llguidance
@@ -18,13 +18,10 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from banyan_runtime.grammar import structural
 from banyan_runtime.grammar.errors import GrammarError
-from banyan_runtime.grammar.forcing import forces
 from banyan_runtime.grammar.lark import LarkWriter
 from banyan_runtime.grammar.matcher import Masks, SideBySide, Words
-from banyan_runtime.grammar.numbers import held
 from banyan_runtime.grammar.pieces import Splitter
 from banyan_runtime.grammar.vocabulary import Vocabulary
-from banyan_runtime.grammar.wording import TOO_COMPLEX, in_clients_words
 from banyan_runtime.wire import Grammar
 
 if TYPE_CHECKING:
@@ -44,7 +41,9 @@ _SLOW: Final = (
     "it takes too long to find what may come next: the same text can come of it in too many ways. Write it so that each can come of it "
     "in one way, without rules that begin with themselves or match nothing, repeatedly."
 )
-_SHOWN: Final = 1000  # characters of the compiler's own words
+_SHOWN: Final = 250  # characters of the compiler's own words
+_SOURCE: Final = re.compile(r"\n\s*\d+ \| .*", re.DOTALL)  # the lines of the grammar that was written for it
+_PLACE: Final = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
 
 
 def _limits(kind: str) -> llguidance.LLParserLimits:
@@ -71,7 +70,7 @@ class LlguidanceBackend:
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise GrammarError(f"this model's tokenizer cannot be held to a grammar: {' '.join(str(error).split())[:_SHOWN]}") from None
+            raise GrammarError(f"this model's tokenizer cannot be held to a grammar: {_one_line(str(error))}") from None
         self._tokenizer = tokenizer
         self._splitter = Splitter(vocabulary.added)
         self._ends = frozenset(vocabulary.eos_ids) | frozenset(tokenizer.eos_tokens)
@@ -83,12 +82,11 @@ class LlguidanceBackend:
         try:
             source = self._source(grammar)
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
-            raise GrammarError(in_clients_words(str(error), schemas=_schemas(grammar))) from None
+            raise GrammarError(_one_line(str(error))) from None
         with _no_panics():
             matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits(grammar.kind))
         if matcher.is_error():
-            before = 1 if grammar.kind == "ebnf" and _ebnf(grammar.text) == grammar.text else None
-            raise GrammarError(_reason(matcher, before, _schemas(grammar)))
+            raise GrammarError(_reason(matcher, placed=grammar.kind == "ebnf" and is_lark_syntax(grammar.text)))
         return LlguidanceCompiled(matcher, self._ends, self._size, self._rows)
 
     def side_by_side(self, threads: int) -> SideBySide:
@@ -111,28 +109,20 @@ class LlguidanceBackend:
             raise GrammarError(f"there is no whitespace {grammar.whitespace[:40]!r}; there are {', '.join(_JSON)}.")
         match grammar.kind:
             case "json_schema" | "json_object":
-                return self._json(grammar.text if grammar.kind == "json_schema" else '{"type":"object"}', options)
+                schema = msgspec.json.decode(grammar.text or '{"type":"object"}')
+                return _lark("start: %json " + msgspec.json.encode({**schema, "x-guidance": options}).decode())
             case "regex":
-                return _lark(f"start: /{_regex(grammar.text)}/", forcing=forces(grammar.text, self._splitter))
+                return _lark(f"start: /{_regex(grammar.text)}/")
             case "choice":
                 choices = msgspec.json.decode(grammar.text, type=list[str])
                 quoted = " | ".join(msgspec.json.encode(choice).decode().replace("\x7f", r"\u007f") for choice in choices)
-                return _lark(f"start: CHOICE\nCHOICE: {quoted}", forcing=forces(choices, self._splitter))
+                return _lark(f"start: CHOICE\nCHOICE: {quoted}")
             case "ebnf":
-                return _lark(_ebnf(grammar.text), forcing=False)
+                return _lark(_ebnf(grammar.text))
             case "structural_tag":
-                node = structural.decode(grammar.text)
-                parts = structural.inner(node)
-                forcing = '"type":"grammar"' not in grammar.text and all(forces(part, self._splitter) for part in parts)
-                lark, inner = LarkWriter(self._splitter, options, _regex, _ebnf).write(node)
-                return _lark(lark, forcing=forcing, inner=inner)
+                lark, inner = LarkWriter(self._splitter, options, _regex, _ebnf).write(structural.decode(grammar.text))
+                return _lark(lark, inner)
         raise GrammarError(f"there is no kind of grammar {grammar.kind[:40]!r}.")
-
-    def _json(self, schema: str, options: JsonCompileOptions) -> str:
-        value = held(msgspec.json.decode(schema))
-        if forces(value, self._splitter):
-            return llguidance.LLMatcher.grammar_from_json_schema(msgspec.json.encode(value).decode(), overrides=options)
-        return _lark("start: %json " + msgspec.json.encode({**value, "x-guidance": options}).decode(), forcing=False)
 
 
 @contextlib.contextmanager
@@ -146,9 +136,11 @@ def _no_panics() -> Iterator[None]:
         raise GrammarError("the grammar library fails on it.") from None
 
 
-def _lark(lark: str, *, forcing: bool, inner: Mapping[str, str] | None = None) -> str:
-    """A whole grammar, and the `inner` ones that it refers to by name."""
-    grammars = [{"lark_grammar": f'%llguidance {{"no_forcing": {str(not forcing).lower()}}}\n{lark}'}]
+def _lark(lark: str, inner: Mapping[str, str] | None = None) -> str:
+    """A whole grammar, and the `inner` ones that it refers to by name.
+
+    Text that leaves no choice is not looked up before the next mask: a megabyte of it would take a second, in which nobody gets a token."""
+    grammars = [{"lark_grammar": f'{lark}\n%llguidance {{"no_forcing": true}}'}]  # at the end: lines in errors are the client's
     grammars += [{"name": name, "lark_grammar": text} for name, text in (inner or {}).items()]
     return msgspec.json.encode({"grammars": grammars}).decode()
 
@@ -276,27 +268,24 @@ def check(matcher: llguidance.LLMatcher) -> None:
         raise GrammarError(_reason(matcher))
 
 
-def _reason(matcher: llguidance.LLMatcher, line_before: int | None = None, schemas: Iterable[dict[str, Any]] = ()) -> str:
-    reason = matcher.get_error().partition("\n<state>")[0].replace("<non-verbose/>", "").strip()
+def _reason(matcher: llguidance.LLMatcher, *, placed: bool = False) -> str:
+    """`placed`: the library's place in the grammar is one in the client's text."""
+    reason = matcher.get_error().partition("\n<state>")[0].replace("<non-verbose/>", "")
     if "NoExtension" in reason:
         return "it admits no output."
-    return in_clients_words(reason, line_before=line_before, schemas=schemas) or TOO_COMPLEX
+    reason = _SOURCE.sub("", reason)
+    return _one_line(reason if placed else _PLACE.sub("", reason)) or "it is too complex."
 
 
-def _schemas(grammar: Grammar) -> list[dict[str, Any]]:
-    """Those in it."""
-    if grammar.kind == "json_schema":
-        return [msgspec.json.decode(grammar.text)]
-    if grammar.kind == "structural_tag":
-        return [part for part in structural.inner(structural.decode(grammar.text)) if isinstance(part, dict)]
-    return []
+def _one_line(reason: str) -> str:
+    return " ".join(reason.split())[:_SHOWN]
 
 
 def _regex(pattern: str) -> str:
     try:
         text: str = llguidance.regex_to_lark(pattern, "d")  # \d is a digit of ASCII, as in JSON Schema and in what SGLang and vLLM do
     except Exception as error:
-        raise GrammarError(in_clients_words(str(error))) from None
+        raise GrammarError(_one_line(str(error))) from None
     return text
 
 
@@ -309,7 +298,7 @@ def _ebnf(text: str) -> str:
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply.") from None
     except Exception as error:  # the library's own, and what it stumbles over
-        raise GrammarError(in_clients_words(str(error)) or "it cannot be read.") from None
+        raise GrammarError(_one_line(str(error)) or "it cannot be read.") from None
     return lark
 
 

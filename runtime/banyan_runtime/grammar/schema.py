@@ -1,6 +1,6 @@
 """JSON schemas before they are compiled: how large they may be, which keywords are enforced, and what they mean here.
 
-An output must obey all of a schema or the schema is refused: a keyword that no backend enforces is named with its place.
+An output must obey all of a schema or the schema is refused: a keyword that llguidance does not enforce is named with its place.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from banyan_runtime.grammar.errors import GrammarError
-from banyan_runtime.grammar.formats import FORMATS, UUIDS
 from banyan_runtime.grammar.keywords import COUNTS, LISTS, MAPS, MOST, SINGLE, problem
 from banyan_runtime.grammar.limits import (
     MAX_ALTERNATIVES,
     MAX_NESTING,
     MAX_PROPERTIES,
     MAX_REGEX_BYTES,
-    MAX_TEXT_BYTES,
     check_count,
     check_text,
 )
@@ -40,9 +38,7 @@ _FORMATS: Final = frozenset({
 """Those that JSON Schema defines. Any other name says nothing about the text, and is left out."""
 _MAX_REMAINDERS: Final = 20_000  # of a number that is to be a multiple; 10,000 take 60 ms to compile, a million 12 s
 _MAX_ALL_REMAINDERS: Final = 100_000  # of all of a schema
-_OURS: Final = ("date", "time", "date-time", *UUIDS)
-"""Formats that the compilers know less narrowly than clients read them, or not at all."""
-_LIMITS: Final = ("pattern", "minLength", "maxLength")  # beside which a format stays one: no compiler has all of them together
+_EXACT: Final = (1 << 53) - 1  # llguidance computes with floats: beyond it not every integer is one
 
 
 def prepare(schema: object) -> str:
@@ -61,19 +57,12 @@ def prepare(schema: object) -> str:
         _check(path, part)
         remainders += _remainders(part["multipleOf"]) if "multipleOf" in part else 0
     check_count(remainders, "remainders of 'multipleOf' to tell apart", _MAX_ALL_REMAINDERS)
-    text = _compiled(marked, narrow=True)
-    if len(text.encode()) > MAX_TEXT_BYTES:  # each of very many dates has its pattern
-        text = _compiled(marked, narrow=False)
+    marked.pop("x-guidance", None)  # llguidance's own switches
+    _neutralise(marked)
+    _close(marked)
+    text = msgspec.json.encode(marked).decode()
     check_text(text, "the schema")
     return text
-
-
-def _compiled(schema: Schema, *, narrow: bool) -> str:
-    ours: Schema = copied(schema)
-    ours.pop("x-guidance", None)  # a compiler's own switches
-    _neutralise(ours, narrow=narrow)
-    _close(ours)
-    return msgspec.json.encode(ours).decode()
 
 
 def parts(schema: Schema, at: str = "#") -> Iterator[tuple[str, Schema]]:
@@ -142,11 +131,14 @@ def check_size(schema: Schema) -> None:
 
 def has_nul(value: Any) -> bool:
     """Whether any text in this JSON has a NUL character."""
-    if isinstance(value, dict):
-        return any("\0" in key or has_nul(item) for key, item in value.items())
-    if isinstance(value, list):
-        return any(map(has_nul, value))
-    return isinstance(value, str) and "\0" in value
+    return any(isinstance(leaf, str) and "\0" in leaf for leaf in _leaves(value))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The names and scalars in JSON."""
+    yield from value if isinstance(value, dict) else () if isinstance(value, list) else (value,)
+    for item in _children(value):
+        yield from _leaves(item)
 
 
 def enforceable(part: Schema, keyword: str) -> bool:
@@ -196,6 +188,9 @@ def _check(path: str, part: Schema) -> None:
             raise refuse(path, part, keyword, "admits nothing; at least one of its schemas must admit a value")
     if _remainders(part.get("multipleOf", 1)) > _MAX_REMAINDERS:
         raise refuse(path, part, "multipleOf", f"has more than {_MAX_REMAINDERS} remainders to tell apart, which is not supported")
+    for keyword in ("const", "enum"):
+        if any(type(leaf) is int and abs(leaf) > _EXACT for leaf in _leaves(part.get(keyword))):
+            raise refuse(path, part, keyword, "holds a number whose last digits would be lost: let it be a string")
     patterns = [("pattern", part.get("pattern", "")), *(("patternProperties", name) for name in part.get("patternProperties", {}))]
     for keyword, pattern in patterns:
         check_text(pattern, f"'{keyword}' at {path[:200]}", MAX_REGEX_BYTES)
@@ -228,8 +223,8 @@ def copied(value: Any) -> Any:
     return [copied(item) for item in value] if isinstance(value, list) else value
 
 
-def _neutralise(schema: Schema, *, narrow: bool) -> None:
-    """Take out what says nothing, so that no backend stumbles over it. `narrow`: with patterns for formats of ours."""
+def _neutralise(schema: Schema) -> None:
+    """Take out what says nothing, so that the compiler does not stumble over it."""
     for _, part in parts(schema):
         part.pop("uniqueItems", None)
         part.pop("propertyNames", None)
@@ -241,13 +236,7 @@ def _neutralise(schema: Schema, *, narrow: bool) -> None:
             if part.get(high, 0) > MOST:
                 del part[high]
         name = part.get("format")
-        kinds = part.get("type")
-        texts = kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
-        if narrow and name in _OURS and texts and not any(limit in part for limit in _LIMITS):
-            part["pattern"] = f"^({FORMATS[part.pop('format')]})$"
-        elif name in UUIDS:
-            part["format"] = "uuid"
-        elif isinstance(name, str) and name not in _FORMATS:
+        if isinstance(name, str) and name not in _FORMATS:
             del part["format"]
 
 

@@ -7,7 +7,6 @@ The notation is xgrammar's, which SGLang and vLLM take too: an object with a `fo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -143,7 +142,6 @@ Node = (
     | TagsWithSeparator
 )
 
-_LONG: Final = 1000  # characters of a text between tags; shorter ones hold markers, which are tokens anyway
 _MAX_NAME: Final = 256  # characters of a parameter's; who reads calls takes no more for one
 _NAME: Final = re.compile(r"(?!\s)[^<>\r\n]+(?<!\s)")
 _decoder: Final = msgspec.json.Decoder(Node)
@@ -313,22 +311,3 @@ def _check_triggers(triggers: tuple[str, ...], tags: tuple[Tag, ...]) -> None:
             raise GrammarError(f"no tag begins with the trigger {trigger[:100]!r}.")
         if any(other is not trigger and other.startswith(trigger) for other in triggers):
             raise GrammarError(f"another trigger begins with the trigger {trigger[:100]!r}.")
-
-
-def inner(node: Node) -> Iterator[Any]:
-    """The schemas and regexes in it, and the texts that are long."""
-    match node:
-        case Json(json_schema) | Parameters(json_schema) | QwenXml(json_schema):
-            yield json_schema
-        case Regex(pattern):
-            yield pattern
-        case Text(value):
-            yield "" if len(value) < _LONG else value
-        case Sequence(elements) | Or(elements):
-            for element in elements:
-                yield from inner(element)
-        case Optional(content) | Star(content) | Plus(content) | Tag(_, content):
-            yield from inner(content)
-        case TriggeredTags(_, tags) | TagsWithSeparator(tags):
-            for tag in tags:
-                yield from inner(tag)

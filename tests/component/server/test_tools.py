@@ -138,7 +138,7 @@ def test_a_required_call_fits_the_schema_of_its_tool(client: openai.OpenAI, temp
     ids=["pattern", "format", "oneOf", "bounds", "not"],
 )
 def test_of_a_tool_that_is_not_strict_what_cannot_be_enforced_is_not(client: openai.OpenAI, hard: dict[str, Any]) -> None:
-    """The rest of its schema is. What may be anything is written until there are no more tokens, now and then."""
+    """The names of its parameters and their types are. What may be anything is written until there are no more tokens, now and then."""
     parameters = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 5}, "hard": hard},
@@ -156,7 +156,7 @@ def test_of_a_tool_that_is_not_strict_what_cannot_be_enforced_is_not(client: ope
         assert answer.headers["X-Banyan-Ignored"] == f"tools[{tools.index(search)}].function.parameters"
         (call,) = answer.parse().choices[0].message.tool_calls or []
         assert call.type == "function"
-        assert re.match(r'\{"city": ?"[^"]{0,5}", ?"hard": ?', call.function.arguments)
+        assert re.match(r'\{"city": ?"', call.function.arguments)
     assert ask(client, tools=[search, TOOL], **options).choices[0].finish_reason in ("tool_calls", "length")
     json_or_call = ask(client, tools=[search], response_format={"type": "json_object"}, extra_body=body)
     assert json_or_call.choices[0].finish_reason in ("stop", "tool_calls", "length")

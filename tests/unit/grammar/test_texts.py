@@ -20,7 +20,6 @@ from banyan_runtime.front.openai.tools import Tool
 from banyan_runtime.front.prepare.forced import Leniency, forced
 from banyan_runtime.grammar.errors import GrammarError
 from banyan_runtime.grammar.matcher import Matcher
-from banyan_runtime.grammar.schema import prepare
 from banyan_runtime.wire import Grammar
 from tests.unit.grammar.walks import Language
 
@@ -82,11 +81,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "at its end": {"type": "string", "pattern": "b$"},
     "at either": {"type": "string", "pattern": "^a|b$"},
     "all of it": {"type": "string", "pattern": "a", "minLength": 3, "maxLength": 30},
-    "or a number": {"anyOf": [{"type": "string", "minLength": 2}, {"type": "integer", "minimum": 5}]},
-    "or an object": {"anyOf": [{"type": "string", "maxLength": 8}, {"type": "object", "required": ["a"]}]},
     "either": {"anyOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "maxLength": 2}]},
     "of a list": {"enum": ["a", "ab", 7, None]},
-    "of a list and short": {"enum": ["a", "ab", "abc"], "maxLength": 2},
     "an object": {"type": "object", "properties": {"a": TEXT}, "required": ["a"]},
     "a list": {"type": "array", "items": TEXT},
     "anything": {},
@@ -176,16 +172,13 @@ def test_what_only_looks_like_json_ends_at_a_marker_all_the_same(form: ToolForma
         pytest.param({"minLength": 2, "maxLength": 2000}, ["ab", "a b\n" * 500], ["a", "a b\n" * 500 + "c"], marks=pytest.mark.long),
         ({"pattern": "^[a-z]+$"}, ["ab"], ["a1", "ab\n", ""]),
         ({"pattern": r"^\d+\.$|^x$"}, ["12.", "x"], ["12", "xx", "12.x"]),
-        ({"format": "date"}, ["2024-02-29"], ["2024-13-01", "29.2.2024", "2024-02-29\n", ""]),
-        ({"format": "email"}, ["a.b@c.org"], ["a@", "a b@c.org", "<a@c.org>"]),
-        ({"format": "uuid4"}, ["123e4567-e89b-42d3-a456-426614174000"], ["123e4567", "123e4567-e89b-12d3-a456-426614174000"]),
         ({"format": "int32"}, ["whatever"], []),
         ({"$ref": "#/$defs/Code"}, ["ab"], ["a", "abc"]),
         ({"allOf": [{"$ref": "#/$defs/Code"}], "description": "d"}, ["ab"], ["a", "abc"]),
     ],
 )  # fmt: skip
 @by_form
-def test_texts_are_held_to_lengths_patterns_and_formats(
+def test_texts_are_held_to_lengths_and_patterns(
     tiny: Language, form: ToolFormat, value: dict[str, Any], good: list[str], bad: list[str]
 ) -> None:
     more = {"$defs": {"Code": {"type": "string", "minLength": 2, "maxLength": 2}}}
@@ -207,9 +200,6 @@ def test_texts_are_held_to_lengths_patterns_and_formats(
         ({"pattern": "^"}, ["", "ab"], []),
         ({"pattern": "^[^x]+$"}, ["ab", "<b>", "\n"], ["x", ""]),
         ({"pattern": "b", "minLength": 2, "maxLength": 3}, ["ab", "abc"], ["b", "abcd", "acc"]),
-        ({"format": "date", "pattern": "^2024"}, ["2024-02-29"], ["2023-01-01", "2024"]),
-        ({"enum": ["a", "bb", "ccc"], "minLength": 2}, ["bb", "ccc"], ["a", "dd"]),
-        ({"anyOf": [{"pattern": "^b"}, {"maxLength": 2}]}, ["bcd", "ac"], ["acd"]),
     ],
 )  # fmt: skip
 @by_form
@@ -221,31 +211,13 @@ def test_texts_are_held_to_several_rules_and_to_patterns_anywhere(
     assert [text for text in bad if takes_it(text)] == []
 
 
-@pytest.mark.matrix(gate=2)
-@pytest.mark.parametrize("name", ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
-def test_a_format_means_the_same_in_text_as_in_json(tiny: Language, name: str) -> None:
-    texts = [
-        *("2024-02-29", "2024-04-31", "12:30:59Z", "12:30:59.5+02:00", "24:00:00Z", "2024-02-29T12:30:59Z", "2024-02-29 12:30:59Z"),
-        *("P1Y2M3DT4H5M6S", "P2W", "PT5M", "P", "P1D2W", "1.2.3.4", "1.2.3.256"),
-        *("a.b@c.org", "a@b@c", "a@", "c.org", "a-b.c", "-a.b", "a..b"),
-        *("::1", "fe80::1:2", "1:2:3:4:5:6:7:8", "1:2:3", "1::2::3", "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
-        *("http://a.b:80/c?d=e#f", "mailto:a@b.c", "urn:x:y", "http://[::1]/", "http://a b", "", "a"),
-    ]  # fmt: skip
-    schema = {"type": "string", "format": name}
-    in_json = [text for text in texts if tiny.takes(Grammar("json_schema", prepare(schema)), json.dumps(text))]
-    assert [text for text in texts if takes(tiny, TEXT_FORMATS[0], schema, text)] == in_json
-
-
-def test_of_texts_and_other_values_each_is_read_as_what_it_is(tiny: Language) -> None:
-    for form in TEXT_FORMATS:
-        number = {"anyOf": [{"type": "string", "pattern": "^[0-9]{3}$|^x"}, {"type": "integer", "minimum": 500}]}
-        assert [text for text in ("x", "600", "123") if takes(tiny, form, number, text)] == ["x", "600"]
-        thing = {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "object", "required": ["a"]}]}
-        assert [text for text in ("{}", '{"a": 1234567}', "a {}", "") if takes(tiny, form, thing, text)] == ['{"a": 1234567}', "a {}", ""]
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "format": "regex"}, "'format' (\"regex\") at #/properties/v"),
+    ({"type": "string", "format": "date"}, "'format' (\"date\") at #/properties/v"),
+    ({"type": "string", "enum": [1]}, "the schema at #/properties/v"),
+    ({"enum": ["a", "bb"], "minLength": 2}, '\'enum\' (["a","bb"]) at #/properties/v'),
+    ({"type": "string", "anyOf": [{"minLength": 2}]}, "'anyOf' ([{\"minLength\":2}]) at #/properties/v"),
+    ({"anyOf": [{"type": "string", "maxLength": 9}, {"type": "integer"}]}, "the schema at #/properties/v"),
     ({"type": "string", "minLength": -1}, "'minLength' (-1) at #/properties/v"),
     ({"type": "string", "maxLength": "9"}, "'maxLength' (\"9\") at #/properties/v"),
     ({"minLength": 2}, "the schema at #/properties/v"),

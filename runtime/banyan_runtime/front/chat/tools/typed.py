@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from banyan_runtime.front.chat.tools.json_scan import encoded
-from banyan_runtime.grammar.strings import resolved
+from banyan_runtime.grammar.parameters import resolved
 
 Schema: TypeAlias = Mapping[str, Any]
 
