@@ -50,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "models":
             from banyan_runtime.hub.cli import main as models
 
-            _loaded()
-            return models(words)
+            return models(words)  # a signal ends it at once: the threads of a download would hold up the interpreter's own end
         _loaded()
         if command in ("version", "--version"):
             print(__version__)

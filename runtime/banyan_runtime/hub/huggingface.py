@@ -1,141 +1,194 @@
-"""Models of the Hugging Face hub, or of a mirror with its API: one call lists a revision's files with sizes and hashes."""
+"""Models of the Hugging Face hub, or of a mirror with its API, by huggingface_hub: its cache, its tokens, its Xet storage.
+
+It compares sizes, and hashes only what comes through Xet. So each file is compared with its hash in the repository's listing here.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import urlsplit
 
-import urllib3
+import httpx2
+from huggingface_hub import HfApi, constants, get_token, snapshot_download
+from huggingface_hub import errors as hub_errors
+from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils.tqdm import tqdm as hub_tqdm
 
-from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
+from banyan_runtime import __version__
+from banyan_runtime.errors import AccessError, ConfigError, ModelError, SourceUnreachable, UnavailableError
+from banyan_runtime.hub import cache
 from banyan_runtime.hub.address import HubRepo
-from banyan_runtime.hub.files import parse_object, shown
-from banyan_runtime.hub.source import Digest, Interrupted, Listing, RemoteFile, needed
-from banyan_runtime.hub.web import Web
+from banyan_runtime.hub.manifest import Entry, checked
+from banyan_runtime.hub.progress import Bar, Report
+from banyan_runtime.hub.source import Digest, RemoteFile, needed
 
-ENDPOINT: Final = "https://huggingface.co"
+log = logging.getLogger("banyan")
+
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_ANSWER_BYTES: Final = 16 << 20  # a repository of 10,000 files takes 4 MB
-_PIECE: Final = 1 << 20
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_LARGEST: Final = 1 << 50
+FILES_AT_ONCE: Final = 8
+_TIMEOUT_S: Final = 20.0
+_BYTES: Final = "huggingface_hub.snapshot_download"  # the name of the bar that counts the bytes that are on the disk
 
 
-class HubSource:
-    """A `Source`. HF_ENDPOINT names a mirror; HF_TOKEN, else the file HF_TOKEN_PATH or HF_HOME/token, holds the token."""
+def fetch(repo: HubRepo, home: Path, report: Report, *, into: Path | None = None, hashes: bool = False) -> Path:
+    """The folder of the model: a snapshot in the cache of huggingface_hub below `home`, or `into`. A commit that is here, whole, is not
+    asked for. Where the hub does not answer, the commit that a branch was last is taken.
 
-    def __init__(self, repo: HubRepo, environment: Mapping[str, str]) -> None:
-        self._repo = repo
-        self._token = token(environment)
-        self._web = Web(environment.get("HF_ENDPOINT") or ENDPOINT, self._token)
-        self._commit = ""
+    Raises ModelError for an unknown repository or revision, for one that is no model and for damaged files; AccessError for one that the
+    token may not read; SourceUnreachable and UnavailableError for a hub that does not answer, or not as a hub; and as `cache.ensure`.
+    """
+    hub_logging.set_verbosity(logging.ERROR)  # its warnings show signed URLs
+    place = home / f"models--{repo.name.replace('/', '--')}"
+    ref = place / "refs" / repo.revision
 
-    @property
-    def title(self) -> str:
-        return str(self._repo)
+    def folder_of(commit: str) -> Path:
+        return into or place / "snapshots" / commit
 
-    @property
-    def asked(self) -> str:
-        return self._web.name
+    if COMMIT.fullmatch(repo.revision) and cache.whole(folder_of(repo.revision), repo.revision, hashes=hashes):
+        return folder_of(repo.revision)
+    try:
+        commit, files = _listing(repo)
+    except UnavailableError as error:
+        last = ref.read_text() if ref.is_file() else ""
+        if not last or not cache.whole(folder_of(last), last, hashes=hashes):
+            raise
+        log.warning("%s; the version that was fetched before is used (%s)", error, last[:12])
+        return folder_of(last)
 
-    @property
-    def remedy(self) -> str:
-        return "check the network, the proxy (HTTPS_PROXY) and the mirror (HF_ENDPOINT), if there are any"
+    def bring(folder: Path) -> dict[str, Entry]:
+        _download(repo, commit, files, folder, home, report, own_folder=into is not None)
+        return checked(folder, files, str(repo))
 
-    def listing(self) -> Listing:
-        where = f"api/models/{self._repo.name}/revision/{quote(self._repo.revision, safe='')}?blobs=true"
-        with self._web.get(where) as answer:
-            if answer.status != 200:
-                raise self._refusal(answer)
-            content = answer.read(_ANSWER_BYTES + 1)
-        if len(content) > _ANSWER_BYTES:
-            raise ModelError(
-                f"{self.title}: {self._web.name} lists it in more than {_ANSWER_BYTES >> 20} MiB; no model has that many files"
-            )
-        found = parse_object(content, f"{self.title}: the answer of {self._web.name}")
-        commit, siblings = found.get("sha"), found.get("siblings")
-        if not isinstance(commit, str) or not COMMIT.fullmatch(commit) or not isinstance(siblings, list):
-            raise UnavailableError(f"{self.title}: {self._web.name} answered without 'sha' and 'siblings'; it does not speak the hub's API")
-        files = [file for entry in siblings if (file := self._file(entry)) is not None]
-        self._commit = commit
-        return Listing(commit, needed(files, self.title))
-
-    def digest(self, file: RemoteFile) -> Digest | None:
-        return file.digest
-
-    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
-        assert self._commit, "listed first"
-        path = f"{self._repo.name}/resolve/{self._commit}/{quote(file.name)}"
-        # The address holds the commit, so what is there never changes, and the whole file is hashed: the range needs no condition.
-        with self._web.get(path, {"Range": f"bytes={start}-"} if start else {}) as answer:
-            behind = start
-            if answer.status == 206:
-                if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                    raise Interrupted(f"{self._web.name} sent another range of {file.name} than was asked for")
-                behind = 0
-            elif answer.status != 200:
-                raise self._refusal(answer)
-            for piece in answer.stream(_PIECE, decode_content=False):
-                if behind >= len(piece):  # a server that takes no ranges sends what is here already once more
-                    behind -= len(piece)
-                else:
-                    yield piece[behind:]
-                    behind = 0
-
-    def _file(self, entry: Any) -> RemoteFile | None:
-        """A file of the listing; None for one in a subfolder, of which serving reads none."""
-        name = entry.get("rfilename") if isinstance(entry, dict) else None
-        if not isinstance(name, str):
-            raise UnavailableError(f"{self.title}: {self._web.name} lists {shown(entry)}, which is no file")
-        if "/" in name:
-            return None
-        lfs = entry.get("lfs")
-        large: dict[str, Any] = lfs if isinstance(lfs, dict) else {}
-        size, sha256, blob = large.get("size", entry.get("size")), large.get("sha256"), entry.get("blobId")
-        if type(size) is not int or not 0 <= size < _LARGEST:
-            raise UnavailableError(f"{self.title}: {self._web.name} lists {shown(name)} without its size")
-        if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
-            return RemoteFile(name, size, sha256, Digest("sha256", sha256))
-        if isinstance(blob, str) and COMMIT.fullmatch(blob) and not large:
-            return RemoteFile(name, size, blob, Digest("git", blob))
-        raise UnavailableError(f"{self.title}: {self._web.name} lists {shown(name)} without its hash")
-
-    def _refusal(self, answer: urllib3.BaseHTTPResponse) -> Exception:
-        code = str(answer.headers.get("X-Error-Code", ""))
-        said = f"{self._web.name} answered {answer.status}" + (f" ({shown(code)[1:-1]})" if code else "")
-        if answer.status in (401, 403):
-            if self._token:
-                return AccessError(
-                    f"{self.title}: {said}; the token in HF_TOKEN may not read it: accept the model's terms there, or give another"
-                )
-            return AccessError(
-                f"{self.title}: {said}; it is private, its terms must be accepted, or there is none of this name: check the name, and set "
-                "HF_TOKEN to a token that may read it (or HF_TOKEN_PATH to a file that holds one)"
-            )
-        if answer.status == 404 and code == "RevisionNotFound":
-            return ModelError(f"{self.title}: {said}; the model {self._repo.name} has no revision '{self._repo.revision}'")
-        if answer.status == 404 and code in ("", "RepoNotFound"):
-            return ModelError(
-                f"{self.title}: {said}; there is no model '{self._repo.name}' with a revision '{self._repo.revision}': check both"
-            )
-        return UnavailableError(f"{self.title}: {said}; this answer was not expected, check HF_ENDPOINT")
+    folder = cache.ensure(folder_of(commit), str(repo), commit, bring, report, hashes=hashes)
+    if repo.revision != commit and into is None and (not ref.is_file() or ref.read_text() != commit):
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(commit)
+    return folder
 
 
-def token(environment: Mapping[str, str]) -> str | None:
-    """The access token, from where the hub's own tools keep it. Raises ConfigError for one that no header can carry."""
-    found = environment.get("HF_TOKEN", "").strip()
-    if not found:
-        home = environment.get("HF_HOME") or str(Path(environment.get("HOME", "/nonexistent")) / ".cache" / "huggingface")
-        path = Path(environment.get("HF_TOKEN_PATH") or Path(home) / "token")
-        try:
-            found = path.read_text().strip() if path.is_file() else ""
-        except (OSError, UnicodeDecodeError):
-            raise AccessError(f"HF_TOKEN_PATH={path}: cannot be read; give this user read access") from None
-        if not found and environment.get("HF_TOKEN_PATH"):
-            raise ConfigError(f"HF_TOKEN_PATH={path}: no such file, or it is empty; it must hold a token")
-    if found and not re.fullmatch(r"[!-~]{1,1000}", found):
+def _listing(repo: HubRepo) -> tuple[str, list[RemoteFile]]:
+    """The commit that a revision is now, and the files of it that serving reads."""
+    try:
+        token = get_token()
+    except OSError as error:
+        raise AccessError(f"HF_TOKEN_PATH: cannot be read ({error.strerror}); give this user read access") from error
+    if token and not re.fullmatch(r"[!-~]+", token):
         raise ConfigError("HF_TOKEN holds characters that a token cannot have; give the token alone")
-    return found or None
+    with _judged(repo):
+        info = HfApi(endpoint=_endpoint(), library_name="banyan", library_version=__version__).model_info(
+            repo.name, revision=repo.revision, files_metadata=True, timeout=_TIMEOUT_S
+        )
+    if info.sha is None or not COMMIT.fullmatch(info.sha) or info.siblings is None:
+        raise _no_hub(repo)
+    files = []
+    for found in info.siblings:
+        if found.size is None or not (found.lfs or found.blob_id):
+            raise _no_hub(repo)
+        digest = Digest("sha256", found.lfs.sha256) if found.lfs else Digest("git", str(found.blob_id))
+        files.append(RemoteFile(found.rfilename, found.size, digest=digest))
+    return info.sha, needed(files, str(repo))
+
+
+def _download(repo: HubRepo, commit: str, files: list[RemoteFile], folder: Path, home: Path, report: Report, *, own_folder: bool) -> None:
+    here = sum(file.size for file in files if (folder / file.name).is_file())
+    total = sum(file.size for file in files)
+    cache.make_room(folder, total - here, str(repo))
+    lock = threading.Lock()
+    with Bar(f"Downloading {repo}", total, unit="B", phase="downloading", report=report) as bar:
+        bar.to(here)
+
+        class Counted(hub_tqdm):
+            """Shows nothing and moves our bar."""
+
+            def __init__(self, *args: Any, **options: Any) -> None:
+                self._counts = options.get("name") == _BYTES
+                super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+            def update(self, n: float | None = 1) -> bool | None:
+                if self._counts:
+                    with lock:
+                        bar.advance(int(n or 0))
+                return None
+
+        with _judged(repo):
+            snapshot_download(
+                repo.name,
+                revision=commit,
+                cache_dir=home,
+                local_dir=folder if own_folder else None,
+                allow_patterns=[file.name for file in files],
+                max_workers=FILES_AT_ONCE,
+                tqdm_class=Counted,
+                endpoint=_endpoint(),
+                library_name="banyan",
+                library_version=__version__,
+            )
+        bar.to(total)
+
+
+def _endpoint() -> str:
+    return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+
+
+def _host() -> str:
+    """Scheme and host of the endpoint: a URL can carry a password."""
+    parts = urlsplit(_endpoint())
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _no_hub(repo: HubRepo) -> UnavailableError:
+    return UnavailableError(f"{repo}: {_host()} does not answer as a Hugging Face hub does; check HF_ENDPOINT")
+
+
+@contextmanager
+def _judged(repo: HubRepo) -> Iterator[None]:
+    """Turn the errors of huggingface_hub into ours. Their words are not shown: they hold URLs, which can be signed."""
+    try:
+        yield
+    except (hub_errors.HfHubHTTPError, hub_errors.LocalEntryNotFoundError) as error:
+        cause = error if isinstance(error, hub_errors.HfHubHTTPError) else error.__cause__
+        if isinstance(cause, hub_errors.HfHubHTTPError):
+            raise _refusal(repo, cause) from error
+        raise _unreachable(repo, cause or error) from error
+    except (httpx2.HTTPError, hub_errors.OfflineModeIsEnabled) as error:
+        raise _unreachable(repo, error) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise UnavailableError(f"{repo}: {_host()} sent a file that is not whole ({type(error).__name__}); try again later") from error
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:  # of what is no listing, and of Xet
+        raise _no_hub(repo) from error
+
+
+def _refusal(repo: HubRepo, error: hub_errors.HfHubHTTPError) -> Exception:
+    status, code = error.response.status_code, error.response.headers.get("X-Error-Code", "")
+    said = f"{repo}: {_host()} answered {status}" + (f" ({code[:40]})" if code else "")
+    if status in (401, 403):
+        return AccessError(
+            f"{said}; it is private, its terms must be accepted there, or there is none of this name: check the name, and set HF_TOKEN "
+            "to a token that may read it (or HF_TOKEN_PATH to a file that holds one)"
+        )
+    if isinstance(error, hub_errors.RevisionNotFoundError):
+        return ModelError(f"{said}; the model {repo.name} has no revision '{repo.revision}'")
+    if status == 404:
+        return ModelError(f"{said}; there is no model '{repo.name}' with a revision '{repo.revision}': check both")
+    return UnavailableError(f"{said}; try again later, or check HF_ENDPOINT")
+
+
+def _unreachable(repo: HubRepo, error: BaseException) -> UnavailableError:
+    if isinstance(error, hub_errors.OfflineModeIsEnabled):
+        return UnavailableError(f"{repo}: is not in the cache, and HF_HUB_OFFLINE keeps it from being fetched; unset it")
+    below: BaseException | None = error
+    while below is not None and not (isinstance(below, OSError) and below.strerror):
+        below = below.__cause__ or below.__context__
+    reason = below.strerror if isinstance(below, OSError) else type(error).__name__
+    return SourceUnreachable(
+        f"{repo}: {_host()}: {reason}; check the network, the proxy (HTTPS_PROXY) and the mirror (HF_ENDPOINT), if there are any"
+    )

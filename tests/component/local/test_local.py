@@ -104,7 +104,7 @@ def test_a_process_has_the_environment_of_its_pod_and_nothing_of_the_users(
     assert (env["HTTPS_PROXY"], env["LD_LIBRARY_PATH"]) == ("http://proxy:3128", "/opt/cuda/lib64"), (
         "what the spec says, what a machine has"
     )
-    given = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "HF_HUB_OFFLINE", "PYTHONUNBUFFERED", "PYTHONUSERBASE"}
+    given = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "PYTHONUNBUFFERED", "PYTHONUSERBASE"}
     of_the_pod = {"HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "HTTPS_PROXY"}
     rest = {name for name in env if not name.startswith("BANYAN_")} - of_the_pod - {"LC_CTYPE"}  # Python's own
     assert rest <= given | {"CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "SSL_CERT_FILE", "SSL_CERT_DIR"}

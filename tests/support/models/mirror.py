@@ -70,15 +70,34 @@ class Mirror:
     def large(self, name: str) -> bool:
         return name.endswith(".safetensors")
 
+    def etag(self, name: str) -> str:
+        """The sha256 of a large file, the git blob's SHA-1 of another."""
+        content = self.files[name]
+        if self.large(name):
+            return hashlib.sha256(content).hexdigest()
+        return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
     def listing(self) -> bytes:
+        """The answer of /api/models/ORG/NAME/revision/REVISION?blobs=true."""
         siblings = []
         for name, content in self.files.items():
-            blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
-            entry: dict[str, object] = {"rfilename": name, "size": len(content), "blobId": blob}
+            entry: dict[str, object] = {"rfilename": name, "size": len(content), "blobId": "b" * 40}
             if self.large(name):
-                entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+                entry["lfs"] = {"sha256": self.etag(name), "size": len(content), "pointerSize": 134}
+            else:
+                entry["blobId"] = self.etag(name)
             siblings.append(entry)
         return json.dumps({"id": "org/tiny", "sha": self.commit, "siblings": siblings}).encode()
+
+    def tree(self) -> bytes:
+        """The answer of /api/models/ORG/NAME/tree/COMMIT."""
+        entries = []
+        for name, content in self.files.items():
+            entry: dict[str, object] = {"type": "file", "path": name, "size": len(content), "oid": self.etag(name)}
+            if self.large(name):
+                entry |= {"oid": "b" * 40, "lfs": {"oid": self.etag(name), "size": len(content), "pointerSize": 134}}
+            entries.append(entry)
+        return json.dumps(entries).encode()
 
 
 class _Host(ThreadingHTTPServer):
@@ -99,6 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         mirror = self.server.mirror
         asked = Asked(self.path, {name.lower(): value for name, value in self.headers.items()})
@@ -106,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         with mirror.lock:
             mirror.asked.append(asked)
             fault = None
-            if self.server.role == "store" or not mirror.large(name):
+            if self.command == "GET" and (self.server.role == "store" or not mirror.large(name)):
                 fault = next((each for each in mirror.faults if each.name == name and each.times > 0), None)
                 if fault:
                     fault.times -= 1
@@ -119,10 +141,16 @@ class _Handler(BaseHTTPRequestHandler):
                 if unquote(found[1]) not in ("main", "v1", mirror.commit):
                     return self._answer(asked, 404, b"", {"X-Error-Code": "RevisionNotFound"})
                 return self._answer(asked, 200, mirror.listing(), {})
+            if self.path.startswith(f"/api/models/org/tiny/tree/{mirror.commit}"):
+                return self._answer(asked, 200, mirror.tree(), {})
             if not self.path.startswith(f"/org/tiny/resolve/{mirror.commit}/") or name not in mirror.files:
                 return self._answer(asked, 404, b"", {"X-Error-Code": "RepoNotFound"})
+            told = {"X-Repo-Commit": mirror.commit, "ETag": f'"{mirror.etag(name)}"'}
             if mirror.large(name):
-                return self._answer(asked, 302, b"", {"Location": f"{mirror.store}/{mirror.commit}/{name}"})
+                linked = {"X-Linked-Etag": f'"{mirror.etag(name)}"', "X-Linked-Size": str(len(mirror.files[name]))}
+                return self._answer(asked, 302, b"", told | linked | {"Location": f"{mirror.store}/{mirror.commit}/{name}"})
+            if self.command == "HEAD":
+                return self._answer(asked, 200, mirror.files[name], told)
         content = mirror.files[name]
         wanted = re.fullmatch(r"bytes=(\d+)-", asked.headers.get("range", ""))
         if wanted and mirror.ranges:
@@ -139,6 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if self.command == "HEAD":
+            return
         sent = body if fault is None or fault.change is None else fault.change(body)
         stop = mirror.stop_at.get(asked.path.rpartition("/")[2])
         for at in range(0, len(sent), 1 << 16):

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from banyan_runtime.errors import AccessError, ModelError, UnavailableError
-from banyan_runtime.hub import bucket, remote, resolve
+from banyan_runtime.hub import bucket, manifest, resolve
 from banyan_runtime.hub.address import BucketPrefix
-from banyan_runtime.hub.bucket import BucketSource
-from banyan_runtime.hub.manifest import read
 from banyan_runtime.hub.source import Digest, RemoteFile
+from banyan_runtime.storage.s3 import S3Store
+from banyan_runtime.storage.s3_settings import S3Settings
 from tests.support.s3 import servers
 from tests.unit.hub.test_hub_models import SERVED, WEIGHTS, same, visible
 
@@ -87,27 +87,31 @@ def test_what_the_storage_gets_wrong_is_mended_by_another_try(shelf: Shelf, tiny
     assert [fault.times for fault in shelf.proxy.faults] == [0, 0, 0]
 
 
-def test_a_file_that_was_begun_goes_on_with_a_range_of_the_same_object(shelf: Shelf, tiny_chat: Path) -> None:
+def test_files_that_had_come_before_a_kill_are_not_asked_for_again(shelf: Shelf, tiny_chat: Path) -> None:
     folder = resolve(shelf.address)
-    begun = folder.with_name(f".{folder.name}.{folder.name[:12]}.part")
-    folder.rename(begun)
-    os.truncate(begun / WEIGHTS, PIECE + 7)
+    kept = manifest.read(folder)
+    assert kept is not None
+    manifest.write(folder, manifest.Manifest(kept.source, kept.version, {}))
+    (folder / WEIGHTS).rename(folder / f".{WEIGHTS}.part")
     shelf.proxy.requests.clear()
-    assert same(resolve(shelf.address), tiny_chat)
-    assert shelf.reads(WEIGHTS)[0].startswith(str(PIECE + 7).encode() + b"-")
-    assert all(b"if-match:" in head.lower() for head in shelf.proxy.requests if head.startswith(b"GET") and WEIGHTS.encode() in head)
+    assert resolve(shelf.address) == folder
+    assert same(folder, tiny_chat)
+    assert visible(folder) == SERVED
+    assert not any(path.name.endswith(".part") for path in folder.iterdir())
     assert shelf.reads("tokenizer.json") == []
+    assert len(shelf.reads(WEIGHTS)) == -(-(folder / WEIGHTS).stat().st_size // PIECE)
+    assert all(b"if-match:" in head.lower() for head in shelf.proxy.requests if head.startswith(b"GET") and WEIGHTS.encode() in head)
 
 
 def test_a_model_that_changes_while_it_is_fetched_is_not_a_mixture(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    get = bucket.S3Store.get
+    get = S3Store.get
 
     def change(store: Any, key: str, *, start: int = 0, **more: Any) -> bytes:
         if key.endswith(WEIGHTS) and start == PIECE:
             shelf.put(WEIGHTS, b"another")
         return get(store, key, start=start, **more)
 
-    monkeypatch.setattr(bucket.S3Store, "get", change)
+    monkeypatch.setattr(S3Store, "get", change)
     with pytest.raises(UnavailableError, match=r"model\.safetensors"):
         resolve(shelf.address)
 
@@ -127,7 +131,7 @@ def test_bytes_that_differ_from_the_objects_sha256_are_refused(shelf: Shelf) -> 
 
 
 def test_a_digest_is_taken_only_from_what_is_one(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = BucketSource(BucketPrefix(shelf.name, "models/tiny"), os.environ)
+    source = bucket._Folder(S3Store(shelf.name, S3Settings.of(os.environ)), BucketPrefix(shelf.name, "models/tiny"))
     md5 = hashlib.md5(b"x").hexdigest()
     said: dict[str, Any] = {}
     monkeypatch.setattr(
@@ -163,10 +167,7 @@ def test_without_the_storage_the_version_that_is_here_is_served(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = resolve(shelf.address)
-    kept = read(folder)
-    assert kept is not None
-    assert kept.source == shelf.address
-    monkeypatch.setattr(remote, "ASK_WITH_COPY_S", 0.1)
+    monkeypatch.setattr(bucket, "PATIENCE_WITH_COPY_S", 0.1)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     with caplog.at_level(logging.WARNING):
         assert resolve(shelf.address) == folder

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import shutil
+import os
 import subprocess
+import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +15,18 @@ from typing import Any
 
 import pytest
 
-from banyan_runtime.errors import AccessError, ConfigError, ModelError, SourceUnreachable, UnavailableError
-from banyan_runtime.hub import download, remote, resolve
-from banyan_runtime.hub.huggingface import token
+from banyan_runtime.errors import AccessError, CacheNotWritable, ConfigError, ModelError, SourceUnreachable, UnavailableError
+from banyan_runtime.hub import cache, manifest, resolve
+from banyan_runtime.hub.address import HubRepo
 from banyan_runtime.hub.inspect import inspect
+from banyan_runtime.hub.resolve import fetch
 from tests.support.models.mirror import COMMIT, TOKEN, Fault, Mirror
 
+Fetching = Callable[..., "subprocess.Popen[str]"]
 WEIGHTS = "model.safetensors"
 SERVED = {"config.json", "generation_config.json", "chat_template.jinja", WEIGHTS, "tokenizer.json", "tokenizer_config.json"}
+HALF = 1_500_000
+NOWHERE = "http://127.0.0.1:9"
 
 
 def visible(folder: Path) -> set[str]:
@@ -30,14 +37,31 @@ def same(folder: Path, original: Path) -> bool:
     return all((folder / name).read_bytes() == (original / name).read_bytes() for name in SERVED)
 
 
-def test_a_hub_model_is_fetched_with_what_serving_needs_and_nothing_else(mirror: Mirror, tiny_chat: Path) -> None:
+def until(true: Callable[[], object], what: str, patience_s: float = 60.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def overwrite(path: Path) -> None:
+    """A block in the middle, as `dd conv=notrunc` does it."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\xff" * 100_000)
+
+
+def test_a_hub_model_is_fetched_with_what_serving_needs_and_nothing_else(mirror: Mirror, tmp_path: Path, tiny_chat: Path) -> None:
     heard: list[tuple[str, int, str]] = []
     folder = resolve("hf://org/tiny", progress=lambda *told: heard.append(told))
+    assert folder == tmp_path / "cache" / "models" / "hf" / "models--org--tiny" / "snapshots" / COMMIT
     assert visible(folder) == SERVED
     assert same(folder, tiny_chat)
     assert inspect(folder).files == 1
-    assert ("downloading", 100, "Downloading hf://org/tiny") in heard
-    assert {path.name for path in folder.parent.iterdir()} == {COMMIT, f".{COMMIT}.lease", ".last.main"}
+    assert {phase for phase, *_ in heard} == {"downloading"}
+    percents = [percent for _, percent, _ in heard]
+    assert (percents, percents[0], percents[-1]) == (sorted(percents), 0, 100)
+    assert mirror.sent(WEIGHTS) == len(mirror.files[WEIGHTS])
 
 
 def test_a_model_that_is_here_costs_one_question_and_a_pinned_one_none(mirror: Mirror) -> None:
@@ -59,82 +83,68 @@ def test_a_branch_that_moved_is_fetched_beside_the_version_before(mirror: Mirror
     assert (second / "config.json").read_bytes() == (first / "config.json").read_bytes() + b"\n"
 
 
-@pytest.mark.parametrize(
-    ("fault", "most_sent"),
-    [
-        (Fault(WEIGHTS, change=lambda body: body[: len(body) * 3 // 4], times=3), 1.9),
-        (Fault(WEIGHTS, 503, times=2), 1.0),
-        (Fault(WEIGHTS, 403), 1.0),  # the address that the hub gave has run out: it gives another
-        (Fault(WEIGHTS, 429, {"Retry-After": "1"}), 1.0),
-        (Fault(WEIGHTS, change=lambda body: body[:-9] + bytes(9)), 2.0),
-        (Fault("config.json", change=lambda body: body.replace(b"4", b"5")), 1.0),
-        (Fault("tokenizer.json", 500), 1.0),
-    ],
-    ids=["cut", "503", "expired-address", "429", "wrong-bytes", "wrong-small-file", "500"],
-)
-def test_what_goes_wrong_on_the_way_is_mended_by_another_try(mirror: Mirror, tiny_chat: Path, fault: Fault, most_sent: float) -> None:
-    mirror.faults.append(fault)
-    assert same(resolve("hf://org/tiny"), tiny_chat)
-    assert fault.times == 0
-    assert mirror.sent(WEIGHTS) <= most_sent * len(mirror.files[WEIGHTS])
-
-
-def test_a_cut_body_goes_on_where_it_broke_off(mirror: Mirror) -> None:
-    mirror.faults.append(Fault(WEIGHTS, change=lambda body: body[: len(body) * 3 // 4]))
-    resolve("hf://org/tiny")
-    ranges = [asked.headers.get("range") for asked in mirror.asked if asked.path == f"/{COMMIT}/{WEIGHTS}"]
-    assert ranges == [None, f"bytes={len(mirror.files[WEIGHTS]) * 3 // 4}-"]
-
-
-def test_a_mirror_that_takes_no_ranges_still_ends_with_the_whole_model(mirror: Mirror, tiny_chat: Path) -> None:
-    mirror.ranges = False
+def test_a_body_that_is_cut_is_asked_for_again(mirror: Mirror, tiny_chat: Path) -> None:
     mirror.faults.append(Fault(WEIGHTS, change=lambda body: body[: len(body) * 3 // 4]))
     assert same(resolve("hf://org/tiny"), tiny_chat)
+    assert mirror.faults[0].times == 0
 
 
-def test_bytes_that_are_wrong_each_time_are_refused_and_not_kept(mirror: Mirror, tiny_chat: Path) -> None:
-    mirror.faults.append(Fault(WEIGHTS, change=lambda body: body[:-9] + bytes(9), times=2))
-    with pytest.raises(ModelError, match=r"hf://org/tiny: .*sha256.*model\.safetensors.* [0-9a-f]{64}.* [0-9a-f]{64}"):
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
+def test_bytes_that_differ_from_the_listing_are_refused_and_fetched_by_the_next_try(mirror: Mirror, tiny_chat: Path, name: str) -> None:
+    mirror.faults.append(Fault(name, change=lambda body: body[:-9] + bytes(9)))
+    with pytest.raises(ModelError, match=rf"hf://org/tiny: .*{name}.* [0-9a-f]{{40,64}}.* [0-9a-f]{{40,64}}"):
         resolve("hf://org/tiny")
     mirror.asked.clear()
     assert same(resolve("hf://org/tiny"), tiny_chat)
-    assert [asked.headers.get("range") for asked in mirror.asked if asked.path == f"/{COMMIT}/{WEIGHTS}"] == [None]
+    assert {other: mirror.sent(other) > 0 for other in SERVED} == {other: other == name for other in SERVED}
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_hub_that_fails_is_no_matter_of_the_network(mirror: Mirror, tiny_chat: Path, status: int) -> None:
+    mirror.faults.append(Fault(WEIGHTS, status))
+    with pytest.raises(UnavailableError, match=f"^hf://org/tiny: .* {status}") as raised:
+        resolve("hf://org/tiny")
+    assert not isinstance(raised.value, SourceUnreachable)
+    assert same(resolve("hf://org/tiny"), tiny_chat)
 
 
 def test_the_token_goes_to_the_hub_alone_and_into_no_message(
-    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     mirror.token = TOKEN
-    (tmp_path / "token").write_text(f"{TOKEN}\n")
     with pytest.raises(AccessError, match=r"hf://org/tiny: .* 401 \(GatedRepo\).* HF_TOKEN .*HF_TOKEN_PATH"):
         resolve("hf://org/tiny")
     monkeypatch.setenv("HF_TOKEN", TOKEN[:-1])
     with pytest.raises(AccessError, match="HF_TOKEN") as error:
         resolve("hf://org/tiny")
-    monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
-    mirror.faults.append(Fault(WEIGHTS, 503))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    mirror.faults.append(Fault(WEIGHTS, change=lambda body: body[: len(body) // 2]))
     with caplog.at_level(logging.DEBUG):
         resolve("hf://org/tiny")
     assert {asked.headers.get("authorization") for asked in mirror.asked if asked.path.startswith(f"/{COMMIT}/")} == {None}
-    assert TOKEN[:-1] not in caplog.text + str(error.value)
+    assert TOKEN[:-1] not in caplog.text + str(error.value) + capfd.readouterr().err
 
 
-@pytest.mark.parametrize("value", ["two words", "tökén", "line\nbreak"])
-def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(value: str) -> None:
+def test_a_token_of_a_file_is_used(mirror: Mirror, tmp_path: Path, fetching: Fetching) -> None:
+    mirror.token = TOKEN
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    assert fetching("fetch", "hf://org/tiny", HF_TOKEN_PATH=str(tmp_path / "token")).wait(60) == 0
+
+
+@pytest.mark.parametrize("value", ["two words", "tökén"])
+def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", value)
     with pytest.raises(ConfigError, match="HF_TOKEN") as error:
-        token({"HF_TOKEN": value})
+        resolve("hf://org/tiny")
     assert value not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("address", "error", "told"),
     [
-        (
-            "hf://org/tiny@nosuch",
-            ModelError,
-            r"hf://org/tiny@nosuch: .*404 \(RevisionNotFound\)",
-        ),
+        ("hf://org/tiny@nosuch", ModelError, r"hf://org/tiny@nosuch: .*404 \(RevisionNotFound\)"),
         ("hf://org/other", ModelError, r"hf://org/other: .*404 "),
         ("hf://org/../x", ConfigError, "hf://ORG/NAME"),
         ("hf://user:secret@host", ConfigError, "hf://ORG/NAME"),
@@ -165,58 +175,43 @@ def test_a_repository_that_cannot_be_served_is_refused_before_anything_is_fetche
 def test_without_the_hub_the_version_that_is_here_is_served(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote, "ASK_WITH_COPY_S", 0.1)
-    monkeypatch.setattr(remote, "ASK_S", 0.1)
     folder = resolve("hf://org/tiny")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
     assert resolve("hf://org/tiny") == folder
     assert COMMIT[:12] in caplog.text, "the version"
-    with pytest.raises(UnavailableError, match=r"^hf://.*: http://127\.0\.0\.1:9: "):
+    with pytest.raises(SourceUnreachable, match=r"^hf://org/tiny@v1: http://127\.0\.0\.1:9: .*refused.*HTTPS_PROXY.*HF_ENDPOINT"):
         resolve("hf://org/tiny@v1")
 
 
-def test_who_is_waited_for_and_what_to_look_at_is_told_at_once_and_with_each_reason(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A first question can take a minute by itself, where packets vanish."""
-    monkeypatch.setattr(remote, "ASK_S", 1.0)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    heard: list[tuple[str, int, str]] = []
-    with pytest.raises(SourceUnreachable, match=r"^hf://org/tiny: http://127\.0\.0\.1:9: .*HTTPS_PROXY.*HF_ENDPOINT"):
-        resolve("hf://org/tiny", progress=lambda *told: heard.append(told))
-    assert len(heard) == 2
-    for phase, percent, detail in heard:
-        assert (phase, percent, detail.split(": ")[0]) == ("downloading", 0, "hf://org/tiny")
-        assert all(word in detail for word in ("http://127.0.0.1:9", "HTTPS_PROXY", "HF_ENDPOINT"))
-        assert len(detail) < 300, "an operator takes 512 characters"
-    assert "refused" in heard[1][2]
-
-
-def test_a_hub_that_answers_that_it_is_busy_is_no_matter_of_the_network(mirror: Mirror) -> None:
-    mirror.faults.append(Fault(WEIGHTS, 503, {"Retry-After": "86400"}))
-    with pytest.raises(UnavailableError, match="503") as raised:
-        resolve("hf://org/tiny")
-    assert not isinstance(raised.value, SourceUnreachable)
-    assert "HTTPS_PROXY" not in str(raised.value)
-
-
-def test_a_server_that_asks_for_more_patience_than_there_is_is_believed_at_once(mirror: Mirror) -> None:
-    mirror.faults.append(Fault(WEIGHTS, 429, {"Retry-After": "86400"}))
-    with pytest.raises(UnavailableError, match=r"429.* 86400 s"):
-        resolve("hf://org/tiny")
+def test_offline_only_what_is_here_is_served(mirror: Mirror, fetching: Fetching) -> None:
+    process = fetching("fetch", "hf://org/tiny", HF_HUB_OFFLINE="1")
+    assert (process.wait(60), "HF_HUB_OFFLINE" in process.communicate()[1]) == (75, True)
+    assert mirror.asked == []
+    folder = resolve("hf://org/tiny")
+    mirror.asked.clear()
+    assert fetching("fetch", "hf://org/tiny", HF_HUB_OFFLINE="1").communicate()[0].strip() == str(folder)
+    assert mirror.asked == []
 
 
 def test_a_disk_without_room_is_told_with_how_much_is_missing(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage(1 << 30, 1 << 30, 60_000_000))
-    with pytest.raises(UnavailableError, match=r"69 MB .*hf://org/tiny .*60 MB .* 9 MB "):
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage(1 << 30, 1 << 30, 60_000_000))
+    with pytest.raises(UnavailableError, match=r"69 MB .*hf://org/tiny .*60 MB .* 9 MB .*--download-dir"):
         resolve("hf://org/tiny")
     assert not mirror.sent(WEIGHTS)
 
 
-def test_models_can_be_fetched_listed_and_verified_by_address(
-    mirror: Mirror, tmp_path: Path, fetching: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_folder_that_may_only_be_read_is_named(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = resolve("hf://org/tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+        assert resolve("hf://org/tiny") == folder
+        mirror.commit = "f" * 40
+        with pytest.raises(CacheNotWritable, match=r"hf://org/tiny .*--download-dir"):
+            resolve("hf://org/tiny")
+
+
+def test_models_can_be_fetched_listed_and_verified_by_address(mirror: Mirror, tmp_path: Path, fetching: Fetching) -> None:
     def run(*words: str) -> tuple[int | None, str]:
         process = fetching(*words)
         out, errors = process.communicate(timeout=60)
@@ -225,24 +220,95 @@ def test_models_can_be_fetched_listed_and_verified_by_address(
     code, told = run("verify", "hf://org/tiny")
     assert (code, "hf://org/tiny" in told) == (65, True)
     code, told = run("fetch", "hf://org/tiny", "--revision", "v1")
-    folder = tmp_path / "cache" / "models" / "hf" / "org--tiny" / COMMIT
+    folder = tmp_path / "cache" / "models" / "hf" / "models--org--tiny" / "snapshots" / COMMIT
     assert (code, told.splitlines()[-1] if code else str(folder) in told) == (0, True)
+    into = tmp_path / "into" / "tiny"
     assert run("fetch", "hf://org/tiny", "--into", str(tmp_path / "into"))[0] == 0
-    assert visible(tmp_path / "into" / "tiny") == SERVED
+    assert visible(into) == SERVED
     listed = run("list")[1]
     assert "hf://org/tiny@v1" in listed
     assert str(folder) in listed
     code, told = run("verify", "hf://org/tiny")
     assert (code, f"{folder}: 6 files, 2 MB" in told) == (0, True)
-    (folder / WEIGHTS).write_bytes(bytes((folder / WEIGHTS).stat().st_size))
-    code, told = run("verify", str(folder))
-    assert (code, WEIGHTS in told) == (65, True)
+    for damaged in (folder, into):
+        overwrite(damaged / WEIGHTS)
+        code, told = run("verify", str(damaged))
+        assert (code, WEIGHTS in told) == (65, True)
     mirror.asked.clear()
     code, told = run("fetch", "hf://org/tiny")
     assert (code, WEIGHTS in told) == (0, True)
     assert not mirror.sent("tokenizer.json")
-    assert run("verify", str(folder))[0] == 0
-    shutil.rmtree(folder)
+    assert run("fetch", "hf://org/tiny", "--into", str(tmp_path / "into"))[0] == 0
+    assert [run("verify", str(mended))[0] for mended in (folder, into)] == [0, 0]
+
+
+def test_a_folder_with_other_files_is_left_alone(mirror: Mirror, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "own.safetensors").write_bytes(b"own")
+    with pytest.raises(ConfigError, match="/own: "):
+        fetch(HubRepo("org/tiny", "main"), tmp_path / "cache", into=tmp_path / "own")
+    assert visible(tmp_path / "own") == {"own.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "told", "fetched"),
+    [
+        (WEIGHTS, lambda path: os.truncate(path, 1000), " 1000 bytes", {WEIGHTS}),
+        ("config.json", lambda path: path.resolve().unlink(), " missing", {"config.json"}),
+        ("config.json", Path.unlink, " missing", set()),  # a link of the cache
+        (manifest.NAME, lambda path: path.write_bytes(b"{"), "", set()),
+    ],
+    ids=["cut", "gone", "link", "manifest"],
+)
+def test_a_file_of_another_size_is_fetched_again_at_the_next_start_and_no_other(
+    mirror: Mirror,
+    tiny_chat: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    damage: Callable[[Path], None],
+    told: str,
+    fetched: set[str],
+) -> None:
+    folder = resolve("hf://org/tiny")
+    damage(folder / name)
+    mirror.asked.clear()
+    with (folder / "tokenizer_config.json").open("rb") as reader:  # another server, which is starting
+        assert resolve("hf://org/tiny") == folder
+        assert reader.read() == (tiny_chat / "tokenizer_config.json").read_bytes()
+    assert same(folder, tiny_chat)
+    assert {other for other in SERVED if mirror.sent(other)} == fetched
+    assert not told or f"{folder}: {name} " in caplog.text
+
+
+def test_a_fetch_that_was_killed_keeps_the_files_that_it_had(mirror: Mirror, tiny_chat: Path, fetching: Fetching) -> None:
+    mirror.stop_at[WEIGHTS] = HALF
+    first = fetching("fetch", "hf://org/tiny")
+    until(lambda: mirror.sent(WEIGHTS) and all(mirror.sent(name) for name in SERVED), "all but the weights")
+    time.sleep(0.5)
+    first.terminate()
+    assert first.wait(10) == 143
+    mirror.stop_at.clear()
+    mirror.asked.clear()
+    second = fetching("fetch", "hf://org/tiny")
+    out, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
+    assert same(Path(out.strip()), tiny_chat)
+    assert {name for name in SERVED if mirror.sent(name)} == {WEIGHTS}
+
+
+def test_processes_that_fetch_the_same_at_once_fetch_every_byte_once(mirror: Mirror, fetching: Fetching, monkeypatch: Any) -> None:
+    monkeypatch.setattr(cache, "_POLL_S", 0.1)
+    mirror.stop_at[WEIGHTS] = HALF
+    several = [fetching("fetch", "hf://org/tiny") for _ in range(2)]
+    until(lambda: mirror.sent(WEIGHTS), "the first piece")
+    heard: list[str] = []
+    late = threading.Thread(target=resolve, args=("hf://org/tiny", None, lambda *told: heard.append(told[2])), daemon=True)
+    late.start()
+    until(lambda: any("another process" in detail for detail in heard), "that it waits")
+    mirror.go.set()
+    late.join(60)
+    assert {process.wait(60) for process in several} == {0}
+    assert {name: mirror.sent(name) for name in SERVED} == {name: len(mirror.files[name]) for name in SERVED}
 
 
 def test_a_name_that_would_leave_the_folder_is_never_fetched(mirror: Mirror) -> None:
@@ -250,20 +316,18 @@ def test_a_name_that_would_leave_the_folder_is_never_fetched(mirror: Mirror) -> 
     assert visible(resolve("hf://org/tiny")) == SERVED
 
 
-def test_an_answer_that_is_not_the_hubs_is_told(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    def listing(**changes: Any) -> Callable[[], bytes]:
-        import json
-
-        return lambda: json.dumps(
-            {"sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": 5, "blobId": "a" * 40}]} | changes
-        ).encode()
-
-    for made, told in (
-        (listing(sha="main"), "hf://org/tiny"),
-        (listing(siblings=[{"rfilename": "config.json", "blobId": "a" * 40}]), "'config.json'"),
-        (listing(siblings=[{"rfilename": "config.json", "size": 5}]), "'config.json'"),
-        (listing(siblings=["x"]), "'x'"),
-    ):
-        monkeypatch.setattr(mirror, "listing", made)
-        with pytest.raises(UnavailableError, match=told):
-            resolve("hf://org/tiny")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sha": "main"},
+        {"siblings": [{"rfilename": "config.json", "blobId": "a" * 40}]},
+        {"siblings": [{"rfilename": "config.json", "size": 5}]},
+        {"siblings": ["x"]},
+        None,
+    ],
+)
+def test_an_answer_that_is_not_the_hubs_is_told(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any] | None) -> None:
+    found = {"id": "org/tiny", "sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": 5, "blobId": "a" * 40}]}
+    monkeypatch.setattr(mirror, "listing", lambda: b"<html>" if changes is None else json.dumps(found | changes).encode())
+    with pytest.raises(UnavailableError, match=r"hf://org/tiny: .*HF_ENDPOINT"):
+        resolve("hf://org/tiny")

@@ -7,8 +7,8 @@ import sys
 
 
 def isolate() -> None:
-    """Let transformers find no torch in this process: importing it would cost seconds and 200 MB, for nothing. Nor may it ask
-    a hub: a folder is taken as it is. Nor may tokenizers start threads, which a fork would lose."""
+    """Let transformers find no torch in this process: importing it would cost seconds and 200 MB, for nothing. Nor may tokenizers
+    start threads, which a fork would lose."""
     assert sys.modules.get("torch") is None, "this process must not have torch"
     sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own way to say: not there
-    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
