@@ -61,19 +61,19 @@ class Plan:
     status: tuple[Manifest, ...] = ()  # of live objects that Kubernetes' controllers made, the part of their status that is to change
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Outcome:
     """What did not work of a plan. Empty: everything was carried out."""
 
-    refused: Mapping[Ref, str] = field(default_factory=dict)
+    refused: dict[Ref, str] = field(default_factory=dict)
     """What the API server will not take as it is (400, 422; 403 for a quota or an admission policy), with its words."""
-    forbidden: Mapping[Ref, str] = field(default_factory=dict)
+    forbidden: dict[Ref, str] = field(default_factory=dict)
     """What the operator itself is not allowed to do (403 by RBAC)."""
-    taken: Mapping[Ref, str] = field(default_factory=dict)
+    taken: dict[Ref, str] = field(default_factory=dict)
     """Objects that were to be made but exist and belong to somebody else, with who that is."""
-    failed: Mapping[Ref, str] = field(default_factory=dict)
+    failed: dict[Ref, str] = field(default_factory=dict)
     """What did not work for now (409, 429, 5xx, no answer): it is tried again soon."""
-    contested: frozenset[Ref] = frozenset()
+    contested: set[Ref] = field(default_factory=set)
     """Objects that were left alone for a while, because another controller keeps changing them."""
 
     def wrote(self, ref: Ref) -> bool:
@@ -111,8 +111,6 @@ class Settings:
     operator_version: str
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
-    default_storage: Mapping[str, str] = field(default_factory=dict)
-    """Environment of batch workers for what spec.s3 leaves open: AWS_ENDPOINT_URL_S3, AWS_REGION and the like."""
     platform: Literal["cluster", "local"] = "cluster"
     """Only decides which model sources exist: file:// is for local mode alone."""
     namespace: str = ""

@@ -7,7 +7,7 @@ from typing import Any, Final
 import yaml
 
 from banyan_operator.api import schema
-from banyan_operator.api.resources import GROUP, KINDS, NAME_RULE, NEW_NAME_RULE, VERSION, Kind
+from banyan_operator.api.resources import GROUP, KINDS, NAME_RULES, VERSION, Kind
 
 _LABELS: Final = {"app.kubernetes.io/name": "banyan", "app.kubernetes.io/part-of": "banyan"}
 
@@ -59,7 +59,7 @@ def _version(kind: Kind) -> dict[str, Any]:
                     "status": schema.of_model(kind.status, "Observed state."),
                 },
                 "required": ["spec"],
-                "x-kubernetes-validations": schema.rules([NAME_RULE, NEW_NAME_RULE]),
+                "x-kubernetes-validations": schema.rules(NAME_RULES),
             }
         },
         "subresources": subresources,

@@ -19,15 +19,15 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 _NAME: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 MAX_NAME: Final = 50  # so that pods of `<name>--work` with an index still have a host name of at most 63
 
-NAME_RULE: Final = Rule(
+_FORM: Final = Rule(
     f"self.metadata.name.matches('{_NAME}') && size(self.metadata.name) <= {MAX_NAME}",
     f"metadata.name must be lower-case letters, digits and -, start with a letter, and have at most {MAX_NAME} characters",
 )
-NEW_NAME_RULE: Final = Rule(
+_SEPARATOR: Final = Rule(
     "!self.metadata.name.contains('--')",
     "metadata.name must not contain --, which is kept for the names of what belongs to a resource",
-    when_made=True,
 )
+NAME_RULES: Final = (_FORM, _SEPARATOR)
 
 
 @dataclass(frozen=True, slots=True)

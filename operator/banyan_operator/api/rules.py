@@ -19,8 +19,6 @@ class Rule:
     message: str
     found: Callable[[Any], str] | None = None
     """Names what in the object breaks the rule; follows the message. The API server does not show it."""
-    when_made: bool = False
-    """Is asked only when an object is made: one that is there from before the rule can still be changed and finished."""
 
     def holds(self, value: Any) -> bool:
         """`value`: JSON, as the API server stores it."""

@@ -39,13 +39,7 @@ def of_model(model: type[Model], description: str | None = None) -> Schema:
 
 
 def rules(declared: Sequence[Rule | Transition]) -> list[Schema]:
-    return [_rule(rule) for rule in declared]
-
-
-def _rule(rule: Rule | Transition) -> Schema:
-    if isinstance(rule, Rule) and rule.when_made:
-        return {"rule": f"oldSelf.hasValue() || {rule.cel}", "message": rule.message, "optionalOldSelf": True}
-    return {"rule": rule.cel, "message": rule.message}
+    return [{"rule": rule.cel, "message": rule.message} for rule in declared]
 
 
 def _of_field(field: FieldInfo) -> Schema:

@@ -24,7 +24,7 @@ from banyan_operator.api.batchjob import BatchJobSpec
 from banyan_operator.api.inferenceserver import InferenceServerSpec
 from banyan_operator.api.parts import DATA_URI, MODEL_URI, URL, Resources, Runtime
 from banyan_operator.api.quantity import amount
-from banyan_operator.api.resources import API_VERSION, KINDS, NAME_RULE, NEW_NAME_RULE, BatchJob, InferenceServer, Metadata, Resource
+from banyan_operator.api.resources import API_VERSION, KINDS, NAME_RULES, BatchJob, InferenceServer, Metadata, Resource
 from banyan_operator.api.rules import Transition
 
 M = TypeVar("M", bound=Model)
@@ -58,7 +58,7 @@ def parse(manifest: Mapping[str, Any], *, strict: bool = True) -> Resource:
 
     Raises SpecError with every problem of the first layer that has one: kind and name, schema and rules, values between them.
     """
-    kind = _kind(manifest, strict)
+    kind = _kind(manifest)
     metadata = Metadata.of(manifest)
     spec = manifest.get("spec")
     if not isinstance(spec, Mapping):
@@ -86,7 +86,7 @@ def _of_change(message: str) -> Problem:
     return Problem(field, text) if field.startswith("spec.") else Problem("spec", message)
 
 
-def _kind(manifest: Mapping[str, Any], strict: bool) -> str:
+def _kind(manifest: Mapping[str, Any]) -> str:
     kind, version = manifest.get("kind"), manifest.get("apiVersion")
     if kind not in KINDS:
         raise SpecError([Problem("kind", f"{kind!r} is not one of {', '.join(KINDS)}")])
@@ -95,7 +95,7 @@ def _kind(manifest: Mapping[str, Any], strict: bool) -> str:
     name = (manifest.get("metadata") or {}).get("name")
     if not isinstance(name, str):
         raise SpecError([Problem("metadata.name", "is required")])
-    for rule in (NAME_RULE, NEW_NAME_RULE) if strict else (NAME_RULE,):
+    for rule in NAME_RULES:
         if not rule.holds({"metadata": {"name": name}}):
             raise SpecError([Problem("metadata.name", f"{name!r} is refused: {rule.message}")])
     return str(kind)
@@ -108,7 +108,7 @@ def _model(model: type[M], spec: Mapping[str, Any], strict: bool) -> M:
         return checked
     except ValidationError as error:
         found = error.errors(include_url=False)
-        if not strict and any(item["type"] == "extra_forbidden" or _is_count(item) for item in found):
+        if not strict and any(item["type"] == "extra_forbidden" for item in found):
             return _model(model, _as_stored(known, found), strict=True)
         raise SpecError([_problem(model, item) for item in found]) from None
 
@@ -128,7 +128,7 @@ def _without_null(value: Any) -> Any:
 
 
 def _as_stored(spec: Any, problems: Iterable[ErrorDetails]) -> Any:
-    """A copy without the fields that are not known, and with counts for the texts of digits that earlier schemas took for counts."""
+    """A copy without the fields that are not known."""
     copied = copy.deepcopy(spec)
     for item in problems:
         node = copied
@@ -137,13 +137,7 @@ def _as_stored(spec: Any, problems: Iterable[ErrorDetails]) -> Any:
             node = node[step]
         if item["type"] == "extra_forbidden":
             del node[last]
-        elif _is_count(item):
-            node[last] = int(item["input"])
     return copied
-
-
-def _is_count(item: ErrorDetails) -> bool:
-    return item["type"] == "int_or_string" and isinstance(item["input"], str) and re.fullmatch("[0-9]{1,6}", item["input"]) is not None
 
 
 def _raise(problems: Sequence[Problem]) -> None:

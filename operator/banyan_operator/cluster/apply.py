@@ -14,6 +14,7 @@ from banyan_operator.cluster.repairs import Repairs
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
+from banyan_operator.kube.lru import Lru
 from banyan_operator.kube.objects import Key, Ref, controller, key_of, uid_of
 from banyan_operator.kube.ownership import Owner, whose
 from banyan_operator.plan import Outcome, Plan
@@ -29,14 +30,9 @@ NOTHING: Final[Mapping[Key, Manifest]] = {}
 
 
 @dataclass
-class Applied:
-    """What came of a plan."""
+class Applied(Outcome):
+    """What came of a plan, and when to try again."""
 
-    refused: dict[Ref, str] = field(default_factory=dict)
-    forbidden: dict[Ref, str] = field(default_factory=dict)
-    taken: dict[Ref, str] = field(default_factory=dict)
-    failed: dict[Ref, str] = field(default_factory=dict)
-    contested: set[Ref] = field(default_factory=set)
     unseen: dict[Key, Manifest] = field(default_factory=dict)
     """Objects of the resource that no watch shows: without our label, or made a moment ago. Nothing was done to them; the plan is to be
     made again with them."""
@@ -44,10 +40,6 @@ class Applied:
     """The failure that asks for another try soonest, if there is one."""
     wait_s: float | None = None
     """When to look again although nothing failed, s."""
-
-    @property
-    def outcome(self) -> Outcome:
-        return Outcome(self.refused, self.forbidden, self.taken, self.failed, frozenset(self.contested))
 
     def keeps_back(self, *, new: bool) -> str | None:
         """Why a Deployment must not be written now. `new`: it is not there yet."""
@@ -83,7 +75,7 @@ class Applier:
     ) -> None:
         self._store, self._api, self._metrics, self._concerns, self._clock = store, api, metrics, concerns, clock
         self._repairs = Repairs()
-        self._made: dict[Key, str] = {}  # what was applied and not deleted by us → uid of the resource that it is for
+        self._made = Lru[Key, str](REMEMBER)  # what was applied and not deleted by us → uid of the resource that it is for
 
     async def apply(self, resource: Manifest, plan: Plan, unseen: Mapping[Key, Manifest] = NOTHING) -> Applied:
         """The applies, in order, then the deletes, then statuses. One that fails does not stop the others.
@@ -132,7 +124,7 @@ class Applier:
             _sort(applied, ref, error)
             log.warning("%s could not be applied: %s", key, error)
             return
-        self._remember(key, uid_of(resource))
+        self._made[key] = uid_of(resource)
         if drifted:
             self._repairs.note(key, self._clock())
             self._metrics.drift.labels(manifest["kind"]).inc()
@@ -196,12 +188,6 @@ class Applier:
             return
         self._concerns(self._store.note(told))
         log.info("gave up %s: %s", key_of(pod), pod["status"]["message"])
-
-    def _remember(self, key: Key, uid: str) -> None:
-        self._made.pop(key, None)
-        self._made[key] = uid
-        while len(self._made) > REMEMBER:
-            del self._made[next(iter(self._made))]
 
 
 def _sort(applied: Applied, ref: Ref, error: ApiError) -> None:

@@ -71,7 +71,7 @@ class Driver:
             decision = self._decide(resource, world, self._settings)
             applied = await self._applier.apply(resource, decision.plan, unseen)
         self._metrics.refused(key.kind, len(applied.refused) + len(applied.forbidden))
-        report = decision.report(applied.outcome)
+        report = decision.report(applied)
         try:
             await self._reporter.write(resource, report)
         except ApiError as error:

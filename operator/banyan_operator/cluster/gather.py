@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from banyan_operator import api as resources
 from banyan_operator.api import BatchJob, Resource
@@ -14,12 +14,12 @@ from banyan_operator.cluster.client import Api, ApiError
 from banyan_operator.cluster.store import Store
 from banyan_operator.desired.batchpod import PHASES
 from banyan_operator.desired.monitors import wanted_optional
-from banyan_operator.desired.names import Names
+from banyan_operator.desired.names import derived
 from banyan_operator.desired.references import references
 from banyan_operator.kube import kinds
-from banyan_operator.kube.addresses import pods_url
 from banyan_operator.kube.kinds import Manifest
-from banyan_operator.kube.objects import Key, Ref, controller, controller_uid, is_true, key_of, uid_of
+from banyan_operator.kube.lru import Lru
+from banyan_operator.kube.objects import Key, Ref, controller, controller_uid, is_true, uid_of
 from banyan_operator.kube.ownership import Owner
 from banyan_operator.observed.batch import is_terminal
 from banyan_operator.observed.server import serves_as_wanted
@@ -34,10 +34,6 @@ EVENTS_EVERY_S: Final = 30.0
 IN_THE_WAY_S: Final = 30.0  # so is whether what has the name of an optional object has gone
 ABSENT_FOR_S: Final = 60.0  # an API that was not served is looked for again after so long
 REMEMBER: Final = 50_000
-
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 
 class Asker(Protocol):
@@ -57,9 +53,9 @@ class References:
     def __init__(self, api: Api, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._clock = clock
-        self._found: dict[tuple[str, Ref], float] = {}  # → when
-        self._told: dict[tuple[str, Ref], None] = {}  # (uid and generation of a resource, what was found for it)
-        self._delay: dict[tuple[str, Ref], tuple[float, float]] = {}  # of what is missing: (look again at, delay so far)
+        self._found = Lru[tuple[str, Ref], float](REMEMBER)  # → when
+        self._told = Lru[tuple[str, Ref], None](REMEMBER)  # (uid and generation of a resource, what was found for it)
+        self._delay = Lru[tuple[str, Ref], tuple[float, float]](REMEMBER)  # of what is missing: (look again at, delay so far)
 
     async def missing(self, resource: Manifest, parsed: Resource) -> frozenset[Ref]:
         wanted = references(parsed)
@@ -70,10 +66,10 @@ class References:
         for ref in sorted(wanted, key=str):
             place = (meta["namespace"], ref)
             if now - self._found.get(place, float("-inf")) < FOUND_FOR_S or (healthy and (asked_by, ref) in self._told):
-                _remember(self._told, (asked_by, ref), None)
+                self._told[asked_by, ref] = None
             elif await self._exists(*place):
-                _remember(self._found, place, now)
-                _remember(self._told, (asked_by, ref), None)
+                self._found[place] = now
+                self._told[asked_by, ref] = None
             else:
                 missing.append(ref)
         return frozenset(missing)
@@ -97,7 +93,7 @@ class References:
         self._delay.pop(place, None)
         if not found:
             delay = min(MISSING_CAP_S, max(MISSING_FIRST_S, delay * 2))
-            _remember(self._delay, place, (now + delay, delay))
+            self._delay[place] = (now + delay, delay)
         return found
 
 
@@ -111,7 +107,7 @@ class OptionalKinds:
     def __init__(self, api: Api, store: Store, clock: Callable[[], float]) -> None:
         self._api, self._store, self._clock = api, store, clock
         self._absent: dict[str, float] = {}  # kind → when its API was found missing
-        self._asked: dict[tuple[Key, Ref], str] = {}  # → who asked: uid and generation
+        self._asked = Lru[tuple[Key, Ref], str](REMEMBER)  # → who asked: uid and generation
 
     async def absent(self, key: Key, resource: Manifest, parsed: Resource) -> frozenset[str]:
         """Names of the kinds that it wants and the cluster has not; of the others the store knows the live objects afterwards."""
@@ -137,7 +133,7 @@ class OptionalKinds:
                 else:
                     self._store.note(live)
                 if live is None or _settled(resource, live):
-                    _remember(self._asked, (key, ref), asked_by)
+                    self._asked[key, ref] = asked_by
         return frozenset(found)
 
     def look_again_s(self, resource: Manifest, world: World) -> float | None:
@@ -162,7 +158,7 @@ class Gatherer:
     ) -> None:
         self._references, self._optional = References(api, monotonic), OptionalKinds(api, store, monotonic)
         self._store, self._api, self._pods, self._clock = store, api, pods, clock
-        self._events: dict[str, tuple[float, tuple[Manifest, ...]]] = {}  # pod uid -> (when, its Events)
+        self._events = Lru[str, tuple[float, tuple[Manifest, ...]]](REMEMBER)  # pod uid -> (when, its Events)
 
     async def world(self, key: Key, resource: Manifest) -> World:
         server = self._server(key, resource)
@@ -186,7 +182,6 @@ class Gatherer:
             missing=missing,
             absent=absent,
             server=server,
-            server_url=self._pods_url(server) if server is not None else None,
             progress=progress,
             readyz=readyz,
             events=await self._warnings(key.namespace, children),
@@ -205,12 +200,6 @@ class Gatherer:
         if key.kind != kinds.BATCH_JOB.kind or not name:
             return None
         return self._store.get(Key(kinds.INFERENCE_SERVER.kind, key.namespace, name))
-
-    def _pods_url(self, server: Manifest) -> str:
-        """Of its headless Service, which keeps the name that it was made with."""
-        children = self._store.children(key_of(server))
-        parsed = _parsed(server)
-        return pods_url(server, Names.of(parsed, children).pods_service if parsed is not None else None)
 
     async def _unshown_jobs(self, resource: Manifest, children: Iterable[Manifest], to_find: Iterable[str]) -> list[Manifest]:
         """Jobs that no watch shows, for they have lost our label, and that nobody would find: those that pods name as theirs,
@@ -245,7 +234,7 @@ class Gatherer:
                         raise
                     listed = []
                 events = tuple(listed)
-                _remember(self._events, uid, (now, events))
+                self._events[uid] = (now, events)
             found.extend(events)
         return tuple(sorted(found, key=lambda event: event.get("lastTimestamp") or "", reverse=True))
 
@@ -265,16 +254,14 @@ def _to_find(resource: Manifest, parsed: Resource | None, children: Iterable[Man
         return ()
     made: Mapping[str, Any] = status.get("jobs") or {}
     stops = parsed.spec.cancel or parsed.spec.suspend or parsed.spec.deadline_seconds
-    names = Names.of(parsed, children)
-    jobs = {names.job(phase) for phase in PHASES}
-    shown = {child["metadata"]["name"] for child in children if child["kind"] == kinds.JOB.kind} & jobs
+    shown = {child["metadata"]["name"] for child in children if child["kind"] == kinds.JOB.kind}
     found = []
     for phase in reversed(PHASES):  # the last that is there decides, whatever came before it
-        if names.job(phase) in shown:
+        name = derived(parsed.metadata.name, phase)
+        if name in shown:
             break
-        begins = phase == "work" and not shown and not is_true(resource, "Planned")  # a release before phases may have made one
-        if begins or (stops and (phase != "merge" or made.get(phase))) or len(made.get(phase) or ()) >= MADE:
-            found.append(names.job(phase))
+        if (stops and (phase != "merge" or made.get(phase))) or len(made.get(phase) or ()) >= MADE:
+            found.append(name)
     return tuple(found)
 
 
@@ -285,14 +272,6 @@ def _settled(resource: Manifest, live: Manifest) -> bool:
 
 def _asked_by(resource: Manifest) -> str:
     return f"{resource['metadata'].get('uid')}/{resource['metadata'].get('generation')}"
-
-
-def _remember(memory: dict[_K, _V], key: _K, value: _V) -> None:
-    """Keep the newest REMEMBER entries."""
-    memory.pop(key, None)
-    memory[key] = value
-    while len(memory) > REMEMBER:
-        del memory[next(iter(memory))]
 
 
 def _waits_long(child: Manifest, staffed: Collection[str | None], now: float) -> bool:

@@ -57,13 +57,12 @@ class Rivals:
         name: str,
         namespaces: Sequence[str],
         cluster_wide: str,
-        home: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`namespaces`: what this operator is for; none: all. `cluster_wide`: the namespace of the lease for the whole cluster; "":
-        it is not looked at. `home`: where this operator runs."""
+        it is not looked at."""
         self._api, self._name, self._clock = api, name, clock
-        self._namespaces, self._cluster_wide, self._home = namespaces, cluster_wide, home
+        self._namespaces, self._cluster_wide = namespaces, cluster_wide
         self._observed: dict[str, Observed] = {}
         self.trouble: str | None = None
         """Why nobody can tell whether another leads, while that is so."""
@@ -97,24 +96,9 @@ class Rivals:
         if self._namespaces:
             places = {self._cluster_wide} - {"", *self._namespaces}
             found = [await self._api.get(kinds.LEASE, place, self._name) for place in places]
-            return [*(one for one in found if one is not None), *await self._earlier()]
+            return [one for one in found if one is not None]
         listed, _ = await self._api.list(kinds.LEASE, None, fields=f"metadata.name={self._name}")
         return [one for one in listed if one["metadata"]["namespace"] != self._cluster_wide and one["metadata"]["name"] == self._name]
-
-    async def _earlier(self) -> list[Manifest]:
-        """The lease of the release before, which this one may be replacing: it lay where the operator ran, whatever that looked after.
-
-        Its holder is named without a namespace. Another's there is for that namespace, and no rival.
-        """
-        if self._home in ("", self._cluster_wide, *self._namespaces):
-            return []
-        try:
-            found = await self._api.get(kinds.LEASE, self._home, self._name)
-        except ApiError as error:
-            if error.status != 403:
-                raise
-            return []
-        return [found] if found is not None and "/" not in _holder(found) else []
 
     def _live(self, lease: Manifest) -> bool:
         place, version = lease["metadata"]["namespace"], lease["metadata"]["resourceVersion"]

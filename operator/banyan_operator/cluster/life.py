@@ -88,7 +88,7 @@ class Life:
         identity = f"{options.namespace}/{_candidate(os.environ)}"
         places, gone = options.leases if options.leader_election else (), set[str]()
         self._leases = [Lease(api, namespace, LEASE, identity, gone=gone) for namespace in places]
-        self._rivals = Rivals(api, LEASE, options.namespaces, options.lease_namespace, options.namespace)
+        self._rivals = Rivals(api, LEASE, options.namespaces, options.lease_namespace)
         self._health = Health(metrics, self.trouble, self._unready)
         self.login = KopfLogin(connection, metrics.observe_call, self._relist.asked, self._relist.listed, self._relist.watched)
 

@@ -36,8 +36,8 @@ class Options:
     def leases(self) -> tuple[str, ...]:
         """The namespaces whose lease the leader holds, in the order in which they are taken.
 
-        They follow from what is looked after and not from where the operator is installed, so that of two for the same namespaces,
-        whatever their releases, one leads.
+        They follow from what is looked after and not from where the operator is installed, so that of two for the same namespaces
+        one leads.
         """
         return tuple(sorted(set(self.namespaces))) or (self.lease_namespace,)
 

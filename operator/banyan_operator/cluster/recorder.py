@@ -11,6 +11,7 @@ from typing import Final
 
 from banyan_operator.cluster.client import Api, ApiError, TokenBucket
 from banyan_operator.kube import kinds
+from banyan_operator.kube.lru import Lru
 from banyan_operator.plan import Event, Manifest
 from banyan_operator.times import stamp
 
@@ -46,8 +47,8 @@ class Recorder:
     def __init__(self, api: Api, clock: Callable[[], float] = time.time) -> None:
         self._api = api
         self._clock = clock
-        self._posted: dict[tuple[str, str], _Posted] = {}
-        self._buckets: dict[str, TokenBucket] = {}
+        self._posted = Lru[tuple[str, str], _Posted](REMEMBER)
+        self._buckets = Lru[str, TokenBucket](REMEMBER)
 
     async def post(self, regarding: Manifest, event: Event) -> None:
         now = self._clock()
@@ -66,9 +67,6 @@ class Recorder:
             await self._create(regarding, event, name, now)
         except ApiError as error:
             log.warning("event %s for %s/%s could not be written: %s", event.reason, namespace, meta["name"], error)
-        finally:
-            while len(self._posted) > REMEMBER:
-                del self._posted[next(iter(self._posted))]
 
     async def _create(self, regarding: Manifest, event: Event, name: str, now: float) -> None:
         meta, at = regarding["metadata"], stamp(now)
@@ -113,8 +111,5 @@ class Recorder:
             self._posted.pop((namespace, name), None)  # it has expired; the next one is a new one
 
     def _bucket(self, uid: str) -> TokenBucket:
-        bucket = self._buckets.pop(uid, None) or TokenBucket(RATE_PER_S, BURST, self._clock)
-        self._buckets[uid] = bucket
-        while len(self._buckets) > REMEMBER:
-            del self._buckets[next(iter(self._buckets))]
+        self._buckets[uid] = bucket = self._buckets.get(uid) or TokenBucket(RATE_PER_S, BURST, self._clock)
         return bucket

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from banyan_operator.desired.batchjob import FINAL_CODES, STOPPED
-from banyan_operator.desired.batchpod import CONTAINER
-from banyan_operator.desired.names import jobs_of
+from banyan_operator.desired.batchpod import CONTAINER, PHASES
+from banyan_operator.desired.names import derived
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, controller, is_true, key_of, uid_of
@@ -55,7 +55,8 @@ def _its_job(batch: Manifest, one: Manifest) -> tuple[str, str] | None:
     else:
         above = controller(one)
         found = (above["name"], above["uid"]) if above is not None and above.get("kind") == kinds.JOB.kind else None
-    return found if found is not None and found[0] in jobs_of(batch["metadata"]["name"]) else None
+    ours = [derived(batch["metadata"]["name"], phase) for phase in PHASES]
+    return found if found is not None and found[0] in ours else None
 
 
 def has_ended(child: Mapping[str, Any]) -> bool:

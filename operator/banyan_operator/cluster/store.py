@@ -13,6 +13,7 @@ from typing import Any, Final
 from banyan_operator.cluster.remains import Remains, has_ended
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Kind, Manifest
+from banyan_operator.kube.lru import Lru
 from banyan_operator.kube.objects import Key, condition, controller, key_of, labelled_owner, uid_of
 from banyan_operator.observed.batch import is_terminal
 
@@ -53,7 +54,7 @@ class Store:
         self._children: dict[Key, set[Key]] = {}
         self._users: dict[Key, set[Key]] = {}  # InferenceServer → BatchJobs whose serverRef names it
         self._remains = Remains()
-        self._gone: dict[str, int] = {}  # uid → the version of its end, or of its last sighting under our label
+        self._gone = Lru[str, int](_REMEMBER_GONE)  # uid → the version of its end, or of its last sighting under our label
 
     # --- what is heard ---
 
@@ -139,16 +140,10 @@ class Store:
     def all(self, kind: Kind) -> list[Manifest]:
         return [self._objects[key] for key in self._of_kind.get(kind.kind, ())]
 
-    def resources(self) -> list[Key]:
-        """Every resource that is known."""
-        return [key for kind in kinds.RESOURCES for key in self._of_kind.get(kind.kind, ())]
-
     # --- inside ---
 
     def _remember_gone(self, uid: str, until: int) -> None:
-        self._gone[uid] = max(self._gone.pop(uid, -1), until)
-        while len(self._gone) > _REMEMBER_GONE:
-            del self._gone[next(iter(self._gone))]
+        self._gone[uid] = max(self._gone.get(uid, -1), until)
 
     def _keep(self, gone: Mapping[str, Any]) -> Keys:
         """Remember how it ended; returns the resources for which that is kept."""

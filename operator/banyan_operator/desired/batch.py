@@ -9,7 +9,7 @@ from banyan_operator.desired import batchjob
 from banyan_operator.desired.batchjob import Order
 from banyan_operator.desired.companions import cache_claim, service_account
 from banyan_operator.desired.monitors import monitors
-from banyan_operator.desired.names import Names
+from banyan_operator.desired.names import Names, derived
 from banyan_operator.desired.network import network_policy
 from banyan_operator.kube.kinds import JOB
 from banyan_operator.kube.objects import Ref, find_object
@@ -31,11 +31,7 @@ def children(
     them keeps what it was made with, for that cannot change. `absent`: optional kinds that the cluster does not have, which are
     left out. Raises SpecError when spec.podTemplate cannot be merged.
     """
-    live = tuple(live)
-    names = Names.of(job, live)
-    existing = {order.phase: find_object(live, Ref.to(JOB, names.job(order.phase))) for order in orders}
-    made = next((one for one in existing.values() if one is not None), None)
-    names = Names.of(job, live, made["spec"]["template"] if made is not None else None)
+    live, names = tuple(live), Names.of(job)
     found: list[Manifest] = []
     if job.spec.service_account_name is None:
         found.append(service_account(job, settings, names.service_account))
@@ -43,11 +39,8 @@ def children(
     if own is not None and own.cache.type == "PersistentVolumeClaim" and own.cache.claim_name is None:
         found.append(cache_claim(job, settings, names.cache_claim, own.cache))
     for order in orders:
-        there = existing[order.phase]
-        if there is not None:
-            found.append(batchjob.as_made(job, there, order))
-        else:
-            found.append(batchjob.make(job, settings, names, order, server_url=server_url))
+        there = find_object(live, Ref.to(JOB, derived(job.metadata.name, order.phase)))
+        found.append(batchjob.as_made(job, there, order) if there else batchjob.make(job, settings, order, server_url=server_url))
     if settings.platform == "local":  # there is nobody to act on the rest
         return tuple(found)
     if job.spec.network_policy.enabled:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from banyan_operator.api import BatchJob
-from banyan_operator.desired.batchpod import CONTAINER, PHASES, RUN_ID, Partial, Phase, template
+from banyan_operator.desired.batchpod import CONTAINER, RUN_ID, Partial, Phase, template
 from banyan_operator.desired.metadata import child, labels, owner_references
-from banyan_operator.desired.names import Names
+from banyan_operator.desired.names import derived
 from banyan_operator.kube.kinds import GROUP
 from banyan_operator.kube.objects import is_true
 from banyan_operator.kube.ownership import APPLIED_HASH
@@ -60,7 +60,7 @@ class Order:
     because: Because | None = None
 
 
-def make(job: BatchJob, settings: Settings, names: Names, order: Order, *, server_url: str | None) -> Manifest:
+def make(job: BatchJob, settings: Settings, order: Order, *, server_url: str | None) -> Manifest:
     """The Job, new. `server_url`: see `template`."""
     count = job.spec.workers if order.phase == "work" else 1
     body: Manifest = {
@@ -77,14 +77,14 @@ def make(job: BatchJob, settings: Settings, names: Names, order: Order, *, serve
         },
         "successPolicy": {"rules": [{"succeededCount": 1}]},  # a worker succeeds only when the work of all is done
         "suspend": order.suspend,
-        "template": template(job, settings, names, order.phase, server_url=server_url, partial=order.partial),
+        "template": template(job, settings, order.phase, server_url=server_url, partial=order.partial),
     }
     return child(
         job,
         settings,
         api_version="batch/v1",
         kind="Job",
-        name=names.job(order.phase),
+        name=derived(job.metadata.name, order.phase),
         annotations={BECAUSE: order.because.text()} if order.because is not None else None,
         component=order.phase,
         body={"spec": body},
@@ -102,7 +102,7 @@ def as_made(job: BatchJob, live: Manifest, order: Order) -> Manifest:
         # its controller has yet to take up that it was resumed; until then its condition would be taken for an answer to this write
         suspend = False
     decided: dict[str, Any] = {"suspend": suspend}
-    if phase_of(live) == "work" and not is_over(live):
+    if order.phase == "work" and not is_over(live):
         decided |= {"completions": job.spec.workers, "parallelism": job.spec.workers}  # only together: one patch
     before = {"suspend": False, **{name: spec.get(name) for name in decided if name in spec}}
     if before != decided:  # our own change must not look like somebody else's
@@ -124,12 +124,6 @@ def as_made(job: BatchJob, live: Manifest, order: Order) -> Manifest:
 def is_over(job: Manifest) -> bool:
     """Whether it starts no more pods, whatever its spec says."""
     return any(is_true(job, one) for one in ("Complete", "SuccessCriteriaMet", "Failed", "FailureTarget"))
-
-
-def phase_of(job: Manifest) -> Phase | None:
-    """None: a release before phases made it, whose one Job reads, runs and publishes."""
-    said = _argument(job, "phase")
-    return next((phase for phase in PHASES if phase == said), None)
 
 
 def partial_of(job: Manifest) -> str | None:

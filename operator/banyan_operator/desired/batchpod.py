@@ -58,14 +58,12 @@ def run_id(job: BatchJob) -> str:
     return job.spec.output.resume or job.metadata.uid.replace("-", "")[:12]
 
 
-def template(
-    job: BatchJob, settings: Settings, names: Names, phase: Phase, *, server_url: str | None = None, partial: Partial | None = None
-) -> Manifest:
+def template(job: BatchJob, settings: Settings, phase: Phase, *, server_url: str | None = None, partial: Partial | None = None) -> Manifest:
     """The pod template of one phase. `server_url`: base URL of the InferenceServer of serverRef. `partial`: of a merge.
 
     Raises SpecError when spec.podTemplate cannot be merged, or takes from the worker what it is to do.
     """
-    spec = job.spec
+    spec, names = job.spec, Names.of(job)
     image = spec.image or settings.runtime_image
     worker, worker_mounts = _worker(job, image, settings, phase, server_url, partial)
     pod: Manifest = {
@@ -140,7 +138,7 @@ def _worker(
     spec = job.spec
     source = _place(spec.input.source, "input", read_only=True)
     target = _place(spec.output.uri, "output", read_only=False)
-    store_env, store_mounts = podspec.s3(spec.s3, settings.default_storage)
+    store_env, store_mounts = podspec.s3(spec.s3)
     env = {
         "BANYAN_GRACE_SECONDS": str(GRACE_S),
         "BANYAN_PROGRESS_HOST": settings.listen,  # the operator and Prometheus ask the pod's address

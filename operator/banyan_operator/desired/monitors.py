@@ -26,7 +26,7 @@ def monitors(resource: Resource, settings: Settings, absent: frozenset[str]) -> 
 
 def _wanted(resource: Resource) -> Iterator[tuple[Kind, str, Monitor]]:
     metrics = resource.spec.metrics
-    name = resource.metadata.name if isinstance(resource, InferenceServer) else derived(resource, "batch")
+    name = resource.metadata.name if isinstance(resource, InferenceServer) else derived(resource.metadata.name, "batch")
     if metrics.pod_monitor.enabled:
         yield POD_MONITOR, name, metrics.pod_monitor
     if isinstance(resource, InferenceServer) and resource.spec.metrics.service_monitor.enabled:

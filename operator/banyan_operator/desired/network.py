@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from banyan_operator.api import InferenceServer, Problem, Resource, SpecError
-from banyan_operator.api.parts import ModelSource, S3Options
+from banyan_operator.api.parts import ModelSource
 from banyan_operator.api.uris import CatalogModel, Remote, locate
 from banyan_operator.desired.metadata import child, pod_selector, server_selector
 from banyan_operator.desired.names import derived
@@ -19,12 +19,11 @@ from banyan_operator.plan import Manifest, Settings
 _NAMESPACE: Final = "kubernetes.io/metadata.name"
 _HTTPS: Final = 443
 _DNS: Final = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}  # to anywhere: a cache may be on the node
-_STORAGE: Final = "AWS_ENDPOINT_URL_S3"
 
 
 def network_policy(resource: Resource, settings: Settings) -> Manifest:
     """The policy of a resource that wants one. The kubelet's probes pass in any case."""
-    name = resource.metadata.name if isinstance(resource, InferenceServer) else derived(resource, "batch")
+    name = resource.metadata.name if isinstance(resource, InferenceServer) else derived(resource.metadata.name, "batch")
     spec: Manifest = {
         "podSelector": {"matchLabels": pod_selector(resource)},
         "policyTypes": ["Ingress", "Egress"],
@@ -56,7 +55,7 @@ def _egress(resource: Resource, settings: Settings) -> Iterator[Manifest]:
     if spec.server is not None:
         yield from _model(spec.server.model, "spec.server.model", namespace)
     if any(uri.startswith("s3://") for uri in (spec.input.source, spec.output.uri)):
-        yield from _storage(spec.s3, settings.default_storage.get(_STORAGE), "spec.s3", namespace)
+        yield from _host(spec.s3.endpoint if spec.s3 else None, "spec.s3.endpoint", namespace)
 
 
 def _model(model: ModelSource, path: str, namespace: str) -> Iterator[Manifest]:
@@ -64,22 +63,15 @@ def _model(model: ModelSource, path: str, namespace: str) -> Iterator[Manifest]:
         case CatalogModel():
             yield {"ports": _ports(_HTTPS)}
         case Remote("s3"):
-            yield from _storage(model.s3, None, f"{path}.s3", namespace)
+            yield from _host(model.s3.endpoint if model.s3 else None, f"{path}.s3.endpoint", namespace)
         case Remote("hf"):
             endpoint = model.hugging_face.endpoint if model.hugging_face else None
             yield from _host(endpoint, f"{path}.huggingFace.endpoint", namespace)
 
 
-def _storage(options: S3Options | None, default: str | None, path: str, namespace: str) -> Iterator[Manifest]:
-    if options is not None and options.endpoint:
-        yield from _host(options.endpoint, f"{path}.endpoint", namespace)
-    else:
-        yield from _host(default, f"{_STORAGE} of the operator", namespace)
-
-
 def _host(url: str | None, field: str, namespace: str) -> Iterator[Manifest]:
     """To the host of a URL that stands in `field`; None is one on the internet, by HTTPS. Raises SpecError for what is no URL."""
-    if url is None:
+    if not url:
         yield {"ports": _ports(_HTTPS)}
         return
     try:

@@ -101,10 +101,9 @@ def escaped(text: str) -> str:
     return text.replace("$(", "$$(")
 
 
-def s3(options: S3Options | None, defaults: Mapping[str, str], prefix: str = "") -> tuple[dict[str, str], list[Mount]]:
-    """Environment and files that lead to an S3 store. `defaults` are variables for what the resource leaves open; `prefix` sets the
-    volumes apart from those of another store in the same pod."""
-    env = dict(defaults)
+def s3(options: S3Options | None, prefix: str = "") -> tuple[dict[str, str], list[Mount]]:
+    """Environment and files that lead to an S3 store. `prefix` sets the volumes apart from those of another store in the same pod."""
+    env = dict[str, str]()
     found: list[Mount] = []
     if options is None:
         return env, found
@@ -169,11 +168,6 @@ def resources(asked: Resources, accelerator: Accelerator | None = None) -> Manif
 _NEEDED_TO_SPREAD: Final = {"maxSkew": "1", "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
 
 
-def taint(resource: str) -> Manifest:
-    """The toleration of the one by which nodes with such accelerators are kept for those who ask for them."""
-    return {"key": resource, "operator": "Exists", "effect": "NoSchedule"}
-
-
 def placement(
     scheduling: Scheduling, accelerator: Accelerator | None, selector: Mapping[str, str], *, spread: bool, path: str = "spec.scheduling"
 ) -> Manifest:
@@ -187,7 +181,8 @@ def placement(
     tolerations = [toleration.dump() for toleration in scheduling.tolerations]
     names = {toleration.key for toleration in scheduling.tolerations}
     if accelerator is not None and accelerator.count and not names & {accelerator.resource_name, None}:
-        tolerations.append(taint(accelerator.resource_name))
+        # the taint by which nodes with such accelerators are kept for those who ask for them
+        tolerations.append({"key": accelerator.resource_name, "operator": "Exists", "effect": "NoSchedule"})
     if tolerations:
         found["tolerations"] = tolerations
     if affinity := _affinity(scheduling.affinity, accelerator, path):

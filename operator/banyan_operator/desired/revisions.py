@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from banyan_operator.api import InferenceServer
 from banyan_operator.desired import podspec
-from banyan_operator.desired.drift import settled
 from banyan_operator.desired.metadata import SPEC_DIGEST, SPEC_HASH, child, digest, owner
 from banyan_operator.desired.names import derived
-from banyan_operator.desired.serverpod import CONTAINER
-from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, GROUP, Manifest
+from banyan_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, Manifest
 from banyan_operator.kube.objects import Ref, find_object
 from banyan_operator.plan import Settings
 
@@ -35,10 +33,6 @@ NOT_IN_PODS: Final[dict[str, Any]] = {
 }
 """The fields of a server's spec that do not reach its pods."""
 
-RENDERED_GENERATION: Final = f"{GROUP}/rendered-generation"
-"""On Deployments of releases that recorded no templates: the generation of the resource whose spec the pods are of."""
-_DEFAULT_IMAGE: Final = f"{GROUP}/default-image"
-"""On such a Deployment: the image of its pods, where the spec named none."""
 _RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"
 
 
@@ -74,57 +68,10 @@ def decided(server: InferenceServer, children: Iterable[Manifest]) -> Manifest |
     return adopted(live) if live is not None and _runs(live, server, wanted) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Unrecorded:
-    """What pods run by a Deployment of a release that recorded no templates."""
-
-    template: Manifest
-    image: str | None  # the operator's default at that time; None where the spec named one
-
-    def settings(self, now: Settings) -> Settings:
-        """The operator's defaults when it was rendered, as far as the template tells them."""
-        pod = self.template["spec"]
-        policies = [one.get("imagePullPolicy") for one in pod["containers"] if one["name"] == CONTAINER]
-        return replace(
-            now,
-            runtime_image=self.image or now.runtime_image,
-            image_pull_policy=policies[0] if policies and policies[0] else now.image_pull_policy,
-            image_pull_secrets=tuple(one["name"] for one in pod.get("imagePullSecrets") or ()),
-        )
-
-    def is_of(self, rendered: Manifest) -> bool:
-        """Whether it says what `rendered` does: pausing and scaling make another generation of the spec, and the same pods."""
-        ours, theirs = (_compared(one) for one in (self.template, rendered))
-        return settled(ours, theirs) and settled(theirs, ours)
-
-
-def unrecorded(server: InferenceServer, children: Iterable[Manifest]) -> Unrecorded | None:
-    """What the server's Deployment runs, where an earlier release made it and nothing tells for which spec."""
-    live = find_object(children, Ref.to(DEPLOYMENT, server.metadata.name))
-    if live is None or not owner(server).may_change(live):
-        return None
-    annotations = live["metadata"].get("annotations") or {}
-    if SPEC_DIGEST in annotations or RENDERED_GENERATION not in annotations:
-        return None
-    return Unrecorded(adopted(live), annotations.get(_DEFAULT_IMAGE))
-
-
-def _compared(template: Manifest) -> Manifest:
-    """Without what tells nothing of the spec, and what releases that recorded nothing did not write."""
-    template = {**template, "spec": dict(template["spec"])}
-    asked = {name for one in template["spec"]["containers"] for name in one.get("resources", {}).get("limits", {})}
-    tolerations = [one for one in template["spec"].pop("tolerations", []) if one not in [podspec.taint(name) for name in asked]]
-    if tolerations:
-        template["spec"]["tolerations"] = tolerations
-    annotations = template["metadata"].get("annotations") or {}
-    metadata = {**template["metadata"], "annotations": {key: annotations[key] for key in annotations.keys() - {SPEC_HASH, _RESTARTED}}}
-    return {"kind": DEPLOYMENT.kind, "spec": {"template": {**_without_defaults(template), "metadata": metadata}}}
-
-
 def revision(server: InferenceServer, settings: Settings, children: Iterable[Manifest], template: Manifest) -> Revision:
     """`template`, which was decided for the spec before or is now, and the records that are to exist."""
     wanted, records = spec_digest(server), _records(server, children)
-    name = derived(server, spec_hash(template))  # what it holds can never change, so it is named by that
+    name = derived(server.metadata.name, spec_hash(template))  # what it holds can never change, so it is named by that
     kept = next((one for one in records if one["metadata"]["name"] == name), None)
     last = max((one["revision"] for one in records), default=0)
     number = kept["revision"] if kept is not None and kept["revision"] == last else last + 1
@@ -171,11 +118,8 @@ def _records(server: InferenceServer, children: Iterable[Manifest]) -> list[Mani
 
 def _runs(live: Manifest, server: InferenceServer, wanted: str) -> bool:
     """Whether the Deployment's template is the one that was rendered for the spec as it is."""
-    annotations, mine = live["metadata"].get("annotations") or {}, owner(server)
-    if SPEC_DIGEST in annotations:
-        return bool(annotations[SPEC_DIGEST] == wanted) and mine.may_change(live) and _untouched(live)
-    # a generation tells nothing of a resource that was deleted and made again
-    return mine.controls(live) and bool(annotations.get(RENDERED_GENERATION) == str(server.metadata.generation))
+    annotations = live["metadata"].get("annotations") or {}
+    return bool(annotations.get(SPEC_DIGEST) == wanted) and owner(server).may_change(live) and _untouched(live)
 
 
 def _untouched(live: Manifest) -> bool:

@@ -9,7 +9,7 @@ from banyan_operator.desired import podspec, revisions, serverpod
 from banyan_operator.desired.companions import cache_claim, service_account
 from banyan_operator.desired.metadata import HEADLESS, REFRESH, SPEC_DIGEST, SPEC_HASH, child, labels, selector
 from banyan_operator.desired.monitors import monitors
-from banyan_operator.desired.names import Names
+from banyan_operator.desired.names import Names, derived
 from banyan_operator.desired.network import network_policy
 from banyan_operator.desired.podtemplate import merged
 from banyan_operator.desired.revisions import Revision
@@ -27,16 +27,15 @@ def children(
     Raises SpecError when spec.podTemplate cannot be merged.
     """
     live = tuple(live)
-    decided = revisions.decided(server, live) or _inherited(server, settings, live)
-    names = Names.of(server, live, decided)
-    revision = revisions.revision(server, settings, live, decided or _template(server, settings, names))
+    names = Names.of(server)
+    revision = revisions.revision(server, settings, live, revisions.decided(server, live) or _template(server, settings, names))
     spec = server.spec
     found: list[Manifest] = []
     if spec.service_account_name is None:
         found.append(service_account(server, settings, names.service_account))
     if spec.cache.type == "PersistentVolumeClaim" and spec.cache.claim_name is None:
         found.append(cache_claim(server, settings, names.cache_claim, spec.cache))
-    found += [_service(server, settings), _pods_service(server, settings, names.pods_service)]
+    found += [_service(server, settings), _pods_service(server, settings)]
     found += [*revision.records, deployment(server, settings, revision)]
     if settings.platform == "local":  # there is nobody to act on the rest
         return tuple(found)
@@ -74,15 +73,6 @@ def deployment(server: InferenceServer, settings: Settings, revision: Revision) 
             }
         },
     )
-
-
-def _inherited(server: InferenceServer, settings: Settings, live: tuple[Manifest, ...]) -> Manifest | None:
-    """What runs since a release that recorded nothing, where that release would make it of the spec as it is now."""
-    before = revisions.unrecorded(server, live)
-    if before is None:
-        return None
-    rendered = _template(server, before.settings(settings), Names.of(server, live, before.template))
-    return before.template if before.is_of(rendered) else None
 
 
 def _template(server: InferenceServer, settings: Settings, names: Names) -> Manifest:
@@ -125,9 +115,10 @@ def _service(server: InferenceServer, settings: Settings) -> Manifest:
     )
 
 
-def _pods_service(server: InferenceServer, settings: Settings, name: str) -> Manifest:
+def _pods_service(server: InferenceServer, settings: Settings) -> Manifest:
     """The headless Service: one address a ready pod, for clients and routers that choose a pod themselves."""
     spec = {"clusterIP": "None", "selector": selector(server), "ports": [_port(SERVER_PORT)]}
+    name = derived(server.metadata.name, "pods")
     return child(server, settings, api_version="v1", kind="Service", name=name, extra_labels={HEADLESS: "true"}, body={"spec": spec})
 
 

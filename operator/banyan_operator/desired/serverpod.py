@@ -196,7 +196,7 @@ def _source(model: ModelSource) -> tuple[dict[str, str], list[Mount]]:
     """Environment and files with which the runtime fetches an s3:// or hf:// model. Tokens are files: they stay out of the pod's spec."""
     match locate(model.uri):
         case Remote("s3"):
-            return podspec.s3(model.s3, {}, "model-")
+            return podspec.s3(model.s3, "model-")
         case Remote("hf") if model.hugging_face is not None:
             options, env, mounts = model.hugging_face, dict[str, str](), list[Mount]()
             if options.endpoint:

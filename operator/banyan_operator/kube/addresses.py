@@ -19,10 +19,7 @@ def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def pods_url(server: Mapping[str, Any], service: str | None = None) -> str:
-    """The base URL of its headless Service: one address a ready pod, for clients that choose a pod themselves.
-
-    `service`: that Service's name, where it is not what it is called now.
-    """
+def pods_url(server: Mapping[str, Any]) -> str:
+    """The base URL of its headless Service: one address a ready pod, for clients that choose a pod themselves."""
     meta = server["metadata"]
-    return f"http://{service or meta['name'] + '--pods'}.{meta['namespace']}.svc:{SERVER_PORT}"
+    return f"http://{meta['name']}--pods.{meta['namespace']}.svc:{SERVER_PORT}"

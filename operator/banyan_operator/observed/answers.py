@@ -29,7 +29,6 @@ class Progress:
     Each tells of the whole run as far as it knows, and of its own rates: the one that knows most counts, and rates add up.
     """
 
-    phase: str
     counts: RequestCounts | None
     usage: Usage | None
     shards: Shards | None
@@ -45,7 +44,6 @@ class Progress:
             return None
         tokens = _sum(_number(body.get("tokensPerSecond"), MAX_INT32) for body in known)
         return Progress(
-            phase=next((text for body in known if (text := _text(body.get("phase"), MAX_WORDS))), ""),
             counts=_most((counts(body) for body in known), finished),
             usage=_most((usage(body.get("usage")) for body in known), lambda one: one.total_tokens or 0),
             shards=_of_all([one for body in known if (one := shards(body.get("shards"))) is not None]),

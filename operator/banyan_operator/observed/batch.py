@@ -69,7 +69,7 @@ def status(one: Observed, written: Written) -> BatchJobStatus:
     job, seen, prior, now = one.job, one.seen, one.prior, one.world.now
     progress = one.progress
     counted = count(seen, progress, prior, now)
-    phase = _phase(one, written, progress)
+    phase = _phase(one, written)
     over, ended = phase in TERMINAL, seen.now is not None and seen.now.ending is not None
     live = progress if phase == "Running" else None
     total = counted.requests.total
@@ -125,12 +125,12 @@ def bar(percent: int) -> str:
 # --- phase ---
 
 
-def _phase(one: Observed, written: Written, progress: Progress | None) -> BatchPhase:
-    phase, before = _phase_seen(one, written, progress), one.prior.get("phase")
+def _phase(one: Observed, written: Written) -> BatchPhase:
+    phase, before = _phase_seen(one, written), one.prior.get("phase")
     return max(phase, before, key=COURSE.index) if phase in COURSE and before in COURSE else phase
 
 
-def _phase_seen(one: Observed, written: Written, progress: Progress | None) -> BatchPhase:
+def _phase_seen(one: Observed, written: Written) -> BatchPhase:
     seen, wish, over = one.seen, one.wish, one.course.over
     if over is not None and written.complete:
         return over.phase
@@ -141,8 +141,8 @@ def _phase_seen(one: Observed, written: Written, progress: Progress | None) -> B
         return "Suspended" if suspended else "Merging"
     ended = seen.now is not None and seen.now.ending is not None
     if ended and seen.work is not None:
-        suspended = one.job.spec.suspend and wish.stop is None and not seen.work.alone and seen.work.over(one.world.now)
-        return "Suspended" if suspended else "Running" if seen.work.alone or not seen.work.over(one.world.now) else "Merging"
+        suspended = one.job.spec.suspend and wish.stop is None and seen.work.over(one.world.now)
+        return "Suspended" if suspended else "Merging" if seen.work.over(one.world.now) else "Running"
     if wish.stop is not None and (not ended or one.known.planned):
         return "Cancelling"
     if one.job.spec.suspend and seen.held and not (ended and not one.known.planned):
@@ -151,17 +151,15 @@ def _phase_seen(one: Observed, written: Written, progress: Progress | None) -> B
         return "Planning" if seen.plan is not None and not one.known.planned and (seen.running or ended or _begun(one)) else "Pending"
     if wish.hold is not None or (one.refused and not seen.running):
         return "Pending"
-    if seen.running:
-        return "Merging" if progress is not None and progress.phase == "publishing" and seen.work.alone else "Running"
     # between two attempts of a worker the job still counts as running; its condition says what went wrong
-    return "Running" if _begun(one) else "Pending"
+    return "Running" if seen.running or _begun(one) else "Pending"
 
 
 def _begun(one: Observed) -> bool:
     """Whether the stage at work had a worker that ran."""
     stage, prior = one.seen.now, one.prior
     assert stage is not None
-    if stage.phase == "plan" or stage.alone:
+    if stage.phase == "plan":
         return bool(prior.get("startTime"))
     return prior.get("phase") == "Running" or bool(prior.get("lastProgressTime")) or stage.failure is not None
 
@@ -193,8 +191,6 @@ def _findings(one: Observed, phase: BatchPhase, written: Written, counted: Count
 
 def _of_the_plan(one: Observed, phase: BatchPhase) -> dict[str, Finding]:
     """Whether there is one, and what it found of the storage."""
-    if one.seen.work is not None and one.seen.work.alone:
-        return {}
     found: dict[str, Finding] = {}
     told = {kind: condition({"status": one.prior}, kind) for kind in ("Planned", "Fenced")}
     plan, over = one.seen.plan, one.course.over
@@ -278,7 +274,7 @@ def _without_pod(one: Observed) -> str:
 def _at_work(one: Observed) -> Finding:
     work = one.seen.work
     assert work is not None
-    if work.alone or one.job.spec.workers == 1:
+    if one.job.spec.workers == 1:
         return yes("WorkersRunning", "The worker runs.")
     active = (work.job.get("status") or {}).get("active") or 0
     why = f" {one.seen.diagnosis.message}" if one.seen.diagnosis is not None else ""

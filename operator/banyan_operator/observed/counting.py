@@ -58,18 +58,13 @@ def count(seen: Seen, progress: Progress | None, prior: Mapping[str, Any], now: 
 
 
 def _final(seen: Seen) -> Mapping[str, Any]:
-    """The last words of whatever published: they count, whatever was said before. A merge that failed may have read nothing."""
-    if seen.merge is not None:
-        return seen.merge.words if seen.merge.words.get("code") in PUBLISHED else {}
-    if seen.work is not None and seen.work.alone and seen.work.ending is not None and seen.work.ending.succeeded:
-        return seen.work.words
-    return {}
+    """The last words of the merge: they count, whatever was said before. One that failed may have read nothing."""
+    return seen.merge.words if seen.merge is not None and seen.merge.words.get("code") in PUBLISHED else {}
 
 
 def _all_published_unheard(seen: Seen, now: float) -> bool:
     """All of the run is published, and what that came to will not be heard any more."""
-    publisher = seen.publisher
-    return publisher is not None and publisher.unheard and publisher.over(now) and partial_of(publisher.job) is None
+    return seen.merge is not None and seen.merge.unheard and seen.merge.over(now) and partial_of(seen.merge.job) is None
 
 
 def _requests(seen: Seen, progress: Progress | None, prior: Mapping[str, Any]) -> RequestCounts:

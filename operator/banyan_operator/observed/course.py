@@ -97,7 +97,7 @@ def known(prior: Mapping[str, Any], seen: Seen, now: float) -> Known:
     """`prior`: the status as it was."""
     told = condition({"status": prior}, "Planned").get("status")
     done = seen.plan is not None and seen.plan.done(now)
-    planned = told == "True" or done or seen.merge is not None or (seen.work is not None and not seen.work.alone)
+    planned = told == "True" or done or seen.merge is not None or seen.work is not None
     return Known(planned, _made(prior, seen))
 
 
@@ -121,8 +121,6 @@ def course(job: BatchJob, seen: Seen, memory: Known, wish: Wish, now: float) -> 
 def _step(job: BatchJob, seen: Seen, memory: Known, wish: Wish, now: float) -> Course:
     if seen.merge is not None:
         return _merging(job, seen, seen.merge, wish, now)
-    if seen.work is not None and seen.work.alone:
-        return _alone(job, seen, seen.work, wish, now)
     if seen.work is not None:
         return _working(job, seen, seen.work, memory, wish, now)
     if memory.planned:
@@ -195,22 +193,6 @@ def _merging(job: BatchJob, seen: Seen, merge: Stage, wish: Wish, now: float) ->
     orders = [*_as_it_is(seen.plan), *([Order("work", suspend=True)] if seen.work is not None else [])]
     orders.append(Order("merge", suspend=job.spec.suspend and wish.stop is None))
     return Course(tuple(orders), over=_merged(merge) if merge.over(now) else None)
-
-
-def _alone(job: BatchJob, seen: Seen, work: Stage, wish: Wish, now: float) -> Course:
-    """The one Job of a release before phases."""
-    waits = _left(seen)
-    if work.ending is not None:
-        if not work.over(now):
-            return Course(_as_it_is(work))
-        if work.ending.succeeded:
-            return Course(_as_it_is(work), over=Over("Succeeded", yes("Succeeded", f"All results are published.{_heard(work)}")))
-        return Course(_as_it_is(work), over=_failed(_why(work.ending, "WorkersFailed")))
-    orders = (Order("work", suspend=job.spec.suspend or wish.hold is not None or wish.stop is not None),)
-    over = None
-    if wish.stop is not None and work.at_rest() and not waits:
-        over = _ended(wish.stop, "Nothing was published; progress is as counted.")
-    return Course(orders, over=over)
 
 
 # --- how it ends ---

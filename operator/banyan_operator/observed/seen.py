@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from banyan_operator.api import BatchJob
-from banyan_operator.desired.batchjob import phase_of, run_of
+from banyan_operator.desired.batchjob import run_of
 from banyan_operator.desired.batchpod import CONTAINER, PHASES, Phase, run_id
 from banyan_operator.desired.metadata import owner
-from banyan_operator.desired.names import Names
+from banyan_operator.desired.names import derived
 from banyan_operator.kube.kinds import JOB
 from banyan_operator.kube.objects import condition, is_true, uid_of
 from banyan_operator.observed import answers, diagnosis
@@ -35,11 +35,6 @@ class Stage:
     ending: Ending | None  # None while it goes on
     gone: bool = False  # somebody removed it when it had ended, or does: what it did is done, and nothing of it is left to be changed
     before: tuple[Pod, ...] = ()  # of one that goes on: pods of it that had ended when they went, as those that are suspended do
-
-    @property
-    def alone(self) -> bool:
-        """It was made by a release before phases: it reads, runs and publishes by itself."""
-        return phase_of(self.job) is None
 
     @property
     def begun(self) -> bool:
@@ -142,11 +137,6 @@ class Seen:
     diagnosis: Diagnosis | None = None  # of the stage at work
 
     @property
-    def publisher(self) -> Stage | None:
-        """The one that publishes."""
-        return self.merge or (self.work if self.work is not None and self.work.alone else None)
-
-    @property
     def stages(self) -> tuple[Stage, ...]:
         return tuple(stage for stage in (self.plan, self.work, self.merge) if stage is not None)
 
@@ -179,8 +169,8 @@ def see(job: BatchJob, world: World, prior: Mapping[str, Any], settings: Setting
     """Sort Jobs and pods, and find what is wrong with them."""
     plan, work, merge = (_stage(job, phase, world) for phase in PHASES)
     told = _told_fenced(prior, plan, world.now)
-    # without a report: a plan accepts unfenced storage only where the spec allows it; a release before phases did not look
-    fenced = told if told is not None else not job.spec.output.allow_unfenced and not (work is not None and work.alone)
+    # without a report: a plan accepts unfenced storage only where the spec allows it
+    fenced = told if told is not None else not job.spec.output.allow_unfenced
     fenced &= job.spec.output.uri.startswith("s3://")  # a folder's locks hold between the processes of a node
     seen = Seen(plan, work, merge, orphans(world.children), told, fenced)
     if seen.now is not None and seen.now.ending is not None:
@@ -214,7 +204,7 @@ def _stage(job: BatchJob, phase: Phase, world: World) -> Stage | None:
     there = {uid_of(one) for one in world.children}
     gone = tuple(one for one in world.remains if uid_of(one) not in there)
     known = (*world.children, *gone)
-    name = Names.of(job, known).job(phase)
+    name = derived(job.metadata.name, phase)
     for one in world.children:
         if one["kind"] == JOB.kind and one["metadata"]["name"] == name and _is_own(job, one):
             pods = pods_of([one], world.children)

@@ -9,11 +9,11 @@ from typing import Any, Final
 from banyan_operator.api import BatchJob, SpecError
 from banyan_operator.desired import batch as desired_batch
 from banyan_operator.desired.batchjob import is_over, run_of
-from banyan_operator.desired.batchpod import run_id
+from banyan_operator.desired.batchpod import PHASES, run_id
 from banyan_operator.desired.difference import Difference, difference
 from banyan_operator.desired.metadata import owner
 from banyan_operator.desired.monitors import wanted_optional
-from banyan_operator.desired.names import Names
+from banyan_operator.desired.names import derived
 from banyan_operator.kube.addresses import pods_url
 from banyan_operator.kube.kinds import JOB, POD
 from banyan_operator.kube.objects import condition, is_true
@@ -154,7 +154,7 @@ def _stands_still(job: Manifest) -> bool:
 
 def _of_another_run(job: BatchJob, world: World) -> Finding | None:
     """A Job of this name that was left behind by another BatchJob: its workers write for that one's run."""
-    names, mine = Names.of(job, world.children).jobs.values(), owner(job)
+    names, mine = {derived(job.metadata.name, phase) for phase in PHASES}, owner(job)
     for one in world.children:
         name = one["metadata"]["name"]
         if one["kind"] != JOB.kind or name not in names or mine.controls(one) or not mine.may_change(one) or run_of(one) == run_id(job):

@@ -1,7 +1,7 @@
 """What a run keeps in storage beside its results: whose an output is, the plan, and the state of each shard.
 
-Small JSON objects, each written on the condition that it is as it was read. Everything here can be read by the next release and
-was perhaps written by the last one: unknown fields are ignored, new ones have defaults.
+Small JSON objects, each written on the condition that it is as it was read. Everything here can be read by the next release: unknown
+fields are ignored, new ones have defaults.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Shard(msgspec.Struct, frozen=True, rename="camel"):
     number: int  # 1-based number of the first line in its object, blank lines counted
     first: int  # ordinal of the first line in the whole run, blank lines not counted
     lines: int
+    last: int  # number of the last line in its object
     duplicates: str = ""  # ordinals within the shard whose custom_id an earlier line has
     kept: str = ""  # ordinals within the shard that succeeded in the run that this one completes
-    last: int = 0  # number of the last line in its object; 0: not known
 
     def number_of(self, ordinal: int) -> int | None:
         """The number in its object of a line of the shard that cannot be read. None: blank lines stand between, nobody knows where."""

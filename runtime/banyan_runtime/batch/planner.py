@@ -116,7 +116,7 @@ def _units(
     start, first_number, last_number, first = 0, 1, 0, found.total
     for raw in lines:
         if not packed and found.total > first and (found.total - first >= most_lines or raw.start - start >= most_bytes):
-            yield Shard(number, start, raw.start, first_number, first, found.total - first, last=last_number)
+            yield Shard(number, start, raw.start, first_number, first, found.total - first, last_number)
             start, first_number, first = raw.start, raw.number, found.total
         found.total += 1
         last_number = raw.number
@@ -130,7 +130,7 @@ def _units(
             if len(found.models) > MAX_MODELS:
                 found.models = None
     if found.total > first:
-        yield Shard(number, start, size, first_number, first, found.total - first, last=last_number)
+        yield Shard(number, start, size, first_number, first, found.total - first, last_number)
 
 
 def _shards(units: list[Shard], total: int, cut: Cut) -> list[Shard]:

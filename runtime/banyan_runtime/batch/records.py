@@ -144,7 +144,7 @@ class InputFile(msgspec.Struct, frozen=True):
     uri: str
     etag: str
     bytes: int
-    sha256: str = ""  # "": of a run of an earlier release
+    sha256: str
 
 
 class ResultFile(msgspec.Struct, frozen=True):
@@ -193,8 +193,8 @@ class Publishing(msgspec.Struct, frozen=True, rename="camel"):
 
 @known
 class ManifestHead(msgspec.Struct, frozen=True):
-    run: str = ""
-    state: str = "complete"  # manifests of the first release do not say it
+    run: str
+    state: str
 
     @property
     def complete(self) -> bool:

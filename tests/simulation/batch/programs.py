@@ -297,5 +297,5 @@ def shards(lines: list[int]) -> list[Shard]:
     made: list[Shard] = []
     for count in lines:
         first = sum(shard.lines for shard in made)
-        made.append(Shard(0, first, first + count, first + 1, first, count))
+        made.append(Shard(0, first, first + count, first + 1, first, count, first + count))
     return made

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from banyan_operator import api
-from banyan_operator.desired import batchjob
-from banyan_operator.desired.batchjob import Order
-from banyan_operator.desired.names import Names
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, controller_uid, key_of, owner_reference, uid_of
@@ -138,24 +134,8 @@ class Actors:
                 else {"server": {"model": {"uri": "pvc://models/x"}, "cache": rng.choice(({}, CACHE))}}
             )
         meta = {"name": name, "namespace": NAMESPACE}
-        made = self.server.create({"apiVersion": "serving.banyan.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec})
+        self.server.create({"apiVersion": "serving.banyan.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec})
         self._say("makes", kind, name)
-        if kind == kinds.BATCH_JOB.kind and rng.random() < 0.1:
-            self._begun_before(made)
-
-    def _begun_before(self, batch: Manifest) -> None:
-        """A release before phases has made its one Job, and been replaced since."""
-        parsed = api.parse(batch, strict=False)
-        assert isinstance(parsed, api.BatchJob)
-        names = Names.of(parsed)
-        if self.server.get(Key(kinds.JOB.kind, NAMESPACE, names.job("work"))) is not None:
-            return
-        job = batchjob.make(parsed, self.sim.operator.settings, names, Order("work"), server_url="http://a")
-        job["spec"] |= {"completions": 1, "parallelism": 1}
-        (worker,) = job["spec"]["template"]["spec"]["containers"]
-        worker["args"] = [word for word in worker["args"] if not word.startswith("--phase=")]
-        self.server.create(job)
-        self.sim.saw("work of the release before")
 
     def edits_a_server(self) -> None:
         edit = self.rng.choice(POD_EDITS if self.rng.random() < 0.4 else OTHER_EDITS)

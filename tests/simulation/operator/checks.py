@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from banyan_operator import api
 from banyan_operator.api.status import MADE
 from banyan_operator.cluster.store import Store
-from banyan_operator.desired.batchjob import partial_of, phase_of
+from banyan_operator.desired.batchjob import partial_of
+from banyan_operator.desired.metadata import COMPONENT
 from banyan_operator.desired.references import references
 from banyan_operator.kube import kinds
-from banyan_operator.kube.addresses import pods_url
 from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, condition, controller_uid, is_true, key_of, uid_of
 from banyan_operator.kube.ownership import Owner, whose
@@ -90,14 +90,10 @@ class Checks:
 
     def _job_made(self, made: Manifest) -> None:
         """A plan before the work, and a merge after it."""
-        name, batch, phase = key_of(made), controller_uid(made) or "", phase_of(made)
-        works = [(uid, job) for uid, job in self._jobs(batch) if job.phase in ("work", None)]
-        if phase is None:
-            self.sim.fail(f"{name} is of no phase")
+        name, batch, phase = key_of(made), controller_uid(made) or "", made["metadata"]["labels"][COMPONENT]
+        works = [(uid, job) for uid, job in self._jobs(batch) if job.phase == "work"]
         if phase == "work" and not any(end.code == 0 for _, job in self._jobs(batch) if job.phase == "plan" for end in job.ends):
             self.sim.fail(f"{name} is made, and nothing was planned")
-        if any(job.phase is None and not job.gone for _, job in works) and phase != "work":
-            self.sim.fail(f"{name} is made for work of a release that had no phases")
         done = [job for _, job in self._jobs(batch) if job.phase == phase and job.finished and job.finished_at > BEGUN_S]
         if done and self.sim.attentive and batch in self.server.uids:
             self.sim.fail(f"{name} is made, and that was done already")
@@ -192,7 +188,7 @@ class Checks:
         return suspended or is_true(live, "SuccessCriteriaMet") or is_true(live, "FailureTarget")
 
     def _succeeded(self, name: str, jobs: list[JobTruth], new: Mapping[str, Any]) -> None:
-        ends = [(job, end) for job in jobs for end in job.ends if end.code == 0 and job.phase in ("merge", None) and job.partial is None]
+        ends = [(job, end) for job in jobs for end in job.ends if end.code == 0 and job.phase == "merge" and job.partial is None]
         if not ends:
             self.sim.fail(f"{name}: Succeeded, and nothing was published")
             return
@@ -256,7 +252,7 @@ class Checks:
             for one in self.server.of(kind):
                 if shown_to(kind, one):
                     store.note(one)
-        for key in sorted(store.resources()):
+        for key in sorted(key_of(one) for kind in kinds.RESOURCES for one in store.all(kind)):
             resource = store.get(key)
             assert resource is not None
             problem = self._resource(store, key, resource)
@@ -280,9 +276,8 @@ class Checks:
             server = store.get(Key("InferenceServer", key.namespace, resource["spec"]["serverRef"]["name"]))
         parsed = api.parse(resource, strict=False)
         missing = frozenset(ref for ref in references(parsed) if self.server.get(ref.key(key.namespace)) is None)
-        url = pods_url(server) if server is not None else None
         children, remains = store.children(key), self.sim.operator.store.remains(key)  # of what has gone only the operator knows
-        world = World(now=self.server.now(), children=children, remains=remains, missing=missing, server=server, server_url=url)
+        world = World(now=self.server.now(), children=children, remains=remains, missing=missing, server=server)
         decision = decide(resource, world, self.sim.operator.settings)
         taken, left = {}, []
         for manifest in decision.plan.apply:

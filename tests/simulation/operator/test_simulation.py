@@ -39,7 +39,6 @@ def test_a_run_goes_every_way() -> None:
         "stalls_a_watch",
         "loses_a_watch",
         "refuses",
-        "work of the release before",
         "a Job is swept away",
     }
     answers = {"ok", "0", "403", "404", "409", "422", "429", "500"}

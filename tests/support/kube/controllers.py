@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from banyan_operator.desired.batchjob import partial_of, phase_of
+from banyan_operator.desired.batchjob import partial_of
+from banyan_operator.desired.metadata import COMPONENT
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
 from banyan_operator.kube.objects import Key, controller, controller_uid, is_true, key_of, owner_reference, uid_of
@@ -48,7 +49,7 @@ class JobTruth:
     """All that ever happened to one Job."""
 
     batch: str  # uid of its BatchJob
-    phase: str | None  # None: a release before phases made it
+    phase: str  # "": a stranger's
     partial: str | None  # of a merge
     ends: list[PodEnd] = field(default_factory=list)
     finished: str | None = None  # Complete or Failed
@@ -199,7 +200,8 @@ class Cluster:
 
     def _truth(self, job: Manifest) -> JobTruth:
         if uid_of(job) not in self.jobs:
-            self.jobs[uid_of(job)] = JobTruth(batch=controller_uid(job) or "", phase=phase_of(job), partial=partial_of(job))
+            phase = (job["metadata"].get("labels") or {}).get(COMPONENT, "")
+            self.jobs[uid_of(job)] = JobTruth(batch=controller_uid(job) or "", phase=phase, partial=partial_of(job))
         return self.jobs[uid_of(job)]
 
     def _job(self, live: Manifest) -> None:
@@ -338,8 +340,8 @@ class Cluster:
         return changed
 
     def _scheduled(self, pod: Manifest) -> None:
-        job = self.jobs.get(controller_uid(pod) or "")  # of the release before phases none is given up
-        there = self.cuts and job is not None and job.phase is not None and "node-1" not in self.cut and self.luck.random() < 0.7
+        job = self.jobs.get(controller_uid(pod) or "")
+        there = self.cuts and job is not None and job.phase and "node-1" not in self.cut and self.luck.random() < 0.7
         node = "node-1" if there else "node-0"
         self.server.edit(key_of(pod), lambda live: {**live, "spec": {**live["spec"], "nodeName": node}})
         pod = self.server.objects[key_of(pod)]
@@ -402,11 +404,10 @@ class Cluster:
 
     def _works(self, pod: Manifest) -> None:
         """The worker is done, one way or the other."""
-        rng, job = self.rng, self.jobs.get(controller_uid(pod) or "")
-        phase = job.phase if job is not None else None
-        if rng.random() < (0.3 if phase in (None, "work") else 0.15) + self.crashes:
-            code = rng.choice((1, 1, 64, 65, 69, 75, 77, 78, 137, 143) if phase in (None, "work") else (1, 1, 65, 75, 75, 77, 137, 143))
-            code = 79 if code == 78 and phase == "work" else code
+        rng, job = self.rng, self.jobs[controller_uid(pod) or ""]
+        phase = job.phase
+        if rng.random() < (0.3 if phase == "work" else 0.15) + self.crashes:
+            code = rng.choice((1, 1, 64, 65, 69, 75, 77, 79, 137, 143) if phase == "work" else (1, 1, 65, 75, 75, 77, 137, 143))
             done = rng.randrange(LINES) if phase != "plan" else 0
             self._end(pod, code, {"total": LINES, "completed": done, "failed": 0}, disrupted=code == 143 and rng.random() < 0.5)
             return
@@ -416,16 +417,12 @@ class Cluster:
             case "plan":
                 self._end(pod, 0, {"total": LINES, "completed": 0, "failed": 0}, word="Planned")
             case "work":
-                assert job is not None
                 self._end(pod, 0, self.worked.setdefault(job.batch, counts), word="Worked")
             case "merge":
-                assert job is not None
                 if job.partial is None and rng.random() < 0.1:
                     self._end(pod, 65, {"total": LINES, "completed": 0, "failed": LINES}, word="AllLinesFailed")
                 else:
                     self._end(pod, 0, counts, word=MERGED[job.partial])
-            case _:
-                self._end(pod, 0, counts, word="Succeeded")
 
     def _end(self, pod: Manifest, code: int, counts: Mapping[str, int], *, disrupted: bool = False, word: str = "Word") -> None:
         text = f"words of {pod['metadata']['name']}"

@@ -99,7 +99,7 @@ def test_an_input_that_is_not_where_it_was_is_named_with_what_is_needed(batch: B
         (".banyan/owner.json", b'{"run": 1}'),
         (".banyan/r1/plan.json", b""),
         (".banyan/r1/plan.json", b'{"run":"r2","nonce":"n","digest":"","endpoint":"","inputs":[],"shards":[]}'),
-        ("manifest.json", b'{"run": "r1"}'),
+        ("manifest.json", b'{"run": "r1", "state": "complete"}'),
     ],
 )
 def test_a_document_that_no_run_wrote_is_named(batch: Batch, tmp_path: Path, name: str, data: bytes) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from banyan_runtime.batch import planner
-from banyan_runtime.batch.documents import Shard
 from banyan_runtime.batch.lines import LineParser
 from banyan_runtime.batch.planner import Cut, scan
 from banyan_runtime.batch.source import Source
@@ -38,4 +37,3 @@ def test_lines_that_cannot_be_read_any_more_have_their_numbers_unless_blank_ones
     found = scan(Source.find(Location(store, "")), LineParser("/v1/chat/completions", None, None), Cut(lines=3))
     numbers = [[shard.number_of(ordinal) for ordinal in range(shard.lines)] for shard in found.shards]
     assert numbers == [[1, 2, 3], [4, 5, 6], [8, 9], [None], [1, 2]]
-    assert Shard(0, 0, 30, 1, 0, 3).number_of(1) is None, "the plan of an earlier release"

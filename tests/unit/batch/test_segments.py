@@ -29,7 +29,9 @@ def test_a_full_scratch_disk_is_named_with_what_helps(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     monkeypatch.setattr(module, "IN_MEMORY_BYTES", 100)
     monkeypatch.setenv("TMPDIR", "/the/scratch")
-    steps = segments(Shard(0, 0, 0, 1, 0, count), _lines(count, size), LineParser("/v1/chat/completions", None, None), lambda _: False)
+    steps = segments(
+        Shard(0, 0, 0, 1, 0, count, count), _lines(count, size), LineParser("/v1/chat/completions", None, None), lambda _: False
+    )
     with pytest.raises(Full, match=r"^/the/scratch.*TMPDIR"):
         next(steps)
 
@@ -38,6 +40,6 @@ def test_a_machine_without_scratch_space_is_told_apart_from_a_bug(monkeypatch: p
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
     monkeypatch.setattr(module, "IN_MEMORY_BYTES", 100)
-    steps = segments(Shard(0, 0, 0, 1, 0, 1), _lines(1, 1000), LineParser("/v1/chat/completions", None, None), lambda _: False)
+    steps = segments(Shard(0, 0, 0, 1, 0, 1, 1), _lines(1, 1000), LineParser("/v1/chat/completions", None, None), lambda _: False)
     with pytest.raises(Unreachable, match="TMPDIR"):
         next(steps)

@@ -202,15 +202,6 @@ BAD_BATCHES: list[tuple[Any, ...]] = [
 ]
 
 
-def test_digits_that_an_earlier_schema_took_for_a_count_are_one_in_a_cluster():
-    stored = a_server(rollout={"maxSurge": "2", "maxUnavailable": "0", "gone": 1}, disruption={"minAvailable": "1"})
-    assert api.parse(stored, strict=False) == api.parse(
-        a_server(rollout={"maxSurge": 2, "maxUnavailable": 0}, disruption={"minAvailable": 1})
-    )
-    none = a_server(rollout={"maxSurge": "0", "maxUnavailable": "0"})
-    assert the_problem(none, strict=False).field == "spec.rollout"
-
-
 @pytest.mark.parametrize("case", BAD_BATCHES, ids=lambda case: f"{case[1]}-{case[2:]}")
 def test_a_batch_that_breaks_the_schema_is_told_where_and_what_to_do(case):
     spec, field, *named = case

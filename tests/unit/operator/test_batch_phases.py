@@ -409,11 +409,6 @@ def test_a_job_that_failed_and_was_removed_has_failed_for_its_own_reason():
     assert (made(over), over.status["phase"], condition(over, "Failed")["reason"]) == ({}, "Failed", "InputNotFound")
 
 
-def test_a_job_of_an_earlier_release_that_had_ended_when_it_went_is_not_made_again_under_the_name_of_today():
-    before = merge(job(phase="plan", **COMPLETE), {"metadata": {"name": "nightly-plan"}})
-    assert list(made(observe(BATCH, remains=(before, ended(0, PLAN_WORDS, of="plan"))))) == ["work"]
-
-
 @pytest.mark.parametrize("phase", ["plan", "work", "merge"])
 def test_a_job_that_is_removed_in_the_foreground_when_it_has_ended_goes_after_its_pods_and_is_not_made_again(phase: str):
     words = {"plan": PLAN_WORDS, "work": WORKED, "merge": PUBLISHED}[phase]

@@ -93,11 +93,11 @@ def test_without_checks_of_secrets_no_right_to_secrets_is_asked_for() -> None:
 def test_an_operator_for_some_namespaces_has_roles_there_and_no_cluster_role() -> None:
     documents = render("--set", "operator.namespaces={a,b}")
     assert of_kind(documents, "ClusterRole") == []
-    assert {role["metadata"]["namespace"] for role in of_kind(documents, "Role")} == {"a", "b", "kube-system", "banyan-system"}
+    assert {role["metadata"]["namespace"] for role in of_kind(documents, "Role")} == {"a", "b", "kube-system"}
     (outside,) = [role for role in of_kind(documents, "Role") if role["metadata"]["namespace"] == "kube-system"]
     assert granted(outside) == {("coordination.k8s.io", "leases"): {"get"}}
     alone = render("--set", "operator.namespaces={a,b},operator.leaseNamespace=")
-    assert {role["metadata"]["namespace"] for role in of_kind(alone, "Role")} == {"a", "b", "banyan-system"}
+    assert {role["metadata"]["namespace"] for role in of_kind(alone, "Role")} == {"a", "b"}
     assert environment(of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"])["BANYAN_NAMESPACES"] == "a,b"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import celpy
@@ -95,8 +94,6 @@ def broken_rules(schema: Mapping[str, Any], value: Any, old: Any = None) -> Iter
     """Messages of the CEL rules that a value breaks, evaluated as the API server does: transition rules on updates only."""
     for rule in schema.get("x-kubernetes-validations", ()):
         text = rule["rule"]
-        if rule.get("optionalOldSelf"):
-            text = text.replace("oldSelf.hasValue()", "false" if old is None else "true")
         if "oldSelf" in text and old is None:
             continue
         names = {"self": celpy.json_to_cel(value)} | ({"oldSelf": celpy.json_to_cel(old)} if old is not None else {})
@@ -204,38 +201,6 @@ def test_every_field_of_a_batch_is_fixed_or_known_to_be_carried_out_on_a_running
         "metrics",
         "networkPolicy",
     }
-
-
-def pruned(schema: Mapping[str, Any], value: Any) -> Any:
-    """As the API server drops fields that the schema does not know."""
-    if isinstance(value, list):
-        return [pruned(schema.get("items", {}), item) for item in value]
-    if not isinstance(value, dict) or "properties" not in schema:
-        return value
-    return {name: pruned(schema["properties"][name], item) for name, item in value.items() if name in schema["properties"]}
-
-
-STORED = list(yaml.safe_load_all((Path(__file__).parent / "golden" / "last-release" / "stored.yaml").read_text()))
-
-
-@pytest.mark.parametrize("stored", STORED, ids=lambda manifest: str(manifest["metadata"]["name"]))
-def test_what_the_last_release_stored_is_valid_as_it_is_and_may_be_written_again(stored):
-    """Defaults are stored: a field that takes another type, or another meaning, needs another name."""
-    of_kind = schema(stored["kind"])
-    kept = {**stored, "spec": pruned(of_kind["properties"]["spec"], stored["spec"])}
-    assert server_side(kept) == []
-    filled = defaulted(of_kind, kept)
-    assert list(broken_rules(of_kind, filled, filled)) == []
-    read = api.parse(stored, strict=False)
-    assert read == api.parse(kept)
-    assert api.unsupported(read, "cluster") == []
-
-
-def test_a_name_from_before_the_rule_about_new_names_can_still_be_changed_and_is_served():
-    of_kind = schema("InferenceServer")
-    old, new = (defaulted(of_kind, a_server("a--b", replicas=replicas)) for replicas in (1, 2))
-    assert list(broken_rules(of_kind, new, old)) == []
-    assert api.parse(new, strict=False).metadata.name == "a--b"
 
 
 def test_a_default_that_a_rule_looks_at_spells_out_its_values():

@@ -113,13 +113,11 @@ def test_a_policy_lets_out_to_names_to_storage_to_the_model_and_to_what_is_named
         (a_batch(output={"uri": "s3://out/x/"}, s3={"endpoint": "http://minio:99999"}), "spec.s3.endpoint"),
         (a_server(model={"uri": "hf://org/name", "huggingFace": {"endpoint": "http://[:::1]"}}), "spec.model.huggingFace.endpoint"),
         (a_server(model={"uri": "s3://models/x", "s3": {"endpoint": "http://[::1]:99999"}}), "spec.model.s3.endpoint"),
-        (a_batch(input={"uri": "s3://batches/in/"}), "AWS_ENDPOINT_URL_S3"),
     ],
 )
 def test_an_endpoint_that_is_no_url_is_told_with_its_field(manifest, field):
-    settings = replace(IN_CLUSTER, default_storage={"AWS_ENDPOINT_URL_S3": "http://minio:port"})
     with pytest.raises(SpecError, match=re.escape(field)):
-        render(merge(manifest, {"spec": {"networkPolicy": {"enabled": True}}}), settings)
+        render(merge(manifest, {"spec": {"networkPolicy": {"enabled": True}}}), IN_CLUSTER)
 
 
 @pytest.mark.parametrize("left_out", ["maxSkew", "topologyKey", "whenUnsatisfiable"])

@@ -6,16 +6,14 @@ import copy
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from banyan_operator import api
-from banyan_operator.desired import revisions, server
+from banyan_operator.desired import server
 from banyan_operator.desired.difference import difference
-from banyan_operator.desired.metadata import RENDERED_BY, SPEC_DIGEST, SPEC_HASH, owner
+from banyan_operator.desired.metadata import RENDERED_BY, SPEC_HASH, owner
 from banyan_operator.plan import Manifest, Settings
 from tests.unit.operator.conftest import SETTINGS, a_server, merge
 from tests.unit.operator.test_desired import CASES, EVERYTHING
@@ -27,14 +25,13 @@ NEWER = replace(
     image_pull_policy="Always",
     image_pull_secrets=("chart-secret",),
 )
-LAST_RELEASE = Path(__file__).parent / "golden" / "last-release"
 
 
 class Cluster:
     """Applies what is wanted and deletes what is not, as an API server would store it."""
 
-    def __init__(self, children: list[Manifest] | None = None) -> None:
-        self.children = children or []
+    def __init__(self) -> None:
+        self.children: list[Manifest] = []
         self.restarts = 0
 
     def reconcile(self, manifest: Manifest, settings: Settings = SETTINGS) -> None:
@@ -212,8 +209,8 @@ def test_what_somebody_wrote_into_the_deployment_is_not_recorded_where_the_recor
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_lost_record_comes_back_from_what_runs_also_since_the_last_release_and_after_a_restart_by_hand(name):
-    cluster = Cluster(last_release(name))
+def test_a_lost_record_comes_back_from_what_runs_also_after_a_restart_by_hand(name):
+    cluster = Cluster()
     cluster.reconcile(SERVERS[name])
     cluster.template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"
     before = copy.deepcopy(cluster.template)
@@ -298,102 +295,3 @@ def test_whatever_happens_pods_restart_only_for_another_spec(seed):
         if spec is same:
             assert cluster.template == before
             assert cluster.restarts == restarts
-
-
-# --- the upgrade from the last release, which recorded nothing ---
-
-
-def last_release(name: str) -> list[Manifest]:
-    return [as_stored(one) for one in yaml.safe_load_all((LAST_RELEASE / f"{name}.yaml").read_text())]
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_the_upgrade_from_the_last_release_restarts_no_pod_and_leaves_no_claim_behind(name):
-    cluster = Cluster(last_release(name))
-    before = copy.deepcopy(cluster.template)
-    claims = [one["metadata"]["name"] for one in cluster.children if one["kind"] == "PersistentVolumeClaim"]
-    cluster.reconcile(SERVERS[name], NEWER)
-    cluster.reconcile(with_generation(SERVERS[name], 2), NEWER)  # somebody scales it, or changes its Service
-    assert cluster.restarts == 0
-    assert cluster.template == before
-    assert [one["metadata"]["name"] for one in cluster.children if one["kind"] == "PersistentVolumeClaim"] == claims
-    accounts = [one["metadata"]["name"] for one in cluster.children if one["kind"] == "ServiceAccount"]
-    assert accounts == [before["spec"]["serviceAccountName"]]
-    assert cluster.deployment["metadata"]["annotations"].keys() >= {SPEC_DIGEST}
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_the_upgrade_restarts_no_pod_of_a_server_that_was_paused_or_scaled_while_no_operator_ran(name):
-    cluster = Cluster(last_release(name))
-    cluster.template["metadata"].setdefault("annotations", {})["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"
-    before = copy.deepcopy(cluster.template)
-    scaled = {**SERVERS[name]["spec"], "replicas": 1, "service": {"port": 99}}
-    cluster.reconcile(with_generation({**SERVERS[name], "spec": scaled}, 5), NEWER)
-    assert cluster.restarts == 0
-    assert cluster.template == before
-    assert cluster.deployment["spec"]["replicas"] == 1
-
-
-def test_the_upgrade_restarts_no_pod_with_an_accelerator_that_tolerates_nothing():
-    """As releases that recorded nothing rendered it."""
-    cluster = Cluster(last_release("server-everything"))
-    scheduling = {name: value for name, value in SERVERS["server-everything"]["spec"]["scheduling"].items() if name != "tolerations"}
-    spec = {**SERVERS["server-everything"]["spec"], "scheduling": scheduling}
-    del cluster.template["spec"]["tolerations"]
-    cluster.reconcile(with_generation({**SERVERS["server-everything"], "spec": {**spec, "replicas": 1}}, 5), NEWER)
-    assert cluster.restarts == 0
-    assert "tolerations" not in cluster.template["spec"]
-
-
-def test_the_upgrade_keeps_the_pull_secrets_and_policy_of_the_last_chart():
-    cluster = Cluster(last_release("server-minimal"))
-    cluster.template["spec"]["imagePullSecrets"] = [{"name": "old-chart"}]
-    cluster.template["spec"]["containers"][0]["imagePullPolicy"] = "Never"
-    cluster.template["spec"]["containers"][0]["resources"] = {}
-    cluster.reconcile(with_generation(a_server(replicas=4), 2), NEWER)
-    assert cluster.restarts == 0
-
-
-PODS_OF_ANOTHER_SPEC: list[dict[str, Any]] = [
-    {"runtime": {"contextLength": 4096}},
-    {"runtime": {"image": "registry.example/own:1"}},
-    {"runtime": {"env": [{"name": "A", "value": "b"}]}},
-    {"runtime": {"imagePullSecrets": [{"name": "mine"}]}},
-    {"scheduling": {"nodeSelector": {"a": "b"}}},
-    {"resources": {"limits": {"cpu": "2"}}},
-    {"serviceAccountName": "other"},
-    {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}},
-]
-
-
-@pytest.mark.parametrize("spec", PODS_OF_ANOTHER_SPEC)
-def test_what_pods_see_that_was_added_or_taken_away_while_no_operator_ran_is_rendered_anew(spec):
-    cluster = Cluster(last_release("server-minimal"))
-    cluster.reconcile(with_generation(a_server(**spec), 2), NEWER)
-    assert cluster.restarts == 1
-    before = Cluster()  # what the last release made of the spec with the field
-    before.reconcile(a_server(**spec))
-    del before.deployment["metadata"]["annotations"][SPEC_DIGEST]
-    before.deployment["metadata"]["annotations"] |= {revisions.RENDERED_GENERATION: "1"}
-    if "image" not in spec.get("runtime", {}):
-        before.deployment["metadata"]["annotations"] |= {"serving.banyan.dev/default-image": SETTINGS.runtime_image}
-    before.children = [one for one in before.children if one["kind"] != "ControllerRevision"]
-    kept = copy.deepcopy(before)
-    kept.reconcile(with_generation(a_server(**merge(spec, {"replicas": 3})), 2), NEWER)
-    assert kept.restarts == 0
-    if spec != {"runtime": {"imagePullSecrets": [{"name": "mine"}]}}:  # whether the chart or the spec named it, nothing tells
-        before.reconcile(with_generation(a_server(), 2), NEWER)
-        assert before.restarts == 1
-
-
-def test_what_a_restart_by_hand_wrote_into_the_last_releases_template_stays():
-    cluster = Cluster(last_release("server-minimal"))
-    cluster.template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"
-    cluster.reconcile(CASES["server-minimal"], NEWER)
-    assert cluster.restarts == 0
-
-
-def test_a_spec_that_changed_while_no_operator_ran_is_rendered_anew():
-    cluster = Cluster(last_release("server-minimal"))
-    cluster.reconcile(with_generation(a_server(runtime={"contextLength": 4096}), 2), NEWER)
-    assert cluster.image.endswith(":0.2")

@@ -5,7 +5,6 @@ from typing import Any
 
 from banyan_operator import api as resources
 from banyan_operator.cluster.gather import FOUND_FOR_S, Gatherer, References
-from banyan_operator.cluster.podclient import Pods
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
 from banyan_operator.kube.objects import Key
@@ -50,34 +49,6 @@ def test_what_healthy_resources_refer_to_is_asked_for_once_also_where_they_share
             assert len(api_server.calls) == asked + 2
 
     asyncio.run(scenario())
-
-
-def test_a_batch_is_sent_to_the_headless_service_of_its_server_under_the_name_that_it_has() -> None:
-    """A release before wrote one dash, and an object keeps its name."""
-    batch = resource("BatchJob", "b", {"serverRef": {"name": "s"}, "input": {"uri": "pvc://c/in"}, "output": {"uri": "pvc://c/out/"}})
-
-    def url(service: str | None) -> str | None:
-        store = Store()
-        store.note(server("s") | {"metadata": server("s")["metadata"] | {"resourceVersion": "1"}})
-        if service is not None:
-            labels = {"app.kubernetes.io/managed-by": "banyan-operator", "serving.banyan.dev/server": "s"}
-            owners = [{"kind": "InferenceServer", "name": "s", "uid": "s", "controller": True}]
-            meta = {"name": service, "namespace": "team", "uid": "v", "resourceVersion": "2", "labels": labels, "ownerReferences": owners}
-            store.note({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {}})
-
-        async def world() -> str | None:
-            api_server = ApiServer()
-            api_server.store(
-                kinds.CLAIM.path("team", "c"), {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "c"}}
-            )
-            async with connected(api_server) as api:
-                gatherer = Gatherer(store, api, Pods(lambda _: None))
-                return (await gatherer.world(Key("BatchJob", "team", "b"), batch)).server_url
-
-        return asyncio.run(world())
-
-    assert url(None) == url("s--pods") == "http://s--pods.team.svc:8000"
-    assert url("s-pods") == "http://s-pods.team.svc:8000"
 
 
 def test_how_a_job_ended_that_is_heard_while_the_world_is_gathered_is_part_of_it() -> None:

@@ -148,28 +148,15 @@ def held(server: ApiServer, namespace: str, holder: str) -> None:
     server.store(kinds.LEASE.path(namespace, "banyan-operator"), {**lease, "spec": {"holderIdentity": holder}})
 
 
-@pytest.mark.parametrize("namespaces", [(), ("team",)])
-def test_the_operator_of_the_release_before_is_a_rival_though_its_lease_lies_where_it_runs(namespaces: tuple[str, ...]) -> None:
+def test_a_rival_that_does_not_renew_its_lease_is_none() -> None:
     async def scenario() -> None:
         server, clock = ApiServer(), Clock()
         async with connected(server) as api:
-            rivals = Rivals(api, "banyan-operator", namespaces, "kube-system", "release", clock)
+            rivals = Rivals(api, "banyan-operator", (), "kube-system", clock)
             assert await rivals.found() is None
-            held(server, "release", "banyan-operator-5c9d_0f3a")
-            assert await rivals.found() == "lease release/banyan-operator is held by banyan-operator-5c9d_0f3a"
+            held(server, "team", "elsewhere/banyan-operator-5c9d_0f3a")
+            assert await rivals.found() == "lease team/banyan-operator is held by elsewhere/banyan-operator-5c9d_0f3a"
             clock.now += DURATION_S
-            assert await rivals.found() is None  # it was not renewed
-
-    asyncio.run(scenario())
-
-
-def test_an_operator_for_the_namespace_in_which_another_is_installed_is_no_rival_of_it() -> None:
-    async def scenario() -> None:
-        server = ApiServer()
-        held(server, "release", "elsewhere/banyan-operator-5c9d_0f3a")
-        async with connected(server) as api:
-            assert await Rivals(api, "banyan-operator", ("team",), "kube-system", "release").found() is None
-            server.answer = lambda call: refusal(403, "Forbidden", CANNOT) if "/release/" in call.path else None
-            assert await Rivals(api, "banyan-operator", ("team",), "", "release").found() is None
+            assert await rivals.found() is None
 
     asyncio.run(scenario())

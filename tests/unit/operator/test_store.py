@@ -231,7 +231,7 @@ def test_what_had_ended_is_kept_of_the_batchs_own_jobs_alone() -> None:
     stranger["metadata"]["ownerReferences"][0]["name"] = "mine"
     store.note_gone(stranger)
     assert kept(store) == []
-    orphan = of_batch("Job", "nightly-work", 6, "orphan", None, status=OVER)
+    orphan = of_batch("Job", "nightly--work", 6, "orphan", None, status=OVER)
     orphan["metadata"]["annotations"] = {"serving.banyan.dev/applied-hash": "x"}
     orphan["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "banyan-operator"
     store.note_gone(orphan)

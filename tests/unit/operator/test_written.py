@@ -69,7 +69,7 @@ def test_what_could_not_be_written_for_now_is_told_where_the_progress_is():
 
 
 def test_a_fight_over_an_object_is_told_once_and_forgotten_when_it_is_over():
-    fight = Outcome(contested=frozenset({Ref("apps/v1", "Deployment", "tiny")}))
+    fight = Outcome(contested={Ref("apps/v1", "Deployment", "tiny")})
     first = observe(SERVER, deployment(SERVER), pod(SERVER, **READY), outcome=fight)
     assert conditions(first)["Contested"]["reason"] == "DriftLoop"
     assert "Deployment tiny" in conditions(first)["Contested"]["message"]
