@@ -37,8 +37,8 @@ from load.summary import Summary
 from banyan_runtime import logs, wire
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.engine_client import EngineClient
-from banyan_runtime.front.prepare.pool import WORKERS, PreparerPool
-from banyan_runtime.front.prepare.zygote import Zygote
+from banyan_runtime.front.prepare.fork_server import ForkServer
+from banyan_runtime.front.prepare.worker_pool import WORKERS, WorkerPool
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.process import collect_rarely
 from banyan_runtime.server.clients import Clients
@@ -58,20 +58,20 @@ async def serve_front(address: str, folder: Path, processes: int = 1) -> None:
     parts = Front(config, logs.configure("api", level="error"), client)
     client.bind(address)
     info = await client.wait_ready()
-    zygote = Zygote(config, folder)
-    await zygote.start()
-    tokenizer, gate = zygote.tokenizer, parts.context.gate.told()
+    fork_server = ForkServer(config, folder)
+    await fork_server.start()
+    tokenizer, gate = fork_server.tokenizer, parts.context.gate.told()
     parts.context.text = Text.load(config, folder)
-    zygote.serve(info)
-    pool = PreparerPool(zygote, timeout_s=config.prepare_timeout)
-    parts.context.preparer = parts.at_once(pool)
+    fork_server.serve(info)
+    pool = WorkerPool(fork_server, timeout_s=config.prepare_timeout)
+    parts.prepare_with(pool)
     await pool.warm_up()
     doors = Doors(parts, early)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         serving = asyncio.create_task(parts.http.serve([listening]))
         workers = max(2, WORKERS // processes)
         told = len(early), config.engine_json(), gate, str(folder), None, tokenizer, info, workers, os.getpid()
-        await doors.open(lambda number: Open(number, *told), zygote)
+        await doors.open(lambda number: Open(number, *told), fork_server)
         collect_rarely()  # as a server does when it is ready
         parts.state.enter("ready")
         doors.tell_state()

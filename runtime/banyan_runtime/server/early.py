@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from banyan_runtime import arguments, hub
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.front.prepare import zygote
+from banyan_runtime.front.prepare import fork_server
 from banyan_runtime.front.text.isolation import isolate
 from banyan_runtime.process import without_collection
 from banyan_runtime.server.doors import count
@@ -29,7 +29,7 @@ class Early:
         self.doors: list[doors.Early] = []
         assert config.tokenizer_worker_num is not None, "it is settled before"
         try:
-            self.zygote = zygote.Early(tokenizes=not config.skip_tokenizer_init)
+            self.zygote = fork_server.Early(tokenizes=not config.skip_tokenizer_init)
             try:
                 for _ in range(config.tokenizer_worker_num if config.tokenizer_worker_num > 1 else 0):
                     self.doors.append(doors.Early())

@@ -16,9 +16,8 @@ from banyan_runtime.front.context import Context
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.metrics import Metrics
 from banyan_runtime.front.ops.http import HttpCounter
-from banyan_runtime.front.plan import Preparer
-from banyan_runtime.front.prepare.at_once import AtOnce
 from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.front.prepare.worker_pool import WorkerPool
 from banyan_runtime.front.request_log import request_log
 from banyan_runtime.front.state import ServerState
 from banyan_runtime.front.tracing import Traced, Tracing
@@ -50,11 +49,12 @@ class Front:
         self.http = Http(self.counter)
         self.http.on_refused = self.metrics.http_refused
 
-    def at_once(self, beside: Preparer) -> Preparer:
-        """One that has plans made by `beside`, but for those that take no time. The model's text and the engine must be there."""
+    def prepare_with(self, pool: WorkerPool) -> None:
+        """Have requests planned by this pool. The model's text and the engine must be there."""
         context, client = self.context, self.client
         assert context.text is not None, "asked for before it was loaded"
-        return AtOnce(beside, Planner(context.config, context.text, client.info), lambda: client.open_requests)
+        pool.plan_inline(Planner(context.config, context.text, client.info), lambda: client.open_requests)
+        context.preparer = context.request_log.preparer(pool)
 
     async def last_spans(self) -> None:
         """Have the traces exported that are left, as far as that goes."""

@@ -28,8 +28,8 @@ from banyan_runtime.front.body import BodyBudget
 from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.openai.responses.store import ResponseStore, most_bytes
-from banyan_runtime.front.prepare.pool import WORKERS, PreparerPool, workers_for
-from banyan_runtime.front.prepare.zygote import Zygote
+from banyan_runtime.front.prepare.fork_server import ForkServer
+from banyan_runtime.front.prepare.worker_pool import WORKERS, WorkerPool, workers_for
 from banyan_runtime.front.submission import EngineError
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.hub.gguf.files import find
@@ -104,7 +104,7 @@ class Server:
         self._context.bodies = BodyBudget.shared(1 + len(early.doors))
         self._hold = logs.Hold(logging.getLogger("uvicorn.error"))
         self._engine: EngineChild | None = None
-        self._zygote: Zygote | None = None
+        self._zygote: ForkServer | None = None
         self._folder: Path | None = None
         self._stop = asyncio.Event()
         self._interrupted = False
@@ -166,7 +166,7 @@ class Server:
         self._engine.boot(config, model_dir, tokenizer_dir, address, pulse_file)
         self._watcher = asyncio.create_task(self._watch_engine(self._engine))
         self._watcher.add_done_callback(self._unwatched)
-        self._zygote = Zygote(config, model_dir, tokenizer_dir, self._early.zygote)
+        self._zygote = ForkServer(config, model_dir, tokenizer_dir, self._early.zygote)
         await self._zygote.start()
         # What took it seconds, and a library of which nothing else is needed here, is taken over from it.
         tokenizer, self._zygote.tokenizer = self._zygote.tokenizer, None
@@ -176,10 +176,10 @@ class Server:
         self._zygote.serve(info)
         cores = 1 if info.device.startswith("cpu") else host.cores()  # which compute there
         doors = len(self._early.doors)
-        pool = PreparerPool(self._zygote, timeout_s=config.prepare_timeout, workers=WORKERS if doors else workers_for(cores))
+        pool = WorkerPool(self._zygote, timeout_s=config.prepare_timeout, workers=WORKERS if doors else workers_for(cores))
         pool.on_lack = self._on_lack
         await pool.warm_up()
-        self._context.preparer = self._context.request_log.preparer(self._front.at_once(pool))
+        self._front.prepare_with(pool)
         self._state.context_length = info.context_len
         self._client.max_open = max(self._client.max_open, info.most_requests)
         quantization = config.quantization or ("gguf" if find(model_dir) else "none")

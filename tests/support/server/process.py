@@ -129,7 +129,7 @@ class ServerProcess:
     @property
     def zygote(self) -> psutil.Process:
         """The process that forks those that tokenize, from the moment there is one."""
-        return self.eventually(lambda: self._child("banyan_runtime.front.prepare.process"), "the process that forks")
+        return self.eventually(lambda: self._child("banyan_runtime.front.prepare.fork_server"), "the process that forks")
 
     @contextlib.contextmanager
     def slowed(self) -> Iterator[None]:

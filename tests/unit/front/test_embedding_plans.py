@@ -17,8 +17,8 @@ from banyan_runtime.errors import ConfigError, ModelError, UserError
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.openai.vector_schema import UNSUPPORTED
 from banyan_runtime.front.plan import AnswerPlan, EmbeddingPlan, Endpoint, LabelScorePlan, Plan, RerankPlan, ScorePlan
-from banyan_runtime.front.prepare.frames import FRAME_HEAD, pack, unpack, unpack_head
 from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.front.prepare.worker_client import LENGTH, Planned, decode_message, framed
 from banyan_runtime.front.text.embedding import Embedding
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.text.tokenizer import Tokenizer as OurTokenizer
@@ -95,8 +95,7 @@ def test_documents_are_texts_or_objects_in_any_mixture(vectors: Planner, first: 
 @pytest.mark.parametrize("endpoint", PLANS)
 def test_a_plan_crosses_whole(vectors: Planner, endpoint: Endpoint) -> None:
     made = plan(vectors, endpoint, PLANS[endpoint])
-    head, *parts = pack(made)
-    assert unpack(unpack_head(head[FRAME_HEAD.size :]), parts) == made
+    assert decode_message.decode(framed(Planned(made))[LENGTH.size :]) == Planned(made)
 
 
 @pytest.mark.parametrize("endpoint", PLANS)

@@ -22,8 +22,8 @@ from banyan_runtime.front.native.schema import (
 )
 from banyan_runtime.front.openai.schema import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ChatRequest, CompletionRequest
 from banyan_runtime.front.plan import AnswerPlan, ChatPlan, Endpoint, Plan
-from banyan_runtime.front.prepare.frames import FRAME_HEAD, pack, unpack, unpack_head
 from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.front.prepare.worker_client import LENGTH, Planned, decode_message, framed
 from tests.unit.front.planning import USER, answer, chat, completion, native, plan, planner_of, refused
 
 
@@ -217,8 +217,7 @@ def test_whatever_values_are_in_whatever_fields_the_plan_is_made_or_refused_and_
             assert len(json.dumps(made.body())) < 2000, body
             continue
         planned += 1
-        head, *parts = pack(made)
-        assert unpack(unpack_head(head[FRAME_HEAD.size :]), parts) == made, body
+        assert decode_message.decode(framed(Planned(made))[LENGTH.size :]) == Planned(made), body
         for request in () if isinstance(made, AnswerPlan) else getattr(made, "requests", ()):
             sent = wire.Submit(1, request.token_ids, request.sampling, request.priority, request.salt, logprobs=request.logprobs)
             assert wire.decode_front(wire.encode(sent)) == sent, body

@@ -16,8 +16,18 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.front.plan import RefusalPlan
 from banyan_runtime.front.prepare import worker
 from banyan_runtime.front.prepare.constraints import Constraints
-from banyan_runtime.front.prepare.frames import FRAME_HEAD, HELLO, PLAN, RENDERING, TOKENIZING, request_head, unpack_head
 from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.front.prepare.worker_client import (
+    LENGTH,
+    Hello,
+    Message,
+    Planned,
+    Rendering,
+    Request,
+    Tokenizing,
+    decode_message,
+    framed,
+)
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.grammar.trial import Trial
 from banyan_runtime.wire import Grammar
@@ -51,24 +61,23 @@ def connection(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[soc
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def read(connection: socket.socket) -> tuple[bytes, bytes]:
-    raw = connection.recv(FRAME_HEAD.size, socket.MSG_WAITALL)
-    kind, size = FRAME_HEAD.unpack(raw)
-    return kind, connection.recv(size, socket.MSG_WAITALL)
+def read(connection: socket.socket) -> Message:
+    (size,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
+    return decode_message.decode(connection.recv(size, socket.MSG_WAITALL))
 
 
 def test_an_endless_grammar_is_an_error_of_its_own_request(connection: socket.socket) -> None:
-    assert read(connection)[0] == HELLO
+    assert isinstance(read(connection), Hello)
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "regex": "a"}).encode()
-    connection.sendall(request_head("chat", b"one", len(body)) + body)
-    kinds, content = [b""], b""
-    while kinds[-1] != PLAN:
-        kind, content = read(connection)
-        kinds.append(kind)
-    assert RENDERING not in kinds or kinds.index(RENDERING) < kinds.index(TOKENIZING)  # else the chat template would be blamed
-    packed = unpack_head(content)
-    assert isinstance(packed.plan, RefusalPlan)
-    assert (packed.plan.status, packed.plan.code, packed.plan.param) == (400, "invalid_grammar", "regex")
-    assert " 3 s" in packed.plan.message
-    assert packed.last
+    connection.sendall(framed(Request("chat", "one", len(body))) + body)
+    messages = [read(connection)]
+    while not isinstance(messages[-1], Planned):
+        messages.append(read(connection))
+    *before, planned = messages
+    assert Rendering() not in before or before.index(Rendering()) < before.index(Tokenizing())  # else the chat template would be blamed
+    assert isinstance(planned, Planned)
+    assert isinstance(planned.plan, RefusalPlan)
+    assert (planned.plan.status, planned.plan.code, planned.plan.param) == (400, "invalid_grammar", "regex")
+    assert " 3 s" in planned.plan.message
+    assert planned.last
     assert connection.recv(1) == b""

@@ -17,8 +17,18 @@ from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import Plan, RefusalPlan
 from banyan_runtime.front.prepare.clock import template_time
 from banyan_runtime.front.prepare.constraints import TRIAL_CPU_S
-from banyan_runtime.front.prepare.frames import BROKEN, ENDPOINTS, HELLO, RENDERING, REQUEST_HEAD, TOKENIZING, frame, pack
 from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.front.prepare.worker_client import (
+    LENGTH,
+    Broken,
+    Hello,
+    Message,
+    Planned,
+    Rendering,
+    Tokenizing,
+    decode_request,
+    framed,
+)
 from banyan_runtime.process import limit_memory, resident_bytes
 
 SLOW_S: Final = 0.05  # a request that has taken longer, or has a larger body, tells when its template has ended
@@ -43,39 +53,38 @@ class Worker:
 
     def run(self) -> None:
         limit_memory(MEMORY_BYTES)
-        self._connection.sendall(frame(HELLO, os.getpid()))
+        self._send(Hello(os.getpid()))
         fresh = resident_bytes()
         last = False
         while not last:
-            head = self._read(REQUEST_HEAD.size)
-            endpoint, id_bytes, body_bytes = REQUEST_HEAD.unpack(head)
-            request_id = bytes(self._read(id_bytes)).decode()
-            body = self._read(body_bytes)
-            self._started, self._body_bytes = time.monotonic(), body_bytes
+            (size,) = LENGTH.unpack(self._read(LENGTH.size))
+            request = decode_request(self._read(size))
+            body = self._read(request.body_bytes)
+            self._started, self._body_bytes = time.monotonic(), request.body_bytes
             try:
-                plan: Plan = self._planner.plan(ENDPOINTS[endpoint], body, request_id)
+                plan: Plan = self._planner.plan(request.endpoint, body, request.request_id)
             except ApiError as error:
                 plan = _refused(error)
             except BaseException:
-                self._connection.sendall(frame(BROKEN, traceback.format_exc()))
+                self._send(Broken(traceback.format_exc()))
                 return  # whatever it was may have left something behind
             last = resident_bytes() - fresh > GROWN_BYTES
-            self._send(pack(plan, last=last))
+            self._send(Planned(plan, last))
             del body, plan
 
     @contextlib.contextmanager
     def _rendering(self) -> Iterator[None]:
-        self._connection.sendall(frame(RENDERING, None))
+        self._send(Rendering())
         with template_time():
             yield
         if self._body_bytes > LARGE_BYTES or time.monotonic() - self._started > SLOW_S:
-            self._connection.sendall(frame(TOKENIZING, None))
+            self._send(Tokenizing())
 
     @contextlib.contextmanager
     def _trying(self, refusal: ApiError) -> Iterator[None]:
         """A grammar is compiled, by a library that cannot be interrupted. When that takes too long, another thread answers, and ends
         this process. What counts is computing time, as for templates."""
-        self._connection.sendall(frame(TOKENIZING, None))  # the template is not to blame for what it takes
+        self._send(Tokenizing())  # the template is not to blame for what it takes
         over, turn = threading.Event(), threading.Lock()
         end_s = time.process_time() + TRIAL_CPU_S
 
@@ -83,7 +92,7 @@ class Worker:
             while not over.wait(LOOK_EVERY_S):
                 with turn:
                     if not over.is_set() and time.process_time() > end_s:
-                        self._send(pack(_refused(refusal), last=True))
+                        self._send(Planned(_refused(refusal), last=True))
                         os._exit(0)
 
         threading.Thread(target=watch, name="grammar", daemon=True).start()
@@ -104,10 +113,8 @@ class Worker:
             filled += got
         return raw
 
-    def _send(self, pieces: list[bytes]) -> None:
-        small = b"".join(piece for piece in pieces) if sum(map(len, pieces)) < 65_536 else None
-        for piece in pieces if small is None else [small]:
-            self._connection.sendall(piece)
+    def _send(self, message: Message) -> None:
+        self._connection.sendall(framed(message))
 
 
 def _refused(error: ApiError) -> RefusalPlan:

@@ -15,7 +15,7 @@ from typing import Final
 from banyan_runtime.errors import UnavailableError
 from banyan_runtime.front.loop_link import LoopLink
 from banyan_runtime.front.metrics import Elsewhere
-from banyan_runtime.front.prepare.zygote import Zygote
+from banyan_runtime.front.prepare.fork_server import ForkServer
 from banyan_runtime.link import Link
 from banyan_runtime.server.doors import messages
 from banyan_runtime.server.doors.claims import SharedClaims
@@ -59,7 +59,7 @@ class Doors:
         self._looking: asyncio.Task[None] | None = None
         self._coming: set[asyncio.Task[None]] = set()  # connections that come back
         self._opening: Callable[[int], messages.Open] | None = None
-        self._zygote: Zygote | None = None
+        self._zygote: ForkServer | None = None
         self._ledger = front.metrics.ledger
         self._gone = Elsewhere()  # what doors that have ended had counted of themselves
         self._numbers = 0
@@ -79,7 +79,7 @@ class Doors:
 
     # --- their lives ---
 
-    async def open(self, opening: Callable[[int], messages.Open], zygote: Zygote) -> None:
+    async def open(self, opening: Callable[[int], messages.Open], zygote: ForkServer) -> None:
         """Start them; returns when they are there, or have had READY_S. `opening`: what a door of this number is told first; `zygote`: has
         their workers forked."""
         if not self._early:

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from banyan_runtime.front.prepare.channel import Channel, ChannelError
+from banyan_runtime.front.prepare.worker_client import WorkerClient, WorkerGone
 
 HELLO_S: Final = 10.0  # a fork takes milliseconds
 
 
 class DistantForks:
-    """What a `PreparerPool` asks for workers (`pool.Forks`)."""
+    """What a `WorkerPool` asks for workers (`worker_pool.Forks`)."""
 
     def __init__(self, ask: Callable[[int], bool], on_lack: Callable[[], None]) -> None:
         """`ask`: sends a worker's end of its socket to the front. False: that is gone. `on_lack`: called when no worker came."""
@@ -20,19 +20,19 @@ class DistantForks:
         self._on_lack = on_lack
         self.trouble = ""
 
-    async def fork(self) -> Channel:
-        """A fresh worker. Raises ChannelError."""
-        channel, theirs = Channel.pair()
+    async def fork(self) -> WorkerClient:
+        """A fresh worker. Raises WorkerGone."""
+        channel, theirs = WorkerClient.pair()
         with theirs:
             if self._ask(theirs.fileno()):
                 theirs.detach()  # which went there
         try:
             async with asyncio.timeout(HELLO_S):
-                await channel.greeting()
-        except (TimeoutError, ChannelError):
+                await channel.connect()
+        except (TimeoutError, WorkerGone):
             self.trouble = "the process that forks does not answer"
             self._on_lack()
-            raise ChannelError(self.trouble) from None
+            raise WorkerGone(self.trouble) from None
         self.trouble = ""
         return channel
 

@@ -29,7 +29,7 @@ from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
 from banyan_runtime.front.loop_link import LoopLink
 from banyan_runtime.front.openai.responses.store import ResponseStore
-from banyan_runtime.front.prepare.pool import PreparerPool
+from banyan_runtime.front.prepare.worker_pool import WorkerPool
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.link import Link
 from banyan_runtime.process import collect_rarely, die_with
@@ -87,13 +87,13 @@ class Door:
         folder = None if opening.tokenizer_dir is None else Path(opening.tokenizer_dir)
         context.text = await on_thread(Text.load, self._config, Path(opening.model_dir), folder, None, opening.tokenizer)
         forks = DistantForks(self._ask_for_worker, self._on_unforked)
-        pool = PreparerPool(forks, timeout_s=self._config.prepare_timeout, workers=opening.workers)
+        pool = WorkerPool(forks, timeout_s=self._config.prepare_timeout, workers=opening.workers)
         pool.on_lack = self._on_lack
         for raw in heard:
             self._hear(messages.to_door.decode(raw))
         self._link.listen(self._heard)
         await pool.warm_up()
-        context.preparer = context.request_log.preparer(self._front.at_once(pool))
+        self._front.prepare_with(pool)
         collect_rarely()
         self._link.send(messages.encode(messages.Opened()))
         ended = asyncio.create_task(self._end.wait())

@@ -9,14 +9,15 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from banyan_runtime.errors import UnavailableError
+from banyan_runtime.front.body import decode_object
 from banyan_runtime.front.errors import ApiError, internal, queue_full, unavailable
-from banyan_runtime.front.plan import Endpoint, Plan, Preparer, RefusalPlan
-from banyan_runtime.front.prepare.channel import Channel, ChannelError
-from banyan_runtime.front.prepare.exchange import Exchange, template_failed
+from banyan_runtime.front.plan import Endpoint, Plan, Preparer
+from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.front.prepare.worker_client import WorkerClient, WorkerGone, template_failed
 
 log = logging.getLogger("banyan")
 
@@ -35,6 +36,14 @@ LACK_S: Final = 5.0  # without any worker, after which requests are refused at o
 WARM_UP_S: Final = 60.0
 KEEP_EVERY_S: Final = 0.5
 TRIES: Final = 2  # workers that one request may take down with it
+SMALL_BYTES: Final = 8192  # of a body: some 1,600 token ids, which are planned in a fifth of a millisecond
+FEW: Final = 4  # requests being planned or served; from so many on workers plan all requests, so that tokens of others need not wait
+QUICK_FIELDS: Final = frozenset({
+    "model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
+    "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "logprobs", "stream", "stream_options",
+    "skip_special_tokens", "user", "priority", "service_tier",
+})  # fmt: skip
+"""Fields of a completion whose cost is bounded by their length. A grammar, several choices and a text to tokenize are not."""
 HUGE_BYTES: Final = 1 << 20  # a body that may well have been too much for its worker's memory
 
 
@@ -43,23 +52,22 @@ class Forks(Protocol):
 
     trouble: str  # why none can be had, as far as is known
 
-    async def fork(self) -> Channel:
-        """A fresh worker. Raises ChannelError when none can be had now, ApiError when none will be any more."""
+    async def fork(self) -> WorkerClient:
+        """A fresh worker. Raises WorkerGone when none can be had now, ApiError when none will be any more."""
         ...
 
     def close(self) -> None: ...
 
 
 class _Slot:
-    """The place of one worker; there may be none in it just now."""
+    """The place of one worker."""
 
     def __init__(self) -> None:
-        self.channel: Channel | None = None
+        self.worker: WorkerClient | None = None
 
-    def empty(self) -> None:
-        channel, self.channel = self.channel, None
-        if channel is not None:
-            channel.close()
+    @property
+    def empty(self) -> bool:
+        return self.worker is None or self.worker.gone
 
 
 class _Lanes:
@@ -77,7 +85,7 @@ class _Lanes:
 
     def remove_gone(self) -> list[_Slot]:
         """Free places whose workers have ended; they are free no longer."""
-        gone = [slot for slot in self._idle if slot.channel is None or slot.channel.gone]
+        gone = [slot for slot in self._idle if slot.empty]
         for slot in gone:
             self._idle.remove(slot)
         return gone
@@ -138,7 +146,7 @@ def workers_for(cores: int) -> int:
     return max(WORKERS, min(MOST_WORKERS, cores // 2))
 
 
-class PreparerPool(Preparer):
+class WorkerPool(Preparer):
     """`workers` processes, forked from one that has loaded the model's text files."""
 
     def __init__(self, forks: Forks, *, timeout_s: float, workers: int = WORKERS) -> None:
@@ -150,10 +158,27 @@ class PreparerPool(Preparer):
         self._keeper: asyncio.Task[None] | None = None
         self._last_worker = time.monotonic()
         self._lacking = False
+        self._inline: Planner | None = None
+        self._in_engine: Callable[[], int] = lambda: 0
+        self._planning = 0
         self.on_lack: Callable[[str], None] = lambda why: None  # told why no worker can be had; "" when one can again
 
+    def plan_inline(self, planner: Planner, in_engine: Callable[[], int]) -> None:
+        """Plan small completions of token ids on the event loop while few requests are served: the way to a worker and back wakes two
+        processes, which takes longer than the plan. `in_engine`: how many requests the engine has."""
+        self._inline, self._in_engine = planner, in_engine
+
     async def plan(self, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
+        if (
+            self._inline is not None
+            and endpoint == "completions"
+            and len(body) <= SMALL_BYTES
+            and self._planning + self._in_engine() < FEW
+            and _is_quick(fields := decode_object(body))
+        ):
+            return self._inline.plan_of(endpoint, fields, request_id)
         large = _may_take_long(body)
+        self._planning += 1
         try:
             async with asyncio.timeout(self._timeout_s):
                 slot = await self._lanes.take(len(body), large=large)
@@ -165,6 +190,8 @@ class PreparerPool(Preparer):
         except TimeoutError:
             message = f"The request could not be prepared within {self._timeout_s:g} s."
             raise ApiError(503, message, code="timeout", headers={"Retry-After": "1"}) from None
+        finally:
+            self._planning -= 1
 
     async def warm_up(self) -> None:
         """Fork all workers, so that the first requests need not wait for them, and have ended ones replaced from here on.
@@ -189,7 +216,6 @@ class PreparerPool(Preparer):
 
     def _look(self) -> None:
         for slot in self._lanes.remove_gone():
-            slot.empty()
             self._free(slot)
         now = time.monotonic()
         if self._has_worker:
@@ -208,7 +234,7 @@ class PreparerPool(Preparer):
 
     @property
     def _has_worker(self) -> bool:
-        return any(slot.channel is not None and not slot.channel.gone for slot in self._slots)
+        return not all(slot.empty for slot in self._slots)
 
     @property
     def _because(self) -> str:
@@ -216,7 +242,7 @@ class PreparerPool(Preparer):
 
     def _free(self, slot: _Slot) -> None:
         """Give a place back, with a worker in it."""
-        if slot.channel is not None:
+        if not slot.empty:
             self._lanes.give(slot)
             return
         task = asyncio.create_task(self._refill(slot))
@@ -228,8 +254,8 @@ class PreparerPool(Preparer):
         try:
             for pause in itertools.chain(FORK_AGAIN_S, itertools.repeat(FORK_LATER_S)):
                 await asyncio.sleep(pause)
-                with contextlib.suppress(ChannelError):
-                    slot.channel = await self._forks.fork()
+                with contextlib.suppress(WorkerGone):
+                    slot.worker = await self._forks.fork()
                     break
         except ApiError:
             pass  # the server is shutting down
@@ -244,47 +270,36 @@ class PreparerPool(Preparer):
         for refill in self._refills:
             refill.cancel()
         for slot in self._slots:
-            slot.empty()
+            if slot.worker is not None:
+                slot.worker.close()
         self._forks.close()
 
-    async def _worker(self, slot: _Slot) -> Channel:
-        """The worker in this place; a fresh one where it has gone while nobody looked. Raises ApiError when none can be had."""
-        if slot.channel is not None and slot.channel.gone:
-            slot.empty()
+    async def _worker(self, slot: _Slot) -> WorkerClient:
+        """The worker in this place; a fresh one where it has ended. Raises ApiError when none can be had."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LACK_S):
                 for pause in FORK_AGAIN_S:
-                    if slot.channel is not None:
-                        return slot.channel
+                    if slot.worker is not None and not slot.worker.gone:
+                        return slot.worker
                     await asyncio.sleep(pause)
-                    with contextlib.suppress(ChannelError):
-                        slot.channel = await self._forks.fork()
-        if slot.channel is None:
+                    with contextlib.suppress(WorkerGone):
+                        slot.worker = await self._forks.fork()
+        if slot.worker is None or slot.worker.gone:
             raise _no_worker()
-        return slot.channel
+        return slot.worker
 
     async def _planned(self, slot: _Slot, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
-        """Planning is pure: what one worker could not finish because it was ended, another can do again. Raises ApiError."""
-        exchange = Exchange(endpoint)
+        """Planning is pure: a request whose worker has ended is planned again by another. Raises ApiError."""
         for _ in range(TRIES):
-            whole = False
-            try:
-                plan, last = await exchange.run(await self._worker(slot), body, request_id)
-                whole = not last
-            except ChannelError:
-                continue
-            finally:
-                if not whole:  # also when nobody waits for the answer any more: the worker may be at it for long
-                    slot.empty()
-            if isinstance(plan, RefusalPlan):
-                raise ApiError(plan.status, plan.message, code=plan.code, param=plan.param, headers=plan.headers)
-            return plan
-        if exchange.stalled:
+            worker = await self._worker(slot)
+            with contextlib.suppress(WorkerGone):
+                return await worker.plan(endpoint, body, request_id)
+        if worker.stalled:
             log.error("%d of the processes that prepare requests did not get on and were ended", TRIES)
             raise unavailable("The processes that prepare requests do not get on.")
         if len(body) > HUGE_BYTES:
             raise ApiError(413, "The request takes too much memory to be prepared.", code="request_too_large")
-        if exchange.rendering:
+        if worker.rendering:
             raise template_failed("it took down the process that rendered it.")
         log.error("a request took down %d of the processes that tokenize", TRIES)
         raise internal()
@@ -297,3 +312,8 @@ def _may_take_long(body: bytes | bytearray) -> bool:
 
 def _no_worker() -> ApiError:
     return unavailable("The server cannot start the process that prepares requests.")
+
+
+def _is_quick(fields: Mapping[str, Any]) -> bool:
+    prompt = fields.get("prompt")
+    return isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is int and fields.keys() <= QUICK_FIELDS

@@ -10,43 +10,45 @@ import pytest
 
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import Endpoint, Plan
-from banyan_runtime.front.prepare.at_once import FEW, SMALL_BYTES, AtOnce
 from banyan_runtime.front.prepare.planner import Planner
+from banyan_runtime.front.prepare.worker_pool import FEW, SMALL_BYTES, WorkerPool
 
 IDS = {"prompt": [5, 6, 7], "max_tokens": 4, "stream": True}
 
 
-class Beside:
-    """Plans what is left to it, and notes it."""
+class Worker:
+    """Every worker of a pool: plans what it is sent, once it may go on."""
+
+    gone, trouble = False, ""
 
     def __init__(self, planner: Planner) -> None:
         self.bodies: list[bytes] = []
+        self.go_on = asyncio.Event()
+        self.go_on.set()
         self._planner = planner
+
+    async def fork(self) -> Worker:
+        return self
 
     async def plan(self, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
         self.bodies.append(bytes(body))
+        await self.go_on.wait()
         return self._planner.plan(endpoint, body, request_id)
 
+    def close(self) -> None: ...
 
-class Waiting(Beside):
-    """Plans nothing until it may go on."""
 
-    def __init__(self, planner: Planner) -> None:
-        super().__init__(planner)
-        self.go_on = asyncio.Event()
-
-    async def plan(self, endpoint: Endpoint, body: bytes | bytearray, request_id: str) -> Plan:
-        plan = await super().plan(endpoint, body, request_id)
-        await self.go_on.wait()
-        return plan
+def pool_of(worker: Worker, planner: Planner, served: int = 0) -> WorkerPool:
+    pool = WorkerPool(worker, timeout_s=30)
+    pool.plan_inline(planner, lambda: served)
+    return pool
 
 
 def planned(planner: Planner, body: dict[str, Any], *, endpoint: Endpoint = "completions", served: int = 0) -> tuple[Plan, bool]:
     """The plan, and whether it was made at once."""
-    beside = Beside(planner)
-    raw = json.dumps(body).encode()
-    made = asyncio.run(AtOnce(beside, planner, lambda: served).plan(endpoint, raw, "request"))
-    return made, not beside.bodies
+    worker = Worker(planner)
+    made = asyncio.run(pool_of(worker, planner, served).plan(endpoint, json.dumps(body).encode(), "request"))
+    return made, not worker.bodies
 
 
 def test_a_small_prompt_of_ids_is_planned_at_once_and_as_ever(planner: Planner) -> None:
@@ -72,13 +74,13 @@ def test_a_small_prompt_of_ids_is_planned_at_once_and_as_ever(planner: Planner) 
     ],
 )
 def test_what_may_take_long_is_planned_beside_the_loop(planner: Planner, body: dict[str, Any]) -> None:
-    beside = Beside(planner)
+    worker = Worker(planner)
     raw = json.dumps(body).encode()
     try:
-        asyncio.run(AtOnce(beside, planner, lambda: 0).plan("completions", raw, "request"))
+        asyncio.run(pool_of(worker, planner).plan("completions", raw, "request"))
     except ApiError:
         pass  # as it may be here: it has no grammars
-    assert beside.bodies == [raw]
+    assert worker.bodies == [raw]
 
 
 def test_everything_else_is_planned_beside_the_loop(planner: Planner) -> None:
@@ -90,18 +92,19 @@ def test_everything_else_is_planned_beside_the_loop(planner: Planner) -> None:
 
 def test_nobody_overtakes_those_who_wait_for_a_place_beside_the_loop(planner: Planner) -> None:
     async def ask() -> None:
-        beside = Waiting(planner)
-        preparer = AtOnce(beside, planner, lambda: 0)
+        worker = Worker(planner)
+        worker.go_on.clear()
+        pool = pool_of(worker, planner)
         slow, quick = (json.dumps(body).encode() for body in ({**IDS, "n": 2}, IDS))
-        waiting = [asyncio.create_task(preparer.plan("completions", slow, "request")) for _ in range(FEW)]
-        await asyncio.sleep(0)
-        late = asyncio.create_task(preparer.plan("completions", quick, "request"))
-        await asyncio.sleep(0)
-        assert beside.bodies[FEW:] == [quick]
-        beside.go_on.set()
+        waiting = [asyncio.create_task(pool.plan("completions", slow, "request")) for _ in range(FEW)]
+        await asyncio.sleep(0.05)
+        late = asyncio.create_task(pool.plan("completions", quick, "request"))
+        await asyncio.sleep(0.05)
+        assert not late.done()
+        worker.go_on.set()
         await asyncio.gather(*waiting, late)
-        await preparer.plan("completions", quick, "request")
-        assert len(beside.bodies) == FEW + 1
+        await pool.plan("completions", quick, "request")
+        assert worker.bodies.count(quick) == 1
 
     asyncio.run(ask())
 

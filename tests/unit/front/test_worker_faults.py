@@ -22,12 +22,11 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import UnavailableError
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import ChatPlan
-from banyan_runtime.front.prepare.channel import Channel, ChannelError
-from banyan_runtime.front.prepare.frames import HELLO, frame
-from banyan_runtime.front.prepare.pool import PreparerPool
-from banyan_runtime.front.prepare.zygote import Zygote
+from banyan_runtime.front.prepare.fork_server import ForkServer
+from banyan_runtime.front.prepare.worker_client import Hello, WorkerClient, WorkerGone, framed
+from banyan_runtime.front.prepare.worker_pool import WorkerPool
 from banyan_runtime.server.doors.forks import DistantForks
-from tests.unit.front.test_prepare_pool import CHAT, INFO, eventual_plan, on_the_loop, pool_of, processes, refusal, until, until_busy
+from tests.unit.front.test_worker_pool import CHAT, INFO, eventual_plan, on_the_loop, pool_of, processes, refusal, until, until_busy
 
 # About a second of computing on a message that asks for it.
 LONG = (
@@ -41,8 +40,8 @@ def facts(error: ApiError) -> tuple[int, str | None, dict[str, str]]:
     return error.status, error.code, error.headers
 
 
-def zygote_of(folder: Path) -> Zygote:
-    return Zygote(ServerConfig(model_path=str(folder), served_model_name=("tiny",)), folder)
+def fork_server_of(folder: Path) -> ForkServer:
+    return ForkServer(ServerConfig(model_path=str(folder), served_model_name=("tiny",)), folder)
 
 
 @contextlib.contextmanager
@@ -80,7 +79,7 @@ async def test_a_bug_while_a_worker_is_replaced_loses_no_place(
     async with pool_of(tiny_chat, workers=1) as pool:
         fork, tried = pool._forks.fork, asyncio.Event()
 
-        async def broken() -> Channel:
+        async def broken() -> WorkerClient:
             tried.set()
             raise LookupError("nothing there")
 
@@ -95,17 +94,17 @@ async def test_a_bug_while_a_worker_is_replaced_loses_no_place(
 def test_the_number_of_an_ended_worker_is_not_killed_whoever_has_it_by_then() -> None:
     sleeper = psutil.Popen(["sleep", "60"])
     try:
-        for unread in (b"", frame(HELLO, sleeper.pid)):
+        for unread in (b"", framed(Hello(sleeper.pid))):
             ours, theirs = socket.socketpair()
-            channel = Channel(ours)
-            channel.pid = sleeper.pid
+            worker = WorkerClient(ours)
+            worker.pid = sleeper.pid
             theirs.sendall(unread)
-            assert not channel.gone
+            assert not worker.gone
             theirs.close()  # what the end of a worker does
-            assert channel.gone
-            channel.kill()
-            channel.close()
-            channel.close()
+            assert worker.gone
+            worker.kill()
+            worker.close()
+            worker.close()
         with pytest.raises(psutil.TimeoutExpired):
             sleeper.wait(0.3)
     finally:
@@ -118,16 +117,16 @@ def test_the_number_of_an_ended_worker_is_not_killed_whoever_has_it_by_then() ->
 async def test_while_no_worker_can_be_had_requests_are_refused_soon_and_it_is_told(
     tiny_chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("banyan_runtime.front.prepare.pool.LACK_S", 1.0)
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_pool.LACK_S", 1.0)
     model = shutil.copytree(tiny_chat, tmp_path / "model")
     async with pool_of(model) as pool:
         told: asyncio.Queue[str] = asyncio.Queue()
         pool.on_lack = told.put_nowait
         (model / "tokenizer.json").rename(tmp_path / "away")
-        assert isinstance(pool._forks, Zygote)
-        zygote = psutil.Process(pool._forks.pid)
-        workers = zygote.children()
-        zygote.kill()
+        assert isinstance(pool._forks, ForkServer)
+        fork_server = psutil.Process(pool._forks.pid)
+        workers = fork_server.children()
+        fork_server.kill()
         assert not psutil.wait_procs(workers, 10)[1]  # until then one of them may answer
         crowd = [refusal(pool, CHAT) for _ in range(6)]  # more than there are places
         async with asyncio.timeout(15):
@@ -145,37 +144,37 @@ async def test_while_no_worker_can_be_had_requests_are_refused_soon_and_it_is_to
 @on_the_loop
 async def test_a_process_that_stands_still_while_it_loads_is_replaced(tiny_chat: Path) -> None:
     async with pool_of(tiny_chat) as pool:
-        zygote = pool._forks
-        assert isinstance(zygote, Zygote)
-        first, patience = zygote.pid, zygote._load_s
-        zygote._load_s = 1.0
+        fork_server = pool._forks
+        assert isinstance(fork_server, ForkServer)
+        first, patience = fork_server.pid, fork_server._load_s
+        fork_server._load_s = 1.0
         os.kill(first, signal.SIGKILL)
-        await until(lambda: zygote.pid != first)
-        os.kill(zygote.pid, signal.SIGSTOP)
-        await until(lambda: zygote.trouble != "")
-        zygote._load_s = patience
+        await until(lambda: fork_server.pid != first)
+        os.kill(fork_server.pid, signal.SIGSTOP)
+        await until(lambda: fork_server.trouble != "")
+        fork_server._load_s = patience
         assert isinstance(await asyncio.wait_for(eventual_plan(pool), 60), ChatPlan)
 
 
 @pytest.mark.long
 @on_the_loop
 async def test_workers_that_end_while_the_server_warms_up_are_replaced(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    zygote = zygote_of(tiny_chat)
-    await zygote.start()
-    pool = PreparerPool(zygote, timeout_s=30)
+    fork_server = fork_server_of(tiny_chat)
+    await fork_server.start()
+    pool = WorkerPool(fork_server, timeout_s=30)
     try:
-        greeted, left = zygote._greeted, 5
+        greeted, left = fork_server._greeted, 5
 
-        async def killed(channel: Channel, process: asyncio.subprocess.Process | None) -> Channel:
+        async def killed(worker: WorkerClient, process: asyncio.subprocess.Process | None) -> WorkerClient:
             nonlocal left
-            for child in psutil.Process(zygote.pid).children() if left else ():
+            for child in psutil.Process(fork_server.pid).children() if left else ():
                 left -= 1
                 child.kill()
-            return await greeted(channel, process)
+            return await greeted(worker, process)
 
-        monkeypatch.setattr(zygote, "_greeted", killed)
-        zygote.serve(INFO)
-        os.kill(zygote.pid, signal.SIGKILL)  # and the process that forks with them
+        monkeypatch.setattr(fork_server, "_greeted", killed)
+        fork_server.serve(INFO)
+        os.kill(fork_server.pid, signal.SIGKILL)  # and the process that forks with them
         await pool.warm_up()
         assert isinstance(await pool.plan("chat", CHAT, "request"), ChatPlan)
     finally:
@@ -185,14 +184,14 @@ async def test_workers_that_end_while_the_server_warms_up_are_replaced(tiny_chat
 @pytest.mark.long
 @on_the_loop
 async def test_a_warm_up_without_any_worker_says_why(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banyan_runtime.front.prepare.pool.WARM_UP_S", 0.5)
-    monkeypatch.setattr("banyan_runtime.front.prepare.zygote.AGAIN_AFTER_S", (60.0,))
-    zygote = zygote_of(tiny_chat)
-    await zygote.start()
-    pool = PreparerPool(zygote, timeout_s=30)
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_pool.WARM_UP_S", 0.5)
+    monkeypatch.setattr("banyan_runtime.front.prepare.fork_server.AGAIN_AFTER_S", (60.0,))
+    fork_server = fork_server_of(tiny_chat)
+    await fork_server.start()
+    pool = WorkerPool(fork_server, timeout_s=30)
     try:
-        zygote.serve(INFO)
-        os.kill(zygote.pid, signal.SIGKILL)
+        fork_server.serve(INFO)
+        os.kill(fork_server.pid, signal.SIGKILL)
         with pytest.raises(UnavailableError, match="exit code -9"):
             await pool.warm_up()
     finally:
@@ -202,26 +201,26 @@ async def test_a_warm_up_without_any_worker_says_why(tiny_chat: Path, monkeypatc
 @pytest.mark.long
 @on_the_loop
 async def test_a_process_that_ends_while_it_starts_is_started_once_more(tiny_chat: Path) -> None:
-    async def kill(zygote: Zygote, times: int) -> None:
+    async def kill(fork_server: ForkServer, times: int) -> None:
         ended: list[int] = []
         for _ in range(times):
-            await until(lambda: zygote._process is not None and zygote.pid not in ended)
-            ended.append(zygote.pid)
+            await until(lambda: fork_server._process is not None and fork_server.pid not in ended)
+            ended.append(fork_server.pid)
             os.kill(ended[-1], signal.SIGKILL)
 
-    zygote = zygote_of(tiny_chat)
-    await asyncio.gather(zygote.start(), kill(zygote, 1))
-    zygote.close()
-    zygote = zygote_of(tiny_chat)
-    killer = asyncio.create_task(kill(zygote, 2))
+    fork_server = fork_server_of(tiny_chat)
+    await asyncio.gather(fork_server.start(), kill(fork_server, 1))
+    fork_server.close()
+    fork_server = fork_server_of(tiny_chat)
+    killer = asyncio.create_task(kill(fork_server, 2))
     with pytest.raises(UnavailableError, match="exit code -9"):
-        await zygote.start()
+        await fork_server.start()
     await killer
 
 
 @on_the_loop
 async def test_a_worker_that_stands_still_costs_a_second_try(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banyan_runtime.front.prepare.exchange.LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_client.CHECK_EVERY_S", 0.1)
     async with pool_of(tiny_chat, workers=1) as pool:
         (worker,) = processes(pool)
         worker.suspend()
@@ -234,14 +233,14 @@ async def test_a_worker_that_stands_still_costs_a_second_try(tiny_chat: Path, mo
 async def test_when_every_worker_stands_still_the_request_is_not_blamed(
     tiny_chat: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("banyan_runtime.front.prepare.exchange.LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_client.CHECK_EVERY_S", 0.1)
     async with pool_of(tiny_chat, workers=1) as pool:
         fork = pool._forks.fork
 
-        async def suspended() -> Channel:
-            channel = await fork()
-            psutil.Process(channel.pid).suspend()
-            return channel
+        async def suspended() -> WorkerClient:
+            worker = await fork()
+            psutil.Process(worker.pid).suspend()
+            return worker
 
         for worker in processes(pool):
             worker.suspend()
@@ -255,9 +254,9 @@ async def test_when_every_worker_stands_still_the_request_is_not_blamed(
 @pytest.mark.long
 @on_the_loop
 async def test_on_a_busy_machine_a_template_is_judged_by_what_it_computes(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banyan_runtime.front.prepare.exchange.LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr("banyan_runtime.front.prepare.exchange.STALLED_LOOKS", 1_000_000)
-    monkeypatch.setattr("banyan_runtime.front.prepare.exchange.RENDER_CPU_S", 2.0)
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_client.CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_client.STALLED_CHECKS", 1_000_000)
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_client.RENDER_CPU_S", 2.0)
     body = json.dumps({"messages": [{"role": "user", "content": "long"}]}).encode()
     async with pool_of(tiny_chat, workers=1, chat_template=LONG) as pool:
         (worker,) = processes(pool)
@@ -274,39 +273,39 @@ async def test_on_a_busy_machine_a_template_is_judged_by_what_it_computes(tiny_c
 @on_the_loop
 async def test_a_process_that_forks_for_another_one_no_more_is_replaced(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has not got a worker says so, and the process that stands still is ended, though nobody here needs a worker."""
-    monkeypatch.setattr("banyan_runtime.front.prepare.zygote.HELLO_S", 0.5)
-    zygote = zygote_of(tiny_chat)
-    await zygote.start()
-    zygote.serve(INFO)
+    monkeypatch.setattr("banyan_runtime.front.prepare.fork_server.HELLO_S", 0.5)
+    fork_server = fork_server_of(tiny_chat)
+    await fork_server.start()
+    fork_server.serve(INFO)
     lacking: list[bool] = []
 
     def ask(theirs: int) -> bool:
-        zygote.fork_for(os.dup(theirs))
+        fork_server.fork_for(os.dup(theirs))
         return False
 
     def lack() -> None:
         lacking.append(True)
-        zygote.doubt()
+        fork_server.doubt()
 
     forks = DistantForks(ask, lack)
     try:
         worker = await forks.fork()
-        assert psutil.Process(worker.pid).ppid() == zygote.pid
+        assert psutil.Process(worker.pid).ppid() == fork_server.pid
         worker.close()
         monkeypatch.setattr("banyan_runtime.server.doors.forks.HELLO_S", 0.5)
-        stopped = zygote.pid
+        stopped = fork_server.pid
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(ChannelError):
+        with pytest.raises(WorkerGone):
             await forks.fork()
         assert lacking == [True]
         assert forks.trouble
-        await until(lambda: zygote._process is not None and zygote.pid != stopped)
+        await until(lambda: fork_server._process is not None and fork_server.pid != stopped)
         monkeypatch.setattr("banyan_runtime.server.doors.forks.HELLO_S", 30.0)
 
         async def forked() -> bool:
             try:
                 (await forks.fork()).close()
-            except ChannelError:  # while it starts
+            except WorkerGone:  # while it starts
                 await asyncio.sleep(0.1)
                 return False
             return True
@@ -315,4 +314,4 @@ async def test_a_process_that_forks_for_another_one_no_more_is_replaced(tiny_cha
             pass
         assert forks.trouble == ""
     finally:
-        zygote.close()
+        fork_server.close()

@@ -21,9 +21,9 @@ from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError
 from banyan_runtime.front.errors import ApiError
 from banyan_runtime.front.plan import AnswerPlan, ChatPlan, CompletionPlan, NativePlan, Plan
+from banyan_runtime.front.prepare.fork_server import ForkServer
 from banyan_runtime.front.prepare.planner import Planner
-from banyan_runtime.front.prepare.pool import LARGE_BYTES, PreparerPool, workers_for
-from banyan_runtime.front.prepare.zygote import Zygote
+from banyan_runtime.front.prepare.worker_pool import LARGE_BYTES, WorkerPool, workers_for
 from banyan_runtime.front.text.text import Text
 from tests.unit.front.support import engine_info
 
@@ -49,20 +49,20 @@ def on_the_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...,
 
 
 @contextlib.asynccontextmanager
-async def pool_of(folder: Path, *, timeout_s: float = 30.0, workers: int = 3, **flags: Any) -> AsyncIterator[PreparerPool]:
+async def pool_of(folder: Path, *, timeout_s: float = 30.0, workers: int = 3, **flags: Any) -> AsyncIterator[WorkerPool]:
     config = ServerConfig(model_path=str(folder), served_model_name=("tiny",), **flags)
-    zygote = Zygote(config, folder)
-    await zygote.start()
-    pool = PreparerPool(zygote, timeout_s=timeout_s, workers=workers)
+    fork_server = ForkServer(config, folder)
+    await fork_server.start()
+    pool = WorkerPool(fork_server, timeout_s=timeout_s, workers=workers)
     try:
-        zygote.serve(INFO)
+        fork_server.serve(INFO)
         await pool.warm_up()
         yield pool
     finally:
         pool.close()
 
 
-def processes(pool: PreparerPool) -> list[psutil.Process]:
+def processes(pool: WorkerPool) -> list[psutil.Process]:
     """The workers that are alive."""
     return psutil.Process(pool._forks.pid).children()
 
@@ -87,7 +87,7 @@ async def until(seen: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def eventual_plan(pool: PreparerPool) -> Plan:
+async def eventual_plan(pool: WorkerPool) -> Plan:
     """Of a client who tries again as long as the server asks for it."""
     while True:
         try:
@@ -98,7 +98,7 @@ async def eventual_plan(pool: PreparerPool) -> Plan:
             await asyncio.sleep(0.1)
 
 
-async def refusal(pool: PreparerPool, body: bytes, endpoint: Any = "chat") -> ApiError:
+async def refusal(pool: WorkerPool, body: bytes, endpoint: Any = "chat") -> ApiError:
     with pytest.raises(ApiError) as raised:
         await pool.plan(endpoint, body, "request")
     return raised.value
@@ -166,7 +166,7 @@ async def test_the_process_that_forks_is_started_again(tiny_chat: Path) -> None:
 @pytest.mark.long
 @on_the_loop
 async def test_a_process_that_forks_no_more_is_replaced(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banyan_runtime.front.prepare.zygote.HELLO_S", 1.0)
+    monkeypatch.setattr("banyan_runtime.front.prepare.fork_server.HELLO_S", 1.0)
     async with pool_of(tiny_chat) as pool:
         first = pool._forks.pid
         os.kill(first, signal.SIGSTOP)
@@ -202,8 +202,8 @@ async def test_an_endless_template_is_ended_and_named(tiny_chat: Path) -> None:
 @pytest.mark.long
 @on_the_loop
 async def test_a_template_that_no_signal_reaches_is_killed_and_named(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banyan_runtime.front.prepare.exchange.LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr("banyan_runtime.front.prepare.exchange.RENDER_CPU_S", 0.3)  # before its own limit
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_client.CHECK_EVERY_S", 0.1)
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_client.RENDER_CPU_S", 0.3)  # before its own limit
     body = json.dumps({"messages": [{"role": "user", "content": "endless"}]}).encode()
     async with pool_of(tiny_chat, workers=1, chat_template=ENDLESS) as pool:
         (worker,) = processes(pool)
@@ -272,7 +272,7 @@ async def test_grammars_leave_a_worker_to_requests_without_one(tiny_chat: Path, 
 @pytest.mark.long
 @on_the_loop
 async def test_too_many_that_wait_are_told_to_come_again(tiny_chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banyan_runtime.front.prepare.pool.MAX_WAITING", 4)
+    monkeypatch.setattr("banyan_runtime.front.prepare.worker_pool.MAX_WAITING", 4)
     async with pool_of(tiny_chat, workers=1) as pool:
         answers = await asyncio.gather(*(pool.plan("chat", CHAT, "request") for _ in range(10)), return_exceptions=True)
         refused = [answer for answer in answers if isinstance(answer, ApiError)]
@@ -295,10 +295,10 @@ async def test_a_body_that_takes_too_much_memory_is_refused_and_harms_nobody(tin
 async def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(tiny_chat: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=str(tmp_path)):
-        await Zygote(ServerConfig(model_path=str(tmp_path)), tmp_path).start()
+        await ForkServer(ServerConfig(model_path=str(tmp_path)), tmp_path).start()
     config = ServerConfig(model_path=str(tiny_chat), chat_template="{% for %}")
     with pytest.raises(ConfigError, match="--chat-template"):
-        await Zygote(config, tiny_chat).start()
+        await ForkServer(config, tiny_chat).start()
 
 
 @pytest.mark.long
@@ -306,4 +306,4 @@ async def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(ti
 async def test_a_template_that_does_not_end_is_named_at_the_start(tiny_chat: Path) -> None:
     endless = ENDLESS.replace("endless", "Hello")  # the message that is tried at start
     with pytest.raises(ConfigError, match="--chat-template"):
-        await Zygote(ServerConfig(model_path=str(tiny_chat), chat_template=endless), tiny_chat).start()
+        await ForkServer(ServerConfig(model_path=str(tiny_chat), chat_template=endless), tiny_chat).start()

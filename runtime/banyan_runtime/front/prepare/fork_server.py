@@ -1,28 +1,46 @@
-"""The front's hold on the process that forks workers: started, watched, started again when it is gone."""
+"""The process that loads a model's text files once and forks workers: a fork takes milliseconds and shares what was loaded, so a
+worker can be ended at any time.
+
+`ForkServer` is the API process's side: it starts the process, and starts it again when it ends. `main` is the process. Its standard
+input is a socket, over which come settings, and sockets for workers. Messages: a kind, a length, msgpack.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import importlib
 import logging
 import os
 import signal
 import socket
+import struct
+import sys
 import time
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from banyan_runtime import wire
+from banyan_runtime import logs, wire
 from banyan_runtime.child import Child
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError, ModelError, UnavailableError, UserError
 from banyan_runtime.front.errors import ApiError, unavailable
-from banyan_runtime.front.prepare.channel import Channel, ChannelError
-from banyan_runtime.front.prepare.process import BOOT, FAILED, FORK, HEAD, INFO, TOKENIZES, Boot, Failure, message
+from banyan_runtime.front.prepare.worker_client import WorkerClient, WorkerGone
+from banyan_runtime.front.text.isolation import isolate
+from banyan_runtime.process import die_with, without_collection
 
 log = logging.getLogger("banyan")
+
+HEAD: Final = struct.Struct("<cI")
+BOOT: Final = b"b"  # to it: a `Boot`
+INFO: Final = b"i"  # to it: an EngineInfo; comes before the first FORK
+FORK: Final = b"f"  # to it: nothing, and the socket of a new worker with it
+LOADED: Final = b"l"  # from it: the tokenizer, or None (`Tokenizer.whole`)
+TOKENIZES: Final = "tokenizes"  # its only word: the library that loads tokenizers is imported before the `Boot` comes
+FAILED: Final = b"x"  # from it: a `Failure`, and it ends
 
 AGAIN_AFTER_S: Final = (0.0, 0.5, 2.0, 5.0, 15.0)  # between one end and the next start
 STEADY_S: Final = 60.0  # after which an end is the first one again
@@ -31,6 +49,25 @@ FIRST_LOAD_S: Final = 300.0  # for the text files, which may come from a slow di
 LOAD_S: Final = 60.0  # for libraries and the same files again; never less than LOAD_AGAIN times what it took first
 LOAD_AGAIN: Final = 5
 FIRST_TRIES: Final = 2
+
+
+class Boot(msgspec.Struct, frozen=True):
+    config: str  # ServerConfig.engine_json
+    model_dir: str
+    tokenizer_dir: str | None
+    parent: int
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why the text files cannot be used. `exit_code` is that of a UserError; 70: a bug, whose trace is in the log."""
+
+    exit_code: int
+    message: str
+
+
+def message(kind: bytes, content: object) -> bytes:
+    raw = msgspec.msgpack.encode(content)
+    return HEAD.pack(kind, len(raw)) + raw
 
 
 class _Ended(Exception):
@@ -47,10 +84,10 @@ class Early:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads do not survive a fork
         with theirs:
             words = (TOKENIZES,) if tokenizes else ()
-            self.process = Child("banyan_runtime.front.prepare.process", *words, stdin=theirs.fileno(), environment=environment)
+            self.process = Child("banyan_runtime.front.prepare.fork_server", *words, stdin=theirs.fileno(), environment=environment)
 
 
-class Zygote:
+class ForkServer:
     """`start` it, and let it `serve` when the engine is ready; then it forks."""
 
     def __init__(self, config: ServerConfig, model_dir: Path, tokenizer_dir: Path | None = None, early: Early | None = None) -> None:
@@ -101,23 +138,23 @@ class Zygote:
         self._info = info
         self._tell()
 
-    async def fork(self) -> Channel:
-        """A fresh worker. Waits while there is no process to fork it. Raises ChannelError when that one goes away now or
+    async def fork(self) -> WorkerClient:
+        """A fresh worker. Waits while there is no process to fork it. Raises WorkerGone when that one goes away now or
         something else is lacking, ApiError after `close`."""
         while True:
             await self._usable.wait()
             if self._closed:
                 raise unavailable("The server is shutting down.")
-            channel, theirs = Channel.pair()
+            worker, theirs = WorkerClient.pair()
             with theirs:
                 try:
                     asked = self._ask_for(theirs)
                 except OSError as error:
-                    channel.close()
-                    raise ChannelError(str(error)) from error
+                    worker.close()
+                    raise WorkerGone(str(error)) from error
             if asked:
-                return await self._greeted(channel, self._process)
-            channel.close()
+                return await self._greeted(worker, self._process)
+            worker.close()
 
     def _ask_for(self, theirs: socket.socket) -> bool:
         """Ask for a worker that has this end of its socket. False: the process hangs, or has ended and the watcher does not know yet; now
@@ -130,16 +167,16 @@ class Zygote:
             return False
         return True
 
-    async def _greeted(self, channel: Channel, process: Child | None) -> Channel:
-        """Wait until the worker says that it is there. Raises ChannelError."""
+    async def _greeted(self, worker: WorkerClient, process: Child | None) -> WorkerClient:
+        """Wait until the worker says that it is there. Raises WorkerGone."""
         try:
             async with asyncio.timeout(HELLO_S):
-                await channel.greeting()
+                await worker.connect()
         except TimeoutError:
             if process is self._process:
                 self._drop()  # it hangs; the watcher starts another
-            raise ChannelError("the process that forks does not answer") from None
-        return channel
+            raise WorkerGone("the process that forks does not answer") from None
+        return worker
 
     def fork_for(self, worker: int) -> None:
         """Have a worker forked that has this end of its socket, for whoever holds the other: who sees it closed where no worker can be
@@ -158,7 +195,7 @@ class Zygote:
             self._doubting = asyncio.create_task(self._try())
 
     async def _try(self) -> None:
-        with contextlib.suppress(ChannelError, ApiError):
+        with contextlib.suppress(WorkerGone, ApiError):
             (await self.fork()).close()
 
     def close(self) -> None:
@@ -251,3 +288,81 @@ async def _read(connection: socket.socket, size: int) -> bytearray:
                 raise EOFError
             come += more
     return raw
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the front ends us when it is done
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended workers leave nothing to be waited for
+    control = socket.socket(fileno=os.dup(0))
+    isolate()
+    from banyan_runtime.front.prepare.clock import trial
+    from banyan_runtime.front.prepare.constraints import Constraints
+    from banyan_runtime.front.prepare.planner import Planner
+    from banyan_runtime.front.prepare.worker import serve
+    from banyan_runtime.front.text.text import Text
+
+    if TOKENIZES in sys.argv[1:]:
+        with without_collection():
+            importlib.import_module("transformers")
+    kind, raw, _ = _receive(control)
+    assert kind == BOOT, kind
+    boot = msgspec.msgpack.decode(raw, type=Boot)
+    die_with(boot.parent)
+    config = ServerConfig.from_engine_json(boot.config)
+    logs.configure_unthreaded("api", level=config.log_level, form=config.log_format)
+    try:
+        tokenizer_dir = None if boot.tokenizer_dir is None else Path(boot.tokenizer_dir)
+        text = Text.load(config, Path(boot.model_dir), tokenizer_dir, trial)
+        constraints = None
+        if config.grammar_backend != "none" and text.tokenizer is not None:
+            constraints = Constraints.load(tokenizer_dir or Path(boot.model_dir), text.defaults.eos_ids)
+    except UserError as error:
+        control.sendall(message(FAILED, Failure(error.exit_code, str(error))))
+        return 0
+    control.sendall(message(LOADED, None if text.tokenizer is None else text.tokenizer.whole))
+    gc.collect()
+    gc.freeze()
+    planner: Planner | None = None
+    ours = os.getpid()
+    while True:
+        kind, raw, connection = _receive(control)
+        if kind == INFO:
+            planner = Planner(config, text, msgspec.msgpack.decode(raw, type=wire.EngineInfo), constraints)
+        elif kind == FORK:
+            assert planner is not None, "a worker was asked for before the engine was ready"
+            assert connection is not None
+            try:
+                child = os.fork()
+            except OSError as error:  # no memory or no process left: the front is told by the end of its socket
+                log.error("a worker could not be started: %s", error)
+                child = -1
+            if child == 0:
+                control.close()
+                nothing = os.open(os.devnull, os.O_RDWR)
+                for descriptor in (0, 1, 2):  # what libraries write when they run out of memory is no line of our log
+                    os.dup2(nothing, descriptor)
+                die_with(ours)
+                serve(connection, planner, text.template)
+            connection.close()
+
+
+def _receive(control: socket.socket) -> tuple[bytes, bytes, socket.socket | None]:
+    """The next message; ends this process when the front has gone."""
+    raw, descriptors, _, _ = socket.recv_fds(control, HEAD.size, 1)
+    while raw and len(raw) < HEAD.size:
+        raw += control.recv(HEAD.size - len(raw))
+    if not raw:
+        sys.exit(0)
+    kind, size = HEAD.unpack(raw)
+    content = b""
+    while len(content) < size:
+        piece = control.recv(size - len(content))
+        if not piece:
+            sys.exit(0)
+        content += piece
+    return kind, content, socket.socket(fileno=descriptors[0]) if descriptors else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
