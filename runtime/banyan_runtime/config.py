@@ -199,17 +199,22 @@ class ServerConfig:
         "Default: a folder of the model's own below ~/.cache/banyan (BANYAN_CACHE).",
         group="files and batches",
     )
+    response_store_path: str | None = option(
+        None,
+        metavar="FOLDER",
+        help="A folder of this server alone, where /v1/responses survive its restart. Default: they are kept in memory.",
+        group="files and batches",
+    )
     response_store_seconds: float = option(
         7 * 86_400.0,
         check=at_least(0),
-        help="Seconds for which /v1/responses are kept in --file-storage-path, where a client does not forbid it; 0: none are.",
+        help="Seconds for which /v1/responses are kept, unless a request says store: false; 0: none are.",
         group="files and batches",
     )
     response_store_bytes: int | None = option(
         None,
-        check=at_least(0),
-        help="Bytes that /v1/responses may take in --file-storage-path: the oldest give way to later ones; 0: they are kept in memory "
-        "only. Default: 1073741824 in a folder, no limit in s3://. Of a disk they leave 64 MiB to files and batches.",
+        check=at_least(1),
+        help="Bytes of all /v1/responses that are kept: the oldest are removed. Default: 67108864 in memory, 1073741824 in a folder.",
         group="files and batches",
     )
     max_file_bytes: int = option(512 << 20, check=at_least(1), help="Bytes of an uploaded file, at most.", group="files and batches")

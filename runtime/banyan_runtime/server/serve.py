@@ -27,7 +27,7 @@ from banyan_runtime.front import errors, request_log
 from banyan_runtime.front.body import BodyBudget
 from banyan_runtime.front.current import log_fields
 from banyan_runtime.front.engine_client import EngineClient
-from banyan_runtime.front.openai.responses.store import ResponseStore, most_bytes
+from banyan_runtime.front.openai.responses.store import ResponseStore
 from banyan_runtime.front.prepare.fork_server import ForkServer
 from banyan_runtime.front.prepare.worker_pool import WORKERS, WorkerPool, workers_for
 from banyan_runtime.front.submission import EngineError
@@ -61,7 +61,7 @@ HANG_VARIABLE: Final = "BANYAN_TEST_HANG_SECONDS"  # for tests alone: another HA
 LAST_MESSAGE_S: Final = 0.1  # its Fatal may still be on the way when the engine is gone
 DEAD_FOR_S: Final = 3.0  # between the engine's death and our exit: probes and clients see it, supervisors do not wait long
 ENGINE_EXIT_S: Final = 2.0
-LAST_RESPONSES_S: Final = 5.0  # for responses to reach their storage
+LAST_RESPONSES_S: Final = 5.0  # for responses to reach their folder
 HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; if memory ran out, lower --max-total-tokens or raise the memory limit",
     signal.SIGALRM: ": it made no progress for --watchdog-timeout; the stacks of its threads are in the log",
@@ -93,10 +93,9 @@ class Server:
         self._metrics.downloaded = lambda: (DOWNLOAD.done, DOWNLOAD.size)
         self._batches = BatchChild(config, own_url(config.host, self._socket.getsockname()[1]), self._context.gate.internal_key)
         self._context.responses = ResponseStore(
-            None if config.response_store_bytes == 0 else self._batches.storage,
+            None if config.response_store_path is None else Path(config.response_store_path),
             config.response_store_seconds,
-            most_bytes=most_bytes(config.response_store_bytes, self._batches.storage),
-            live=self._context.responses_live,
+            config.response_store_bytes,
         )
         self._context.batch_host = self._batches
         self._metrics.more_pages.append(self._batches.counts.page)
@@ -416,7 +415,7 @@ class Server:
         await asyncio.wait({http}, timeout=CONNECTIONS_CLOSE_S + HANDLERS_END_S + 1)
         await self._doors.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._context.responses.settle(), LAST_RESPONSES_S)
+            await asyncio.wait_for(self._context.responses.close(), LAST_RESPONSES_S)
         if self._zygote is not None:
             self._zygote.close()
         self._client.close()

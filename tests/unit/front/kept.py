@@ -22,7 +22,7 @@ class Clock:
 
 def record(status: str = "completed", *, background: bool = False, size: int = 0) -> Record:
     response = msgspec.json.encode({"status": status, "text": "x" * size})
-    return Record(msgspec.Raw(response), msgspec.Raw(b"[]"), msgspec.Raw(b"[]"), background, NOW)
+    return Record(msgspec.Raw(response), msgspec.Raw(b"[]"), msgspec.Raw(b"[]"), background)
 
 
 def status(found: Record | None) -> Any:

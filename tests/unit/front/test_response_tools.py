@@ -19,7 +19,7 @@ from banyan_runtime.front.openai.responses.ids import item_id, response_of
 from banyan_runtime.front.openai.responses.items import messages_of
 from banyan_runtime.front.openai.responses.kinds import OUTPUTS
 from banyan_runtime.front.openai.responses.references import Before
-from banyan_runtime.front.openai.responses.store import new_id
+from banyan_runtime.front.openai.responses.store import ResponseStore
 from banyan_runtime.front.openai.responses.tools import Tools
 from banyan_runtime.front.plan import Called, ResponsePlan
 from banyan_runtime.front.prepare.constraints import Constraints
@@ -57,7 +57,7 @@ def planner(tiny_chat: Path) -> Planner:
 
 
 def planned(planner: Planner, **body: Any) -> ResponsePlan:
-    before = msgspec.json.encode(Before(id=new_id(0.0)))
+    before = msgspec.json.encode(Before(id=ResponseStore().new_id()))
     made = planner.plan("responses", before + b"\n" + msgspec.json.encode({"input": "Hi", **body}), "request")
     assert isinstance(made, ResponsePlan)
     return made
@@ -296,7 +296,7 @@ def test_what_is_wrong_with_an_item_is_named(planner: Planner, item: Mapping[str
 
 
 def test_an_output_is_listed_with_an_id_that_leads_back_to_its_response() -> None:
-    own = new_id(0.0)
+    own = ResponseStore().new_id()
     for kind in (*OUTPUTS, "custom_tool_call", "shell_call", "web_search_call"):
         assert response_of(item_id(kind, own, "input", 3)) == own
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,32 +21,37 @@ from banyan_runtime.front.openai.responses import events, routes
 from banyan_runtime.front.openai.responses.assembly import Assembly
 from banyan_runtime.front.openai.responses.ids import Side, item_id
 from banyan_runtime.front.openai.responses.references import MAX_RESPONSES, Before, Kept, resolved
-from banyan_runtime.front.openai.responses.run import GIVEN_UP_S
 from banyan_runtime.front.openai.responses.schema import ResponsesRequest
-from banyan_runtime.front.openai.responses.store import Record, ResponseStore, new_id
+from banyan_runtime.front.openai.responses.store import Record, ResponseStore
 from banyan_runtime.front.parsing import parse
 from banyan_runtime.front.plan import GenerateRequest, ResponsePlan, ToolUse
 from banyan_runtime.front.spelling import Spelled
 from banyan_runtime.front.text.text import Text
 from banyan_runtime.front.text.tokenizer import Tokenizer
-from banyan_runtime.storage.local import LocalStore
-from banyan_runtime.storage.store import Unreachable
 from banyan_runtime.wire import FinishCode
-from tests.unit.front.answering import A, B, Play, openai, player, request
+from tests.unit.front.answering import A, B, Play, Scenario, openai, player, request
 from tests.unit.front.support import FakeEngine, Front, byte_level, finish, run
 
 EOS = 2
+STORE = ResponseStore()  # makes the ids of responses before there is a server
 SIDES: tuple[Side, ...] = ("output", "input")
 
 
 @pytest.fixture
 def play(tmp_path: Path, bytes_tokenizer: Tokenizer) -> Play:
-    return player(tmp_path, bytes_tokenizer)
+    def played(scenario: Scenario) -> None:
+        async def on_that_server(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
+            front.context.responses.server_id = STORE.server_id
+            await scenario(front, engine, address)
+
+        player(tmp_path, bytes_tokenizer)(on_that_server)
+
+    return played
 
 
 def response(one: GenerateRequest | None = None, **options: Any) -> ResponsePlan:
     said = {"settings": b"{}", "items": b"[]", "messages": b'[{"role":"user","content":"Hi"}]'}
-    kept = {"id": new_id(time.time()), "store": True, "background": False, **said}
+    kept = {"id": STORE.new_id(), "store": True, "background": False, **said}
     return ResponsePlan(requests=(one or request(),), **openai(**{"include_reasoning": True, **kept, "previous": None, **options}))
 
 
@@ -211,32 +215,6 @@ def test_thoughts_between_special_tokens_are_thoughts(tmp_path: Path) -> None:
 # --- references to items ---
 
 
-def test_a_response_that_could_not_be_deleted_goes_on(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def delete(self: LocalStore, key: str) -> None:
-        raise Unreachable(self.uri(key), "it is away")
-
-    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
-        front.context.responses = kept = ResponseStore(str(tmp_path / "kept"))
-        async with Client(front, address) as client:
-            plan = response(background=True)
-            assert (await client.create(plan)).status_code == 200
-            one = await engine.submitted()
-            with monkeypatch.context() as away:
-                away.setattr(LocalStore, "delete", delete)
-                assert (await client.http.delete(f"/responses/{plan.id}")).status_code == 503
-            await engine.step({one: [EOS]}, finish(one, FinishCode.STOP))
-            run = front.context.responses_live.get(plan.id)
-            if run is not None:
-                await run.over
-            assert (await client.told(plan.id))["status"] == "completed"
-            assert (await client.http.delete(f"/responses/{plan.id}")).status_code == 200
-            assert (await client.http.get(f"/responses/{plan.id}")).status_code == 404
-            await kept.settle()
-            assert await ResponseStore(str(tmp_path / "kept")).load(plan.id) is None
-
-    play(scenario)
-
-
 def recorded(response_id: str, places: range = range(1)) -> Record:
     """A response with items of the user's and as many of its own, by their places."""
     sides: dict[Side, list[Any]] = {
@@ -245,25 +223,19 @@ def recorded(response_id: str, places: range = range(1)) -> Record:
     }
     told = msgspec.json.encode({"id": response_id, "status": "completed", "output": sides["output"]})
     items = msgspec.json.encode(sides["input"])
-    return Record(msgspec.Raw(told), msgspec.Raw(items), msgspec.Raw(b"[]"), False, time.time())
+    return Record(msgspec.Raw(told), msgspec.Raw(items), msgspec.Raw(b"[]"), False)
 
 
 def referring(*ids: str, typed: bool = True) -> dict[str, Any]:
     return {"input": [{"type": "item_reference", "id": one} if typed else {"id": one} for one in ids]}
 
 
-@pytest.mark.parametrize(("where", "typed"), [(None, True), ("kept", True), (None, False)])
-def test_items_are_found_in_memory_and_in_the_storage(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str | None, typed: bool
-) -> None:
+@pytest.mark.parametrize("typed", [True, False])
+def test_items_of_responses_are_found(play: Play, monkeypatch: pytest.MonkeyPatch, typed: bool) -> None:
     async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
-        folder = None if where is None else str(tmp_path / where)
-        first = ResponseStore(folder)
-        ids = [new_id(time.time()) for _ in range(3)]
+        ids = [STORE.new_id() for _ in range(3)]
         for one in ids[:2]:
-            first.save(one, recorded(one))
-        await first.settle()
-        front.context.responses = first if folder is None else ResponseStore(folder)
+            front.context.responses.save(one, recorded(one))
         bodies: list[bytes] = []
 
         async def plan(endpoint: str, body: bytes, request_id: str) -> Any:
@@ -290,12 +262,12 @@ def test_what_is_read_for_references_is_bounded(play: Play, monkeypatch: pytest.
     monkeypatch.setattr(routes, "MAX_BYTES", 1000)
 
     async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
-        response_id = new_id(time.time())
+        response_id = STORE.new_id()
         front.context.responses.save(response_id, recorded(response_id, range(10)))
         async with Client(front, address) as client:
             answer = await client.http.post("/responses", json=referring(item_id("message", response_id, "output", 3)))
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
-            many = [item_id("message", new_id(time.time()), "output", 0) for _ in range(MAX_RESPONSES + 1)]
+            many = [item_id("message", STORE.new_id(), "output", 0) for _ in range(MAX_RESPONSES + 1)]
             answer = await client.http.post("/responses", json=referring(*many))
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "array_above_max_length")
 
@@ -303,7 +275,7 @@ def test_what_is_read_for_references_is_bounded(play: Play, monkeypatch: pytest.
 
 
 def test_an_item_that_was_sent_again_and_changed_is_found_as_it_was() -> None:
-    first, second = new_id(time.time()), new_id(time.time())
+    first, second = STORE.new_id(), STORE.new_id()
     own = item_id("message", first, "output", 0)
     record = recorded(second)
     changed = msgspec.Raw(msgspec.json.encode([{"id": own, "content": "changed"}]))
@@ -323,32 +295,23 @@ async def begun(client: Client, engine: FakeEngine, **options: Any) -> tuple[str
     return (await answer).json()["id"], one
 
 
-def test_one_that_is_deleted_is_not_written_down_again(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "REFRESH_S", 0.01)
-
+def test_one_that_is_deleted_is_not_written_down_again(play: Play, tmp_path: Path) -> None:
     async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
-        front.context.responses = ResponseStore(str(tmp_path / "kept"))
+        front.context.responses = ResponseStore(tmp_path / "kept")
         async with Client(front, address) as client:
             response_id, one = await begun(client, engine)
             assert (await client.http.delete(f"/responses/{response_id}")).json()["deleted"]
             assert await engine.aborted() == one
             await engine.step({}, finish(one, FinishCode.ABORT))
-            await asyncio.sleep(0.1)  # ten times as long as it takes to write one down that runs
-            await front.context.responses.settle()
+            await front.context.responses.close()
             assert not list((tmp_path / "kept").rglob("resp_*"))
             assert (await client.http.get(f"/responses/{response_id}")).status_code == 404
 
     play(scenario)
 
 
-@pytest.mark.parametrize("here", [True, False])
-def test_readers_of_one_that_is_deleted_hear_that_it_was_cancelled(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
-) -> None:
-    monkeypatch.setattr(routes, "REFRESH_S", 0.01)
-
+def test_readers_of_one_that_is_deleted_hear_that_it_was_cancelled(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
-        front.context.responses, elsewhere = ResponseStore(str(tmp_path / "kept")), ResponseStore(str(tmp_path / "kept"))
         async with Client(front, address) as client:
             response_id, one = await begun(client, engine)
             await engine.step({one: [A]})
@@ -356,12 +319,8 @@ def test_readers_of_one_that_is_deleted_hear_that_it_was_cancelled(
             reader = asyncio.create_task(client.http.get(f"/responses/{response_id}?stream=true"))
             while not run_._listeners:
                 await client.told(response_id)
-            await front.context.responses.settle()
             saved: list[str] = []
-            if here:
-                await client.http.delete(f"/responses/{response_id}")
-            else:
-                await elsewhere.remove(response_id)
+            await client.http.delete(f"/responses/{response_id}")
             assert await engine.aborted() == one
             monkeypatch.setattr(front.context.responses, "save", lambda kept, _: saved.append(kept))
             await engine.step({}, finish(one, FinishCode.ABORT))
@@ -374,63 +333,31 @@ def test_readers_of_one_that_is_deleted_hear_that_it_was_cancelled(
     play(scenario)
 
 
-def test_one_that_is_deleted_by_way_of_another_server_ends(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "REFRESH_S", 0.01)
-
+def test_one_that_an_earlier_life_of_the_server_did_not_end_has_failed(play: Play) -> None:
     async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
-        front.context.responses, elsewhere = ResponseStore(str(tmp_path / "kept")), ResponseStore(str(tmp_path / "kept"))
         async with Client(front, address) as client:
-            response_id, one = await begun(client, engine)
-            await front.context.responses.settle()
-            await elsewhere.remove(response_id)
-            assert await engine.aborted() == one
-            await engine.step({}, finish(one, FinishCode.ABORT))
-            await front.context.responses.settle()
-            assert not list((tmp_path / "kept").rglob("resp_*"))
-            assert (await client.http.get(f"/responses/{response_id}")).status_code == 404
-            assert not front.context.responses_live
+            response_id = STORE.new_id()
+            told = msgspec.json.encode({"id": response_id, "status": "in_progress", "error": None})
+            front.context.responses.save(response_id, Record(msgspec.Raw(told), msgspec.Raw(b"[]"), msgspec.Raw(b"[]"), True))
+            found = await client.told(response_id)
+            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+            assert (await client.http.post(f"/responses/{response_id}/cancel")).status_code == 200
 
     play(scenario)
 
 
-def test_one_that_runs_is_written_down_now_and_then(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "REFRESH_S", 0.01)
-
-    async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
-        front.context.responses = ResponseStore(str(tmp_path / "kept"))
-        elsewhere = ResponseStore(str(tmp_path / "kept"))
-        async with Client(front, address) as client:
-            response_id, one = await begun(client, engine)
-            await engine.step({one: [A]})
-            seen: set[str] = set()
-            while "in_progress" not in seen:
-                await client.told(response_id)
-                record = await elsewhere.load(response_id)
-                seen.add("" if record is None else json.loads(bytes(record.response))["status"])
-            await engine.step({one: [EOS]}, finish(one, FinishCode.STOP))
-            while "completed" not in seen:
-                await client.told(response_id)
-                record = await elsewhere.load(response_id)
-                seen.add("" if record is None else json.loads(bytes(record.response))["status"])
-
-    play(scenario)
-
-
-def test_one_whose_server_was_killed_has_failed_after_a_while(play: Play) -> None:
+def test_a_response_of_another_server_is_refused_by_a_code_of_its_own(play: Play) -> None:
     async def scenario(front: Front, engine: FakeEngine, address: tuple[str, int]) -> None:
         async with Client(front, address) as client:
-            for age, status in ((GIVEN_UP_S - 20, "in_progress"), (GIVEN_UP_S + 1, "failed")):
-                response_id = new_id(time.time())
-                told = msgspec.json.encode({"id": response_id, "status": "in_progress", "error": None})
-                record = Record(msgspec.Raw(told), msgspec.Raw(b"[]"), msgspec.Raw(b"[]"), True, time.time() - age)
-                front.context.responses.save(response_id, record)
-                found = await client.told(response_id)
-                assert found["status"] == status
-                assert found["error"] == (None if status == "in_progress" else {
-                    "code": "server_error", "message": "The server that made this response has ended."
-                })  # fmt: skip
-                cancelled = await client.http.post(f"/responses/{response_id}/cancel")
-                assert cancelled.status_code == (400 if status == "in_progress" else 200)
+            there = ResponseStore().new_id()
+            for answer, param in (
+                (await client.http.get(f"/responses/{there}"), "response_id"),
+                (await client.http.delete(f"/responses/{there}"), "response_id"),
+                (await client.http.post("/responses", json={"input": "Hi", "previous_response_id": there}), "previous_response_id"),
+                (await client.http.post("/responses", json=referring(item_id("message", there, "output", 0))), "input"),
+            ):
+                error = answer.json()["error"]
+                assert (answer.status_code, error["code"], error["param"]) == (404, "response_not_on_this_server", param)
 
     play(scenario)
 

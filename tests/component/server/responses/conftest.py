@@ -1,10 +1,7 @@
-"""What tests ask of responses through the real `openai` client, and a bucket for servers that keep them in one."""
+"""What tests ask of responses through the real `openai` client."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import openai
@@ -12,7 +9,6 @@ import pydantic
 import pytest
 from openai.types.responses import Response
 
-from tests.support.s3.servers import S3Server, moto
 from tests.support.server.process import MODEL, ServerProcess
 
 CAPITAL: Final = "What is the capital of France?"
@@ -24,33 +20,6 @@ CITY: Final[dict[str, Any]] = {
 TOOL: Final[dict[str, Any]] = {"type": "function", "name": "get_weather", "parameters": CITY}
 LONG: Final[dict[str, Any]] = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Where servers keep responses."""
-
-    s3: S3Server
-    name: str = "kept"
-
-    def holds(self, response_id: str) -> bool:
-        listed = self.s3.settings().client().list_objects_v2(Bucket=self.name)
-        return any(response_id in one["Key"] for one in listed.get("Contents", ()))
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[Bucket]:
-    with moto() as s3:
-        s3.settings().client().create_bucket(Bucket=Bucket.name)
-        yield Bucket(s3)
-
-
-FLAGS: Final = ("--reasoning-parser", "qwen3", "--file-storage-path", f"s3://{Bucket.name}/here")
-
-
-def holds(storage: Path, response_id: str) -> bool:
-    """Whether the shared server has written of this response."""
-    return any(storage.rglob(f"*{response_id}*"))
 
 
 def client_of(server: ServerProcess) -> openai.OpenAI:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,8 +17,8 @@ from banyan_runtime.front.errors import ApiError, invalid, unsupported
 from banyan_runtime.front.event_stream import EventStream
 from banyan_runtime.front.openai.responses.assembly import ENDED
 from banyan_runtime.front.openai.responses.references import MAX_BYTES, Before, Kept, Named, named
-from banyan_runtime.front.openai.responses.run import GIVEN_UP_S, REFRESH_S, Run
-from banyan_runtime.front.openai.responses.store import Record, new_id
+from banyan_runtime.front.openai.responses.run import Run
+from banyan_runtime.front.openai.responses.store import Record
 from banyan_runtime.front.parsing import MAX_IGNORED, NAME
 from banyan_runtime.front.plan import AnswerPlan, ResponsePlan
 from banyan_runtime.front.transport import while_connected
@@ -74,17 +73,14 @@ async def cancel_response(context: Context, http: Request) -> Response:
     record = await _record(context, response_id)
     if not record.background:
         raise ApiError(400, "Cannot cancel a synchronous response.")
-    told = _last_word(record)
-    if _status(told) not in ENDED:
-        raise invalid("response_id", f"Response '{response_id}' runs on another server of these, which alone can cancel it.")
-    return Response(told, media_type=_JSON)
+    return Response(_ended(record), media_type=_JSON)
 
 
 async def delete_response(context: Context, http: Request) -> Response:
     response_id = http.path_params["id"]
     if response_id not in context.responses_live:
         await _record(context, response_id)
-    await context.responses.remove(response_id)
+    context.responses.remove(response_id)
     run = context.responses_live.pop(response_id, None)
     if run is not None:
         run.discard()
@@ -119,27 +115,26 @@ async def _with_history(context: Context, body: bytearray) -> bytes:
     if any(name in body for name in _NAMES_KEPT):
         asked = await _named(context, body)
         if asked.previous is not None:
-            history = _ended(
-                asked.previous, await _record(context, asked.previous, "previous_response_id"), "previous_response_id"
-            ).messages
+            _refuse_running(context, asked.previous, "previous_response_id")
+            history = (await _record(context, asked.previous, "previous_response_id")).messages
         size = 0
         for response_id in asked.responses:
+            _refuse_elsewhere(context, response_id, "input")
+            _refuse_running(context, response_id, "input")
             record = await context.responses.load(response_id)
             if record is None:
                 continue  # whose items are missed is told where they stand
-            kept[response_id] = Kept(_ended(response_id, record, "input").response, record.items)
+            kept[response_id] = Kept(msgspec.Raw(_ended(record)), record.items)
             size += record.size
             if size > MAX_BYTES:
                 message = f"the responses that are referred to have more than {MAX_BYTES} bytes. Send the items themselves."
                 raise invalid("input", message, "string_above_max_length")
-    return msgspec.json.encode(Before(id=new_id(time.time()), history=history, kept=kept)) + b"\n" + body
+    return msgspec.json.encode(Before(id=context.responses.new_id(), history=history, kept=kept)) + b"\n" + body
 
 
-def _ended(response_id: str, record: Record, param: str) -> Record:
-    """Raises ApiError for a response that still runs."""
-    if _status(_last_word(record)) not in ENDED:
+def _refuse_running(context: Context, response_id: str, param: str) -> None:
+    if response_id in context.responses_live:
         raise invalid(param, f"Response '{response_id}' has not ended yet. Wait for its end before you go on from it.")
-    return record
 
 
 async def _named(context: Context, body: bytearray) -> Named:
@@ -170,27 +165,14 @@ def _start(context: Context, arrival: Arrival, plan: ResponsePlan) -> Answer:
 
 
 def _keep_up(context: Context, run: Run, deadline: Deadline) -> None:
-    """While it runs in the background it is written down now and then, and at its end it is found in the store alone. Its deadline is
-    that of the request which began it, long answered though this is."""
-    loop = asyncio.get_running_loop()
+    """At its end a response in the background is found in the store alone. Its deadline is that of the request which began it."""
     in_time = deadline.call(run.expire)
-
-    def refresh() -> None:
-        if run.over.done():
-            return
-        if context.responses.was_removed(run.id):  # by way of another server
-            context.responses_live.pop(run.id, None)
-            run.discard()
-            return
-        run.save()
-        loop.call_later(REFRESH_S, refresh)
 
     def ended(_: object) -> None:
         in_time()
         if context.responses_live.pop(run.id, None) is not None and run.log is not None:
             context.responses.logs.keep(run.id, run.log)
 
-    loop.call_later(REFRESH_S, refresh)
     run.over.add_done_callback(ended)
 
 
@@ -265,7 +247,7 @@ class _Stream:
 
 async def _told(context: Context, response_id: str, headers: Mapping[str, str] | None = None) -> Response:
     run = context.responses_live.get(response_id)
-    told = _last_word(await _record(context, response_id)) if run is None else run.told()
+    told = _ended(await _record(context, response_id)) if run is None else run.told()
     return Response(told, headers=headers, media_type=_JSON)
 
 
@@ -273,14 +255,10 @@ class _Status(msgspec.Struct):
     status: str
 
 
-def _status(response: bytes) -> str:
-    return msgspec.json.decode(response, type=_Status).status
-
-
-def _last_word(record: Record) -> bytes:
-    """The response, which has failed if it should have been written down again long since."""
+def _ended(record: Record) -> bytes:
+    """A response that does not run any more. It has failed where an earlier life of the server did not end it."""
     told = bytes(record.response)
-    if not record.background or record.updated + GIVEN_UP_S > time.time() or _status(told) in ENDED:
+    if msgspec.json.decode(told, type=_Status).status in ENDED:
         return told
     response = msgspec.json.decode(told)
     response["status"] = "failed"
@@ -289,11 +267,18 @@ def _last_word(record: Record) -> bytes:
 
 
 async def _record(context: Context, response_id: str, param: str = "response_id") -> Record:
-    """Raises ApiError for a response that is not kept."""
+    """Raises ApiError for a response that this server does not have."""
+    _refuse_elsewhere(context, response_id, param)
     record = await context.responses.load(response_id)
     if record is None:
         raise ApiError(404, f"Response with id '{response_id[:100]}' not found.", param=param)
     return record
+
+
+def _refuse_elsewhere(context: Context, response_id: str, param: str) -> None:
+    if context.responses.is_elsewhere(response_id):
+        message = f"Response '{response_id}' was made by another server, which alone has it. Send a client's requests to one server."
+        raise ApiError(404, message, param=param, code="response_not_on_this_server")
 
 
 def _number(http: Request, name: str, default: int, low: int, high: int) -> int:

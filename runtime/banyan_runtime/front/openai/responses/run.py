@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -23,8 +22,6 @@ from banyan_runtime.front.openai.responses.store import Record
 from banyan_runtime.front.openai.serving import Usage
 from banyan_runtime.front.plan import ResponsePlan
 
-REFRESH_S: Final = 30.0  # how often a response in the background is written down while it runs
-GIVEN_UP_S: Final = 120.0  # after which one that was not is taken for lost, with the server that ran it
 Listener = Callable[[bytes, bool], None]
 """Takes events, and whether they are the last."""
 
@@ -148,7 +145,7 @@ class Run:
         messages, said = self._messages, self.assembly.message()
         if said is not None and self.assembly.status in ENDED:
             messages = messages[:-1] + (b"," if len(messages) > 2 else b"") + msgspec.json.encode(said) + b"]"
-        record = Record(msgspec.Raw(self.told()), self._items, msgspec.Raw(messages), self.background, time.time())
+        record = Record(msgspec.Raw(self.told()), self._items, msgspec.Raw(messages), self.background)
         self._context.responses.save(self.id, record)
 
     def _tell(self, events: bytes) -> None:
