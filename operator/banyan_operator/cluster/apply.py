@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from banyan_operator.cluster.client import Api, ApiError
 from banyan_operator.cluster.metrics import Metrics
-from banyan_operator.cluster.repairs import Repairs
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube import kinds
 from banyan_operator.kube.kinds import Manifest
@@ -18,6 +18,39 @@ from banyan_operator.kube.lru import Lru
 from banyan_operator.kube.objects import Key, Ref, controller, key_of, uid_of
 from banyan_operator.kube.ownership import Owner, whose
 from banyan_operator.plan import Outcome, Plan
+
+WINDOW_S: Final = 300.0
+LIMIT: Final = 5  # repairs of one object in the window; more is a fight
+SLOW_S: Final = 60.0
+
+
+class Repairs:
+    """When each object was put back: where somebody else keeps changing one, the operator slows down."""
+
+    def __init__(self) -> None:
+        self._times: dict[Key, deque[float]] = {}
+
+    def wait_s(self, key: Key, now: float) -> float:
+        """How long to leave the object alone from now on, s; 0: put it back now."""
+        times = self._recent(key, now)
+        if times is None or len(times) <= LIMIT:
+            return 0.0
+        return max(0.0, times[-1] + SLOW_S - now)
+
+    def note(self, key: Key, now: float) -> None:
+        self._times.setdefault(key, deque(maxlen=LIMIT + 1)).append(now)
+
+    def _recent(self, key: Key, now: float) -> deque[float] | None:
+        times = self._times.get(key)
+        if times is None:
+            return None
+        while times and now - times[0] > WINDOW_S:
+            times.popleft()
+        if not times:
+            del self._times[key]
+            return None
+        return times
+
 
 log = logging.getLogger(__name__)
 

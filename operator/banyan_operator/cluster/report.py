@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 from banyan_operator.cluster.client import Api, ApiError
-from banyan_operator.cluster.mergepatch import merge_patch
 from banyan_operator.cluster.metrics import Metrics
 from banyan_operator.cluster.recorder import Recorder
 from banyan_operator.cluster.store import Store
@@ -74,3 +73,18 @@ def _between(start: Any, end: Any) -> float | None:
         return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
     except (TypeError, ValueError):
         return None
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The smallest JSON merge patch (RFC 7386) that makes `new` of `old`: a field that is gone becomes null, and a list is replaced as a
+    whole. Empty if nothing differs."""
+    patch: dict[str, Any] = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        before = old.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[name] = inner
+        elif name not in old or before != value:
+            patch[name] = value
+    return patch

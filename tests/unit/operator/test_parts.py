@@ -22,15 +22,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import banyan_operator.cluster
 from banyan_operator.cluster import podclient
+from banyan_operator.cluster.apply import LIMIT, Repairs
 from banyan_operator.cluster.client import ApiError
 from banyan_operator.cluster.health import Health
-from banyan_operator.cluster.mergepatch import merge_patch
 from banyan_operator.cluster.metrics import Metrics, QueueCollector, StoreCollector
 from banyan_operator.cluster.options import parse
 from banyan_operator.cluster.podclient import AT_ONCE, PROGRESS_EVERY_S, TIMEOUT_S, Pods, newest
 from banyan_operator.cluster.queue import WorkQueue
-from banyan_operator.cluster.repairs import LIMIT, Repairs
-from banyan_operator.cluster.report import Reporter
+from banyan_operator.cluster.report import Reporter, merge_patch
 from banyan_operator.cluster.store import Store
 from banyan_operator.kube.addresses import PROGRESS_PORT, SERVER_PORT, in_url
 from banyan_operator.kube.objects import Key
