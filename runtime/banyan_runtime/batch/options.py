@@ -71,7 +71,7 @@ class Options:
         return RetryPolicy(
             max_attempts=self.max_attempts,
             max_backoff_s=self.max_backoff,
-            line_budget_s=max(3600.0, self.request_timeout),
+            busy_s=max(3600.0, self.request_timeout),
             silence_s=self.server_timeout,
         )
 

@@ -1,9 +1,4 @@
-"""Whose fault it is when a line fails: the line's, or the server's. Without I/O, clock or chance.
-
-A line is charged with a failed try only if the server was well: if other lines were answered while this one waited to be tried
-again, or, when there are no others, if the server itself says that it is well. Everything else is an outage, which costs no line
-anything and ends with the server's return or the run's patience.
-"""
+"""Decision table: what happens to a line after one try. No I/O, clock or chance."""
 
 from __future__ import annotations
 
@@ -11,190 +6,110 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from banyan_runtime.batch.problems import error_code
+
+class Kind(Enum):
+    """Class of one reply."""
+
+    ANSWERED = "answered"  # 2xx, or an error of the line itself, such as 400
+    BUSY = "busy"  # 429, or 503 for want of room
+    AWAY = "away"  # no connection, or 503
+    FAILED = "failed"  # 5xx, timeout, broken connection, or a body that is no answer
+    REFUSED = "refused"  # key, path or method, which all lines share
+    MODEL_MISSING = "model missing"  # 404 for the model that the line names
 
 
-class Trouble(Enum):
-    """What one try met, if not an answer that ends the line."""
+class Decision(Enum):
+    """What happens to the line."""
 
-    UNREACHABLE = "unreachable"  # no connection: says nothing about the line
-    AWAY = "away"  # 503: the server is not ready, or ends
-    BUSY = "busy"  # 429, or 503 for want of room: the server wants less
-    CUT = "cut"  # connected, then cut
-    BROKEN = "broken"  # timed out, or answered nonsense
-    FAILED = "failed"  # 5xx and the other statuses worth another try
-    REFUSED = "refused"  # for what lines share, and it is not known that the line is to blame
+    ANSWER = "answer"  # the reply is the line's outcome
+    RETRY_FREE = "retry free"  # the server's fault
+    RETRY_CHARGED = "retry charged"  # one of the line's attempts is used up
+    FAIL_JOB = "fail job"  # no line of the job can be answered
 
 
-_RETRIED: Final = frozenset({408, 409, 425, 500, 502, 504, 507, 508, 529})
+_ANSWER, _FREE, _CHARGED, _FAIL = Decision.ANSWER, Decision.RETRY_FREE, Decision.RETRY_CHARGED, Decision.FAIL_JOB
+_TABLE: Final = {
+    #                    nothing succeeded yet   something succeeded
+    #                    not ready  ready        not ready  ready
+    Kind.ANSWERED: (_ANSWER, _ANSWER, _ANSWER, _ANSWER),
+    Kind.BUSY: (_FREE, _FREE, _FREE, _FREE),
+    Kind.AWAY: (_FREE, _FREE, _FREE, _FREE),
+    Kind.FAILED: (_FREE, _CHARGED, _FREE, _CHARGED),
+    Kind.REFUSED: (_FREE, _FAIL, _FREE, _CHARGED),
+    Kind.MODEL_MISSING: (_FREE, _FAIL, _ANSWER, _ANSWER),
+}
+_REFUSED: Final = frozenset({301, 302, 307, 308, 401, 403, 404, 405})
+_FAILED: Final = frozenset({408, 409, 425, 500, 502, 504, 507, 508, 529})
 _NO_ROOM: Final = frozenset({"queue_full", "kv_exhausted", "timeout", "rate_limit_exceeded", "server_overloaded", "overloaded"})
-_OWN_DOING: Final = frozenset({"out_of_memory"})  # of one of the lines in a step
-_CHARGED: Final = frozenset({Trouble.CUT, Trouble.BROKEN, Trouble.FAILED, Trouble.REFUSED})
-_ILL: Final = frozenset({Trouble.UNREACHABLE, Trouble.AWAY})
-POISON_CUTS: Final = 3
+_SUSPECT: Final = 3
 
 
-def trouble_of(status: int, body: bytes = b"") -> Trouble | None:
-    """Whether such an answer is worth another try."""
-    if status == 429:
-        return Trouble.BUSY
+def decide(kind: Kind, *, succeeded: bool, ready: bool) -> Decision:
+    """Look up a reply. `succeeded`: the server has answered a line of this run; `ready`: its health path says that it is ready."""
+    return _TABLE[kind][2 * succeeded + ready]
+
+
+def needs_readiness(kind: Kind, *, succeeded: bool) -> bool:
+    """Whether the decision depends on the server's readiness."""
+    return decide(kind, succeeded=succeeded, ready=False) is not decide(kind, succeeded=succeeded, ready=True)
+
+
+def classify(status: int, code: str = "", param: str = "", *, missing_model: bool = False) -> Kind:
+    """Class of an HTTP answer. `code` and `param` of OpenAI's error; `missing_model`: it says that there is no such model."""
+    if status == 429 or (status == 503 and code in _NO_ROOM):
+        return Kind.BUSY
     if status == 503:
-        code = error_code(body)
-        return Trouble.BUSY if code in _NO_ROOM else Trouble.FAILED if code in _OWN_DOING else Trouble.AWAY
-    return Trouble.FAILED if status in _RETRIED else None
+        return Kind.FAILED if code == "out_of_memory" else Kind.AWAY
+    if missing_model:
+        return Kind.MODEL_MISSING
+    if status == 404 and param:  # what the line names, such as previous_response_id
+        return Kind.ANSWERED
+    return Kind.REFUSED if status in _REFUSED else Kind.FAILED if status in _FAILED else Kind.ANSWERED
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    max_attempts: int = 5  # tries of a line that it is charged with
+    """Limits of retries."""
+
+    max_attempts: int = 5  # charged tries of a line
     max_backoff_s: float = 60.0
-    line_budget_s: float = 3600.0  # a line that the server keeps refusing while others pass gives up after this
-    silence_s: float = 600.0  # the server counts as gone after serving nothing for so long
-
-
-@dataclass(slots=True)
-class Health:
-    """What the run as a whole went through. Times are seconds on the run's monotonic clock."""
-
-    passes: int = 0  # lines answered, well or badly
-    troubles: int = 0  # tries that failed, those refused for want of room not counted
-    unserved_since: float | None = None  # the first trouble since the last line was answered
-    refused_since: float | None = None  # the first of the refusals that came since, with nothing else between them
-    well_at: float = float("-inf")  # when the server said so
-    ill_at: float = float("-inf")  # when it could not be reached, or said that it is not ready
-    newest_pass: float = float("-inf")  # when the line was sent that was sent last of those that were answered
-    vouched_at: float = float("-inf")  # when a line that had been answered was sent again, and answered again
-
-    def passed(self, sent_at: float = float("-inf")) -> None:
-        self.newest_pass = max(self.newest_pass, sent_at)
-        self.passes += 1
-        self.unserved_since = self.refused_since = None
-
-    def met(self, trouble: Trouble, now: float) -> None:
-        if self.unserved_since is None:
-            self.unserved_since = now
-        if trouble is not Trouble.BUSY:
-            self.troubles += 1
-            self.refused_since = None if trouble is not Trouble.REFUSED else now if self.refused_since is None else self.refused_since
-        if trouble in _ILL:
-            self.ill_at = now
-
-    def said(self, well: bool, now: float) -> None:
-        """The server was asked, at `now`, how it is."""
-        if well:
-            self.well_at = now
-        else:
-            self.ill_at = now
-
-    def silent_s(self, now: float) -> float:
-        """For how long lines were tried in vain."""
-        return 0.0 if self.unserved_since is None else now - self.unserved_since
-
-    def refused_s(self, now: float) -> float:
-        """For how long all that was sent was refused for what lines share."""
-        return 0.0 if self.refused_since is None else now - self.refused_since
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A failed try, and how things stood then."""
-
-    at: float
-    cut: bool
-    alone: bool  # nothing else was sent, and the server had just said that it is well
-    on_word: bool  # that the server says it is well tells against the line
-    own: bool  # a refusal that may be for what is in the line: only what was sent later and answered tells
-    passes: int
-    troubles: int
-    openings: int  # of the circuit
+    busy_s: float = 3600.0  # for which the server may keep answering a line that it is busy
+    silence_s: float = 600.0  # the run ends after so long without an answer
 
 
 @dataclass(slots=True)
 class Tries:
-    """What a line went through."""
+    """Tries of one line."""
 
-    started: float  # of the line, or of its first try after the last outage
-    openings: int = 0  # of the circuit, until then
     total: int = 0
     charged: int = 0
-    on_word: int = 0  # of these: on the server's word alone
-    cuts: int = 0  # of these: cuts
-    all_cuts: int = 0
-    first_charge: float = 0.0
-    passes_seen: int = 0  # of the run, at the last try
-    others_pass: bool = False
-    fault: Fault | None = None  # the last try, if it is not yet known whose fault it was
-
-    @property
-    def known(self) -> bool:
-        """Others passed around one of its failures."""
-        return self.charged > self.on_word
+    crashes: int = 0  # failures after which the server was not ready
+    busy_since: float | None = None
 
     @property
     def suspect(self) -> bool:
-        """Its connection broke so often, whoever's fault it was, that it is tried alone when the server comes back."""
-        return self.all_cuts >= POISON_CUTS
+        """Whether the line may take the server down, so that it is sent alone after an outage."""
+        return self.crashes >= _SUSPECT
 
+    def add(self, kind: Kind, decision: Decision, now: float) -> None:
+        """Count one failed try."""
+        self.total += 1
+        self.charged += decision is Decision.RETRY_CHARGED
+        self.crashes += kind is Kind.FAILED and decision is Decision.RETRY_FREE
+        if kind is not Kind.BUSY:
+            self.busy_since = None
+        elif self.busy_since is None:
+            self.busy_since = now
 
-def note(
-    tries: Tries,
-    trouble: Trouble,
-    health: Health,
-    *,
-    now: float,
-    openings: int,
-    alone: bool = False,
-    on_word: bool = True,
-    own: bool = False,
-) -> None:
-    """A try of a line met `trouble`; `openings` of the circuit there were before, or by it. `on_word`: if the server says that it is
-    well, that tells against the line. `own`: it was refused, perhaps for what is in it.
-    """
-    if openings > tries.openings:
-        tries.openings, tries.started = openings, now
-    tries.others_pass = tries.total > 0 and health.passes > tries.passes_seen
-    tries.passes_seen = health.passes
-    tries.total += 1
-    cut = trouble is Trouble.CUT
-    tries.all_cuts += cut
-    tries.fault = Fault(now, cut, alone, on_word, own, health.passes, health.troubles, openings) if trouble in _CHARGED else None
+    def exhausted(self, policy: RetryPolicy, now: float) -> str | None:
+        """Why the line is not sent again."""
+        if self.charged >= policy.max_attempts:
+            return f"gave up after {self.charged} attempts"
+        if self.busy_since is not None and now - self.busy_since > policy.busy_s:
+            return f"the server has been too busy for this line for {now - self.busy_since:.0f} s"
+        return None
 
-
-def backoff_s(tries: Tries, policy: RetryPolicy, *, jitter: float, asked_s: float = 0.0) -> float:
-    """Seconds to wait after a failed try. `jitter` is drawn from [0, 1); `asked_s` is what the server asked for."""
-    longest = min(policy.max_backoff_s, 2.0 ** min(tries.total, 30))
-    return max(longest * (1 + jitter) / 2, min(asked_s, policy.max_backoff_s))
-
-
-def judge(tries: Tries, health: Health, openings: int) -> bool:
-    """Charge the line with its last failed try if that was its fault. False: nothing is known; ask the server."""
-    fault = tries.fault
-    if fault is None:
-        return True
-    passes, troubles = health.passes - fault.passes, health.troubles - fault.troubles
-    others_pass = openings == fault.openings and passes > 0 and passes >= troubles
-    if fault.own:
-        others_pass = (others_pass and health.newest_pass > fault.at) or health.vouched_at > fault.at
-    on_word = fault.on_word and health.well_at > fault.at > health.ill_at
-    certain = others_pass or (fault.alone and fault.cut)
-    if not certain and not on_word:
-        return False
-    tries.fault = None
-    tries.first_charge = tries.first_charge if tries.charged else fault.at
-    tries.charged += 1
-    tries.on_word += not certain
-    tries.cuts += certain and fault.cut
-    return True
-
-
-def hopeless(tries: Tries, policy: RetryPolicy, now: float) -> str | None:
-    """Why another try of this line makes no sense."""
-    if tries.cuts >= POISON_CUTS:
-        return f"the connection broke {tries.cuts} times on this line while other lines passed"
-    # a server can say that it is well and yet fail everything for a while; that must not cost the last lines of a file
-    lasting = now - tries.first_charge >= policy.max_backoff_s
-    if tries.charged - tries.on_word >= policy.max_attempts or (tries.charged >= policy.max_attempts and lasting):
-        return f"gave up after {tries.charged} attempts"
-    if tries.others_pass and now - tries.started > policy.line_budget_s:
-        return f"the server refused this line for {now - tries.started:.0f} s"
-    return None
+    def backoff_s(self, policy: RetryPolicy, *, jitter: float, asked_s: float = 0.0) -> float:
+        """Seconds until the next try. `jitter`: drawn from [0, 1); `asked_s`: the server's Retry-After."""
+        longest = min(policy.max_backoff_s, 2.0 ** min(self.total, 30))
+        return max(longest * (1 + jitter) / 2, min(asked_s, policy.max_backoff_s))

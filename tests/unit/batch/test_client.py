@@ -17,12 +17,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from banyan_runtime import nesting
-from banyan_runtime.batch import connection
-from banyan_runtime.batch.client import Answer, Client, NoAnswer, read_answer
+from banyan_runtime.batch import client
+from banyan_runtime.batch.client import Answer, Client, NoAnswer, asked_model, read_answer
 from banyan_runtime.batch.errors import InvalidSpec
 from banyan_runtime.batch.options import parse
 from banyan_runtime.batch.records import Usage
-from banyan_runtime.batch.retries import Trouble
+from banyan_runtime.batch.retries import Kind
 
 BODY = b'{"id":"x"}'
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + BODY
@@ -133,43 +133,6 @@ def test_a_request_is_sent_as_http_asks_and_its_connection_is_kept() -> None:
     assert headers["Content-Length"] == "7"
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        [OK],
-        [OK[n : n + 1] for n in range(len(OK))],
-        [
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n"
-            + BODY[:4]
-            + b"\r\n6;x=y\r\n"
-            + BODY[4:]
-            + b"\r\n0\r\nTrailer: t\r\n\r\n"
-        ],
-        [b"HTTP/1.1 100 Continue\r\n\r\n", OK],
-        [b"HTTP/1.1 102 Processing\r\nX-Request-Id: no\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n" + OK],
-    ],
-    ids=["length", "byte by byte", "chunked", "100-continue", "interim answers in one packet"],
-)
-def test_an_answer_is_read_whole_however_it_is_framed_and_the_connection_is_kept(pieces: list[bytes]) -> None:
-    got, peers = exchange(says(*pieces), times=3)
-    assert [one.body for one in got if isinstance(one, Answer)] == [BODY] * 3
-    assert len(peers) == 1
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + BODY, b"HTTP/1.0 200 OK\r\n\r\n" + BODY, b"HTTP/1.1 200 OK\r\n\r\n" + BODY],
-    ids=["close", "HTTP/1.0", "neither length nor close"],
-)
-def test_an_answer_without_a_length_ends_with_its_connection(data: bytes) -> None:
-    assert answer(ends(data)).body == BODY
-
-
-def test_a_connection_that_the_server_will_close_is_not_used_again() -> None:
-    got, peers = exchange(says(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")), times=3)
-    assert len(got) == len(peers) == 3
-
-
 def test_request_id_and_retry_after_are_read_whatever_their_case() -> None:
     got = answer(says(b"HTTP/1.1 429 Slow\r\nx-REQUEST-id: r-7\r\nRETRY-After: 12\r\nContent-Length: 2\r\n\r\n{}"))
     assert (got.status, got.request_id, got.retry_after_s) == (429, "r-7", 12.0)
@@ -177,103 +140,19 @@ def test_request_id_and_retry_after_are_read_whatever_their_case() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"",
-        OK[:20],
-        OK[:-1],
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n" + BODY[:4] + b"\r\n",
-        b"HTTP/1.1 100 Continue\r\n\r\n",
-    ],
-    ids=["nothing", "half a head", "a byte short", "a chunk short", "only an interim answer"],
+    [b"", OK[:20], OK[:-1], b"220 smtp.example ESMTP\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"],
+    ids=["nothing", "half a head", "a byte short", "another protocol", "not JSON"],
 )
-@pytest.mark.parametrize("hard", [True, False])
-def test_an_answer_that_ends_early_is_a_cut(data: bytes, hard: bool) -> None:
-    got = trouble(says(data, cut=True) if hard else ends(data))
-    assert got.trouble is Trouble.CUT
+def test_what_is_no_whole_answer_is_a_failure(data: bytes) -> None:
+    assert trouble(ends(data)).kind is Kind.FAILED
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"220 smtp.example ESMTP\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nContent-Length: 11\r\n\r\n" + BODY,
-        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\n" + BODY,
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
-        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX: " + b"y" * (80 << 10),
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
-    ],
-    ids=["another protocol", "two lengths", "length and chunks", "bad chunk", "upgrade", "endless head", "not JSON"],
-)
-def test_what_is_no_answer_is_not_taken_for_one(data: bytes) -> None:
-    assert trouble(says(data)).trouble is Trouble.BROKEN
-
-
-def test_an_answer_longer_than_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 1 << 20)
-    got = trouble(says(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + b"x" * 3_000_000))
-    assert got.trouble is Trouble.BROKEN
-
-
-def test_bytes_that_nobody_asked_for_end_the_connection_and_are_no_answer_to_the_next_request() -> None:
-    extra = OK.replace(BODY, b'{"id":"y"}')
-
-    async def talk(peer: Peer) -> None:
-        await peer.request()
-        await peer.say(OK + extra if peer.number == 0 else OK)
-        await peer.request()
-        await peer.say(OK)
-
-    got, peers = exchange(talk, times=2)
-    assert [one.body for one in got if isinstance(one, Answer)] == [BODY] * 2
-    assert len(peers) == 2
-
-
-def closing(after_requests: int) -> Talk:
-    """The first connection ends when it is used once more than this."""
-
-    async def talk(peer: Peer) -> None:
-        for _ in range(after_requests if peer.number == 0 else 100):
-            await peer.request()
-            await peer.say(OK)
-        await peer.request()
-        peer.cut()
-
-    return talk
-
-
-def test_a_rested_connection_that_ends_when_it_is_used_is_replaced_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STALE_S", 0.0)
-    got, peers = exchange(closing(2), times=3)
-    assert [type(one) for one in got] == [Answer] * 3
-    assert len(peers) == 2
-
-
-def test_a_busy_connection_that_ends_on_a_request_is_that_requests_cut() -> None:
-    got, peers = exchange(closing(2), times=3)
-    assert [one.trouble for one in got if isinstance(one, NoAnswer)] == [Trouble.CUT]
-    assert len(peers) == 1
-
-
-def test_a_new_connection_that_ends_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STALE_S", 0.0)
-    _, peers = exchange(says(cut=True))
-    assert len(peers) == 1
-
-
-def test_a_rested_connection_that_ends_in_the_middle_of_an_answer_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STALE_S", 0.0)
-
-    async def talk(peer: Peer) -> None:
-        await peer.request()
-        await peer.say(OK)
-        await peer.request()
-        await peer.say(OK[:30])
-        peer.cut()
-
-    got, peers = exchange(talk, times=2)
-    assert isinstance(got[1], NoAnswer)
-    assert len(peers) == 1
+def test_an_answer_longer_than_the_bound_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 1 << 20)
+    assert (
+        trouble(says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 40)).kind
+        is Kind.FAILED
+    )
 
 
 def test_a_request_that_takes_too_long_is_given_up_and_its_connection_with_it() -> None:
@@ -285,7 +164,7 @@ def test_a_request_that_takes_too_long_is_given_up_and_its_connection_with_it() 
 
     got, peers = exchange(talk, times=2, timeout_s=0.3)
     assert isinstance(got[0], NoAnswer)
-    assert got[0].trouble is Trouble.BROKEN
+    assert got[0].kind is Kind.FAILED
     assert isinstance(got[1], Answer)
     assert len(peers) == 2
 
@@ -297,7 +176,7 @@ def test_a_refused_connection_is_no_fault_of_the_line() -> None:
 
     got = asyncio.run(run())
     assert isinstance(got, NoAnswer)
-    assert got.trouble is Trouble.UNREACHABLE
+    assert got.kind is Kind.AWAY
 
 
 def test_a_name_that_cannot_be_resolved_is_no_fault_of_the_line() -> None:
@@ -310,7 +189,7 @@ def test_a_name_that_cannot_be_resolved_is_no_fault_of_the_line() -> None:
 
     got = asyncio.run(run())
     assert isinstance(got, NoAnswer)
-    assert got.trouble is Trouble.UNREACHABLE
+    assert got.kind is Kind.AWAY
     assert "pods.example" in got.message
 
 
@@ -357,23 +236,23 @@ def test_certificates_and_the_host_header_are_about_the_name_not_the_address(
         assert b"\r\nHost: pods.example:" in peers[0].head
     else:
         assert isinstance(got, NoAnswer)
-        assert got.trouble is Trouble.UNREACHABLE
+        assert got.kind is Kind.AWAY
         assert "certificate" in got.message.lower()  # OpenSSL's word
 
 
 @pytest.mark.parametrize(
-    ("answers", "well"),
+    ("answers", "ready"),
     [
         ({"/readyz": 200}, True),
         ({"/readyz": 503, "/livez": 200}, False),
         ({"/livez": 200}, True),
         ({"/v1/models": 200}, True),
-        ({"/v1/models": 401}, False),
+        ({"/v1/models": 401}, True),
         ({}, True),
         ({"/readyz": 500}, False),
     ],
 )
-def test_a_server_is_well_if_the_first_of_its_health_paths_says_so(answers: dict[str, int], well: bool) -> None:
+def test_a_server_is_ready_if_the_first_of_its_health_paths_says_so(answers: dict[str, int], ready: bool) -> None:
     async def talk(peer: Peer) -> None:
         while True:
             await peer.request()
@@ -382,9 +261,9 @@ def test_a_server_is_well_if_the_first_of_its_health_paths_says_so(answers: dict
 
     async def run() -> bool:
         async with listening(talk) as (port, _), Client(f"http://127.0.0.1:{port}", "/v1/x", api_key=None, timeout_s=5) as client:
-            return await client.well()
+            return await client.ready()
 
-    assert asyncio.run(run()) == well
+    assert asyncio.run(run()) == ready
 
 
 @pytest.mark.parametrize(
@@ -413,7 +292,7 @@ def test_usage_is_read_in_every_endpoints_words(said: object, usage: Usage | Non
 def test_a_time_to_come_again_that_makes_no_sense_is_none(header: str) -> None:
     got = read_answer(429, b"{}", "", header)
     assert isinstance(got, Answer)
-    assert got.retry_after_s is None
+    assert got.retry_after_s == 0
 
 
 def test_an_answer_that_is_nested_too_deeply_to_be_read_back_is_none() -> None:
@@ -433,35 +312,6 @@ def test_a_key_that_cannot_stand_in_a_header_is_refused_and_not_shown(key: str) 
 def test_a_server_whose_address_makes_no_sense_is_refused(server: str) -> None:
     with pytest.raises(InvalidSpec, match="--server"):
         Client(server, "/v1/x", api_key=None, timeout_s=5)
-
-
-def test_pools_of_addresses_that_vanished_are_closed() -> None:
-    found = ["127.0.0.1"]
-
-    async def resolve(host: str, port: int) -> list[str]:
-        return list(found)
-
-    async def run() -> None:
-        closed = asyncio.Event()
-
-        async def talk(peer: Peer) -> None:
-            await peer.request()
-            await peer.say(OK)
-            with pytest.raises(asyncio.IncompleteReadError):
-                await peer.request()
-            closed.set()
-
-        async with (
-            listening(talk) as (port, _),
-            Client(f"http://pods.example:{port}", "/v1/x", api_key=None, timeout_s=5, resolve=resolve) as client,
-        ):
-            await client.post(b"{}", await client.choose())
-            client.endpoints.balancer.update(["127.0.0.2"])
-            await client.post(b"{}", await client.choose())
-            async with asyncio.timeout(10):
-                await closed.wait()
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize("content", ["team-a: s3cret\n", "one\ntwo\n"])
@@ -491,3 +341,28 @@ def test_a_servers_file_of_keys_is_not_taken_for_a_key(content: str, tmp_path: P
 def test_an_error_with_status_200_is_no_answer(said: dict[str, object], answers: bool) -> None:
     assert isinstance(read_answer(200, json.dumps(said).encode(), "", None), Answer) == answers
     assert isinstance(read_answer(400, json.dumps(said).encode(), "", None), Answer)
+
+
+GONE = "The model `a` does not exist."
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ({"error": {"message": GONE, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}}, Kind.MODEL_MISSING),
+        ({"object": "error", "message": GONE, "type": "NotFoundError", "param": None, "code": 404}, Kind.MODEL_MISSING),
+        ({"error": {"message": GONE, "type": "NotFoundError", "param": "model", "code": 404}}, Kind.MODEL_MISSING),
+        ({"error": {"type": "NotFoundError", "message": "no path"}}, Kind.REFUSED),
+        ({"error": {"code": "not_found", "param": "previous_response_id"}}, Kind.ANSWERED),
+        ({"detail": "Not Found"}, Kind.REFUSED),
+        ({"error": "no"}, Kind.REFUSED),
+    ],
+)
+def test_a_missing_model_is_told_from_a_missing_path_in_every_servers_words(said: object, kind: Kind) -> None:
+    assert read_answer(404, json.dumps(said).encode(), "", None).kind is kind
+    assert read_answer(401, json.dumps(said).encode(), "", None).kind is Kind.REFUSED
+    assert read_answer(404, b"<html>", "", None).kind is Kind.REFUSED
+
+
+def test_the_model_of_a_request_is_read_where_there_is_one() -> None:
+    assert [asked_model(body) for body in (b'{"model":"a"}', b"{}", b'{"model":7}')] == ["a", "", ""]
