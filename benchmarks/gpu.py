@@ -2,7 +2,7 @@
 and a long one, beside the limit by arithmetic.
 
     python benchmarks/gpu.py [--models 0.5b qwen3-0.6b 1b 8b] [--backends triton torch_native] [--running 1 16 64 256] [--context 512]
-                             [--also no-dependent no-light no-turn no-few no-ways no-graphs] [--only-also]
+                             [--also no-dependent no-light no-turn no-few no-table no-graphs] [--only-also]
                              [--profile 1 64] [--traces FOLDER] [--out FILE.json]
 
 No server and no scheduler: what the runner takes for a step that samples greedily, launched one behind another as an engine with a
@@ -11,8 +11,8 @@ multiplied in the same minute. Beside it how long the host took to launch a step
 time that is measured. `--profile`: what of a step of so many rows the GPU was busy with, with which kernels, and where it waited
 (`gpu_trace.py`), 0: of one of short prompts, and of one of a long one; `--traces` keeps what that was read from. `--also`: the cases of
 few tokens again, without dependent launches, with attention of few programs computed as that of many,
-with heads turned in a launch of their own, without our products of few rows, without the ways that a start measures and chooses (the log
-says which), or without graphs.
+with heads turned in a launch of their own, without our products of few rows, without the table of kernels (`kernel_choices.py`), or without
+graphs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shapes import SHAPES, describe
 
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
-from banyan_runtime.model import fused_products, ways
+from banyan_runtime.model import fused_products, kernel_choices
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.kernels import dependent
 from banyan_runtime.model.runners import load
@@ -104,7 +104,7 @@ ALSO: Final = {
     "no-light": lambda: mock.patch.object(triton_paged, "LIGHT", 0),
     "no-turn": lambda: mock.patch.object(triton_paged.TritonAttention, "turns", False),
     "no-few": lambda: mock.patch.object(fused_products, "MOST_ROWS", 0),
-    "no-ways": lambda: mock.patch.object(ways, "SIZES", ()),
+    "no-table": lambda: mock.patch.object(kernel_choices, "TABLE", ()),
     "no-graphs": contextlib.nullcontext,
 }
 """How the cases of few tokens are measured beside how they are computed."""

@@ -31,10 +31,10 @@ from shapes import SHAPES
 
 from banyan_runtime.model import fused_products
 from banyan_runtime.model.attention import triton_paged
+from banyan_runtime.model.kernel_choices import Product
 from banyan_runtime.model.kernels import FEWEST_ROWS, dependent, paged_attention, power_of_two, products, shared_bytes
 from banyan_runtime.model.kernels import rows as rows_kernels
 from banyan_runtime.model.kernels import tiles as tiles_kernels
-from banyan_runtime.model.ways import Product
 
 CONTEXT: Final = 544  # tokens of each row of a decode step
 PROMPT: Final = 8192

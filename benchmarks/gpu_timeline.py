@@ -44,8 +44,8 @@ from shapes import SHAPES
 
 from banyan_runtime.model import kernels
 from banyan_runtime.model.capture import CudaRecorder
+from banyan_runtime.model.kernel_choices import Kernel, Product
 from banyan_runtime.model.kernels import dependent, paged_attention, products, rows, staged, tiles
-from banyan_runtime.model.ways import Option, Staged
 
 Programs = npt.NDArray[np.float64]
 """[programs, FIELDS], in the order in which they were let go."""
@@ -148,9 +148,11 @@ def line(part: Programs, before: Programs | None, then: Programs | None) -> list
     ]  # fmt: skip
 
 
-def watched(bench: gpu_ways.Bench, running: int, chosen: list[Option], book: torch.Tensor, replays: int) -> dict[int, list[list[float]]]:
+def watched(
+    bench: gpu_ways.Bench, running: int, chosen: dict[Product, Kernel], book: torch.Tensor, replays: int
+) -> dict[int, list[list[float]]]:
     """The lines of each kernel, by its grid, in the order of the last replay."""
-    with torch.inference_mode(), gpu_ways.options(bench, *chosen):
+    with torch.inference_mode(), gpu_ways.chosen(bench, chosen):
         bench.tell(running, gpu_ways.CONTEXT)
         torch.cuda.synchronize()
         replay = CudaRecorder().record(partial(bench._graphs._compute, bench._held[running]))
@@ -182,12 +184,13 @@ def main() -> None:
             with_ends(module, Path(scratch))
         for model in given.models:
             bench = gpu_ways.Bench(model, given.layers, sorted(given.running))
-            each = list(bench.products.values())
-            ways: dict[str, list[Option]] = {"tiles": list(each), "staged": list(map(Staged, each))}
-            known = bench.forward.decoder.kernels.ways
-            asked = [option for name in given.ways for option in ways[name] if option in known.options]
             for running in given.running:
-                chosen = [option for option in asked if known.possible(option, running)]
+                chosen = {
+                    product: kernel
+                    for kernel in given.ways
+                    for product in bench.products.values()
+                    if kernel in bench.choices.offers(product, running)
+                }
                 print(f"{model}, {running} running, the kernels of the last layer, and the first and last of a step")
                 for grid, found in watched(bench, running, chosen, book, given.replays).items():
                     after, early, first, median, last, half, whole, long, longest, then = map(statistics.median, zip(*found, strict=True))

@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -28,15 +28,16 @@ import gpu
 import torch
 from shapes import SHAPES
 
-from banyan_runtime.model import contest, fused_products, graphs
+from banyan_runtime.model import fused_products, graphs
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.capture import CudaRecorder
+from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_products import Tile
+from banyan_runtime.model.kernel_choices import ROWS, Kernel, Product
 from banyan_runtime.model.kernels import FEWEST_ROWS
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchForward
-from banyan_runtime.model.ways import SIZES, Option, Product, Staged
 
 CONTEXT: Final = 512
 ROUNDS: Final = 9
@@ -82,21 +83,22 @@ def few(product: Product, **changes: Any) -> Iterator[None]:
 
 
 @contextmanager
-def tiles(trying: dict[int, frozenset[Product]], bench: Bench, **changes: Any) -> Iterator[None]:
-    """Some products in tiles, which are cut otherwise."""
+def tiles(bench: Bench, product: Product, **changes: Any) -> Iterator[None]:
+    """A product in tiles, which are cut otherwise."""
     known = Tile.of
 
     def of(rows: int, product: Product, shared: int) -> Tile:
         return replace(known(rows, product, shared), **changes)
 
-    with mock.patch.object(bench.forward.decoder.kernels.ways, "current", trying), mock.patch.object(Tile, "of", of):
+    with chosen(bench, {product: "tiles"}), mock.patch.object(Tile, "of", of):
         yield
 
 
 @contextmanager
-def options(bench: Bench, *chosen: Option) -> Iterator[None]:
-    """In steps of any number of rows."""
-    with mock.patch.object(bench.forward.decoder.kernels.ways, "current", dict.fromkeys(SIZES, frozenset(chosen))):
+def chosen(bench: Bench, kernels: Mapping[Product, Kernel]) -> Iterator[None]:
+    """Kernels in steps of any number of rows: the default one for products that are not named."""
+    measured = {(product, rows): kernel for product, kernel in kernels.items() for rows in ROWS}
+    with mock.patch.object(bench.choices, "measured", measured):
         yield
 
 
@@ -116,7 +118,6 @@ class Bench:
         with (
             tempfile.TemporaryDirectory() as scratch,
             mock.patch.dict(SHAPES, {model: (SHAPES[model][0], shape)}),
-            mock.patch.object(contest.Contest, "settle"),
             mock.patch.object(graphs, "ladder", return_value=running),
             mock.patch.object(graphs, "prompt_ladder", return_value=none),
             mock.patch.object(CudaRecorder, "record", return_value=lambda: None),  # nothing is captured for good
@@ -128,6 +129,8 @@ class Bench:
         assert runner.forward._graphs is not None
         assert runner._rows is not None
         assert isinstance(runner.forward.attention, TritonAttention)
+        assert isinstance(runner.forward.decoder.kernels, FusedKernels)
+        self.choices = runner.forward.decoder.kernels.choices
         self.forward, self._graphs, self._table = runner.forward, runner.forward._graphs, runner._rows.table
         self._attention = runner.forward.attention
         self._held = {graph.held.size: graph.held for graph in self._graphs._decodes}
@@ -176,7 +179,7 @@ class Bench:
         """That of the runtime first."""
         found = [Way("as served", running)]
         least = [rows for rows in running if rows <= fused_products.MOST_ROWS]
-        several = [rows for rows in running if rows in SIZES and rows not in least]
+        several = [rows for rows in running if rows in ROWS and rows not in least]
         if "attention" in kinds:
             for keys, warps, stages, ahead in ((64, 2, 5, False), (64, 2, 3, False), (64, 2, 7, False), (64, 4, 3, False),
                                                (64, 4, 3, True), (64, 4, 5, False), (64, 4, 7, False), (64, 8, 3, False),
@@ -191,15 +194,13 @@ class Bench:
                                {"WHOLE": False}, {"maxnreg": 96}, {"maxnreg": 160}):  # fmt: skip
                     found.append(Way(f"{name} {change}", least, partial(few, product, **change)))
             if "tiles" in kinds:
-                trying = dict.fromkeys(SIZES, frozenset([product]))
                 for change in ({}, {"bring": 0}, {"bring": 64}, {"late": True}, {"outputs": 32}, {"outputs": 64}, {"stages": 3}):
-                    found.append(Way(f"{name} in tiles {change}", several, partial(tiles, trying, self, **change)))
+                    found.append(Way(f"{name} in tiles {change}", several, partial(tiles, self, product, **change)))
         if "staged" in kinds:
-            offered = self.forward.decoder.kernels.ways.options
-            fit = {name: Staged(product) for name, product in self.products.items() if Staged(product) in offered}
+            fit = {name: product for name, product in self.products.items() if "staged" in self.choices.offers(product, 1)}
             some = [rows for rows in running if rows <= fused_products.MOST_STAGED]
-            found += [Way(f"{name} staged", some, partial(options, self, one)) for name, one in fit.items()]
-            found.append(Way("all staged", some, partial(options, self, *fit.values())))
+            found += [Way(f"{name} staged", some, partial(chosen, self, {one: "staged"})) for name, one in fit.items()]
+            found.append(Way("all staged", some, partial(chosen, self, dict.fromkeys(fit.values(), "staged"))))
         if "context" in kinds:
             found += [Way(f"context of {context}", running, context=context) for context in (64, 128, 256, 640)]
         return found

@@ -249,9 +249,9 @@ class ServerConfig:
         help="Tokens of the largest step with prompts that is captured as a CUDA graph; 0: none. Default: by the model, at most 8192.",
         group="device",
     )
-    disable_autotune: bool = option(
+    autotune: bool = option(
         False,
-        help="Measure no ways to compute decode steps at start: kernels are the same ones each time, if slower. On a GPU.",
+        help="Measure at start which kernels compute decode steps fastest, instead of taking those of the shipped table. On a GPU.",
         group="device",
     )
     sampling_backend: str | None = option(None, check=one_of("pytorch", None), help="Sampling kernels: pytorch.", group="device")

@@ -33,7 +33,7 @@ def test_a_way_of_each_kind_is_launched(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pretended(monkeypatch, tmp_path):
         running = [1, 4]
         bench = gpu_ways.Bench("tiny", 2, running)
-        monkeypatch.setattr(gpu_ways, "SIZES", (4,))
+        monkeypatch.setattr(gpu_ways, "ROWS", (4,))
         ways = bench.ways(list(gpu_ways.KINDS), running)
         assert ways[0].name == "as served"
         asked = [

@@ -18,7 +18,7 @@ from banyan_runtime.model import fused_products
 from banyan_runtime.model.attention.triton_paged import Way
 from banyan_runtime.model.fused_products import Tile
 from banyan_runtime.model.kernels import paged_attention as kernels, power_of_two, products, rows, staged, tiles
-from banyan_runtime.model.ways import SIZES, Product
+from banyan_runtime.model.kernel_choices import ROWS, Product
 
 POINTERS = {"rows_of": "*i32", "firsts": "*i32", "counts": "*i32", "positions": "*i32", "table": "*i32",
             "stretch_keys": "*i32", "ends": "*i32", "slots": "*i32",
@@ -105,7 +105,7 @@ for width, rows, gated, entry in ((896, 1, True, True), (896, 8, True, False), (
     check(staged.staged, constants, parts, room=99 << 10, **product_types, rows="i32", shares="*fp32", arrived="*i32")
 counted = {**product_types, "parts": "*fp32", "arrived": "*i32", "rows": "i32"}
 for product in map(Product._make, [(1152, 896, False), (896, 4864, False), (4864, 896, True), (6144, 4096, False), (14336, 4096, True)]):
-    for tile, room in {Tile.of(rows, product, room): room for rows in SIZES for room in (227 << 10, 99 << 10)}.items():
+    for tile, room in {Tile.of(rows, product, room): room for rows in ROWS for room in (227 << 10, 99 << 10)}.items():
         constants = {"BIASED": True, "GATED": product.gated, "WIDTH": product.width, "ROWS": tile.rows, "LATE": tile.late}
         constants |= {"OUTPUTS": tile.outputs, "COLUMNS": tile.columns, "SPLITS": tile.splits, "BRING": tile.bring}
         check(tiles.tile, constants, tile.warps, tile.stages, room, **counted)

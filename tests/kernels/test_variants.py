@@ -56,6 +56,7 @@ def test_no_request_waits_for_a_compiler(tiny_model: Callable[[str], TinyModel],
     if DEVICE == "cpu":  # where nobody writes, there are numbers all the same
         monkeypatch.setattr(torch, "empty", torch.zeros)
         monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "none")
     seen: set[Variant] = set()
     for module, names in KERNELS.items():
         for name in names:

@@ -35,7 +35,7 @@ class Choice:
     kv_dtype: torch.dtype  # of keys and values that are kept
     attention: AttentionKind | None  # None: the runner has its own
     graphs: Graphs  # that are wanted; which of them fit is for a trial to say (`trial.py`)
-    autotune: bool = True  # whether ways to compute decode steps are measured (`ways.py`)
+    autotune: bool = False  # whether kernels of decode steps are measured (`autotune.py`)
 
 
 def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_bf16: bool, own_attention: bool) -> Choice:
@@ -58,7 +58,11 @@ def choose(config: ServerConfig, model_dir: Path, device: torch.device, *, fast_
     if device.type == "cuda" and not config.disable_cuda_graph:
         rows = (config.cuda_graph_max_bs or MOST_ROWS) if config.serves_text else 0  # vectors take no decode steps
         graphs = Graphs(rows, prompt_tokens(config, spec) if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens)
-    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graphs, not config.disable_autotune)
+    if config.autotune and (not graphs.rows or attention is None or attention.name != "triton"):
+        raise ConfigError(
+            "--autotune measures captured decode steps of --attention-backend=triton on a GPU, which these options rule out; leave it out"
+        )
+    return Choice(spec, device, dtype, context_len, kv_dtype, attention, graphs, config.autotune)
 
 
 def prompt_tokens(config: ServerConfig, spec: ModelSpec) -> int:

@@ -93,8 +93,8 @@ class Model(Protocol):
 
     weights_bytes: int
 
-    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs) -> Forward:
-        """Allocate the KV pool for so many tokens. `graphs`: to be captured, where this kind captures any."""
+    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs, *, autotune: bool = False) -> Forward:
+        """Allocate the KV pool for so many tokens. `graphs`: to be captured, where this kind captures any, behind `autotune`."""
 
 
 class ModelKind(Protocol):

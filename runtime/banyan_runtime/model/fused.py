@@ -13,6 +13,7 @@ from banyan_runtime.model.attention.triton_paged import TritonAttention
 from banyan_runtime.model.fused_products import Arrived, FusedGated, FusedLinear
 from banyan_runtime.model.fused_sampler import FusedSampler
 from banyan_runtime.model.heads import Heads, joined
+from banyan_runtime.model.kernel_choices import KernelChoices
 from banyan_runtime.model.kernels import missing, needed_capability, power_of_two
 from banyan_runtime.model.layers import Begin, Entry, Layer, PlainKernels, RmsNorm
 from banyan_runtime.model.mail import DirectMail, Mail
@@ -20,7 +21,6 @@ from banyan_runtime.model.pool import Cells
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import Sampler
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.model.ways import Staged
 from banyan_runtime.step import PADDING_SLOT, Pulse
 
 _FEW: Final = 64  # rows: of fewer ones each is spread over programs, which keeps a GPU busy
@@ -35,8 +35,9 @@ def supports(device: torch.device, kept: torch.dtype) -> bool:
 class FusedKernels(PlainKernels):
     """torch's own products, Triton's of few rows and, where that is faster, of some; and Triton between them, before and behind."""
 
-    def __init__(self, pulse: Pulse = lambda: None) -> None:
+    def __init__(self, pulse: Pulse = lambda: None, device_name: str = "") -> None:
         super().__init__(pulse)
+        self.choices = KernelChoices(device_name)
         self._arrived = Arrived()
 
     def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
@@ -50,16 +51,13 @@ class FusedKernels(PlainKernels):
         return _FusedEntry(norm, layer)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return self._noted(FusedLinear(weight, bias, self.ways, self._arrived))
+        return self._added(FusedLinear(weight, bias, self.choices, self._arrived))
 
     def gated(self, weight: Tensor, bias: Tensor | None) -> Layer:
-        return self._noted(FusedGated(weight, bias, self.ways, self._arrived))
+        return self._added(FusedGated(weight, bias, self.choices, self._arrived))
 
-    def _noted(self, layer: FusedLinear) -> FusedLinear:
-        if layer.tileable:
-            self.ways.add(layer.product, layer.agrees)
-        if layer.stageable:
-            self.ways.add(Staged(layer.product), layer.stages)
+    def _added(self, layer: FusedLinear) -> FusedLinear:
+        self.choices.add(layer.product, layer.offers)
         return layer
 
     def begin(self, embed: Tensor, rope: Rope) -> Begin:
@@ -161,11 +159,6 @@ class _FusedHeads(Heads):
 
 
 class _FusedEntry(Entry):
-    def __init__(self, norm: RmsNorm, layer: Layer) -> None:
-        super().__init__(norm, layer)
-        assert isinstance(layer, FusedLinear)
-        layer.behind = norm
-
     def __call__(self, h: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         assert isinstance(self.layer, FusedLinear)
         if self.layer.enters(h.shape[0]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from banyan_runtime.model.kernel_choices import Kernel, KernelChoices, Product, class_of
 from banyan_runtime.model.kernels import FEWEST_ROWS, LARGE, power_of_two, shared_bytes
 from banyan_runtime.model.layers import RmsNorm
-from banyan_runtime.model.ways import Product, Staged, Ways
 
 MOST_ROWS: Final = 2
 """Of a product whose rows each read the weight, side by side: all but the first from the cache, which is read about twice as fast."""
@@ -33,7 +32,6 @@ _OUTPUTS: Final = 8  # outputs, likewise: 16 KB of a weight in 16 bits are on th
 _REGISTERS: Final = 128  # of a thread: four programs fit into a processor then, where some more would leave room for three
 _GRID: Final = 1 << 16  # programs along a grid's second axis, fewer than these
 _MANY: Final = 2112  # lines: fewer are cut into halves, so that all processors of a large GPU have two programs
-_ROUNDING: Final = 0.02  # of the largest result
 _ARRIVED: Final = 4096  # tiles that are shared by several programs, at most
 
 
@@ -91,8 +89,8 @@ class Tile:
 
     @classmethod
     def of(cls, rows: int, product: Product, shared: int) -> Tile:
-        """For up to so many rows, one of `ways.SIZES`, where a program may have `shared` bytes of shared memory. The widest tile of which
-        there are programs enough: rows are read for each again.
+        """For up to so many rows, one of `kernel_choices.ROWS`, where a program may have `shared` bytes of shared memory. The widest tile
+        of which there are programs enough: rows are read for each again.
 
         What was faster in decode steps on an H200 (benchmarks/results), of Qwen2.5-0.5B's shape and Llama-3.1-8B's.
         """
@@ -143,8 +141,7 @@ class FusedLinear:
 
     gated = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, ways: Ways | None = None, arrived: Arrived | None = None) -> None:
-        """`ways`: those of a product that a layer of each block has."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, choices: KernelChoices | None = None, arrived: Arrived | None = None) -> None:
         from banyan_runtime.model.kernels import dependent, products, staged, tiles
 
         assert weight.is_contiguous()
@@ -152,7 +149,7 @@ class FusedLinear:
         self.bias = bias
         self.outputs = weight.shape[0] // (2 if self.gated else 1)
         self.product = Product(self.outputs, weight.shape[1], self.gated)
-        self._ways = Ways() if ways is None else ways
+        self._choices = KernelChoices("") if choices is None else choices
         self._arrived = Arrived() if arrived is None else arrived
         self._aligned = weight.data_ptr() % 16 == 0 and weight.shape[1] * weight.itemsize % 16 == 0
         self._kernel, self._staged, self._tiles = products.product, staged.staged, tiles.tile
@@ -162,7 +159,6 @@ class FusedLinear:
         self._stretches = -(-weight.shape[1] // self._stretch)
         self._parts = warps_of(self._stretch)
         self._options, self._shared = dependent.options(weight.device), shared_bytes(weight.device)
-        self.behind: RmsNorm | None = None  # the norm that it is an entry with
         self._shape = {"BIASED": bias is not None, "GATED": self.gated, "WIDTH": weight.shape[1], "BLOCK": power_of_two(weight.shape[1])}
 
     @property
@@ -176,11 +172,7 @@ class FusedLinear:
 
     def enters(self, rows: int) -> bool:
         """Whether `of_few` computes what comes before such a product of so many rows, too."""
-        return self.few(rows) and (rows == 1 or not self._is_staged(rows))
-
-    def agrees(self, rows: int) -> bool:
-        """Whether `of_some` gives for so many random rows what torch's product does, but for rounding."""
-        return not self.few(rows) and self._agrees(rows, lambda x: self.of_some(x, self._tile(rows)))
+        return self.few(rows) and (not self._is_staged(rows) or (rows == 1 and self._stretches == 1))  # a norm takes all columns
 
     @property
     def stageable(self) -> bool:
@@ -188,25 +180,14 @@ class FusedLinear:
         fit = self._stretches == 1 or (not self.gated and self.weight.nbytes <= SMALL_BYTES)
         return self.weight.itemsize == 2 and self._aligned and self._stretch >= 64 and fit and self._options["DEPENDENT"]
 
-    def stages(self, rows: int) -> bool:
-        """Likewise of `of_staged`, of one row with what comes before it."""
-        if rows > MOST_STAGED:
-            return False
-        if rows > 1 or self.behind is None:
-            return self._agrees(rows, lambda x: self.of_staged(x)[1])
-        if self._stretches > 1:
-            return False  # a norm takes all columns
-        h, norm = self._some(rows), self.behind
-        sums, normed = norm.added(h, h)
-        kept, found = self.of_staged(h, h, norm)
-        return torch.equal(kept, sums) and _near(found, self.of_many(normed))
-
-    def _agrees(self, rows: int, way: Callable[[Tensor], Tensor]) -> bool:
-        x = self._some(rows)
-        return _near(way(x), self.of_many(x))
-
-    def _some(self, rows: int) -> Tensor:
-        return torch.randn(rows, self.weight.shape[1], dtype=self.weight.dtype, device=self.weight.device)
+    def offers(self, rows: int) -> list[Kernel]:
+        """The kernels that can compute so many rows."""
+        offers: list[Kernel] = ["default"]
+        if self.tileable and not self.few(rows):
+            offers.append("tiles")
+        if self.stageable and rows <= MOST_STAGED:
+            offers.append("staged")
+        return offers
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
@@ -214,15 +195,13 @@ class FusedLinear:
             return self.of_staged(x)[1]
         if self.few(rows):
             return self.of_few(x)[1]
-        if rows and (most := self._ways.taken(self.product, rows)) is not None:
-            return self.of_some(x, self._tile(most))
+        most = class_of(rows)
+        if rows and most is not None and self._choices.kernel(self.product, rows) == "tiles":
+            return self.of_some(x, Tile.of(most, self.product, self._shared))
         return self.of_many(x)
 
     def _is_staged(self, rows: int) -> bool:
-        return 0 < rows <= MOST_STAGED and self._ways.taken(Staged(self.product), rows) is not None
-
-    def _tile(self, rows: int) -> Tile:
-        return Tile.of(rows, self.product, self._shared)
+        return 0 < rows <= MOST_STAGED and self._choices.kernel(self.product, rows) == "staged"
 
     def of_many(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -284,17 +263,13 @@ class FusedLinear:
         return out
 
 
-def _near(found: Tensor, expected: Tensor) -> bool:
-    return bool((found.float() - expected.float()).abs().max() <= _ROUNDING * expected.float().abs().max())
-
-
 class FusedGated(FusedLinear):
     gated = True
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, ways: Ways | None = None, arrived: Arrived | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, choices: KernelChoices | None = None, arrived: Arrived | None = None) -> None:
         from banyan_runtime.model.kernels import rows
 
-        super().__init__(weight, bias, ways, arrived)
+        super().__init__(weight, bias, choices, arrived)
         self._silu_times = rows.silu_times
 
     def of_many(self, x: Tensor) -> Tensor:

@@ -24,10 +24,11 @@ from tqdm import tqdm
 
 from banyan_runtime.model import device as devices
 from banyan_runtime.model.attention import Held, Replayed, most_sequences
+from banyan_runtime.model.autotune import StepTimer, autotune
 from banyan_runtime.model.capture import Recorder
-from banyan_runtime.model.contest import Contest
 from banyan_runtime.model.decoder import Decoder
 from banyan_runtime.model.forward import Captured, Picked
+from banyan_runtime.model.kernel_choices import KernelChoices
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Step, TableShape
 
@@ -86,10 +87,11 @@ class StepGraphs:
         latest: Tensor,
         recorder: Recorder,
         shape: TableShape,
+        autotuned: KernelChoices | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`latest` int64: the last token of each row, where it stays; `shape` of the table that steps are planned with. `clock`: seconds;
-        behind CAPTURE_S of them what is not captured yet is left out."""
+        """`latest` int64: the last token of each row, where it stays; `shape` of the table that steps are planned with. `autotuned`: the
+        choices to measure first. `clock`: seconds; behind CAPTURE_S of them what is not captured yet is left out."""
         self._decoder, self._attention = decoder, attention
         self._latest = latest
         device = decoder.embed.device
@@ -105,8 +107,9 @@ class StepGraphs:
         rows = max(sizes.rows, default=0)
         self._post = decoder.mail.post(max(graph.held.told.numel() for graph in graphs), self._settings.numel(), rows, device)
         attention.hold([graph.held for graph in graphs])
-        contest = Contest(decoder.kernels.ways, attention, shape, recorder, self._compute, clock)
-        contest.settle([graph.held for graph in decodes])
+        if autotuned is not None:
+            autotune(autotuned, [graph.held for graph in decodes], StepTimer(attention, shape, recorder, self._compute))
+            log.info("Kernels by product and rows, as measured: %s", autotuned.line())
         free = _free(device)
         started = clock()
         log.info(

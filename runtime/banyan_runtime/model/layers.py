@@ -25,7 +25,6 @@ from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.sampler import PlainSampler, Sampler
 from banyan_runtime.model.spec import ModelSpec
-from banyan_runtime.model.ways import Ways
 from banyan_runtime.step import Pulse
 
 
@@ -50,10 +49,6 @@ class Kernels(Protocol):
     @property
     def rows(self) -> RowSizes:
         """The numbers of rows with which all layers made so far must be called for results that do not depend on them."""
-
-    @property
-    def ways(self) -> Ways:
-        """What there is to choose from, for steps that are replayed, and what was chosen."""
 
     def norm(self, weight: Tensor, eps: float, heads: int = 1) -> RmsNorm:
         """The norm of vectors like weight [width], of which each row has `heads`."""
@@ -142,11 +137,6 @@ class PlainKernels:
 
     def __init__(self, pulse: Pulse = lambda: None) -> None:
         self._measured = _MeasuredLayers(pulse)
-        self._ways = Ways()
-
-    @property
-    def ways(self) -> Ways:
-        return self._ways
 
     @property
     def rows(self) -> RowSizes:

@@ -26,28 +26,20 @@ class KvPool:
         dtype: torch.dtype,
         device: torch.device,
         kept: torch.dtype | None = None,
-        layers: int | None = None,
     ) -> None:
-        """`kept`: the type in memory; None: `dtype`, which is that of what comes and goes. `layers`: of so many there is memory, which all
-        have in turn; None: of each."""
+        """`kept`: the type in memory; None: `dtype`, which is that of what comes and goes."""
         self.dtype = dtype
         self.kept = kept or dtype
         self.narrow = self.kept != dtype
         self.largest = torch.finfo(self.kept).max  # that is kept
         self.device = device
         self._page_size = page_size
-        own = spec.layers if layers is None else min(spec.layers, layers)
-        shape = (own, spec.kv_heads, tokens + page_size, spec.head_dim)
+        shape = (spec.layers, spec.kv_heads, tokens + page_size, spec.head_dim)
         self._k = torch.zeros(shape, dtype=self.kept, device=device)
         self._v = torch.zeros(shape, dtype=self.kept, device=device)
-        paged = (own, spec.kv_heads, shape[2] // page_size, page_size * spec.head_dim)
-        self._k_pages, self._v_pages = self._by_layer(self._k.view(paged), spec), self._by_layer(self._v.view(paged), spec)
-        self._k_slots, self._v_slots = self._by_layer(self._k, spec), self._by_layer(self._v, spec)
-
-    @staticmethod
-    def _by_layer(memory: Tensor, spec: ModelSpec) -> list[Tensor]:
-        parts = memory.unbind(0)
-        return [parts[layer % len(parts)] for layer in range(spec.layers)]
+        paged = (spec.layers, spec.kv_heads, shape[2] // page_size, page_size * spec.head_dim)
+        self._k_pages, self._v_pages = self._k.view(paged).unbind(0), self._v.view(paged).unbind(0)
+        self._k_slots, self._v_slots = self._k.unbind(0), self._v.unbind(0)
 
     @property
     def bytes(self) -> int:

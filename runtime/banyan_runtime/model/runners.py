@@ -149,14 +149,15 @@ class Loaded:
         return tried
 
     def _runner(self, tokens: int, graphs: Graphs, started: float) -> ModelRunner:
-        runner = self._over(tokens, graphs, log.warning if self._config.enable_nan_detection else lambda message: None)
+        report: Report = log.warning if self._config.enable_nan_detection else lambda message: None
+        runner = self._over(tokens, graphs, report, autotune=self._choice.autotune)
         half = runner.info.kv_bytes / 2 / _GIB
         log.info("KV Cache is allocated. #tokens: %d, K size: %.2f GB, V size: %.2f GB", tokens, half, half)
         log.info("Memory pool end. avail mem=%.2f GB", runner.info.available_bytes / _GIB)
         runner.info.phase_seconds["kv_alloc"] = time.monotonic() - started
         return runner
 
-    def _over(self, tokens: int, graphs: Graphs, report: Report) -> ModelRunner:
+    def _over(self, tokens: int, graphs: Graphs, report: Report, *, autotune: bool = False) -> ModelRunner:
         """A runner over a pool of so many tokens."""
         choice = self._choice
         about = RunnerInfo(
@@ -173,7 +174,7 @@ class Loaded:
             available_bytes=0,
             phase_seconds=dict(self._seconds),
         )
-        forward = self._model.forward(tokens, self._config.page_size, graphs)
+        forward = self._model.forward(tokens, self._config.page_size, graphs, autotune=autotune)
         return ModelRunner(forward, about, choice.device, report)
 
 

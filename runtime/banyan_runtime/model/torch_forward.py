@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 import numpy as np
@@ -23,12 +24,15 @@ from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_products import MOST_ROWS
 from banyan_runtime.model.graphs import NO_SIZES, Sizes, StepGraphs
 from banyan_runtime.model.headroom import Graphs
+from banyan_runtime.model.kernel_choices import KernelChoices
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.post import Arriving
 from banyan_runtime.model.rope import Rope
 from banyan_runtime.model.table import DeviceTable, SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TableShape, TokenMask
+
+log = logging.getLogger("banyan")
 
 _MANY: Final = 64  # tokens: what is compiled for more depends on their number no more
 _LARGE: Final = 2048  # tokens: a step of more may be larger than any that there is memory for
@@ -52,15 +56,19 @@ class TorchModel:
         self._pulse = pulse
         weights = loader.dequantized(parameters, choice.dtype, choice.device)
         self.weights_bytes = blocks.nbytes(weights.values())
-        kernels: Kernels = FusedKernels(pulse) if fused.supports(choice.device, choice.kv_dtype) else PlainKernels(pulse)
-        if choice.device.type == "cpu" and PackedKernels.supports(choice.dtype):
+        kernels: Kernels = PlainKernels(pulse)
+        self._choices: KernelChoices | None = None
+        if fused.supports(choice.device, choice.kv_dtype):
+            kernels = FusedKernels(pulse, torch.cuda.get_device_name(choice.device))
+            self._choices = kernels.choices
+        elif choice.device.type == "cpu" and PackedKernels.supports(choice.dtype):
             kernels = PackedKernels(pulse)
         rope = Rope(choice.spec, choice.dtype, choice.device)
-        if not choice.autotune:
-            kernels.ways.leave()
         self._decoder = Decoder(choice.spec, weights, kernels, rope, pulse)
+        if self._choices is not None:
+            log.info("Kernels by product and rows (--autotune measures them): %s", self._choices.line())
 
-    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs) -> TorchForward:
+    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs, *, autotune: bool = False) -> TorchForward:
         choice = self._choice
         assert choice.attention is not None
         pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device, choice.kv_dtype)
@@ -68,19 +76,26 @@ class TorchModel:
         sizes = Sizes.upto(graphs.rows, graphs.tokens)
         recorder = CudaRecorder() if sizes != NO_SIZES else None
         self._decoder.sampler.compile(choice.spec.vocab_size, choice.dtype, choice.device)
-        return TorchForward(self._decoder, attention, pool, recorder, sizes)
+        return TorchForward(self._decoder, attention, pool, recorder, sizes, self._choices if autotune else None)
 
 
 class TorchForward:
     def __init__(
-        self, decoder: Decoder, attention: Attention, pool: KvPool, recorder: Recorder | None = None, sizes: Sizes = NO_SIZES
+        self,
+        decoder: Decoder,
+        attention: Attention,
+        pool: KvPool,
+        recorder: Recorder | None = None,
+        sizes: Sizes = NO_SIZES,
+        autotuned: KernelChoices | None = None,
     ) -> None:
-        """With a recorder, steps of such sizes are captured, if the attention can be."""
+        """With a recorder, steps of such sizes are captured, if the attention can be. `autotuned`: the choices to measure before."""
         self.decoder = decoder
         self.attention = attention
         self._pool = pool
         self._recorder = recorder
         self._sizes = sizes
+        self._autotuned = autotuned
         self._graphs: StepGraphs | None = None
         self._table: DeviceTable | None = None
 
@@ -111,7 +126,8 @@ class TorchForward:
             self._compute_once(shape, tokens)
         if self._recorder is None:
             return None
-        self._graphs = StepGraphs(self.decoder, self.attention, self._sizes.within(rows), latest, self._recorder, shape)
+        sizes = self._sizes.within(rows)
+        self._graphs = StepGraphs(self.decoder, self.attention, sizes, latest, self._recorder, shape, self._autotuned)
         return self._graphs.captured
 
     def _compute_once(self, shape: TableShape, tokens: int) -> None:

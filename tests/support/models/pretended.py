@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from banyan_runtime.model import capture, fused, reading, torch_forward, ways
+from banyan_runtime.model import capture, fused, reading, torch_forward
 from banyan_runtime.model.attention import triton_paged
 from banyan_runtime.model.kernels import dependent
 
@@ -488,7 +488,6 @@ def pretended(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> Iterator[Preten
     monkeypatch.setattr(torch, "tensor", lambda data, *, device=None, **named: tensor(data, **named).to(device or "cpu"))
     monkeypatch.setattr(torch, "Generator", _Generator)
     monkeypatch.setattr(capture, "_WARM_UPS", 1)  # each takes long here
-    monkeypatch.setattr(ways, "SIZES", ())  # and so does measuring
     monkeypatch.setattr(capture, "_TORCH", gpu.torch)
     monkeypatch.setattr(reading, "READERS", 1)
     monkeypatch.setattr(reading, "Thread", partial(_Thread, gpu))

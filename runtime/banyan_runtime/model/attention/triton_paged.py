@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -128,16 +127,6 @@ class TritonAttention:
     def _there(self) -> DeviceTable:
         assert self._table is not None, "reserve comes first"
         return self._table
-
-    @contextmanager
-    def lent(self, pool: KvPool) -> Iterator[None]:
-        """Keys and values of what is planned meanwhile lie there. Of the table nothing is left when it ends."""
-        own, self.pool = self.pool, pool
-        try:
-            yield
-        finally:
-            self.pool, self._planned, self.cells = own, None, Cells(own, self.cells.slots)
-            self._there.slots.zero_()
 
     def plan(self, step: Step, table: SlotTable) -> None:
         if self._table is None:

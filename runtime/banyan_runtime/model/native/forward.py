@@ -99,7 +99,7 @@ class NativeModel:
         if decoder := getattr(self, "_decoder", None):
             self._library.destroy(decoder)
 
-    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs) -> NativeForward:
+    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs, *, autotune: bool = False) -> NativeForward:
         spec = self._choice.spec
         slots = pool_tokens + page_size  # the first page is padding
         if not self._library.cache(self._decoder, slots):
