@@ -258,14 +258,17 @@ class ServerConfig:
     mem_fraction_static: float | None = option(
         None,
         check=between(0.05, 0.98),
-        help="Part of the device's memory for weights and KV pool. Default: on a GPU what the largest steps leave, tried at start.",
+        help="Part of the device's memory for weights and KV pool. Default: on a GPU what the largest steps leave.",
         group="device",
     )
     enable_nan_detection: bool = option(False, help="Log rows whose logits hold NaN; they fail alone in any case.", group="device")
 
     # --- memory and schedule ---
     max_running_requests: int | None = option(
-        None, check=at_least(1), help="Requests computed at once. Default: from the pool.", group="schedule"
+        None,
+        check=at_least(1),
+        help="Requests computed at once. Default: from the pool; on a GPU with less than 70 GB: 256.",
+        group="schedule",
     )
     max_total_tokens: int | None = option(
         None, check=at_least(8), help="Size of the KV pool, tokens. Default: from free memory.", group="schedule"
@@ -273,7 +276,8 @@ class ServerConfig:
     chunked_prefill_size: int | None = option(
         None,
         check=chunk_size,
-        help="Prompt tokens per step at most, a longer prompt is computed in pieces; -1: whole prompts.",
+        help="Prompt tokens per step at most, a longer prompt is computed in pieces; -1: whole prompts. Default: 2048; on a GPU with 70 GB "
+        "or more 8192.",
         group="schedule",
     )
     prefill_step_seconds: float | None = option(

@@ -12,7 +12,7 @@ import torch
 from banyan_runtime.model.attention import Attention, Held, Replayed, tiles, torch_native
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.attention.torch_native import TorchAttention
-from banyan_runtime.model.headroom import MIB
+from banyan_runtime.model.memory_profiling import MIB
 from banyan_runtime.model.pool import KvPool
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import PADDING_SLOT, Step, TableShape

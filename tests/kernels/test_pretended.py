@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from banyan_runtime.config import ServerConfig
-from banyan_runtime.model import capture, fused_products, trial
+from banyan_runtime.model import capture, fused_products
 from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.blank import blank
 from banyan_runtime.model.capture import CudaRecorder
@@ -153,7 +153,12 @@ def test_a_capture_that_runs_out_of_memory_leaves_nothing_behind(
     gpu.memory.empty_cache()
     before = gpu.memory.allocated, gpu.memory.free
     gpu.fails = fails
-    assert not trial.fits(lambda: dropped(recorder.record(body)))
+    failed = False
+    try:
+        dropped(recorder.record(body))
+    except RuntimeError:  # which nothing holds from then on
+        failed = True
+    assert failed
     assert torch.cuda.current_stream() is here
     gpu.memory.empty_cache()
     assert (gpu.memory.allocated, gpu.memory.free) == before

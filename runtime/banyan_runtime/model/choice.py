@@ -14,7 +14,6 @@ from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
 from banyan_runtime.model import spec as specs
 from banyan_runtime.model.attention import AttentionKind, backends
-from banyan_runtime.model.headroom import NO_GRAPHS, Graphs
 from banyan_runtime.model.spec import ModelSpec
 
 log = logging.getLogger("banyan")
@@ -27,6 +26,17 @@ LAUNCHED: Final = 150 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
+class Graphs:
+    """The largest steps that are captured as CUDA graphs, with all smaller ones."""
+
+    rows: int  # of decode steps; 0: none is captured
+    tokens: int  # of other steps, likewise
+
+
+NO_GRAPHS: Final = Graphs(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     spec: ModelSpec
     device: torch.device
@@ -34,7 +44,7 @@ class Choice:
     context_len: int  # tokens
     kv_dtype: torch.dtype  # of keys and values that are kept
     attention: AttentionKind | None  # None: the runner has its own
-    graphs: Graphs  # that are wanted; which of them fit is for a trial to say (`trial.py`)
+    graphs: Graphs
     autotune: bool = False  # whether kernels of decode steps are measured (`autotune.py`)
 
 

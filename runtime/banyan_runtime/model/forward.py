@@ -14,7 +14,6 @@ from torch import Tensor
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.model.blocks import Parameter
 from banyan_runtime.model.choice import Choice
-from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.post import Arriving
 from banyan_runtime.model.table import SlotTable
 from banyan_runtime.step import I32, Pulse, SamplingColumns, Step, TokenMask
@@ -93,8 +92,8 @@ class Model(Protocol):
 
     weights_bytes: int
 
-    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs, *, autotune: bool = False) -> Forward:
-        """Allocate the KV pool for so many tokens. `graphs`: to be captured, where this kind captures any, behind `autotune`."""
+    def forward(self, pool_tokens: int, page_size: int, *, autotune: bool = False) -> Forward:
+        """Allocate the KV pool for so many tokens. `autotune`: kernels are measured before graphs are captured."""
 
 
 class ModelKind(Protocol):

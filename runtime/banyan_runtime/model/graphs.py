@@ -35,7 +35,7 @@ from banyan_runtime.step import I32, Step, TableShape
 log = logging.getLogger("banyan")
 
 CAPTURE_S: Final = 60.0
-"""Behind so many seconds no further graph is captured. It is done twice in a start, once to try what it takes (`trial.py`)."""
+"""Behind so many seconds no further graph is captured. It is done twice in a start, once to learn what it takes (`memory_profiling.py`)."""
 PADDED: Final = 2
 """Times its tokens, at most, that a step is padded to for the sake of its sequences, and"""
 SMALL: Final = 256  # tokens that are computed sooner than their kernels are launched one by one

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -17,24 +16,21 @@ import torch
 from banyan_runtime.config import ServerConfig
 from banyan_runtime.errors import ConfigError
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import headroom, host, loader, trial
+from banyan_runtime.model import host, loader, memory_profiling
 from banyan_runtime.model.blocks import Parameter
-from banyan_runtime.model.capacity import choose_tokens, tokens_beside
 from banyan_runtime.model.choice import Choice, choose
 from banyan_runtime.model.forward import Model, ModelKind, Report
-from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.layout import Layout, layout
 from banyan_runtime.model.loader import Progress
+from banyan_runtime.model.memory_profiling import DeviceMemory, PoolCost, no_memory
 from banyan_runtime.model.native.forward import NativeModel
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.model.torch_forward import TorchModel
-from banyan_runtime.model.trial import Gauge, Tried
 from banyan_runtime.step import Pulse, Runner, RunnerInfo
 
 log = logging.getLogger("banyan")
 
 _GIB = 1 << 30
-ATTEMPTS: Final = 3  # at a pool on a GPU, each a tenth smaller than the one before
 
 Served = TypeVar("Served")
 
@@ -49,7 +45,7 @@ def load(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse
     computed. Raises
     ModelError for what is wrong with the files, ConfigError for options that do not fit the machine.
     """
-    return load_weights(config, model_dir, progress, pulse).serve(lambda runner, settled: runner)
+    return load_weights(config, model_dir, progress, pulse).serve(lambda runner, defaults: runner)
 
 
 def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, pulse: Pulse = lambda: None) -> Loaded:
@@ -57,10 +53,11 @@ def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, puls
     device = devices.choose_device(config)
     kind = _kind(config, device)
     torch.set_num_threads(host.cores())
+    memory = DeviceMemory(device) if device.type == "cuda" else None
+    if memory is not None:
+        config = memory_profiling.with_defaults(config, memory.total)
     choice = choose(config, model_dir, device, fast_bf16=kind.fast_bf16, own_attention=kind.own_attention)
-    gauge = Gauge(choice.device) if choice.device.type == "cuda" else None
-    free = devices.available_bytes(choice.device) if gauge is None else gauge.settled()
-    own = 0 if gauge is None else gauge.own()
+    free = devices.available_bytes(device) if memory is None else memory.free()
     started = time.monotonic()
     wanted = layout(choice.spec)
     weights = _weights(config, model_dir, wanted, choice, progress, plain=not kind.takes_blocks)
@@ -72,7 +69,7 @@ def load_weights(config: ServerConfig, model_dir: Path, progress: Progress, puls
         "Load weight end. type=%s, dtype=%s, avail mem=%.2f GB, mem usage=%.2f GB.",
         choice.spec.architecture, choice.dtype, devices.available_bytes(choice.device) / _GIB, model.weights_bytes / _GIB,
     )  # fmt: skip
-    return Loaded(config, choice, kind, model, progress, gauge, free, own, time.monotonic() - started)
+    return Loaded(config, choice, kind, model, progress, memory, free, time.monotonic() - started)
 
 
 class Loaded:
@@ -85,79 +82,57 @@ class Loaded:
         kind: ModelKind,
         model: Model,
         progress: Progress,
-        gauge: Gauge | None,
+        memory: DeviceMemory | None,
         free_before: int,
-        own_before: int,
         seconds: float,
     ) -> None:
-        """`gauge`: of the GPU. Bytes that were free, and that were torch's own, before the weights; seconds that they took."""
+        """`memory` of the GPU. Bytes that were free before the weights; seconds that they took."""
         self._config = config
         self._choice = choice
         self._kind = kind
         self._model = model
         self._progress = progress
-        self._gauge = gauge
+        self._memory = memory
         self._free_before = free_before
-        self._own_before = own_before
         self._seconds = {"load_weights": seconds}
 
     def serve(self, build: Callable[[Runner, ServerConfig], Served]) -> Served:
-        """What `build` makes of a runner: it has the runner prepare itself, and whatever else takes memory of the device.
+        """What `build` makes of a runner, which it has to prepare, and of the config with the defaults of the device.
 
-        Where a GPU's memory does not suffice after all, that is dropped, and another runner is built from, with a smaller pool. The config
-        is that of the start, with limits of steps that it left open settled. Raises ConfigError where nothing fits.
+        Raises ConfigError where the device's memory does not suffice.
         """
-        if self._gauge is None:
-            started = time.monotonic()
-            tokens = choose_tokens(self._config, self._choice, self._free_before)
-            return build(self._runner(tokens, self._choice.graphs, started), self._config)
-        tried = self._try(self._gauge)
-        measured, demand = tried.measured, tried.demand
-        tokens = tokens_beside(tried.config, measured, demand)
-        for attempt in range(1, ATTEMPTS + 1):
-            self._progress("loading", 100, f"allocating a KV cache of {tokens} tokens")
-            found = self._attempt(tokens, tried, build)
-            if found and self._gauge.settled() >= measured.activations:  # else somebody took what steps need
-                self._gauge.keep(measured.activations, measured.margin // 2)
-                log.info("%s", headroom.line(measured, demand, tokens))
-                return found[0]
-            del found
-            free = self._gauge.settled()
-            measured = replace(measured, elsewhere=max(0, measured.free_after - free))
-            smaller = headroom.shrunk(measured, demand, tokens)
-            if attempt == ATTEMPTS or smaller < demand.least:
-                break
-            log.warning("Memory ran out with a KV cache of %d tokens; trying %d. avail mem=%.2f GB", tokens, smaller, free / _GIB)
-            tokens = smaller
-        raise ConfigError(headroom.exhausted(measured, demand, tokens, attempt))
+        config, memory = self._config, self._memory
+        if memory is None:
+            return build(self._runner(memory_profiling.cpu_tokens(config, self._choice, self._free_before)), config)
+        self._progress("loading", 100, "profiling the memory of the largest steps")
+        profile = memory_profiling.profile(
+            config, self._choice, lambda: self._over(config.page_size, lambda message: None), memory, self._free_before
+        )
+        self._seconds["memory_profiling"] = profile.seconds
+        cost = PoolCost(config, self._choice, profile.steps.rows)
+        tokens = memory_profiling.gpu_tokens(profile, cost)
+        self._progress("loading", 100, f"allocating a KV cache of {tokens} tokens")
+        parts = memory_profiling.listed(memory_profiling.parts(profile, cost, tokens))
+        with no_memory(
+            f"The device's memory ran out with a KV cache of {tokens} tokens ({parts}); set --max-total-tokens below {tokens}, and keep "
+            "other processes off the device"
+        ):
+            served = build(self._runner(tokens), config)
+        memory.keep(profile.activations, profile.margin // 2)
+        log.info("%s", memory_profiling.line(profile, cost, tokens))
+        return served
 
-    def _attempt(self, tokens: int, tried: Tried, build: Callable[[Runner, ServerConfig], Served]) -> list[Served]:
-        """What was built, or nothing where memory ran out."""
-        found: list[Served] = []
-        trial.fits(lambda: found.append(build(self._runner(tokens, tried.graphs, time.monotonic()), tried.config)))
-        return found
-
-    def _try(self, gauge: Gauge) -> Tried:
-        """Of the largest steps."""
-
-        def make(graphs: Graphs) -> ModelRunner:
-            self._progress("loading", 100, "trying what the largest steps take")
-            return self._over(self._config.page_size, graphs, lambda message: None)
-
-        tried = trial.try_largest(self._config, self._choice, make, gauge, self._free_before, self._own_before)
-        self._seconds["memory_trial"] = tried.seconds
-        return tried
-
-    def _runner(self, tokens: int, graphs: Graphs, started: float) -> ModelRunner:
+    def _runner(self, tokens: int) -> ModelRunner:
+        started = time.monotonic()
         report: Report = log.warning if self._config.enable_nan_detection else lambda message: None
-        runner = self._over(tokens, graphs, report, autotune=self._choice.autotune)
+        runner = self._over(tokens, report, autotune=self._choice.autotune)
         half = runner.info.kv_bytes / 2 / _GIB
         log.info("KV Cache is allocated. #tokens: %d, K size: %.2f GB, V size: %.2f GB", tokens, half, half)
         log.info("Memory pool end. avail mem=%.2f GB", runner.info.available_bytes / _GIB)
         runner.info.phase_seconds["kv_alloc"] = time.monotonic() - started
         return runner
 
-    def _over(self, tokens: int, graphs: Graphs, report: Report, *, autotune: bool = False) -> ModelRunner:
+    def _over(self, tokens: int, report: Report, *, autotune: bool = False) -> ModelRunner:
         """A runner over a pool of so many tokens."""
         choice = self._choice
         about = RunnerInfo(
@@ -174,7 +149,7 @@ class Loaded:
             available_bytes=0,
             phase_seconds=dict(self._seconds),
         )
-        forward = self._model.forward(tokens, self._config.page_size, graphs, autotune=autotune)
+        forward = self._model.forward(tokens, self._config.page_size, autotune=autotune)
         return ModelRunner(forward, about, choice.device, report)
 
 

@@ -23,7 +23,6 @@ from banyan_runtime.model.forward import Captured, Picked
 from banyan_runtime.model.fused import FusedKernels
 from banyan_runtime.model.fused_products import MOST_ROWS
 from banyan_runtime.model.graphs import NO_SIZES, Sizes, StepGraphs
-from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.kernel_choices import KernelChoices
 from banyan_runtime.model.layers import Kernels, PackedKernels, PlainKernels
 from banyan_runtime.model.pool import KvPool
@@ -68,12 +67,12 @@ class TorchModel:
         if self._choices is not None:
             log.info("Kernels by product and rows (--autotune measures them): %s", self._choices.line())
 
-    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs, *, autotune: bool = False) -> TorchForward:
+    def forward(self, pool_tokens: int, page_size: int, *, autotune: bool = False) -> TorchForward:
         choice = self._choice
         assert choice.attention is not None
         pool = KvPool(choice.spec, pool_tokens, page_size, choice.dtype, choice.device, choice.kv_dtype)
         attention = choice.attention(choice.spec, pool, self._pulse)
-        sizes = Sizes.upto(graphs.rows, graphs.tokens)
+        sizes = Sizes.upto(choice.graphs.rows, choice.graphs.tokens)
         recorder = CudaRecorder() if sizes != NO_SIZES else None
         self._decoder.sampler.compile(choice.spec.vocab_size, choice.dtype, choice.device)
         return TorchForward(self._decoder, attention, pool, recorder, sizes, self._choices if autotune else None)

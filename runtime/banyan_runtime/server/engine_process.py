@@ -34,7 +34,6 @@ from banyan_runtime.step import Handle, Runner, RunnerInfo, Step, TableShape
 
 if TYPE_CHECKING:
     from banyan_runtime.engine.loop import Engine
-    from banyan_runtime.grammar.pool import GrammarPool
 
 log = logging.getLogger("banyan")
 
@@ -150,18 +149,16 @@ def start(
     from banyan_runtime.model.runners import load_weights
 
     die_with(boot.parent)  # not before: the front, which has our message by now, removes the files that we share
-    grammars: list[GrammarPool | None] = []  # made once, whatever becomes of the runner
 
-    def build(runner: Runner, settled: ServerConfig) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
+    def build(runner: Runner, defaults: ServerConfig) -> tuple[Engine, CountedRunner, wire.EngineInfo]:
         known = runner.info
-        limits = EngineLimits.of(settled, known)
+        limits = EngineLimits.of(defaults, known)
         log.info("%s", startup_line(limits, known))
         if limits.warning is not None:
             log.warning("%s", limits.warning)
         counted = CountedRunner(runner, stages)
-        if not grammars:
-            grammars.append(grammars_of(config, Path(boot.model_dir), Path(boot.tokenizer_dir), known, wake))
-        engine = Engine(counted, limits, time.monotonic, lines, grammars[0])
+        grammars = grammars_of(config, Path(boot.model_dir), Path(boot.tokenizer_dir), known, wake)
+        engine = Engine(counted, limits, time.monotonic, lines, grammars)
         return engine, counted, msgspec.structs.replace(limits.engine_info(counted.info), software=software())
 
     try:

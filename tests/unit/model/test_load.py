@@ -24,11 +24,10 @@ from banyan_runtime.model.attention.flashinfer_paged import FlashInferAttention
 from banyan_runtime.model.attention.products import Products
 from banyan_runtime.model.attention.torch_native import TorchAttention
 from banyan_runtime.model.attention.triton_paged import TritonAttention
-from banyan_runtime.model.capacity import choose_tokens, demand
-from banyan_runtime.model.choice import Choice, prompt_tokens, worth_a_graph
+from banyan_runtime.model.choice import Choice, Graphs, prompt_tokens, worth_a_graph
 from banyan_runtime.model.decoder import Decoder
-from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.layers import PlainKernels
+from banyan_runtime.model.memory_profiling import PoolCost, cpu_tokens
 from banyan_runtime.model.penalties import Penalties
 from banyan_runtime.model.pool import cell_bytes
 from banyan_runtime.model.rope import Rope
@@ -120,7 +119,7 @@ def choice(model: TinyModel, device: str, dtype: torch.dtype, context: int, atte
 def test_the_pool_of_a_gpu_leaves_room_for_its_tables(tiny_model: Models, attention: AttentionKind) -> None:
     model, room = tiny_model("llama"), 1 << 30
     config = ServerConfig(model_path="x", device="cuda", max_running_requests=1000)
-    found = demand(config, choice(model, "cuda", torch.float16, 32_768, attention), 1000)
+    found = PoolCost(config, choice(model, "cuda", torch.float16, 32_768, attention), 1000)
     tokens = found.fitting(room)
     shape, cell, meta = TableShape(1000, 32_768 + SLACK), cell_bytes(read(model.folder), torch.float16), torch.device("meta")
     rope = Rope(read(model.folder), torch.float16, torch.device("cpu"))
@@ -196,7 +195,7 @@ def test_a_pool_that_does_not_fit_is_cut_with_a_warning(
     assert any(message.startswith("max_total_tokens=9500 ") and " 9000 " in message for message in caplog.messages)
     monkeypatch.setattr(host, "memory_available", lambda: cell)
     with pytest.raises(ConfigError, match=r"--mem-fraction-static"):
-        choose_tokens(ServerConfig(model_path="x", device="cpu"), choice(model, "cpu", torch.float32, 512), cell)
+        cpu_tokens(ServerConfig(model_path="x", device="cpu"), choice(model, "cpu", torch.float32, 512), cell)
 
 
 def test_all_that_depends_on_the_served_context_is_there_before_the_first_step(tiny_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from banyan_runtime.engine.limits import EngineLimits
 from banyan_runtime.engine.loop import Engine
 from banyan_runtime.engine.shortage import WINDOW_S
 from banyan_runtime.model import device as devices
-from banyan_runtime.model import trial
+from banyan_runtime.model import memory_profiling
 from banyan_runtime.model.launched import Drawn
 from banyan_runtime.model.runner import ModelRunner
 from banyan_runtime.step import Handle, OutOfMemory, Ragged, RowUpdates, RunnerInfo, Step, TableShape, TokenMask
@@ -168,7 +168,7 @@ def test_memory_that_runs_out_anywhere_in_a_step_harms_only_those_in_it(
 def test_what_was_computed_till_then_is_given_back(model: TinyModel, gpu: PretendedGpu) -> None:
     runner = model.load(**OPTIONS)
     runner.prepare(TableShape(4, 64))
-    step = trial.texts("prefill", np.array([30], np.int32), np.array([30], np.int32), 1)
+    step = memory_profiling.text_step("prefill", np.array([30], np.int32), np.array([30], np.int32), 1)
     runner.launch(step).result()
     before = gpu.memory.allocated
     gpu.memory.foreign = gpu.memory.total - gpu.memory.allocated - 20_000
@@ -182,7 +182,7 @@ def test_what_was_computed_till_then_is_given_back(model: TinyModel, gpu: Preten
 def part(row: int, tokens: list[int], slots: list[int], start: int = 0, updates: RowUpdates | None = None) -> Step:
     """A step of one row that says what comes next, and how likely that was."""
     lens = np.array([len(tokens)], np.int32)
-    step = trial.texts("prefill", lens, lens + np.int32(start), 1)
+    step = memory_profiling.text_step("prefill", lens, lens + np.int32(start), 1)
     ids, own = np.array(tokens, np.int32), np.array(slots, np.int32)
     return dataclasses.replace(step, token_ids=ids, out_slots=own, rows=np.array([row], np.int32), prompt_scores=None, updates=updates)
 

@@ -17,7 +17,6 @@ from banyan_runtime.model import blocks, edits, host
 from banyan_runtime.model.blocks import BlockKind, Blocks, Parameter
 from banyan_runtime.model.choice import Choice
 from banyan_runtime.model.forward import Picked
-from banyan_runtime.model.headroom import Graphs
 from banyan_runtime.model.mail import Mail
 from banyan_runtime.model.native import build, loading
 from banyan_runtime.model.native.library import PULSE, Draws, Kind, Library, Place, Spec
@@ -99,7 +98,7 @@ class NativeModel:
         if decoder := getattr(self, "_decoder", None):
             self._library.destroy(decoder)
 
-    def forward(self, pool_tokens: int, page_size: int, graphs: Graphs, *, autotune: bool = False) -> NativeForward:
+    def forward(self, pool_tokens: int, page_size: int, *, autotune: bool = False) -> NativeForward:
         spec = self._choice.spec
         slots = pool_tokens + page_size  # the first page is padding
         if not self._library.cache(self._decoder, slots):
